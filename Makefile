@@ -1,0 +1,40 @@
+# `make demo` runs the main job on this machine, `make test` everything that the CI checks. Both install what they need, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Another index for torch, a CUDA or CPU one: make demo TORCH_INDEX=https://...
+PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make demo    profile a model, plan, run the plan and compare, on this machine"
+	@echo "make test    linters, types, layering and tests (what the CI runs)"
+	@echo "make bench   the measurements behind docs/benchmarks.md"
+	@echo "make setup   only install, into $(VENV)"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_INDEX) -e '.[service,worker,dev]'
+	@touch $@
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/pipeplan demo $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.run $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

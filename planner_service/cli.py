@@ -1,0 +1,18 @@
+"""`pipeplan`: planning offline, the service, and queries against it. Wires the sub-commands together."""
+
+import typer
+
+from planner_service.contract.console import run_command
+
+app = typer.Typer(
+    name="pipeplan",
+    help="Finds the fastest pipeline-parallel configuration that fits, and says why.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def main() -> None:
+    """The command's entry point."""
+    run_command(app)

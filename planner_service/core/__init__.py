@@ -1,0 +1,1 @@
+"""What pipeplan knows, without a side effect: standard library and numpy only."""

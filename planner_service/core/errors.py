@@ -1,0 +1,95 @@
+"""The errors that pipeplan raises.
+
+    PipeplanError
+    ├── InvalidInputError (also ValueError)   a value that breaks a rule: names field, rule and value
+    ├── ScheduleError                         a program that must not run: what `check` found
+    ├── NotFoundError                         no such profile, cluster, plan, job or run
+    ├── ConflictError                         the state does not allow it
+    │   └── LeaseLostError                    the job belongs to another agent by now
+    ├── MissingDependencyError                an extra is not installed
+    ├── ServiceError                          the service cannot be reached, or answered with a failure
+    └── RunFailedError                        an execution ended early: names the rank and its last instruction
+
+"No feasible plan" is an answer (`plan.Infeasible`), not an error.
+"""
+
+import math
+from collections.abc import Sequence
+
+
+class PipeplanError(Exception):
+    """The root: its text is one clear sentence for the user."""
+
+
+class InvalidInputError(PipeplanError, ValueError):
+    """A value breaks a rule. `field` is a dotted path, `rule` what must hold, `value` what was given."""
+
+    def __init__(self, field: str, rule: str, value: object) -> None:
+        self.field = field
+        self.rule = rule
+        self.value = value
+        super().__init__(f"{field}: {rule}, got {_shown(value)}")
+
+
+class ScheduleError(PipeplanError):
+    """A program breaks a law of its schedule, or cannot make progress."""
+
+
+class NotFoundError(PipeplanError):
+    """Nothing is stored under this id."""
+
+
+class ConflictError(PipeplanError):
+    """The request is well-formed, but the present state does not allow it."""
+
+
+class LeaseLostError(ConflictError):
+    """The lease on a job has passed to somebody else; what its former owner reports is not taken."""
+
+
+class MissingDependencyError(PipeplanError):
+    """A command needs an extra that is not installed; the message says how to install it."""
+
+
+class ServiceError(PipeplanError):
+    """The service cannot be reached, or it failed."""
+
+
+class RunFailedError(PipeplanError):
+    """A run ended before its last step. `rank` is the culprit, None where it is not known."""
+
+    def __init__(self, message: str, *, rank: int | None = None) -> None:
+        self.rank = rank
+        super().__init__(message)
+
+
+def require(condition: bool, field: str, rule: str, value: object) -> None:
+    """Raises InvalidInputError unless the condition holds."""
+    if not condition:
+        raise InvalidInputError(field, rule, value)
+
+
+def require_count(field: str, value: int, *, at_least: int = 1) -> None:
+    """Raises InvalidInputError unless the value is a whole number of at least `at_least`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    require(whole and value >= at_least, field, f"must be a whole number of at least {at_least}", value)
+
+
+def require_amount(field: str, value: float, *, positive: bool = False) -> None:
+    """Raises InvalidInputError unless the value is finite and not negative (`positive`: above zero)."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    rule = "must be a finite number above 0" if positive else "must be a finite number of at least 0"
+    require(number and (value > 0 if positive else value >= 0), field, rule, value)
+
+
+def require_unique(field: str, rule: str, values: Sequence[object]) -> None:
+    """Raises InvalidInputError naming the first value that stands twice."""
+    seen: set[object] = set()
+    for value in values:
+        require(value not in seen, field, rule, value)
+        seen.add(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

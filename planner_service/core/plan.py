@@ -1,0 +1,190 @@
+"""Plan: the answer of a planner, complete enough to be executed; or Infeasible: why there is none."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from planner_service.core.errors import require, require_amount, require_count
+from planner_service.core.profile import DTYPE_BYTES, STRICT, Model
+
+SCHEDULES = ("naive", "data-parallel", "gpipe", "1f1b", "pipedream", "pipedream-2bw")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Blocks [start, stop) on `replicas` workers, with the planner's time a microbatch and memory a worker."""
+
+    start: int
+    stop: int
+    replicas: int = 1
+    recompute: bool = False
+    time_s: float = 0.0
+    memory_bytes: int = 0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("start", self.start, at_least=0)
+        require(self.stop > self.start, "stop", f"must be above start ({self.start})", self.stop)
+        require_count("replicas", self.replicas)
+        require_amount("time_s", self.time_s)
+        require_amount("memory_bytes", self.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One replica of one stage. A plan's placement lists them by rank."""
+
+    stage: int
+    replica: int = 0
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What the instruction streams give when they are played with the plan's costs."""
+
+    batches: int
+    throughput_samples_per_s: float
+    bubble_fraction: float
+    busy_fraction: tuple[float, ...]
+    peak_memory_bytes: tuple[int, ...]
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A configuration that was considered and not chosen, and why."""
+
+    schedule: str
+    depth: int
+    width: int | None
+    microbatch_size: int
+    microbatches: int
+    recompute: bool
+    throughput_samples_per_s: float | None
+    memory_bytes: int | None
+    reason: str
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which blocks run where, in which order, and what that was predicted to give.
+
+    `microbatches` counts a batch's microbatches on one replica of the pipeline: 1 for PipeDream, whose minibatch
+    is never divided. `time_per_microbatch_s`, `throughput_samples_per_s` and `bubble_fraction` come from the
+    closed form named by `cost_model`; `simulated` from the instruction streams.
+    """
+
+    planner: str
+    cost_model: str
+    model: Model
+    dtype: str
+    profile_id: str
+    cluster_id: str
+    batch_size: int
+    stages: tuple[Stage, ...]
+    placement: tuple[Worker, ...]
+    schedule: str
+    microbatch_size: int
+    microbatches: int
+    optimizer: str
+    memory_accounting: str
+    time_per_microbatch_s: float
+    throughput_samples_per_s: float
+    bubble_fraction: float
+    optimal_in_flight: int
+    configurations_considered: int
+    simulated: Simulated | None = None
+    alternatives: tuple[Alternative, ...] = ()
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require(self.schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", self.schedule)
+        require(
+            self.optimizer in OPTIMIZERS,
+            "optimizer",
+            f"must be one of {', '.join(OPTIMIZERS)}",
+            self.optimizer,
+        )
+        require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
+        for field in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
+            require_count(field, getattr(self, field))
+        self._check_stages()
+        self._check_placement()
+
+    def _check_stages(self) -> None:
+        require(len(self.stages) > 0, "stages", "must hold at least one stage", self.stages)
+        start = 0
+        for i, stage in enumerate(self.stages):
+            require(
+                stage.start == start,
+                f"stages.{i}.start",
+                f"must follow the stage before ({start})",
+                stage.start,
+            )
+            start = stage.stop
+
+    def _check_placement(self) -> None:
+        expected = {(s, r) for s, stage in enumerate(self.stages) for r in range(stage.replicas)}
+        placed = [(w.stage, w.replica) for w in self.placement]
+        rule = f"must place each of the {len(expected)} replicas of the stages once"
+        require(len(placed) == len(expected) and set(placed) == expected, "placement", rule, placed)
+
+    @property
+    def depth(self) -> int:
+        """The number of stages."""
+        return len(self.stages)
+
+    @property
+    def width(self) -> int | None:
+        """The number of replicas where all stages have the same; None where they differ."""
+        counts = {stage.replicas for stage in self.stages}
+        return counts.pop() if len(counts) == 1 else None
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Every stage's replicas."""
+        return tuple(stage.replicas for stage in self.stages)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether any stage recomputes."""
+        return any(stage.recompute for stage in self.stages)
+
+    @property
+    def workers(self) -> int:
+        """The number of ranks that a run needs."""
+        return len(self.placement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a class of configurations is out. `stage` and `missing_bytes` are those of its nearest miss."""
+
+    rule: str
+    detail: str
+    configurations: int = 0
+    stage: int | None = None
+    missing_bytes: int | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasible:
+    """No configuration fits: an answer, with the nearest miss first."""
+
+    planner: str
+    reasons: tuple[Reason, ...]
+    configurations_considered: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+Answer = Plan | Infeasible

@@ -1,0 +1,190 @@
+"""Profile: what a model costs, block by block, measured at one or more microbatch sizes."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from planner_service.core.errors import require, require_amount, require_count, require_unique
+
+STRICT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
+"""How documents are validated: unknown keys, NaN and infinity are refused."""
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator (or core) and the memory that a worker on it may use."""
+
+    name: str
+    memory_bytes: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("memory_bytes", self.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The model that was measured; `spec` is what an agent builds it from."""
+
+    name: str
+    spec: str | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require(bool(self.name.strip()), "name", "must not be empty", self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One block at one microbatch size. Times are for the whole microbatch, bytes for all its samples.
+
+    `backward_s` is the fused backward; `backward_input_s` and `backward_weight_s` are 2BP's p1 and p2, where they
+    were measured. `activation_bytes` is what stays allocated from forward to backward, parameters excluded;
+    `workspace_bytes` the transient peak above it. The spreads are interquartile ranges.
+    """
+
+    microbatch_size: int
+    forward_s: float
+    backward_s: float
+    input_bytes: int
+    output_bytes: int
+    activation_bytes: int
+    backward_input_s: float | None = None
+    backward_weight_s: float | None = None
+    workspace_bytes: int = 0
+    forward_spread_s: float | None = None
+    backward_spread_s: float | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("microbatch_size", self.microbatch_size)
+        for field in (
+            "forward_s",
+            "backward_s",
+            "input_bytes",
+            "output_bytes",
+            "activation_bytes",
+            "workspace_bytes",
+        ):
+            require_amount(field, getattr(self, field))
+        for field in ("backward_input_s", "backward_weight_s", "forward_spread_s", "backward_spread_s"):
+            if getattr(self, field) is not None:
+                require_amount(field, getattr(self, field))
+        split = (self.backward_input_s is None, self.backward_weight_s is None)
+        require(
+            split[0] == split[1],
+            "backward_input_s",
+            "comes together with backward_weight_s",
+            self.backward_input_s,
+        )
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward together: PipeDream's T_l."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The unit that is profiled and never cut: its weights and its measurements by microbatch size."""
+
+    name: str
+    weight_bytes: int
+    measurements: tuple[Measurement, ...]
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_amount("weight_bytes", self.weight_bytes)
+        require(
+            len(self.measurements) > 0,
+            "measurements",
+            "must hold at least one measurement",
+            self.measurements,
+        )
+        sizes = [m.microbatch_size for m in self.measurements]
+        require_unique("measurements", "must not measure a microbatch size twice", sizes)
+
+    def at(self, microbatch_size: int) -> Measurement:
+        """The measurement at this size; one must exist (the profile holds the same sizes for all blocks)."""
+        return next(m for m in self.measurements if m.microbatch_size == microbatch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """What a step costs beside the blocks, measured: the optimizer's update by weight byte, and an instruction."""
+
+    update_s_per_byte: float = 0.0
+    instruction_s: float = 0.0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_amount("update_s_per_byte", self.update_s_per_byte)
+        require_amount("instruction_s", self.instruction_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How a profile was measured: rounds before and during, the clock, and how many devices were loaded at once."""
+
+    warm_up_rounds: int
+    rounds: int
+    clock: str
+    concurrent_devices: int = 1
+    torch_version: str | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("warm_up_rounds", self.warm_up_rounds, at_least=0)
+        require_count("rounds", self.rounds)
+        require_count("concurrent_devices", self.concurrent_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A model's blocks, in the order in which data passes them, as measured on one type of device."""
+
+    model: Model
+    device: Device
+    dtype: str
+    blocks: tuple[Block, ...]
+    overheads: Overheads = Overheads()
+    method: Method | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
+        require(len(self.blocks) > 0, "blocks", "must hold at least one block", self.blocks)
+        require_unique("blocks", "must not hold a name twice", [b.name for b in self.blocks])
+        sizes = _sizes(self.blocks[0])
+        for i, block in enumerate(self.blocks):
+            rule = f"must measure the same microbatch sizes as the first block, {list(sizes)}"
+            require(_sizes(block) == sizes, f"blocks.{i}.measurements", rule, list(_sizes(block)))
+
+    @property
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """The sizes that were measured, ascending; the same for every block."""
+        return _sizes(self.blocks[0])
+
+    @property
+    def weight_bytes(self) -> int:
+        """The whole model's weights, in the profile's dtype."""
+        return sum(b.weight_bytes for b in self.blocks)
+
+    def at(self, microbatch_size: int) -> tuple[Measurement, ...]:
+        """Every block's measurement at one size. Raises InvalidInputError if it was not measured."""
+        measured = self.microbatch_sizes
+        rule = f"must be one of the measured sizes {list(measured)}"
+        require(microbatch_size in measured, "microbatch_size", rule, microbatch_size)
+        return tuple(b.at(microbatch_size) for b in self.blocks)
+
+
+def _sizes(block: Block) -> tuple[int, ...]:
+    return tuple(sorted(m.microbatch_size for m in block.measurements))

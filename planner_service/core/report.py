@@ -1,0 +1,116 @@
+"""Report: a run, and how it compares with what its plan predicted. Two timelines in, one document out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar
+
+from planner_service.core.profile import STRICT
+from planner_service.core.schedule.instructions import Update
+from planner_service.core.timeline import Lane, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One quantity, predicted and measured."""
+
+    predicted: float
+    measured: float
+
+    __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def error(self) -> float:
+        """(measured - predicted) / predicted; 0 where nothing was predicted and nothing measured."""
+        if self.predicted == 0:
+            return 0.0 if self.measured == 0 else float("inf")
+        return (self.measured - self.predicted) / self.predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """One stage, the mean over its replicas: compute seconds a batch, and bytes held at the peak."""
+
+    stage: int
+    busy_s_per_batch: Compared
+    peak_memory_bytes: Compared
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One process: bytes of tensors held at the peak, as the runtime counts them, and its largest resident size."""
+
+    rank: int
+    stage: int
+    replica: int
+    peak_memory_bytes: int
+    peak_resident_bytes: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """What a run measured. `losses` has one entry a step, from `first_step` on."""
+
+    schedule: str
+    first_step: int
+    steps: int
+    batch_size: int
+    losses: tuple[float, ...]
+    elapsed_s: float
+    throughput_samples_per_s: Compared
+    bubble_fraction: Compared
+    stages: tuple[StageReport, ...]
+    ranks: tuple[RankReport, ...]
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+def throughput_samples_per_s(timeline: Timeline) -> float:
+    """Samples a second in steady state: from one batch's last update on the input stage to a later batch's.
+
+    The first batch fills the pipeline and is left out where there is more than one. The input stage is the last to
+    update, so that this counts a flush's whole bubble.
+    """
+    done_s = _batch_ends_s(timeline)
+    if len(done_s) == 1:
+        start_s = min(lane.start_s[0] for lane in timeline.lanes)
+        return timeline.batch_size / (done_s[0] - start_s)
+    return timeline.batch_size * (len(done_s) - 1) / (done_s[-1] - done_s[0])
+
+
+def compare_stages(predicted: Timeline, measured: Timeline) -> tuple[StageReport, ...]:
+    """Per stage, compute a batch and the peak memory in both timelines."""
+    stages = sorted({lane.stage for lane in measured.lanes})
+    return tuple(
+        StageReport(
+            stage=stage,
+            busy_s_per_batch=Compared(
+                predicted=_busy_s_per_batch(predicted, stage), measured=_busy_s_per_batch(measured, stage)
+            ),
+            peak_memory_bytes=Compared(
+                predicted=float(max(lane.peak_memory_bytes for lane in _lanes(predicted, stage))),
+                measured=float(max(lane.peak_memory_bytes for lane in _lanes(measured, stage))),
+            ),
+        )
+        for stage in stages
+    )
+
+
+def _lanes(timeline: Timeline, stage: int) -> Sequence[Lane]:
+    return [lane for lane in timeline.lanes if lane.stage == stage]
+
+
+def _busy_s_per_batch(timeline: Timeline, stage: int) -> float:
+    return fmean(lane.busy_s for lane in _lanes(timeline, stage)) / timeline.batches
+
+
+def _batch_ends_s(timeline: Timeline) -> list[float]:
+    """When each batch was through on the input stage's first replica."""
+    lane = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
+    ends_s = [event.end_s for event in lane.events() if isinstance(event.instruction, Update)]
+    updates_a_batch = len(ends_s) // timeline.batches
+    return ends_s[updates_a_batch - 1 :: updates_a_batch]

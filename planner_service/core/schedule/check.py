@@ -1,0 +1,118 @@
+"""Check: the laws that a program must keep before anything runs it."""
+
+from collections.abc import Iterator
+
+from planner_service.core.errors import ScheduleError
+from planner_service.core.schedule.footprint import first_versions
+from planner_service.core.schedule.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Checkpoint,
+    Forward,
+    Instruction,
+    Recompute,
+    Update,
+    is_compute,
+    microbatches_of,
+)
+from planner_service.core.schedule.pipeline import Pipeline
+from planner_service.core.schedule.program import FLUSHES, Program, Stream, versions_behind
+from planner_service.core.schedule.text import format_instruction
+
+
+def check(program: Program) -> None:
+    """Raises ScheduleError, naming rank and instruction, unless the program keeps these laws:
+
+    - every worker computes exactly its own microbatches, each forward once and each backward once, in that order;
+    - a microbatch's forward, recomputation and backward name one weight version; it exists when it is used, and is
+      the newest one for a schedule with a flush, at most `versions_behind` older for one without;
+    - updates make versions one by one, and only once every microbatch of theirs is through.
+
+    That sends and receives pair up without deadlock is the simulator's to show: it plays the same streams.
+    """
+    for stream in program.streams:
+        _check_microbatches(program.pipeline, stream)
+        _check_versions(program, stream)
+
+
+def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
+    expected = {
+        k
+        for batch in pipeline.batch_range()
+        for k in range(
+            batch * pipeline.batch_microbatches + 1 + stream.replica,
+            (batch + 1) * pipeline.batch_microbatches + 1,
+            pipeline.replicas[stream.stage],
+        )
+    }
+    done: dict[str, set[int]] = {"forward": set(), "backward": set(), "backward of the weights": set()}
+    for instruction in stream.instructions:
+        for kind in _kinds(instruction):
+            for k in microbatches_of(instruction):
+                if k in done[kind] or k not in expected:
+                    raise _broken(stream, instruction, f"{kind} of a microbatch that is not its own, or a second time")
+                if kind != "forward" and k not in done["forward"]:
+                    raise _broken(stream, instruction, "backward before forward")
+                done[kind].add(k)
+    for kind, numbers in done.items():
+        if numbers != expected:
+            raise ScheduleError(f"rank {stream.rank} never computes the {kind} of {sorted(expected - numbers)[:4]}")
+
+
+def _kinds(instruction: Instruction) -> Iterator[str]:
+    match instruction:
+        case Forward():
+            yield "forward"
+        case Backward():
+            yield "backward"
+            yield "backward of the weights"
+        case BackwardInput():
+            yield "backward"
+        case BackwardWeight():
+            yield "backward of the weights"
+        case _:
+            pass
+
+
+def _check_versions(program: Program, stream: Stream) -> None:
+    existing = set(first_versions(stream.instructions))
+    newest = max(existing)
+    behind = versions_behind(program.schedule, program.pipeline, stream.stage)
+    used: dict[int, int] = {}
+    open_microbatches: set[int] = set()
+    for instruction in stream.instructions:
+        match instruction:
+            case Forward() | Recompute() | Backward() | BackwardInput() | BackwardWeight():
+                if instruction.version not in existing or instruction.version < newest - behind:
+                    raise _broken(
+                        stream,
+                        instruction,
+                        f"the newest version is {newest}, at most {behind} older is allowed",
+                    )
+                for k in microbatches_of(instruction):
+                    if used.setdefault(k, instruction.version) != instruction.version:
+                        raise _broken(stream, instruction, f"the forward ran on version {used[k]}")
+            case Update(version=version):
+                if version != newest + 1:
+                    raise _broken(stream, instruction, f"the newest version is {newest}")
+                if program.schedule in FLUSHES and open_microbatches:
+                    raise _broken(stream, instruction, f"microbatches {sorted(open_microbatches)[:4]} are in flight")
+                existing.add(version)
+                newest = version
+            case Checkpoint(version=version) if version != newest:
+                raise _broken(stream, instruction, f"the newest version is {newest}")
+            case _:
+                pass
+        _track_open(instruction, open_microbatches)
+
+
+def _track_open(instruction: Instruction, open_microbatches: set[int]) -> None:
+    if isinstance(instruction, Forward):
+        open_microbatches.add(instruction.microbatch)
+    elif is_compute(instruction) and not isinstance(instruction, Recompute | BackwardInput):
+        open_microbatches.difference_update(microbatches_of(instruction))
+
+
+def _broken(stream: Stream, instruction: Instruction, law: str) -> ScheduleError:
+    return ScheduleError(f"rank {stream.rank} at {format_instruction(instruction)}: {law}")

@@ -1,0 +1,140 @@
+"""The instructions that a worker executes, in the order in which its stream lists them.
+
+Microbatches are numbered from 1 through the whole run, as in the papers' figures, over all replicas: microbatch k
+holds the samples [(k - 1) b, k b) and is computed by replica (k - 1) mod replicas of every stage. Weight version v
+is the stage's weights after v updates.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Computes the stage's output for a microbatch on a weight version.
+
+    Waits for nothing: its input was received before. Keeps what the backward needs; a stage that recomputes keeps
+    the input only.
+    """
+
+    microbatch: int
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Runs the forward again from the kept input, on the forward's version; keeps what the backward needs."""
+
+    microbatch: int
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Computes the gradients of the stage's input and of its weights (added to those of the batch) in one go.
+
+    Releases everything that the microbatch kept.
+    """
+
+    microbatch: int
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardInput:
+    """2BP's backward-p1: the gradient of the stage's input alone. Keeps what BackwardWeight needs."""
+
+    microbatch: int
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardWeight:
+    """2BP's backward-p2 for one microbatch, or for several concatenated: the gradient of the weights.
+
+    Releases everything that these microbatches kept.
+    """
+
+    microbatches: tuple[int, ...]
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SendActivation:
+    """Hands the stage's output to the next stage's worker; never blocks what follows."""
+
+    microbatch: int
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecvActivation:
+    """Waits for the stage's input from the stage before."""
+
+    microbatch: int
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendGradient:
+    """Hands the gradient of the stage's input to the stage before; never blocks what follows."""
+
+    microbatch: int
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecvGradient:
+    """Waits for the gradient of the stage's output from the next stage."""
+
+    microbatch: int
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceGradients:
+    """Averages the gradients for `version` over the stage's replicas; waits for all of them."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Makes weight version `version` from version - 1 with the gradients gathered since the last update.
+
+    Releases the versions that no later instruction names.
+    """
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Writes the stage's state at weight version `version`: a run that is resumed there computes the same.
+
+    Needs the versions [oldest, version]: a schedule without a flush goes on computing on older ones.
+    """
+
+    version: int
+    oldest: int
+
+
+Compute: TypeAlias = Forward | Recompute | Backward | BackwardInput | BackwardWeight
+Transfer: TypeAlias = SendActivation | RecvActivation | SendGradient | RecvGradient
+Instruction: TypeAlias = Compute | Transfer | ReduceGradients | Update | Checkpoint
+
+
+def is_compute(instruction: Instruction) -> bool:
+    """Whether the instruction is forward or backward work: what the papers' bubbles count as busy."""
+    return isinstance(instruction, Forward | Recompute | Backward | BackwardInput | BackwardWeight)
+
+
+def microbatches_of(instruction: Instruction) -> tuple[int, ...]:
+    """The microbatches that the instruction works on; none for what concerns the whole stage."""
+    match instruction:
+        case BackwardWeight():
+            return instruction.microbatches
+        case ReduceGradients() | Update() | Checkpoint():
+            return ()
+        case _:
+            return (instruction.microbatch,)

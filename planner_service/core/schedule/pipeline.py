@@ -1,0 +1,82 @@
+"""Pipeline: the shape that a schedule is generated for, and how microbatches are numbered in it."""
+
+from dataclasses import dataclass
+from math import lcm
+
+from planner_service.core.errors import require, require_count
+from planner_service.core.plan import Plan, Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Stages with their replicas, and the batches [first_batch, first_batch + batches) that pass through them.
+
+    `microbatches` counts those of a batch on one replica of the whole pipeline. Where the stages' replicas differ
+    (PipeDream 2018, section 3.3), a batch is the smallest number of minibatches that every stage's replicas share
+    evenly, times `microbatches`.
+    """
+
+    replicas: tuple[int, ...]
+    microbatches: int
+    batches: int = 1
+    first_batch: int = 0
+    recompute: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(len(self.replicas) > 0, "stages", "must be at least 1", len(self.replicas))
+        for replicas in self.replicas:
+            require_count("replicas", replicas)
+        require_count("microbatches", self.microbatches)
+        require_count("batches", self.batches)
+        require_count("first_batch", self.first_batch, at_least=0)
+        rule = f"must name each of the {self.depth} stages, or none"
+        require(len(self.recompute) in (0, self.depth), "recompute", rule, self.recompute)
+
+    @property
+    def depth(self) -> int:
+        """The number of stages."""
+        return len(self.replicas)
+
+    @property
+    def batch_microbatches(self) -> int:
+        """A batch's microbatches over all replicas."""
+        return self.microbatches * lcm(*self.replicas)
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether this stage keeps inputs only and runs its forward again."""
+        return bool(self.recompute) and self.recompute[stage]
+
+    def microbatches_of(self, worker: Worker, batch: int) -> range:
+        """The numbers of the batch's microbatches that this worker computes: round robin over the replicas."""
+        first = batch * self.batch_microbatches + 1
+        return range(first + worker.replica, first + self.batch_microbatches, self.replicas[worker.stage])
+
+    def batch_of(self, microbatch: int) -> int:
+        """The batch (from 0) that holds the microbatch (from 1)."""
+        return (microbatch - 1) // self.batch_microbatches
+
+    def replica_of(self, microbatch: int, stage: int) -> int:
+        """The replica of the stage that computes the microbatch."""
+        return (microbatch - 1) % self.replicas[stage]
+
+    def in_flight_limit(self, stage: int) -> int:
+        """How many microbatches a worker of the stage has in flight under 1F1B: ceil(workers from here on / replicas).
+
+        That is depth - stage in a straight pipeline and NOAM on the input stage (PipeDream 2018, section 3.3).
+        """
+        return -(-sum(self.replicas[stage:]) // self.replicas[stage])
+
+    def batch_range(self) -> range:
+        """The batches that pass through."""
+        return range(self.first_batch, self.first_batch + self.batches)
+
+
+def pipeline_of(plan: Plan, *, batches: int, first_batch: int = 0) -> Pipeline:
+    """The plan's shape."""
+    return Pipeline(
+        replicas=plan.replicas,
+        microbatches=plan.microbatches,
+        batches=batches,
+        first_batch=first_batch,
+        recompute=tuple(stage.recompute for stage in plan.stages),
+    )

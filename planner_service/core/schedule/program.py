@@ -1,0 +1,143 @@
+"""Program: a schedule's streams, one a worker, by rank. Plan in, streams out; nothing else decides what runs when."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from planner_service.core.errors import require
+from planner_service.core.plan import SCHEDULES, Plan, Worker
+from planner_service.core.schedule.communicate import communicate
+from planner_service.core.schedule.data_parallel import data_parallel
+from planner_service.core.schedule.gpipe import gpipe
+from planner_service.core.schedule.instructions import (
+    Backward,
+    BackwardInput,
+    Checkpoint,
+    Instruction,
+    Recompute,
+    Update,
+)
+from planner_service.core.schedule.naive import naive
+from planner_service.core.schedule.one_f_one_b import one_f_one_b
+from planner_service.core.schedule.pipedream import pipedream
+from planner_service.core.schedule.pipeline import Pipeline, pipeline_of
+from planner_service.core.schedule.two_bw import two_bw
+
+Generator = Callable[[Pipeline, Worker], Iterator[Instruction]]
+"""A schedule: the compute and the updates of one worker, in order. Pure."""
+
+GENERATORS: dict[str, Generator] = {
+    "naive": naive,
+    "data-parallel": data_parallel,
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "pipedream": pipedream,
+    "pipedream-2bw": two_bw,
+}
+FLUSHES = frozenset({"naive", "data-parallel", "gpipe", "1f1b"})
+"""The schedules that empty the pipeline between batches, so that every update is a plain one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """What one worker executes, in order."""
+
+    rank: int
+    stage: int
+    replica: int
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """All workers' streams, by rank."""
+
+    schedule: str
+    pipeline: Pipeline
+    streams: tuple[Stream, ...]
+
+
+def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *, checkpoint_every: int = 0) -> Program:
+    """Generates the streams of a schedule for a pipeline.
+
+    `placement` lists the workers by rank (default: pipeline after pipeline, stage by stage). With
+    `checkpoint_every` n, every stage writes a checkpoint after each n-th batch and after the
+    last. Raises InvalidInputError for a schedule that does not exist or does not fit the pipeline.
+    """
+    require(schedule in GENERATORS, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
+    equal = len(set(pipeline.replicas)) == 1
+    rule = f"must be the same on every stage for {schedule}"
+    require(equal or schedule == "pipedream", "replicas", rule, pipeline.replicas)
+    workers = tuple(placement) or pipelines_in_a_row(pipeline.replicas)
+    ranks = {worker: rank for rank, worker in enumerate(workers)}
+
+    def stream(rank: int, worker: Worker) -> Stream:
+        compute = GENERATORS[schedule](pipeline, worker)
+        if pipeline.recomputes(worker.stage):
+            compute = _recompute(compute)
+        if checkpoint_every:
+            compute = _checkpoint(compute, schedule, pipeline, worker.stage, checkpoint_every)
+        instructions = tuple(communicate(compute, pipeline, worker, ranks))
+        return Stream(rank=rank, stage=worker.stage, replica=worker.replica, instructions=instructions)
+
+    return Program(
+        schedule=schedule,
+        pipeline=pipeline,
+        streams=tuple(stream(rank, worker) for rank, worker in enumerate(workers)),
+    )
+
+
+def program_of(plan: Plan, *, batches: int, first_batch: int = 0, checkpoint_every: int = 0) -> Program:
+    """The plan's streams for the batches [first_batch, first_batch + batches)."""
+    pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
+    return build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every)
+
+
+def pipelines_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
+    """The placement that numbers replica 0 of every stage first, then replica 1, and so on."""
+    rounds = range(max(replicas))
+    return tuple(
+        Worker(stage=stage, replica=replica)
+        for replica in rounds
+        for stage, count in enumerate(replicas)
+        if replica < count
+    )
+
+
+def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
+    """The placement that numbers all replicas of stage 0 first, then those of stage 1, and so on."""
+    return tuple(
+        Worker(stage=stage, replica=replica) for stage, count in enumerate(replicas) for replica in range(count)
+    )
+
+
+def versions_behind(schedule: str, pipeline: Pipeline, stage: int) -> int:
+    """How many updates behind the newest weights a stage computes in steady state: 0 with a flush."""
+    if schedule == "pipedream":
+        return pipeline.in_flight_limit(stage) - 1
+    return 1 if schedule == "pipedream-2bw" else 0
+
+
+def updates_a_batch(schedule: str, pipeline: Pipeline, stage: int) -> int:
+    """Weight versions that a batch makes on a stage: one; for PipeDream one a minibatch of each replica."""
+    return pipeline.batch_microbatches // pipeline.replicas[stage] if schedule == "pipedream" else 1
+
+
+def _recompute(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+    for instruction in instructions:
+        if isinstance(instruction, Backward | BackwardInput):
+            yield Recompute(instruction.microbatch, instruction.version)
+        yield instruction
+
+
+def _checkpoint(
+    instructions: Iterable[Instruction], schedule: str, pipeline: Pipeline, stage: int, every: int
+) -> Iterator[Instruction]:
+    updates = updates_a_batch(schedule, pipeline, stage)
+    behind = versions_behind(schedule, pipeline, stage)
+    last_batch = pipeline.batch_range()[-1] + 1
+    for instruction in instructions:
+        yield instruction
+        if isinstance(instruction, Update) and instruction.version % updates == 0:
+            batches_done = instruction.version // updates
+            if batches_done % every == 0 or batches_done == last_batch:
+                yield Checkpoint(instruction.version, max(instruction.version - behind, 0))

@@ -1,0 +1,108 @@
+"""The text form of instructions and streams, for logs, tests and bug reports. It parses back.
+
+F3@1   Forward of microbatch 3 on weight version 1 (version 0 is not written: F3)
+R3@1   Recompute            B3@1   Backward
+I3@1   BackwardInput (p1)   W3,4@1 BackwardWeight (p2), one microbatch or several
+>F3:1  SendActivation of microbatch 3 to rank 1      <F3:0  RecvActivation from rank 0
+>B3:0  SendGradient to rank 0                        <B3:1  RecvGradient from rank 1
+G2     ReduceGradients for version 2     U2  Update that makes version 2
+C2@1   Checkpoint at version 2 with the versions from 1 on
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import assert_never
+
+from planner_service.core.errors import InvalidInputError
+from planner_service.core.schedule.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Checkpoint,
+    Forward,
+    Instruction,
+    Recompute,
+    RecvActivation,
+    RecvGradient,
+    ReduceGradients,
+    SendActivation,
+    SendGradient,
+    Update,
+)
+
+_ON_VERSION: dict[str, Callable[[int, int], Instruction]] = {
+    "F": Forward,
+    "R": Recompute,
+    "B": Backward,
+    "I": BackwardInput,
+    "C": Checkpoint,
+}
+_TRANSFERS: dict[str, Callable[[int, int], Instruction]] = {
+    ">F": SendActivation,
+    "<F": RecvActivation,
+    ">B": SendGradient,
+    "<B": RecvGradient,
+}
+_ON_STAGE: dict[str, Callable[[int], Instruction]] = {"G": ReduceGradients, "U": Update}
+_LETTER: dict[object, str] = {
+    cls: letter for table in (_ON_VERSION, _TRANSFERS, _ON_STAGE) for letter, cls in table.items()
+}
+_PATTERN = re.compile(r"([<>]?[A-Z])(\d+(?:,\d+)*)(?:([@:])(\d+))?")
+
+
+def format_instruction(instruction: Instruction) -> str:
+    """The instruction's text form."""
+    match instruction:
+        case Forward() | Recompute() | Backward() | BackwardInput():
+            return f"{_LETTER[type(instruction)]}{instruction.microbatch}{_version(instruction.version)}"
+        case BackwardWeight():
+            numbers = ",".join(str(k) for k in instruction.microbatches)
+            return f"W{numbers}{_version(instruction.version)}"
+        case SendActivation() | RecvActivation() | SendGradient() | RecvGradient():
+            return f"{_LETTER[type(instruction)]}{instruction.microbatch}:{instruction.peer}"
+        case ReduceGradients() | Update():
+            return f"{_LETTER[type(instruction)]}{instruction.version}"
+        case Checkpoint():
+            return f"C{instruction.version}{_version(instruction.oldest)}"
+        case _:
+            assert_never(instruction)
+
+
+@lru_cache(maxsize=65536)
+def parse_instruction(text: str) -> Instruction:
+    """The instruction that `format_instruction` writes so. Raises InvalidInputError for any other text."""
+    found = _PATTERN.fullmatch(text)
+    if found is None:
+        raise _unreadable(text)
+    letter, numbers, mark, tail = found.groups()
+    first, *more = (int(n) for n in numbers.split(","))
+    if letter == "W" and mark != ":":
+        return BackwardWeight((first, *more), int(tail or 0))
+    if more:
+        raise _unreadable(text)
+    if letter in _ON_VERSION and mark != ":":
+        return _ON_VERSION[letter](first, int(tail or 0))
+    if letter in _TRANSFERS and mark == ":":
+        return _TRANSFERS[letter](first, int(tail))
+    if letter in _ON_STAGE and mark is None:
+        return _ON_STAGE[letter](first)
+    raise _unreadable(text)
+
+
+def format_stream(instructions: Iterable[Instruction]) -> str:
+    """A stream on one line: `F1 >F1:1 <B1:1 B1 U1`."""
+    return " ".join(format_instruction(i) for i in instructions)
+
+
+def parse_stream(text: str) -> tuple[Instruction, ...]:
+    """The stream that `format_stream` writes so."""
+    return tuple(parse_instruction(word) for word in text.split())
+
+
+def _version(version: int) -> str:
+    return f"@{version}" if version else ""
+
+
+def _unreadable(text: str) -> InvalidInputError:
+    return InvalidInputError("instruction", "must be an instruction's text form such as F3@1, >F3:1 or U2", text)

@@ -1,0 +1,1 @@
+"""pipeplan's worker side: models, the profiler, the pipeline runtime and the `pipeplan-agent` command."""
