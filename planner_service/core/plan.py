@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Model
+from planner_service.core.stage_costs import StageCosts
 
 SCHEDULES = ("naive", "data-parallel", "gpipe", "1f1b", "pipedream", "pipedream-2bw")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
@@ -77,7 +78,8 @@ class Plan:
 
     `microbatches` counts a batch's microbatches on one replica of the pipeline: 1 for PipeDream, whose minibatch
     is never divided. `time_per_microbatch_s`, `throughput_samples_per_s` and `bubble_fraction` come from the
-    closed form named by `cost_model`; `simulated` from the instruction streams.
+    closed form named by `cost_model`; `simulated` from the instruction streams, played with `costs`, a stage each:
+    whoever has the plan can play them again, for any number of batches.
     """
 
     planner: str
@@ -88,6 +90,7 @@ class Plan:
     cluster_id: str
     batch_size: int
     stages: tuple[Stage, ...]
+    costs: tuple[StageCosts, ...]
     placement: tuple[Worker, ...]
     schedule: str
     microbatch_size: int
@@ -129,6 +132,7 @@ class Plan:
                 stage.start,
             )
             start = stage.stop
+        require(len(self.costs) == self.depth, "costs", f"must hold one entry a stage ({self.depth})", len(self.costs))
 
     def _check_placement(self) -> None:
         expected = {(s, r) for s, stage in enumerate(self.stages) for r in range(stage.replicas)}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from planner_service.core.cost.stage_costs import StageCosts
+from planner_service.core.stage_costs import StageCosts
 from planner_service.core.errors import ScheduleError
 from planner_service.core.schedule.footprint import footprints
 from planner_service.core.schedule.instructions import (
@@ -182,7 +182,9 @@ def _lane(player: _Player, recompute: bool) -> Lane:
         instructions=tuple(format_instruction(i) for i in stream.instructions),
         start_s=tuple(player.start_s),
         end_s=tuple(player.end_s),
-        memory_bytes=tuple(player.costs.held_bytes(h) for h in held),
+        memory_bytes=tuple(
+            player.costs.held_bytes(versions=h.versions, activations=h.activations, inputs=h.inputs) for h in held
+        ),
     )
 
 

@@ -1,0 +1,63 @@
+"""StageCosts: what one stage's instructions cost on one worker. The simulator knows nothing else about a model."""
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from planner_service.core.errors import require_amount, require_count
+from planner_service.core.profile import STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """Seconds and bytes of one stage on one worker, a microbatch.
+
+    `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient occupy a link,
+    `latency_s` what passes on top until they arrive. `version_bytes` is one version of its weights, `fixed_bytes` what
+    is there from start to end (gradients, optimizer states, buffers), `activation_bytes` a microbatch kept whole,
+    `input_bytes` one of which only the stage's input is kept.
+    """
+
+    microbatch_size: int
+    forward_s: float
+    backward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    recompute_s: float = 0.0
+    update_s: float = 0.0
+    reduce_s: float = 0.0
+    activation_transfer_s: float = 0.0
+    gradient_transfer_s: float = 0.0
+    latency_s: float = 0.0
+    instruction_s: float = 0.0
+    activation_bytes: int = 0
+    input_bytes: int = 0
+    version_bytes: int = 0
+    fixed_bytes: int = 0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("microbatch_size", self.microbatch_size)
+        for field in fields(self):
+            require_amount(field.name, getattr(self, field.name))
+
+    def held_bytes(self, *, versions: int, activations: int, inputs: int) -> int:
+        """The bytes of so many weight versions, microbatches kept whole and kept by their input, and what is fixed."""
+        return (
+            self.fixed_bytes
+            + versions * self.version_bytes
+            + activations * self.activation_bytes
+            + inputs * self.input_bytes
+        )
+
+
+def unit_costs(*, forward_s: float, backward_input_s: float, backward_weight_s: float) -> StageCosts:
+    """A stage in which only compute costs anything: what the papers' pictures assume."""
+    return StageCosts(
+        microbatch_size=1,
+        forward_s=forward_s,
+        backward_s=backward_input_s + backward_weight_s,
+        backward_input_s=backward_input_s,
+        backward_weight_s=backward_weight_s,
+        recompute_s=forward_s,
+    )
