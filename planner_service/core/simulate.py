@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from planner_service.core.stage_costs import StageCosts
 from planner_service.core.errors import ScheduleError
 from planner_service.core.schedule.footprint import footprints
 from planner_service.core.schedule.instructions import (
@@ -30,6 +29,7 @@ from planner_service.core.schedule.instructions import (
 )
 from planner_service.core.schedule.program import Program, Stream
 from planner_service.core.schedule.text import format_instruction
+from planner_service.core.stage_costs import StageCosts
 from planner_service.core.timeline import Lane, Timeline
 
 _Edge = tuple[int, int, bool]

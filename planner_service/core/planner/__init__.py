@@ -1,0 +1,1 @@
+"""Planners: a problem in, an answer out. All have the one type `problem.Planner`."""
