@@ -1,0 +1,97 @@
+"""Estimate: profile + cluster + stages on devices -> the costs with which a plan's streams are played."""
+
+from collections.abc import Sequence
+
+from planner_service.core.cluster import Cluster, Level
+from planner_service.core.cost.compute import recompute_s
+from planner_service.core.cost.memory import OPTIMIZER_COPIES
+from planner_service.core.cost.transfer import boundary_link, replica_link
+from planner_service.core.plan import Stage, Worker
+from planner_service.core.profile import Measurement, Profile
+from planner_service.core.stage_costs import StageCosts
+
+
+def estimate(
+    profile: Profile,
+    cluster: Cluster,
+    stages: Sequence[Stage],
+    placement: Sequence[Worker],
+    *,
+    microbatch_size: int,
+    optimizer: str,
+    recompute_factor: float | None = None,
+) -> tuple[StageCosts, ...]:
+    """Every stage's costs on the devices that the placement gives it.
+
+    Gradients are exchanged by a ring all-reduce, 2 (r - 1) / r of the weights: that is what executes a plan, whatever
+    its planner assumed. A transfer takes its bytes over the slowest link that the boundary crosses. Where a profile
+    has no split backward, all of it counts as the gradient of the input, so that splitting promises nothing.
+    """
+    measured = profile.at(microbatch_size)
+    replicas = [stage.replicas for stage in stages]
+    edges = [boundary_link(cluster, placement, index, replicas) for index in range(len(stages) - 1)]
+    return tuple(
+        _stage_costs(
+            profile,
+            stage,
+            measured,
+            group=replica_link(cluster, placement, index),
+            before=edges[index - 1] if index > 0 else None,
+            after=edges[index] if index < len(edges) else None,
+            optimizer=optimizer,
+            recompute_factor=recompute_factor,
+        )
+        for index, stage in enumerate(stages)
+    )
+
+
+def _stage_costs(
+    profile: Profile,
+    stage: Stage,
+    measured: Sequence[Measurement],
+    *,
+    group: Level,
+    before: Level | None,
+    after: Level | None,
+    optimizer: str,
+    recompute_factor: float | None,
+) -> StageCosts:
+    blocks = measured[stage.start : stage.stop]
+    weight_bytes = sum(block.weight_bytes for block in profile.blocks[stage.start : stage.stop])
+    input_s, weight_s = _split_backward_s(blocks)
+    return StageCosts(
+        microbatch_size=blocks[0].microbatch_size,
+        forward_s=sum(block.forward_s for block in blocks),
+        backward_s=sum(block.backward_s for block in blocks),
+        backward_input_s=input_s,
+        backward_weight_s=weight_s,
+        recompute_s=recompute_s(blocks, recompute_factor),
+        update_s=weight_bytes * profile.overheads.update_s_per_byte,
+        reduce_s=_reduce_s(weight_bytes, stage.replicas, group),
+        activation_transfer_s=_transfer_s(blocks[-1].output_bytes, after),
+        gradient_transfer_s=_transfer_s(measured[stage.start - 1].output_bytes, before),
+        latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
+        instruction_s=profile.overheads.instruction_s,
+        activation_bytes=sum(block.activation_bytes for block in blocks),
+        input_bytes=blocks[0].input_bytes,
+        version_bytes=weight_bytes,
+        fixed_bytes=weight_bytes * (1 + OPTIMIZER_COPIES[optimizer]),
+    )
+
+
+def _split_backward_s(blocks: Sequence[Measurement]) -> tuple[float, float]:
+    """2BP's p1 and p2 of the blocks; a block that was not measured split has all of its backward in p1."""
+    split = [(block.backward_input_s, block.backward_weight_s) for block in blocks]
+    fused_s = [block.backward_s for block in blocks]
+    input_s = sum(fused if p1 is None else p1 for fused, (p1, _) in zip(fused_s, split, strict=True))
+    return input_s, sum(p2 or 0.0 for _, p2 in split)
+
+
+def _transfer_s(size_bytes: int, link: Level | None) -> float:
+    return size_bytes / link.bandwidth_bytes_per_s if link else 0.0
+
+
+def _reduce_s(weight_bytes: int, replicas: int, link: Level) -> float:
+    if replicas == 1:
+        return 0.0
+    return 2 * (replicas - 1) / replicas * weight_bytes / link.bandwidth_bytes_per_s + link.latency_s
