@@ -2,6 +2,7 @@
 
 import typer
 
+from planner_service.commands import db, serve
 from planner_service.contract.console import run_command
 
 app = typer.Typer(
@@ -11,6 +12,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+app.command()(serve.serve)
+app.add_typer(db.app, name="db")
 
 
 def main() -> None:

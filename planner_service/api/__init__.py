@@ -1,1 +1,1 @@
-"""api."""
+"""The REST API: routes, bodies, problem details, OpenAPI."""

@@ -1,1 +1,1 @@
-"""exports."""
+"""Other systems' formats, out."""

@@ -1,1 +1,1 @@
-"""services."""
+"""What the product does, a file a noun, a transaction each."""

@@ -1,0 +1,98 @@
+"""Routes of the jobs: anybody enqueues and cancels, agents lease and report."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+
+from planner_service.api.bodies import Body, Page, Services, document, mark_created
+from planner_service.contract.jobs import (
+    Completion,
+    Failure,
+    Heartbeat,
+    HeartbeatAnswer,
+    Job,
+    JobState,
+    Lease,
+    LeaseRequest,
+    Task,
+)
+from planner_service.contract.listing import Page as PageOf
+from planner_service.contract.tagged import parse_completion, parse_task
+from planner_service.services import jobs
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+def task(content: Body) -> Task:
+    """The body as a task."""
+    return parse_task(content)
+
+
+def completion(content: Body) -> Completion:
+    """The body as a completion."""
+    return parse_completion(content)
+
+
+@router.post("", status_code=201, responses={200: {"model": Job, "description": "The key was used for it before"}})
+def enqueue_job(
+    services: Services,
+    task: Annotated[Task, Depends(task)],
+    response: Response,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> Job:
+    """Enqueues a job for an agent. With an Idempotency-Key, the same request again gives the same job."""
+    job, new = jobs.enqueue(services, task, idempotency_key)
+    mark_created(response, new, f"/v1/jobs/{job.id}")
+    return job
+
+
+@router.get("")
+def list_jobs(
+    services: Services,
+    page: Page,
+    state: Annotated[list[JobState], Query(max_length=5)] = [],  # noqa: B006
+) -> PageOf[Job]:
+    """The jobs, newest first; in some states only where any are given."""
+    return jobs.newest(services, page, tuple(state))
+
+
+@router.post("/lease", response_model=Lease, responses={204: {"description": "There is nothing to do"}})
+def lease_job(
+    services: Services, request: Annotated[LeaseRequest, Depends(document(LeaseRequest))]
+) -> Lease | Response:
+    """Gives an agent the oldest job of the kinds that it can do, under a token of its own."""
+    lease = jobs.lease(services, request)
+    return Response(status_code=HTTPStatus.NO_CONTENT) if lease is None else lease
+
+
+@router.get("/{job_id}")
+def get_job(services: Services, job_id: str) -> Job:
+    """A job."""
+    return jobs.get(services, job_id)
+
+
+@router.post("/{job_id}/heartbeat")
+def beat(
+    services: Services, job_id: str, heartbeat: Annotated[Heartbeat, Depends(document(Heartbeat))]
+) -> HeartbeatAnswer:
+    """Renews the lease, and tells of progress; the answer says whether to go on."""
+    return jobs.heartbeat(services, job_id, heartbeat)
+
+
+@router.post("/{job_id}/complete")
+def complete_job(services: Services, job_id: str, completion: Annotated[Completion, Depends(completion)]) -> Job:
+    """Ends the job with its result. May be repeated as it was."""
+    return jobs.complete(services, job_id, completion)
+
+
+@router.post("/{job_id}/fail")
+def fail_job(services: Services, job_id: str, failure: Annotated[Failure, Depends(document(Failure))]) -> Job:
+    """Ends the job with an error. May be repeated as it was."""
+    return jobs.fail(services, job_id, failure)
+
+
+@router.post("/{job_id}/cancel")
+def cancel_job(services: Services, job_id: str) -> Job:
+    """Cancels a job that has not ended; its owner hears of it with the next heartbeat."""
+    return jobs.cancel(services, job_id)

@@ -1,0 +1,162 @@
+"""The service's client: documents and errors of the core in and out. Used by the commands, scripts and tests."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from planner_service.contract.clusters import ClusterSummary
+from planner_service.contract.documents import PLAN_EXTRAS, dump, parse, parse_plan
+from planner_service.contract.http import DEFAULT_URL, Connection
+from planner_service.contract.jobs import Job, ProfileTask, RunTask
+from planner_service.contract.listing import Page
+from planner_service.contract.plans import PlanRequest, PlanSummary, Streams
+from planner_service.contract.profiles import ProfileSummary
+from planner_service.contract.runs import Run, RunSummary
+from planner_service.core.cluster import Cluster
+from planner_service.core.errors import ServiceError
+from planner_service.core.plan import Answer, Infeasible, Plan
+from planner_service.core.profile import Profile
+from planner_service.core.timeline import Timeline
+
+POLL_S = 0.3
+ENDED = ("succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """What a planner answered: a plan with its id, or the reasons why none fits."""
+
+    answer: Answer
+    plan_id: str | None
+    solve_time_s: float
+
+
+class ServiceClient:
+    """A service by its URL. Every method raises what the service tells of, ServiceError if it is out of reach."""
+
+    def __init__(self, url: str = DEFAULT_URL, token: str | None = None) -> None:
+        self._connection = Connection(url=url, token=token)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
+
+    def ready(self) -> None:
+        """Returns if the service can work."""
+        self._connection.get("/readyz")
+
+    def create_profile(self, profile: Profile) -> ProfileSummary:
+        """Stores a profile; one with the same content is stored once."""
+        return parse(ProfileSummary, self._connection.post("/v1/profiles", dump(profile)))
+
+    def profile(self, profile_id: str) -> Profile:
+        """A stored profile."""
+        return parse(Profile, self._connection.get(f"/v1/profiles/{profile_id}"))
+
+    def profiles(self, *, limit: int = 50, cursor: str | None = None) -> Page[ProfileSummary]:
+        """The profiles, newest first."""
+        return parse(Page[ProfileSummary], self._connection.get("/v1/profiles", {"limit": limit, "cursor": cursor}))
+
+    def create_cluster(self, cluster: Cluster) -> ClusterSummary:
+        """Stores a cluster; one with the same content is stored once."""
+        return parse(ClusterSummary, self._connection.post("/v1/clusters", dump(cluster)))
+
+    def cluster(self, cluster_id: str) -> Cluster:
+        """A stored cluster."""
+        return parse(Cluster, self._connection.get(f"/v1/clusters/{cluster_id}"))
+
+    def clusters(self, *, limit: int = 50, cursor: str | None = None) -> Page[ClusterSummary]:
+        """The clusters, newest first."""
+        return parse(Page[ClusterSummary], self._connection.get("/v1/clusters", {"limit": limit, "cursor": cursor}))
+
+    def create_plan(self, request: PlanRequest) -> PlanAnswer:
+        """Asks a planner."""
+        return _plan_answer(json.loads(self._connection.post("/v1/plans", dump(request))))
+
+    def plan(self, plan_id: str) -> Plan:
+        """A stored plan."""
+        return parse_plan(self._connection.get(f"/v1/plans/{plan_id}"))
+
+    def plans(self, *, limit: int = 50, cursor: str | None = None) -> Page[PlanSummary]:
+        """The plans, newest first."""
+        return parse(Page[PlanSummary], self._connection.get("/v1/plans", {"limit": limit, "cursor": cursor}))
+
+    def plan_streams(self, plan_id: str, *, batches: int = 1) -> Streams:
+        """What every worker executes."""
+        return parse(Streams, self._connection.get(f"/v1/plans/{plan_id}/streams", {"batches": batches}))
+
+    def plan_timeline(self, plan_id: str, *, batches: int = 2) -> Timeline:
+        """The predicted timeline."""
+        return parse(Timeline, self._connection.get(f"/v1/plans/{plan_id}/timeline", {"batches": batches}))
+
+    def plan_trace(self, plan_id: str, *, batches: int = 2) -> str:
+        """The predicted timeline as a Chrome trace."""
+        return self._connection.get(f"/v1/plans/{plan_id}/trace", {"batches": batches}).decode()
+
+    def enqueue_job(self, task: ProfileTask | RunTask, *, idempotency_key: str | None = None) -> Job:
+        """Enqueues a job for an agent. With a key, the same call again gives the same job."""
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        return parse(Job, self._connection.post("/v1/jobs", dump(task), headers=headers))
+
+    def job(self, job_id: str) -> Job:
+        """A job."""
+        return parse(Job, self._connection.get(f"/v1/jobs/{job_id}"))
+
+    def jobs(self, *, limit: int = 50, cursor: str | None = None) -> Page[Job]:
+        """The jobs, newest first."""
+        return parse(Page[Job], self._connection.get("/v1/jobs", {"limit": limit, "cursor": cursor}))
+
+    def cancel_job(self, job_id: str) -> Job:
+        """Cancels a job that has not ended."""
+        return parse(Job, self._connection.post(f"/v1/jobs/{job_id}/cancel"))
+
+    def wait_for_job(
+        self, job_id: str, *, on_progress: Callable[[Job], None] | None = None, timeout_s: float | None = None
+    ) -> Job:
+        """Waits until the job has ended, whichever way. `on_progress` hears of every change.
+
+        Raises ServiceError once the timeout is over; the job goes on.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        seen: Job | None = None
+        while True:
+            job = self.job(job_id)
+            if on_progress is not None and (seen is None or _news(job) != _news(seen)):
+                on_progress(job)
+            if job.state in ENDED:
+                return job
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise ServiceError(f"job {job_id} has not ended within {timeout_s} s; it is {job.state}")
+            seen = job
+            time.sleep(POLL_S)
+
+    def run(self, run_id: str) -> Run:
+        """A run, with its report once it has succeeded."""
+        return parse(Run, self._connection.get(f"/v1/runs/{run_id}"))
+
+    def runs(self, *, plan_id: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[RunSummary]:
+        """The runs, newest first."""
+        asked = {"plan_id": plan_id, "limit": limit, "cursor": cursor}
+        return parse(Page[RunSummary], self._connection.get("/v1/runs", asked))
+
+    def run_timeline(self, run_id: str) -> Timeline:
+        """The measured timeline."""
+        return parse(Timeline, self._connection.get(f"/v1/runs/{run_id}/timeline"))
+
+    def run_trace(self, run_id: str) -> str:
+        """The predicted and the measured timeline as one Chrome trace."""
+        return self._connection.get(f"/v1/runs/{run_id}/trace").decode()
+
+
+def _plan_answer(document: dict[str, Any]) -> PlanAnswer:
+    solve_time_s = float(document["solve_time_s"])
+    content = {key: value for key, value in document.items() if key not in PLAN_EXTRAS}
+    if not document["feasible"]:
+        return PlanAnswer(answer=parse(Infeasible, content), plan_id=None, solve_time_s=solve_time_s)
+    return PlanAnswer(answer=parse(Plan, content), plan_id=document["id"], solve_time_s=solve_time_s)
+
+
+def _news(job: Job) -> tuple[object, ...]:
+    return (job.state, job.attempts, job.progress)

@@ -1,0 +1,59 @@
+"""Plans: what is asked for, what lists show, and the instruction streams in their text form."""
+
+from datetime import datetime
+
+from pydantic import Field
+
+from planner_service.contract.jobs import Wire
+from planner_service.core.planner.problem import Options
+
+MAX_BATCH_SIZE = 2**31 - 1
+
+
+class PlanRequest(Wire):
+    """Asks a planner for the fastest plan that fits. The same request always gives the same plan."""
+
+    profile_id: str = Field(min_length=1, max_length=64, description="id of a stored profile")
+    cluster_id: str = Field(min_length=1, max_length=64, description="id of a stored cluster")
+    planner: str = Field(min_length=1, max_length=64, examples=["pipedream-2bw"])
+    batch_size: int = Field(ge=1, le=MAX_BATCH_SIZE, description="samples in a batch")
+    options: Options = Options()
+
+
+class PlanSummary(Wire):
+    """A stored plan: its shape and the predicted throughput."""
+
+    id: str
+    planner: str
+    model: str
+    profile_id: str
+    cluster_id: str
+    schedule: str
+    depth: int
+    width: int | None
+    workers: int
+    batch_size: int
+    microbatch_size: int
+    microbatches: int
+    throughput_samples_per_s: float
+    bubble_fraction: float
+    solve_time_s: float
+    created_at: datetime
+
+
+class StreamText(Wire):
+    """One worker's instructions, in the order it executes them: `F1 >F1:1 <B1:1 B1 U1`."""
+
+    rank: int
+    stage: int
+    replica: int
+    text: str
+
+
+class Streams(Wire):
+    """The instruction streams of a plan's first batches, by rank."""
+
+    plan_id: str
+    schedule: str
+    batches: int
+    streams: tuple[StreamText, ...]

@@ -1,0 +1,97 @@
+"""Problem details (RFC 9457): every error of ours on the wire, and back. The one place where errors get statuses."""
+
+import math
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner_service.core.errors import (
+    ConflictError,
+    InvalidInputError,
+    LeaseLostError,
+    MissingDependencyError,
+    NotFoundError,
+    PipeplanError,
+    RunFailedError,
+    ScheduleError,
+    ServiceError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:pipeplan:problem:"
+SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one error appears on the wire."""
+
+    slug: str
+    status: HTTPStatus
+    title: str
+
+
+KINDS: dict[type[PipeplanError], Kind] = {
+    InvalidInputError: Kind("invalid-input", HTTPStatus.UNPROCESSABLE_ENTITY, "The input breaks a rule"),
+    NotFoundError: Kind("not-found", HTTPStatus.NOT_FOUND, "There is no such thing"),
+    ConflictError: Kind("conflict", HTTPStatus.CONFLICT, "The present state does not allow it"),
+    LeaseLostError: Kind("lease-lost", HTTPStatus.CONFLICT, "The lease is no longer held"),
+    ServiceError: Kind("service-unavailable", HTTPStatus.SERVICE_UNAVAILABLE, "The service cannot do it now"),
+    MissingDependencyError: Kind("missing-dependency", HTTPStatus.NOT_IMPLEMENTED, "An extra is not installed"),
+    ScheduleError: Kind("schedule", HTTPStatus.INTERNAL_SERVER_ERROR, "The schedule cannot be played"),
+    RunFailedError: Kind("run-failed", HTTPStatus.INTERNAL_SERVER_ERROR, "The run failed"),
+    PipeplanError: Kind("failure", HTTPStatus.INTERNAL_SERVER_ERROR, "The service failed"),
+}
+
+
+class BrokenRule(BaseModel):
+    """One finding in the input."""
+
+    field: str = Field(description="dotted path of the field", examples=["blocks.0.weight_bytes"])
+    rule: str = Field(description="what must hold")
+    value: Any = Field(default=None, description="what was given")
+
+
+class Problem(BaseModel):
+    """Problem details. `errors` names field, rule and value where input is wrong."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: tuple[BrokenRule, ...] = ()
+
+
+def problem_of(error: PipeplanError) -> Problem:
+    """The error as a document."""
+    kind = KINDS[type(error)]
+    errors: tuple[BrokenRule, ...] = ()
+    if isinstance(error, InvalidInputError):
+        errors = (BrokenRule(field=error.field, rule=error.rule, value=_shown(error.value)),)
+    return Problem(type=TYPE_PREFIX + kind.slug, title=kind.title, status=kind.status, detail=str(error), errors=errors)
+
+
+def error_of(problem: Problem) -> PipeplanError:
+    """The error that the document tells of; a ServiceError where it is none of ours."""
+    for error, kind in KINDS.items():
+        if problem.type != TYPE_PREFIX + kind.slug:
+            continue
+        if error is InvalidInputError and problem.errors:
+            first = problem.errors[0]
+            return InvalidInputError(first.field, first.rule, first.value)
+        if error not in (InvalidInputError, PipeplanError):
+            return error(problem.detail)
+    return ServiceError(f"the service answered {problem.status}: {problem.detail}")
+
+
+def _shown(value: object) -> object:
+    """The value as JSON can carry it, and short: a document that was refused is not sent back whole."""
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    value = value.decode(errors="replace") if isinstance(value, bytes) else value
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

@@ -1,0 +1,16 @@
+"""Profiles as lists show them."""
+
+from datetime import datetime
+
+from planner_service.contract.jobs import Wire
+
+
+class ProfileSummary(Wire):
+    """A stored profile: what identifies it, without its measurements."""
+
+    id: str
+    model: str
+    device: str
+    dtype: str
+    blocks: int
+    created_at: datetime

@@ -1,0 +1,34 @@
+"""Documents of several kinds: a task, a completion. Their errors name the field as the sender wrote it."""
+
+from typing import cast
+
+from planner_service.contract.documents import parse
+from planner_service.contract.jobs import Completion, ProfileTask, RunTask, Task
+from planner_service.core.errors import InvalidInputError
+
+KINDS = ("profile", "run")
+
+
+def parse_task(content: bytes) -> ProfileTask | RunTask:
+    """The task in a JSON text. Raises InvalidInputError."""
+    try:
+        return parse(cast(type[ProfileTask | RunTask], Task), content)
+    except InvalidInputError as error:
+        raise _without_tag(error, "") from error
+
+
+def parse_completion(content: bytes) -> Completion:
+    """The completion in a JSON text. Raises InvalidInputError."""
+    try:
+        return parse(Completion, content)
+    except InvalidInputError as error:
+        raise _without_tag(error, "result.") from error
+
+
+def _without_tag(error: InvalidInputError, place: str) -> InvalidInputError:
+    """The path that pydantic gives has the chosen kind in it, which is no key of the document."""
+    for kind in KINDS:
+        if error.field.startswith(f"{place}{kind}."):
+            field = place + error.field.removeprefix(f"{place}{kind}.")
+            return InvalidInputError(field, error.rule, error.value)
+    return error

@@ -1,0 +1,78 @@
+"""Formats: seconds, bytes, rates and moments, as people read them."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+NONE = "–"
+
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
+
+
+def seconds(value_s: float | None) -> str:
+    """`1.25 s`, `12.5 ms`, `80 µs`."""
+    if value_s is None:
+        return NONE
+    for unit_s, name in _TIMES:
+        if abs(value_s) >= unit_s:
+            return f"{_number(value_s / unit_s)} {name}"
+    return "0 s" if value_s == 0 else f"{_number(value_s / 1e-6)} µs"
+
+
+def size(value_bytes: float | None) -> str:
+    """`1.5 GiB`, `12 MiB`, `100 B`."""
+    if value_bytes is None:
+        return NONE
+    for unit_bytes, name in _SIZES:
+        if abs(value_bytes) >= unit_bytes:
+            return f"{_number(value_bytes / unit_bytes)} {name}"
+    return f"{_number(value_bytes)} B"
+
+
+def rate(value: float | None) -> str:
+    """`1,250 samples/s`."""
+    return NONE if value is None else f"{_number(value)} samples/s"
+
+
+def percent(value: float | None) -> str:
+    """`12.5 %` of a fraction."""
+    return NONE if value is None else f"{100 * value:.1f} %"
+
+
+def change(value: float | None) -> str:
+    """`+3.2 %`: a relative error with its sign."""
+    return NONE if value is None or value in (float("inf"), float("-inf")) else f"{100 * value:+.1f} %"
+
+
+def count(value: int | None) -> str:
+    """`12,800`."""
+    return NONE if value is None else f"{value:,}"
+
+
+def moment(value: datetime) -> str:
+    """`2026-11-20 21:03:40 UTC`."""
+    return value.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def short(identity: str) -> str:
+    """The head of an id: enough to tell one from another."""
+    return identity[:10]
+
+
+def _number(value: float) -> str:
+    """Three digits at least, no more than are needed."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "seconds": seconds,
+    "size": size,
+    "rate": rate,
+    "percent": percent,
+    "change": change,
+    "count": count,
+    "moment": moment,
+    "short": short,
+}

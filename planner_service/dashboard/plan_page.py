@@ -1,0 +1,59 @@
+"""One plan's page: the plan, its predicted schedule, its runs."""
+
+from dataclasses import dataclass
+
+from planner_service.contract.plans import PlanSummary, Streams
+from planner_service.contract.runs import RunSummary
+from planner_service.core.plan import Alternative, Plan
+from planner_service.core.predict import predict
+from planner_service.dashboard.schedule_drawing import Drawing, draw, last_batches
+from planner_service.services import plans, runs
+from planner_service.services.context import Context
+from planner_service.storage.listing import Cut
+
+DRAWN_MICROBATCHES = 16
+MOST_DRAWN_BATCHES = 16
+SHOWN_ALTERNATIVES = 60
+SHOWN_RUNS = Cut(limit=20)
+MOST_SHOWN_WORKERS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanView:
+    """What the page shows. Without a drawing, the plan is too large to be played for a page."""
+
+    summary: PlanSummary
+    plan: Plan
+    batches: int
+    drawing: Drawing | None
+    streams: Streams | None
+    alternatives: tuple[Alternative, ...]
+    hidden_alternatives: int
+    runs: tuple[RunSummary, ...]
+
+
+def plan_view(context: Context, plan_id: str) -> PlanView:
+    """Gathers the page's content. Raises NotFoundError."""
+    plan = plans.get(context, plan_id)
+    batches = _drawn_batches(plan)
+    return PlanView(
+        summary=plans.summary(context, plan_id),
+        plan=plan,
+        batches=batches,
+        drawing=_drawing(plan, batches) if batches else None,
+        streams=plans.streams(context, plan_id, 1) if batches and plan.workers <= MOST_SHOWN_WORKERS else None,
+        alternatives=plan.alternatives[:SHOWN_ALTERNATIVES],
+        hidden_alternatives=max(len(plan.alternatives) - SHOWN_ALTERNATIVES, 0),
+        runs=runs.newest(context, SHOWN_RUNS, plan_id).items,
+    )
+
+
+def _drawn_batches(plan: Plan) -> int:
+    """Enough for the steady state to be seen, and no more than may be played."""
+    enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
+    return min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
+
+
+def _drawing(plan: Plan, batches: int) -> Drawing:
+    timeline = predict(plan, batches=batches)
+    return draw(timeline, last_batches(timeline, batches), title="Predicted schedule")

@@ -1,0 +1,49 @@
+"""One run's page: what was predicted and what was measured, side by side."""
+
+from dataclasses import dataclass
+
+from planner_service.contract.runs import Run
+from planner_service.core.timeline import Timeline
+from planner_service.dashboard.loss_chart import LossChart, loss_chart
+from planner_service.dashboard.schedule_drawing import Drawing, Window, draw, last_batches
+from planner_service.services import plans, runs
+from planner_service.services.context import Context
+
+DRAWN_BATCHES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What the page shows; drawings and losses are there once the run has succeeded."""
+
+    run: Run
+    schedule: str
+    drawings: tuple[Drawing, ...]
+    batches: int
+    drawn_batches: int
+    losses: LossChart | None
+
+
+def run_view(context: Context, run_id: str) -> RunView:
+    """Gathers the page's content. Raises NotFoundError."""
+    run = runs.get(context, run_id)
+    timelines = runs.timelines(context, run_id) if run.report is not None else {}
+    batches = timelines["measured"].batches if timelines else 0
+    return RunView(
+        run=run,
+        schedule=plans.summary(context, run.plan_id).schedule,
+        drawings=_drawings(timelines),
+        batches=batches,
+        drawn_batches=min(DRAWN_BATCHES, batches),
+        losses=None if run.report is None else loss_chart(run.report),
+    )
+
+
+def _drawings(timelines: dict[str, Timeline]) -> tuple[Drawing, ...]:
+    """Both on one scale, so that the longer one is longer."""
+    windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
+    span_s = max((window.span_s for window in windows.values()), default=0.0)
+    return tuple(
+        draw(timeline, Window(start_s=windows[name].start_s, span_s=span_s), title=name.capitalize())
+        for name, timeline in timelines.items()
+    )

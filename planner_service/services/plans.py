@@ -1,0 +1,133 @@
+"""Plans: asked for by request, stored by content, played again as instruction streams."""
+
+import time
+from dataclasses import dataclass
+
+from planner_service.contract.documents import parse, parse_plan
+from planner_service.contract.listing import Page
+from planner_service.contract.plans import PlanRequest, PlanSummary, Streams, StreamText
+from planner_service.core.cluster import Cluster
+from planner_service.core.errors import InvalidInputError, require
+from planner_service.core.identity import content_id
+from planner_service.core.plan import Answer, Plan
+from planner_service.core.planner.problem import Problem
+from planner_service.core.predict import predict
+from planner_service.core.profile import Profile
+from planner_service.core.schedule.program import program_of
+from planner_service.core.schedule.text import format_stream
+from planner_service.core.timeline import Timeline
+from planner_service.exports.chrome_trace import chrome_trace
+from planner_service.services.context import Context, found
+from planner_service.storage import clusters, profiles
+from planner_service.storage import plans as storage
+from planner_service.storage.listing import Cut
+
+MAX_PLAYED_INSTRUCTIONS = 500_000
+"""The most that one request may have generated and played: a few seconds of one core."""
+
+INSTRUCTIONS_A_MICROBATCH = 7
+"""Forward, recomputation, backward, and two tensors in and out: the most that a worker executes for one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Created:
+    """A planner's answer; the id is that of the stored plan, None where no plan fits."""
+
+    answer: Answer
+    plan_id: str | None
+    new: bool
+    solve_time_s: float
+
+
+def create(context: Context, request: PlanRequest) -> Created:
+    """Solves the request and stores the plan. That no plan fits is an answer too, and stores nothing."""
+    problem = _problem(context, request)
+    start_s = time.perf_counter()
+    answer = context.solve(request.planner, problem)
+    solve_time_s = time.perf_counter() - start_s
+    if not isinstance(answer, Plan):
+        return Created(answer=answer, plan_id=None, new=False, solve_time_s=solve_time_s)
+    with context.database.write() as connection:
+        new = storage.add(connection, answer, request, solve_time_s, context.now())
+    return Created(answer=answer, plan_id=content_id(answer), new=new, solve_time_s=solve_time_s)
+
+
+def document(context: Context, plan_id: str) -> str:
+    """The plan's JSON text. Raises NotFoundError."""
+    with context.database.read() as connection:
+        return found("plan", plan_id, storage.content(connection, plan_id))
+
+
+def get(context: Context, plan_id: str) -> Plan:
+    """The plan. Raises NotFoundError."""
+    return parse_plan(document(context, plan_id))
+
+
+def summary(context: Context, plan_id: str) -> PlanSummary:
+    """The plan as lists show it. Raises NotFoundError."""
+    with context.database.read() as connection:
+        return found("plan", plan_id, storage.summary(connection, plan_id))
+
+
+def newest(context: Context, cut: Cut) -> Page[PlanSummary]:
+    """A page of plans, newest first."""
+    with context.database.read() as connection:
+        return storage.page(connection, cut)
+
+
+def streams(context: Context, plan_id: str, batches: int) -> Streams:
+    """What every worker executes in the plan's first batches."""
+    plan = get(context, plan_id)
+    require_playable(plan, batches)
+    program = program_of(plan, batches=batches)
+    return Streams(
+        plan_id=plan_id,
+        schedule=plan.schedule,
+        batches=batches,
+        streams=tuple(
+            StreamText(rank=s.rank, stage=s.stage, replica=s.replica, text=format_stream(s.instructions))
+            for s in program.streams
+        ),
+    )
+
+
+def timeline(context: Context, plan_id: str, batches: int) -> Timeline:
+    """The predicted timeline of the plan's first batches."""
+    plan = get(context, plan_id)
+    require_playable(plan, batches)
+    return predict(plan, batches=batches)
+
+
+def trace(context: Context, plan_id: str, batches: int) -> str:
+    """The predicted timeline as a Chrome trace."""
+    return chrome_trace({"predicted": timeline(context, plan_id, batches)})
+
+
+def playable_batches(plan: Plan) -> int:
+    """How many batches of the plan may be played for one request; 0 where a single one is too many."""
+    # Every microbatch passes every stage once; replicas share them, and the widest stage sets how many there are.
+    microbatches = plan.microbatches * plan.workers
+    return MAX_PLAYED_INSTRUCTIONS // (INSTRUCTIONS_A_MICROBATCH * microbatches)
+
+
+def require_playable(plan: Plan, batches: int) -> None:
+    """Raises InvalidInputError where so many batches would take too long."""
+    most = playable_batches(plan)
+    rule = f"must be at most {most} for this plan of {plan.workers} workers" if most else "cannot be played: too large"
+    require(batches <= most, "batches", rule, batches)
+
+
+def _problem(context: Context, request: PlanRequest) -> Problem:
+    with context.database.read() as connection:
+        profile = profiles.content(connection, request.profile_id)
+        cluster = clusters.content(connection, request.cluster_id)
+    if profile is None:
+        raise InvalidInputError("profile_id", "must be the id of a stored profile", request.profile_id)
+    if cluster is None:
+        raise InvalidInputError("cluster_id", "must be the id of a stored cluster", request.cluster_id)
+    return Problem(
+        profile=parse(Profile, profile),
+        cluster=parse(Cluster, cluster),
+        batch_size=request.batch_size,
+        options=request.options,
+    )

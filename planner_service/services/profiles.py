@@ -1,0 +1,27 @@
+"""Profiles: stored by content, never changed."""
+
+from planner_service.contract.listing import Page
+from planner_service.contract.profiles import ProfileSummary
+from planner_service.core.profile import Profile
+from planner_service.services.context import Context, found
+from planner_service.storage import profiles as storage
+from planner_service.storage.listing import Cut
+
+
+def create(context: Context, profile: Profile) -> tuple[ProfileSummary, bool]:
+    """Stores a profile, and says whether it is new."""
+    with context.database.write() as connection:
+        profile_id, new = storage.add(connection, profile, context.now())
+        return found("profile", profile_id, storage.summary(connection, profile_id)), new
+
+
+def document(context: Context, profile_id: str) -> str:
+    """The profile's JSON text. Raises NotFoundError."""
+    with context.database.read() as connection:
+        return found("profile", profile_id, storage.content(connection, profile_id))
+
+
+def newest(context: Context, cut: Cut) -> Page[ProfileSummary]:
+    """A page of profiles, newest first."""
+    with context.database.read() as connection:
+        return storage.page(connection, cut)

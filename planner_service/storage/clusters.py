@@ -1,0 +1,50 @@
+"""Clusters, by their content."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select
+
+from planner_service.contract.clusters import ClusterSummary
+from planner_service.contract.listing import Page
+from planner_service.core.cluster import Cluster
+from planner_service.core.identity import canonical_json, content_id
+from planner_service.storage.listing import Cut, insert_once, newest
+from planner_service.storage.tables import clusters
+
+_SUMMARY = [column for column in clusters.c if column.name != "content"]
+
+
+def add(connection: Connection, cluster: Cluster, now: datetime) -> tuple[str, bool]:
+    """Stores the cluster unless it is there; its id, and whether it is new."""
+    cluster_id = content_id(cluster)
+    if summary(connection, cluster_id) is not None:
+        return cluster_id, False
+    row = insert(clusters).values(
+        id=cluster_id,
+        content=canonical_json(cluster),
+        device_name=cluster.device.name,
+        devices=cluster.devices,
+        created_at=now,
+    )
+    return cluster_id, insert_once(connection, row)
+
+
+def content(connection: Connection, cluster_id: str) -> str | None:
+    """The cluster's document."""
+    return connection.execute(select(clusters.c.content).where(clusters.c.id == cluster_id)).scalar_one_or_none()
+
+
+def summary(connection: Connection, cluster_id: str) -> ClusterSummary | None:
+    """The cluster as lists show it."""
+    row = connection.execute(select(*_SUMMARY).where(clusters.c.id == cluster_id)).one_or_none()
+    return None if row is None else _summary(row)
+
+
+def page(connection: Connection, cut: Cut) -> Page[ClusterSummary]:
+    """The newest clusters."""
+    return newest(connection, select(*_SUMMARY), clusters, cut, _summary)
+
+
+def _summary(row: Row[Any]) -> ClusterSummary:
+    return ClusterSummary(id=row.id, device=row.device_name, devices=row.devices, created_at=row.created_at)

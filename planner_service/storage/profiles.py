@@ -1,0 +1,59 @@
+"""Profiles, by their content."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select
+
+from planner_service.contract.listing import Page
+from planner_service.contract.profiles import ProfileSummary
+from planner_service.core.identity import canonical_json, content_id
+from planner_service.core.profile import Profile
+from planner_service.storage.listing import Cut, insert_once, newest
+from planner_service.storage.tables import profiles
+
+_SUMMARY = [column for column in profiles.c if column.name != "content"]
+
+
+def add(connection: Connection, profile: Profile, now: datetime) -> tuple[str, bool]:
+    """Stores the profile unless it is there; its id, and whether it is new."""
+    profile_id = content_id(profile)
+    if summary(connection, profile_id) is not None:
+        return profile_id, False
+    row = insert(profiles).values(
+        id=profile_id,
+        content=canonical_json(profile),
+        model_name=profile.model.name,
+        device_name=profile.device.name,
+        dtype=profile.dtype,
+        blocks=len(profile.blocks),
+        created_at=now,
+    )
+    return profile_id, insert_once(connection, row)
+
+
+def content(connection: Connection, profile_id: str) -> str | None:
+    """The profile's document."""
+    return connection.execute(select(profiles.c.content).where(profiles.c.id == profile_id)).scalar_one_or_none()
+
+
+def summary(connection: Connection, profile_id: str) -> ProfileSummary | None:
+    """The profile as lists show it."""
+    row = connection.execute(select(*_SUMMARY).where(profiles.c.id == profile_id)).one_or_none()
+    return None if row is None else _summary(row)
+
+
+def page(connection: Connection, cut: Cut) -> Page[ProfileSummary]:
+    """The newest profiles."""
+    return newest(connection, select(*_SUMMARY), profiles, cut, _summary)
+
+
+def _summary(row: Row[Any]) -> ProfileSummary:
+    return ProfileSummary(
+        id=row.id,
+        model=row.model_name,
+        device=row.device_name,
+        dtype=row.dtype,
+        blocks=row.blocks,
+        created_at=row.created_at,
+    )

@@ -1,0 +1,154 @@
+"""The tables. Documents are kept as the JSON text that is sent; columns beside it hold what lists and queues need."""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A moment with its zone, always UTC: SQLite keeps no zone, so that it is taken off and put back on."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """The moment as the database keeps it."""
+        if value is None:
+            return None
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """The moment as the program knows it."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _sequence() -> Column[int]:
+    """The order in which rows came in: what lists go by, and queues."""
+    return Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
+
+
+def _id() -> Column[str]:
+    return Column("id", String(32), nullable=False, unique=True)
+
+
+def _time(name: str, *, nullable: bool = False) -> Column[datetime]:
+    return Column(name, UtcTime(), nullable=nullable)
+
+
+profiles = Table(
+    "profiles",
+    metadata,
+    _sequence(),
+    _id(),
+    Column("content", Text, nullable=False),
+    Column("model_name", Text, nullable=False),
+    Column("device_name", Text, nullable=False),
+    Column("dtype", String(16), nullable=False),
+    Column("blocks", Integer, nullable=False),
+    _time("created_at"),
+)
+
+clusters = Table(
+    "clusters",
+    metadata,
+    _sequence(),
+    _id(),
+    Column("content", Text, nullable=False),
+    Column("device_name", Text, nullable=False),
+    Column("devices", Integer, nullable=False),
+    _time("created_at"),
+)
+
+plans = Table(
+    "plans",
+    metadata,
+    _sequence(),
+    _id(),
+    Column("content", Text, nullable=False),
+    Column("request", Text, nullable=False),
+    Column("solve_time_s", Float, nullable=False),
+    Column("planner", String(64), nullable=False),
+    Column("model_name", Text, nullable=False),
+    Column("profile_id", String(32), ForeignKey("profiles.id"), nullable=False, index=True),
+    Column("cluster_id", String(32), ForeignKey("clusters.id"), nullable=False, index=True),
+    Column("schedule", String(32), nullable=False),
+    Column("depth", Integer, nullable=False),
+    Column("width", Integer, nullable=True),
+    Column("workers", Integer, nullable=False),
+    Column("batch_size", BigInteger, nullable=False),
+    Column("microbatch_size", BigInteger, nullable=False),
+    Column("microbatches", BigInteger, nullable=False),
+    Column("throughput_samples_per_s", Float, nullable=False),
+    Column("bubble_fraction", Float, nullable=False),
+    _time("created_at"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    _sequence(),
+    _id(),
+    Column("kind", String(16), nullable=False),
+    Column("task", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("agent", String(200), nullable=True),
+    Column("token", String(64), nullable=True),
+    _time("lease_expires_at", nullable=True),
+    Column("progress", Text, nullable=True),
+    Column("error", Text, nullable=True),
+    Column("profile_id", String(32), ForeignKey("profiles.id"), nullable=True),
+    Column("cluster_id", String(32), ForeignKey("clusters.id"), nullable=True),
+    # No foreign key: runs refer to their job, and a circle could not be created or dropped in one go.
+    Column("run_id", String(32), nullable=True),
+    Column("result_id", String(32), nullable=True),
+    Column("idempotency_key", String(200), nullable=True, unique=True),
+    _time("created_at"),
+    _time("updated_at"),
+    CheckConstraint("state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled')", name="state"),
+    Index(None, "state", "sequence"),
+    Index(None, "state", "lease_expires_at"),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    _sequence(),
+    _id(),
+    Column("job_id", String(32), ForeignKey("jobs.id"), nullable=False, unique=True),
+    Column("plan_id", String(32), ForeignKey("plans.id"), nullable=False, index=True),
+    Column("report", Text, nullable=True),
+    Column("timeline", Text, nullable=True),
+    Column("predicted_samples_per_s", Float, nullable=True),
+    Column("measured_samples_per_s", Float, nullable=True),
+    _time("created_at"),
+)
