@@ -1,0 +1,113 @@
+"""Data: microbatches by their number, whatever the factory gives them as."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from planner_service.core.errors import InvalidInputError, require, require_count
+from worker_agent.models.spec import call_factory, parse_spec
+
+Value = Tensor | tuple[Tensor, ...]
+Microbatch = tuple[Value, Value]
+"""(inputs, targets)"""
+
+
+class MicrobatchSource:
+    """Microbatches by number from 0: number i holds the samples [i * b, (i + 1) * b), b the microbatch size.
+
+    An object with a length and items is read at i modulo its length. Anything else is iterated: forward as far as is
+    asked, from the start again at its end and when an earlier number is asked. Where the iterable cannot start again,
+    as a generator cannot, it is made anew by its factory.
+    """
+
+    def __init__(self, make: Callable[[], Any], *, microbatch_size: int, name: str) -> None:
+        self._make = make
+        self._microbatch_size = microbatch_size
+        self._name = name
+        self._data: Any = make()
+        require(
+            isinstance(self._data, Iterable) or self._indexed, "data", "must give an iterable of microbatches", name
+        )
+        self._iterator: Iterator[Any] | None = None
+        self._next = 0
+        self._newest: Microbatch | None = None
+
+    def microbatch(self, index: int) -> Microbatch:
+        """Inputs and targets of one microbatch. Raises InvalidInputError if they have not the promised shape."""
+        require_count("microbatch", index, at_least=0)
+        if self._indexed:
+            require(len(self._data) > 0, "data", "must hold at least one microbatch", self._name)
+            return self._checked(index, self._data[index % len(self._data)])
+        if self._newest is not None and index == self._next - 1:
+            return self._newest
+        if index < self._next:
+            self._start()
+        while self._next < index:
+            self._following()
+        self._newest = self._checked(index, self._following())
+        return self._newest
+
+    @property
+    def _indexed(self) -> bool:
+        return hasattr(self._data, "__getitem__") and hasattr(self._data, "__len__")
+
+    def _start(self) -> None:
+        """Goes back to number 0."""
+        self._iterator = self._restarted()
+        self._next = 0
+
+    def _restarted(self) -> Iterator[Any]:
+        iterator = iter(self._data)
+        if iterator is self._data:
+            self._data = self._make()
+            iterator = iter(self._data)
+        return iterator
+
+    def _following(self) -> Any:
+        """The next item, the first one again after the last."""
+        if self._iterator is None:
+            self._iterator = iter(self._data)
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            self._iterator = self._restarted()
+            item = self._first()
+        self._next += 1
+        return item
+
+    def _first(self) -> Any:
+        try:
+            return next(self._iterator or iter(()))
+        except StopIteration:
+            rule = f"must hold microbatch {self._next}: it has ended, and gives nothing when it is started again"
+            raise InvalidInputError("data", rule, self._name) from None
+
+    def _checked(self, index: int, item: Any) -> Microbatch:
+        pair = isinstance(item, tuple | list) and len(item) == 2
+        require(pair, f"data.{index}", "must be a pair of inputs and targets", type(item).__name__)
+        return self._tensors(f"data.{index}.inputs", item[0]), self._tensors(f"data.{index}.targets", item[1])
+
+    def _tensors(self, field: str, value: Any) -> Value:
+        tensors = (value,) if isinstance(value, Tensor) else value
+        fits = isinstance(tensors, tuple | list) and all(isinstance(t, Tensor) for t in tensors)
+        require(fits and len(tensors) > 0, field, "must be a tensor or a tuple of tensors", type(value).__name__)
+        for tensor in tensors:
+            shape = tuple(tensor.shape)
+            rule = f"must have the microbatch size {self._microbatch_size} as its first dimension"
+            require(shape[:1] == (self._microbatch_size,), field, rule, shape)
+        return value if isinstance(value, Tensor) else tuple(tensors)
+
+
+def open_data(spec: str, *, microbatch_size: int, seed: int) -> MicrobatchSource:
+    """The microbatches that a SPEC names.
+
+    Its factory gets `microbatch_size` and `seed` if it takes them, beside its own options. Raises InvalidInputError if
+    there is no such factory, its options do not fit, or it gives nothing that can be iterated.
+    """
+    parsed = parse_spec(spec, field="data")
+
+    def make() -> Any:
+        return call_factory(parsed, field="data", microbatch_size=microbatch_size, seed=seed)
+
+    return MicrobatchSource(make, microbatch_size=microbatch_size, name=spec)

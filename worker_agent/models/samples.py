@@ -1,0 +1,32 @@
+"""Samples: tables of samples that are read a microbatch at a time."""
+
+from collections.abc import Callable
+from math import gcd
+
+from torch import Tensor, arange
+
+from planner_service.core.errors import require_count
+
+Read = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Sample numbers (b,) -> inputs and targets with b rows."""
+
+
+class Samples:
+    """`count` samples as microbatches: number i holds the samples [i * b, (i + 1) * b) modulo the count.
+
+    Its length is the microbatches after which they come again, so that a sample is never left out, whatever b is.
+    """
+
+    def __init__(self, read: Read, *, count: int, microbatch_size: int) -> None:
+        require_count("data.samples", count)
+        require_count("microbatch_size", microbatch_size)
+        self._read = read
+        self._count = count
+        self._microbatch_size = microbatch_size
+
+    def __len__(self) -> int:
+        return self._count // gcd(self._count, self._microbatch_size)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        start = index * self._microbatch_size
+        return self._read(arange(start, start + self._microbatch_size) % self._count)
