@@ -7,8 +7,6 @@ activations that are really in flight on this stage, and the largest transient o
 
 from dataclasses import dataclass
 
-from planner_service.core.cost.compute import FloatArray
-
 OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the weights that an optimizer keeps as its state."""
 
@@ -22,16 +20,19 @@ class Copies:
     inputs: int
     transients: int
 
-    def total_bytes(
-        self, *, weights: FloatArray, activations: FloatArray, inputs: FloatArray, transients: FloatArray
-    ) -> FloatArray:
-        """The bytes of so many copies, for tables of stages."""
-        return (
-            self.weights * weights
-            + self.activations * activations
-            + self.inputs * inputs
-            + self.transients * transients
-        )
+    def counts(self) -> tuple[int, int, int, int]:
+        """As a row, for tables of many stages."""
+        return (self.weights, self.activations, self.inputs, self.transients)
+
+
+def copies(
+    accounting: str, schedule: str, optimizer: str, *, recompute: bool, depth: int, stage: int, microbatches: int
+) -> Copies:
+    """What a worker of a stage holds in a pipeline whose stages have equal replicas."""
+    if accounting == "paper":
+        return paper_copies(schedule, recompute=recompute, depth=depth, microbatches=microbatches)
+    held = in_flight(schedule, depth=depth, stage=stage, microbatches=microbatches)
+    return training_copies(schedule, optimizer, recompute=recompute, held=held)
 
 
 def in_flight(schedule: str, *, depth: int, stage: int, microbatches: int) -> int:

@@ -13,6 +13,10 @@ SYNCHRONISATIONS = ("parameter-server", "all-reduce")
 ACCOUNTINGS = ("training", "paper")
 
 
+def _require_one_of(field: str, value: str | None, names: tuple[str, ...]) -> None:
+    require(value is None or value in names, field, f"must be one of {', '.join(names)}", value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What a user may fix. None leaves it to the planner; a planner refuses an option that it has no use for.
@@ -59,7 +63,3 @@ class Problem:
 
 Planner = Callable[[Problem], Answer]
 """Pure and deterministic: the same problem gives the same answer. Raises InvalidInputError for what cannot be asked."""
-
-
-def _require_one_of(field: str, value: str | None, names: tuple[str, ...]) -> None:
-    require(value is None or value in names, field, f"must be one of {', '.join(names)}", value)

@@ -1,0 +1,54 @@
+"""Asked: what every planner checks of a problem before it plans."""
+
+from planner_service.core.errors import InvalidInputError, require
+from planner_service.core.planner.problem import Options, Problem
+from planner_service.core.profile import Measurement
+
+
+def refuse_unused(planner: str, options: Options, used: tuple[str, ...]) -> None:
+    """Raises InvalidInputError for an option that is set and that the planner has no use for."""
+    for field in ("microbatch_size", "schedule", "stages", "recompute", "synchronisation", "recompute_factor"):
+        value = getattr(options, field)
+        require(value is None or field in used, field, f"is not an option of the planner {planner}", value)
+
+
+def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -> None:
+    """Raises InvalidInputError if the user asks for a schedule that the planner does not plan for."""
+    rule = f"must be one of {', '.join(allowed)} for the planner {planner}"
+    require(options.schedule is None or options.schedule in allowed, "schedule", rule, options.schedule)
+
+
+def require_recompute(options: Options, planner: str) -> None:
+    """Raises InvalidInputError if the user forbids the recomputation that a planner or schedule lives on."""
+    require(options.recompute is not False, "recompute", f"cannot be turned off for {planner}", options.recompute)
+
+
+def require_stages(problem: Problem) -> None:
+    """Raises InvalidInputError for more stages than blocks or devices."""
+    stages = problem.options.stages
+    if stages is not None:
+        blocks, devices = len(problem.profile.blocks), problem.cluster.devices
+        require(stages <= blocks, "stages", f"must not be more stages than blocks ({blocks})", stages)
+        require(stages <= devices, "stages", f"must not be more stages than devices ({devices})", stages)
+
+
+def measured_at(problem: Problem, microbatch_size: int) -> tuple[Measurement, ...]:
+    """The blocks at this size. Raises InvalidInputError if they take no time at all, or it was not measured."""
+    measured = problem.profile.at(microbatch_size)
+    total_s = sum(block.compute_s for block in measured)
+    require(total_s > 0, "profile.blocks", "must take some time together, forward and backward", total_s)
+    return measured
+
+
+def dividing_sizes(problem: Problem) -> tuple[int, ...]:
+    """The measured microbatch sizes, or the one asked for, that divide the batch. Raises InvalidInputError for none."""
+    asked = problem.options.microbatch_size
+    sizes = problem.profile.microbatch_sizes
+    if asked is not None:
+        problem.profile.at(asked)
+        sizes = (asked,)
+    dividing = tuple(size for size in sizes if problem.batch_size % size == 0)
+    if not dividing:
+        rule = f"must be a multiple of a measured microbatch size {list(sizes)}"
+        raise InvalidInputError("batch_size", rule, problem.batch_size)
+    return dividing

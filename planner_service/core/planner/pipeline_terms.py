@@ -1,0 +1,155 @@
+"""The terms of a pipeline of equal replicas: PipeDream-2BW, appendix A.1, on the links that its placement crosses.
+
+A stage's time a microbatch is max(compute + activation transfer, gradient exchange / microbatches): every edge that
+the stage really has carries a microbatch's activations one way and their gradients the other. All tables are those of
+`split.Costs`: squares over the starts and stops that are possible for a stage.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner_service.core.cluster import Cluster
+from planner_service.core.cost.all_reduce import all_reduce
+from planner_service.core.cost.compute import FloatArray
+from planner_service.core.cost.memory import copies
+from planner_service.core.cost.transfer import Bandwidths
+from planner_service.core.plan import Worker
+from planner_service.core.planner.tables import Tables
+from planner_service.core.schedule.program import pipelines_in_a_row, stages_in_a_row
+
+FLUSHED = ("1f1b", "gpipe")
+"""Pipelined schedules that pay for filling and draining: (m + d - 1) / m."""
+
+UNPIPELINED = ("data-parallel", "naive")
+"""Schedules whose stages work one after the other: a microbatch takes their sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A configuration of 2BW's search: everything but where the stages begin."""
+
+    schedule: str
+    width: int
+    depth: int
+    microbatch_size: int
+    microbatches: int
+    recompute: bool
+
+    @property
+    def devices(self) -> int:
+        """How many it uses."""
+        return self.width * self.depth
+
+    @property
+    def slots(self) -> float:
+        """Time of a batch in steps of the slowest stage, a microbatch."""
+        if self.schedule in FLUSHED:
+            return (self.microbatches + self.depth - 1) / self.microbatches
+        return 1.0
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of idle time among equal stages."""
+        if self.schedule in UNPIPELINED:
+            return (self.depth - 1) / self.depth
+        return (self.depth - 1) / (self.microbatches + self.depth - 1) if self.schedule in FLUSHED else 0.0
+
+    def throughput_samples_per_s(self, time_per_microbatch_s: float) -> float:
+        """The whole job's: the paper's b / t is that of one of the `width` pipelines."""
+        return self.width * self.microbatch_size / time_per_microbatch_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The bandwidths of an orientation: of every edge between stages, and among every stage's replicas."""
+
+    placement: tuple[Worker, ...]
+    edges: FloatArray
+    groups: FloatArray
+
+
+def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
+    """Pipelines in a row, and stages in a row unless its links are the same: 2BW orients by trying both.
+
+    The slowest link of all replicas counts. Which replicas share a server decides whether pipelines or gradient
+    exchanges stay inside it; a width that fills a server stays inside as well.
+    """
+    bandwidths = Bandwidths(cluster)
+    stages = np.arange(depth)
+    ranks = np.arange(width)[:, None] * depth + stages[:-1]
+    pipelines = Links(
+        placement=pipelines_in_a_row((width,) * depth),
+        edges=bandwidths.spanning(ranks, ranks + 1).min(axis=0),
+        groups=bandwidths.spanning(stages, stages + (width - 1) * depth),
+    )
+    low = stages * width
+    row = Links(
+        placement=stages_in_a_row((width,) * depth),
+        # Replica r's edge spans the ranks [sw + r, (s + 1)w + r]; together they span [sw, sw + 2w - 1].
+        edges=bandwidths.spanning(low[:-1], low[:-1] + 2 * width - 1),
+        groups=bandwidths.spanning(low, low + width - 1),
+    )
+    same = np.array_equal(pipelines.edges, row.edges) and np.array_equal(pipelines.groups, row.groups)
+    return (pipelines,) if same else (pipelines, row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineTerms:
+    """A shape's stages on the links of one orientation, by the accounting of memory that was asked for."""
+
+    shape: Shape
+    links: Links
+    tables: Tables
+    compute_s: FloatArray
+    accounting: str
+    optimizer: str
+    device_bytes: int
+
+    @cached_property
+    def _side(self) -> int:
+        return self.tables.blocks - self.shape.depth + 1
+
+    def window(self, table: FloatArray, stage: int) -> FloatArray:
+        """The part of a table over all intervals that is possible for the stage."""
+        possible = slice(stage, stage + self._side)
+        return table[possible, possible]
+
+    def time_s(self, stage: int) -> FloatArray:
+        """A stage's time a microbatch."""
+        busy_s = self.window(self.compute_s, stage)
+        if stage > 0:
+            before = self.tables.boundary_bytes[stage - 1 : stage - 1 + self._side]
+            busy_s = busy_s + (before / self.links.edges[stage - 1])[:, None]
+        if stage < self.shape.depth - 1:
+            after = self.tables.boundary_bytes[stage : stage + self._side]
+            busy_s = busy_s + after / self.links.edges[stage]
+        if self.shape.width == 1:
+            return busy_s
+        return np.maximum(busy_s, self._exchange_s(stage) / self.shape.microbatches)
+
+    def memory_bytes(self, stage: int) -> FloatArray:
+        """What a worker of a stage holds; infinite below the diagonal."""
+        held = copies(
+            self.accounting,
+            self.shape.schedule,
+            self.optimizer,
+            recompute=self.shape.recompute,
+            depth=self.shape.depth,
+            stage=stage,
+            microbatches=self.shape.microbatches,
+        )
+        return self.tables.memory_bytes(held, slice(stage, stage + self._side))
+
+    def fitting(self, cost: FloatArray, stage: int) -> FloatArray:
+        """A stage's costs, infinite where it does not fit its device."""
+        return np.where(self.memory_bytes(stage) <= self.device_bytes, cost, np.inf)
+
+    def fitting_s(self, stage: int) -> FloatArray:
+        """A stage's time where it fits."""
+        return self.fitting(self.time_s(stage), stage)
+
+    def _exchange_s(self, stage: int) -> FloatArray:
+        share = all_reduce(np.asarray(float(self.shape.width)))
+        return np.asarray(share * self.window(self.tables.weight_bytes, stage) / self.links.groups[stage])

@@ -1,0 +1,16 @@
+"""Solve: the planners by name, and the one function that asks them."""
+
+from planner_service.core.errors import require
+from planner_service.core.plan import Answer
+from planner_service.core.planner.gpipe import gpipe
+from planner_service.core.planner.pipedream import pipedream
+from planner_service.core.planner.problem import Planner, Problem
+from planner_service.core.planner.two_bw import two_bw
+
+PLANNERS: dict[str, Planner] = {"pipedream": pipedream, "pipedream-2bw": two_bw, "gpipe": gpipe}
+
+
+def solve(planner: str, problem: Problem) -> Answer:
+    """The planner's answer. Raises InvalidInputError for a planner that does not exist, or what it cannot be asked."""
+    require(planner in PLANNERS, "planner", f"must be one of {', '.join(PLANNERS)}", planner)
+    return PLANNERS[planner](problem)
