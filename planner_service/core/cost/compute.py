@@ -12,6 +12,7 @@ import numpy.typing as npt
 from planner_service.core.profile import Measurement
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 

@@ -1,6 +1,7 @@
 """Candidate: a shape with its best split into stages, by time, or by memory where none fits."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,17 +14,16 @@ from planner_service.core.planner.complete import Decision
 from planner_service.core.planner.pipeline_terms import UNPIPELINED, Links, PipelineTerms, Shape, orientations
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import shortfall, slower
-from planner_service.core.planner.split import Costs, min_max, min_sum
+from planner_service.core.planner.split import Costs, least_max, least_sum, min_max, min_sum
 from planner_service.core.planner.tables import Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A shape that fits: its split, its orientation and its time."""
+    """A shape that fits: its orientation and its time. Where its stages end, `Evaluator.stops` says."""
 
     shape: Shape
     terms: PipelineTerms
-    stops: tuple[int, ...]
     time_per_microbatch_s: float
     throughput_samples_per_s: float
 
@@ -90,26 +90,22 @@ class Evaluator:
         return max(total_s / shape.depth, float(np.diagonal(compute_s).max())) * shape.slots
 
     def fastest(self, shape: Shape) -> Candidate | None:
-        """The best split on the better orientation (the first if they are equal); None if none fits."""
-        search = min_sum if shape.schedule in UNPIPELINED else min_max
-        best: Candidate | None = None
-        for links in self.links(shape):
-            terms = self.terms(shape, links)
-            split = search(terms.fitting_s, shape.depth)
-            if split is None:
-                return None
-            found = candidate(shape, terms, split.stops)
-            if best is None or found.time_per_microbatch_s < best.time_per_microbatch_s:
-                best = found
-        return best
+        """The shape on the better orientation (the first if they are equal); None if no split fits."""
+        least = least_sum if shape.schedule in UNPIPELINED else least_max
+        options = [self.terms(shape, links) for links in self.links(shape)]
+        steps_s = [least(terms.fitting_s, shape.depth) for terms in options]
+        step_s = min(steps_s)
+        return candidate(shape, options[steps_s.index(step_s)], step_s) if math.isfinite(step_s) else None
+
+    def stops(self, found: Candidate) -> tuple[int, ...]:
+        """Where the stages of its best split end."""
+        search = min_sum if found.shape.schedule in UNPIPELINED else min_max
+        return _existing(search(found.terms.fitting_s, found.shape.depth), found.shape)
 
     def nearest(self, shape: Shape) -> Miss:
         """By how much the best split in terms of memory exceeds the device."""
         terms = self.terms(shape, self.links(shape)[0])
-        split = min_max(terms.memory_bytes, shape.depth)
-        if split is None:
-            raise InvalidInputError("stages", f"must not be more than blocks ({terms.tables.blocks})", shape.depth)
-        held_bytes = memory_by_stage(terms, split.stops)
+        held_bytes = memory_by_stage(terms, _existing(min_max(terms.memory_bytes, shape.depth), shape))
         stage = held_bytes.index(max(held_bytes))
         return Miss(
             shape=shape,
@@ -119,27 +115,28 @@ class Evaluator:
         )
 
 
-def candidate(shape: Shape, terms: PipelineTerms, stops: tuple[int, ...]) -> Candidate:
-    """The shape split there: the slowest stage counts, or all stages without pipelining."""
-    times_s = _by_stage(terms.time_s, stops)
-    step_s = sum(times_s) if shape.schedule in UNPIPELINED else max(times_s)
+def _existing(stops: tuple[int, ...] | None, shape: Shape) -> tuple[int, ...]:
+    if stops is None:
+        raise InvalidInputError("stages", "must be so many that a split exists", shape.depth)
+    return stops
+
+
+def candidate(shape: Shape, terms: PipelineTerms, step_s: float) -> Candidate:
+    """The shape with this time of its slowest stage, or of all stages without pipelining."""
     time_s = step_s * shape.slots
     return Candidate(
         shape=shape,
         terms=terms,
-        stops=stops,
         time_per_microbatch_s=time_s,
         throughput_samples_per_s=shape.throughput_samples_per_s(time_s),
     )
 
 
-def stages_of(found: Candidate) -> tuple[Stage, ...]:
-    """The stages with their own time and memory."""
-    starts = (0, *found.stops[:-1])
-    times_s = _by_stage(found.terms.time_s, found.stops)
-    held_bytes = memory_by_stage(found.terms, found.stops)
-    return tuple(
-        Stage(
+def _stages(found: Candidate, stops: tuple[int, ...]) -> Iterator[Stage]:
+    times_s = time_by_stage(found.terms, stops)
+    held_bytes = memory_by_stage(found.terms, stops)
+    for start, stop, time_s, memory_bytes in zip((0, *stops[:-1]), stops, times_s, held_bytes, strict=True):
+        yield Stage(
             start=start,
             stop=stop,
             replicas=found.shape.width,
@@ -147,8 +144,11 @@ def stages_of(found: Candidate) -> tuple[Stage, ...]:
             time_s=time_s,
             memory_bytes=memory_bytes,
         )
-        for start, stop, time_s, memory_bytes in zip(starts, found.stops, times_s, held_bytes, strict=True)
-    )
+
+
+def time_by_stage(terms: PipelineTerms, stops: tuple[int, ...]) -> list[float]:
+    """Every stage's own time a microbatch."""
+    return _by_stage(terms.time_s, stops)
 
 
 def memory_by_stage(terms: PipelineTerms, stops: tuple[int, ...]) -> list[int]:
@@ -165,14 +165,20 @@ def _by_stage(costs: Costs, stops: tuple[int, ...]) -> list[float]:
 
 
 def decision(
-    planner: str, cost_model: str, chosen: Candidate, *, considered: int, alternatives: Iterable[Alternative]
+    planner: str,
+    cost_model: str,
+    chosen: Candidate,
+    stops: tuple[int, ...],
+    *,
+    considered: int,
+    alternatives: Iterable[Alternative],
 ) -> Decision:
     """What the planner says of the candidate that it chose."""
     shape = chosen.shape
     return Decision(
         planner=planner,
         cost_model=cost_model,
-        stages=stages_of(chosen),
+        stages=tuple(_stages(chosen, stops)),
         placement=chosen.terms.links.placement,
         schedule=shape.schedule,
         microbatch_size=shape.microbatch_size,
@@ -187,13 +193,13 @@ def decision(
     )
 
 
-def lost(found: Candidate) -> Alternative:
+def lost(found: Candidate, stops: tuple[int, ...]) -> Alternative:
     """It fits, but another is faster (or as fast and preferred)."""
     return _alternative(
         found.shape,
         slower(found.throughput_samples_per_s),
         throughput_samples_per_s=found.throughput_samples_per_s,
-        memory_bytes=max(memory_by_stage(found.terms, found.stops)),
+        memory_bytes=max(memory_by_stage(found.terms, stops)),
     )
 
 

@@ -24,6 +24,7 @@ from planner_service.core.planner.candidate import (
     candidate,
     decision,
     lost,
+    time_by_stage,
     too_large,
 )
 from planner_service.core.planner.complete import complete
@@ -49,18 +50,24 @@ def gpipe(problem: Problem) -> Answer:
     for size in sizes:
         measured_at(problem, size)
     evaluator = Evaluator(problem=problem)
-    found = [_balanced(evaluator, _shape(problem, size)) for size in sizes]
-    fitting = sorted((f for f in found if isinstance(f, Candidate)), key=_preference)
-    misses = sorted((f for f in found if isinstance(f, Miss)), key=lambda miss: miss.missing_bytes)
+    shapes = [_shape(problem, size) for size in sizes]
+    balanced = [(shape, _balanced(evaluator, shape)) for shape in shapes]
+    fitting = sorted((_timed(evaluator, shape, stops) for shape, stops in balanced if stops), key=_preference)
+    misses = sorted((evaluator.nearest(shape) for shape, stops in balanced if not stops), key=_missing_bytes)
     if not fitting:
         return _infeasible(problem, misses)
-    alternatives = (*map(lost, fitting[1:]), *map(too_large, misses))
-    chosen = decision(NAME, "gpipe-2019-2.3", fitting[0], considered=len(found), alternatives=alternatives)
+    (best, stops), *slower = fitting
+    alternatives = (*(lost(*other) for other in slower), *map(too_large, misses))
+    chosen = decision(NAME, "gpipe-2019-2.3", best, stops, considered=len(shapes), alternatives=alternatives)
     return complete(problem, chosen)
 
 
-def _preference(found: Candidate) -> tuple[float, int]:
-    return -found.throughput_samples_per_s, found.shape.microbatch_size
+def _preference(found: tuple[Candidate, tuple[int, ...]]) -> tuple[float, int]:
+    return -found[0].throughput_samples_per_s, found[0].shape.microbatch_size
+
+
+def _missing_bytes(miss: Miss) -> int:
+    return miss.missing_bytes
 
 
 def _shape(problem: Problem, microbatch_size: int) -> Shape:
@@ -74,16 +81,20 @@ def _shape(problem: Problem, microbatch_size: int) -> Shape:
     )
 
 
-def _balanced(evaluator: Evaluator, shape: Shape) -> Candidate | Miss:
-    """The partition of least variance among those that fit, or the nearest miss."""
+def _balanced(evaluator: Evaluator, shape: Shape) -> tuple[int, ...] | None:
+    """Where the cells of least variance end, among those that fit; None if none do."""
     terms = evaluator.terms(shape, evaluator.links(shape)[0])
     squares = np.square(evaluator.compute_s(shape.microbatch_size, False))
 
     def variance(stage: int) -> FloatArray:
         return terms.fitting(terms.window(squares, stage), stage)
 
-    split = min_sum(variance, shape.depth)
-    return candidate(shape, terms, split.stops) if split else evaluator.nearest(shape)
+    return min_sum(variance, shape.depth)
+
+
+def _timed(evaluator: Evaluator, shape: Shape, stops: tuple[int, ...]) -> tuple[Candidate, tuple[int, ...]]:
+    terms = evaluator.terms(shape, evaluator.links(shape)[0])
+    return candidate(shape, terms, max(time_by_stage(terms, stops))), stops
 
 
 def _infeasible(problem: Problem, misses: list[Miss]) -> Infeasible:

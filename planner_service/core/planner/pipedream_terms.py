@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from planner_service.core.cost.all_reduce import EXCHANGES
-from planner_service.core.cost.compute import FloatArray, IntArray
+from planner_service.core.cost.compute import BoolArray, FloatArray, IntArray
 from planner_service.core.cost.memory import Copies, paper_copies, training_copies
 from planner_service.core.cost.transfer import Bandwidths
 from planner_service.core.planner.partition import Layout
@@ -51,14 +50,13 @@ class Terms:
         return self.tables.compute_s()
 
     @cached_property
-    def always_fits(self) -> bool:
-        """Whether the whole model with every device's minibatch fits one: then nothing needs to be checked."""
-        return bool(self.held_bytes(self.devices)[0, -1] <= self.device_bytes)
-
-    @cached_property
-    def fits(self) -> npt.NDArray[np.bool_]:
-        """Which intervals fit a device, by the minibatches in flight (from 0)."""
-        return np.stack([self.held_bytes(held) <= self.device_bytes for held in range(self.devices + 1)])
+    def fits(self) -> BoolArray | None:
+        """Which intervals fit a device, by the minibatches in flight (from 0); None where all do."""
+        masks = [self.tables.fits(_copies(self.problem, held), self.device_bytes) for held in range(self.devices + 1)]
+        if masks[-1] is None:
+            return None
+        everything = np.ones_like(masks[-1])
+        return np.stack([everything if mask is None else mask for mask in masks])
 
     def fastest(self, *, replicas_at_most: int | None = None) -> Layout:
         """The search for the fastest that fits."""
@@ -107,7 +105,7 @@ class Terms:
     def fitting_s(self, first: int, replicas: IntArray) -> FloatArray:
         """The slower of a stage and its boundaries, infinite where it does not fit its device."""
         cost_s = np.maximum(self.stage_s(first, replicas), self.boundary_s(first, replicas))
-        if self.always_fits:
+        if self.fits is None:
             return cost_s
         return np.where(self.fits[self.in_flight(first, replicas)], cost_s, np.inf)
 

@@ -13,7 +13,7 @@ import numpy as np
 from planner_service.core.cluster import Cluster
 from planner_service.core.cost.all_reduce import all_reduce
 from planner_service.core.cost.compute import FloatArray
-from planner_service.core.cost.memory import copies
+from planner_service.core.cost.memory import Copies, copies
 from planner_service.core.cost.transfer import Bandwidths
 from planner_service.core.plan import Worker
 from planner_service.core.planner.tables import Tables
@@ -129,9 +129,9 @@ class PipelineTerms:
             return busy_s
         return np.maximum(busy_s, self._exchange_s(stage) / self.shape.microbatches)
 
-    def memory_bytes(self, stage: int) -> FloatArray:
-        """What a worker of a stage holds; infinite below the diagonal."""
-        held = copies(
+    def held(self, stage: int) -> Copies:
+        """What a worker of a stage holds, in counts."""
+        return copies(
             self.accounting,
             self.shape.schedule,
             self.optimizer,
@@ -140,15 +140,25 @@ class PipelineTerms:
             stage=stage,
             microbatches=self.shape.microbatches,
         )
-        return self.tables.memory_bytes(held, slice(stage, stage + self._side))
+
+    def memory_bytes(self, stage: int) -> FloatArray:
+        """What a worker of a stage holds; infinite below the diagonal."""
+        return self.tables.memory_bytes(self.held(stage), slice(stage, stage + self._side))
 
     def fitting(self, cost: FloatArray, stage: int) -> FloatArray:
         """A stage's costs, infinite where it does not fit its device."""
-        return np.where(self.memory_bytes(stage) <= self.device_bytes, cost, np.inf)
+        fits = self.tables.fits(self.held(stage), self.device_bytes)
+        possible = slice(stage, stage + self._side)
+        return cost if fits is None else np.where(fits[possible, possible], cost, np.inf)
 
     def fitting_s(self, stage: int) -> FloatArray:
         """A stage's time where it fits."""
         return self.fitting(self.time_s(stage), stage)
+
+    def least_bytes(self) -> float:
+        """No split holds less on its worst stage: what the last stage holds least, of a block and on the mean."""
+        least = self.tables.memory_bytes(self.held(self.shape.depth - 1))
+        return max(float(np.diagonal(least).max()), float(least[0, -1]) / self.shape.depth)
 
     def _exchange_s(self, stage: int) -> FloatArray:
         share = all_reduce(np.asarray(float(self.shape.width)))

@@ -6,7 +6,6 @@ hence the lexicographically smallest cuts. O(d (n - d + 1)^2) time.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,40 +16,38 @@ Costs = Callable[[int], FloatArray]
 not be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """Where the stages end, and the largest cost or the sum, whichever was asked for."""
-
-    stops: tuple[int, ...]
-    cost: float
+def least_max(costs: Costs, depth: int) -> float:
+    """The largest cost of the split in which it is least; infinite if there is no split."""
+    return _of_all(_fold(costs, depth, np.maximum))
 
 
-def min_max(costs: Costs, depth: int) -> Split | None:
-    """The split of the least largest cost; among those that of the least sum of squares. None if there is none."""
-    worst = _best(_fold(costs, depth, np.maximum))
-    if not np.isfinite(worst):
-        return None
+def least_sum(costs: Costs, depth: int) -> float:
+    """The least sum of a split; infinite if there is no split."""
+    return _of_all(_fold(costs, depth, np.add))
+
+
+def min_max(costs: Costs, depth: int) -> tuple[int, ...] | None:
+    """The stops of the split of the least largest cost; among those of the least sum of squares. None without one."""
+    worst = least_max(costs, depth)
 
     def squares(stage: int) -> FloatArray:
         table = costs(stage)
         return np.where(table <= worst, np.square(table), np.inf)
 
-    balanced = min_sum(squares, depth)
-    return None if balanced is None else Split(stops=balanced.stops, cost=worst)
+    return min_sum(squares, depth) if np.isfinite(worst) else None
 
 
-def min_sum(costs: Costs, depth: int) -> Split | None:
-    """The split of the least sum; None if there is none."""
+def min_sum(costs: Costs, depth: int) -> tuple[int, ...] | None:
+    """The stops of the split of the least sum; None if there is no split."""
     suffixes = _fold(costs, depth, np.add)
-    total = _best(suffixes)
-    if not np.isfinite(total):
+    if not np.isfinite(_of_all(suffixes)):
         return None
     stops: list[int] = []
     row = 0
     for stage in range(depth - 1):
         row = int(np.argmin(costs(stage)[row] + suffixes[stage + 1]))
         stops.append(stage + row + 1)
-    return Split(stops=(*stops, depth + len(suffixes[0]) - 1), cost=total)
+    return (*stops, depth + len(suffixes[0]) - 1)
 
 
 def _fold(costs: Costs, depth: int, combine: np.ufunc) -> list[FloatArray]:
@@ -61,5 +58,5 @@ def _fold(costs: Costs, depth: int, combine: np.ufunc) -> list[FloatArray]:
     return suffixes[::-1]
 
 
-def _best(suffixes: list[FloatArray]) -> float:
+def _of_all(suffixes: list[FloatArray]) -> float:
     return float(suffixes[0][0])

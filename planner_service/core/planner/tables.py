@@ -1,11 +1,12 @@
 """Tables: a profile at one microbatch size, over every interval of blocks (`cost.compute` says in which form)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from planner_service.core.cost.compute import (
+    BoolArray,
     FloatArray,
     compute_s,
     interval_maxima,
@@ -23,6 +24,7 @@ class Tables:
 
     profile: Profile
     measured: tuple[Measurement, ...]
+    _fits: dict[tuple[Copies, int], BoolArray | None] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -72,3 +74,12 @@ class Tables:
         if held.transients:
             total += held.transients * transients
         return np.asarray(total)
+
+    def fits(self, held: Copies, device_bytes: int) -> BoolArray | None:
+        """Which stages fit a device; None for all. Asked for again and again, so it is kept."""
+        key = (held, device_bytes)
+        if key not in self._fits:
+            memory_bytes = self.memory_bytes(held)
+            largest = float(memory_bytes[0, -1] + held.inputs * self._held_bytes[2].max())
+            self._fits[key] = None if largest <= device_bytes else memory_bytes <= device_bytes
+        return self._fits[key]

@@ -69,7 +69,12 @@ def two_bw(problem: Problem) -> Answer:
         return _infeasible(problem, every, search)
     first, *others = search.best_of_classes()
     chosen = decision(
-        NAME, "pipedream-2bw-a.1", first, considered=every.considered, alternatives=_alternatives(every, search, others)
+        NAME,
+        "pipedream-2bw-a.1",
+        first,
+        search.evaluator.stops(first),
+        considered=every.considered,
+        alternatives=_alternatives(every, search, others),
     )
     return complete(problem, chosen)
 
@@ -120,10 +125,22 @@ class _Search:
             self.fitting[_class(shape)] = found
         return True
 
-    def misses(self) -> list[Miss]:
+    def misses(self, count: int) -> list[Miss]:
         """The classes of which nothing that was looked at fits, each at its smallest microbatch, the nearest first."""
         shapes = [shape for key, shape in self.too_large.items() if key not in self.fitting]
-        return sorted(map(self.evaluator.nearest, shapes), key=lambda m: (m.missing_bytes, *_preference(m.shape)))
+        bounds = sorted(
+            ((self._least_bytes(shape), _preference(shape), shape) for shape in shapes), key=lambda b: b[:2]
+        )
+        nearest: list[Miss] = []
+        for least_bytes, shape in bounds:
+            if len(nearest) >= count and least_bytes > nearest[count - 1].memory_bytes:
+                break
+            nearest.append(self.evaluator.nearest(shape))
+            nearest.sort(key=lambda miss: (miss.missing_bytes, *_preference(miss.shape)))
+        return nearest[:count]
+
+    def _least_bytes(self, shape: Shape) -> float:
+        return self.evaluator.terms(shape, self.evaluator.links(shape)[0]).least_bytes()
 
 
 def _class(shape: Shape) -> _Class:
@@ -142,8 +159,8 @@ def _order(found: Candidate) -> tuple[float | int, ...]:
 def _alternatives(every: Shapes, search: _Search, others: list[Candidate]) -> list[Alternative]:
     impossible = sorted(every.ruled_out, key=lambda out: (-out[0].devices, *_preference(out[0])))
     return [
-        *map(lost, others[: ALTERNATIVES["slower"]]),
-        *map(too_large, search.misses()[: ALTERNATIVES["memory"]]),
+        *(lost(other, search.evaluator.stops(other)) for other in others[: ALTERNATIVES["slower"]]),
+        *map(too_large, search.misses(ALTERNATIVES["memory"])),
         *(ruled_out(shape, reason) for shape, reason in impossible[: ALTERNATIVES["impossible"]]),
     ]
 
@@ -151,12 +168,14 @@ def _alternatives(every: Shapes, search: _Search, others: list[Candidate]) -> li
 def _infeasible(problem: Problem, every: Shapes, search: _Search) -> Infeasible:
     """Every class with its nearest miss, the nearest first; then what the batch rules out."""
     members = Counter(map(_class, every.runnable))
-    memory = [_memory_reason(problem, miss, members[_class(miss.shape)]) for miss in search.misses()]
+    memory = [
+        _memory_reason(problem, miss, members[_class(miss.shape)]) for miss in search.misses(ALTERNATIVES["slower"])
+    ]
     batch = [
         Reason(rule="a batch must be whole microbatches, enough for the depth", detail=f"{_named(shape)}: {reason}")
         for shape, reason in every.ruled_out
     ]
-    kept = (*memory[: ALTERNATIVES["slower"]], *batch[: ALTERNATIVES["impossible"]])
+    kept = (*memory, *batch[: ALTERNATIVES["impossible"]])
     return Infeasible(planner=NAME, reasons=kept, configurations_considered=every.considered)
 
 
