@@ -93,3 +93,29 @@ def _lanes(timeline: Timeline, stage: int) -> Sequence[Lane]:
 
 def _busy_s_per_batch(timeline: Timeline, stage: int) -> float:
     return fmean(lane.busy_s for lane in _lanes(timeline, stage)) / timeline.batches
+
+
+def report_run(
+    *,
+    schedule: str,
+    predicted: Timeline,
+    measured: Timeline,
+    first_step: int,
+    losses: tuple[float, ...],
+    ranks: tuple[RankReport, ...],
+) -> RunReport:
+    """A run's report: what its timeline measured beside what the plan's own timeline predicted."""
+    return RunReport(
+        schedule=schedule,
+        first_step=first_step,
+        steps=measured.batches,
+        batch_size=measured.batch_size,
+        losses=losses,
+        elapsed_s=measured.makespan_s,
+        throughput_samples_per_s=Compared(
+            predicted=throughput_samples_per_s(predicted), measured=throughput_samples_per_s(measured)
+        ),
+        bubble_fraction=Compared(predicted=predicted.bubble_fraction, measured=measured.bubble_fraction),
+        stages=compare_stages(predicted, measured),
+        ranks=ranks,
+    )

@@ -1,0 +1,47 @@
+"""Plans made by hand, for executions whose mathematics is known."""
+
+from planner_service.core.plan import Plan, Stage
+from planner_service.core.profile import Model
+from planner_service.core.schedule.program import pipelines_in_a_row
+from planner_service.core.stage_costs import unit_costs
+
+
+def make_plan(
+    schedule: str,
+    cuts: tuple[int, ...],
+    *,
+    replicas: tuple[int, ...] | int = 1,
+    microbatch_size: int = 2,
+    microbatches: int = 4,
+    recompute: bool = False,
+    optimizer: str = "sgd",
+    dtype: str = "float64",
+) -> Plan:
+    """A plan with stages between the cuts: (0, 2, 4) are two stages of two blocks."""
+    depth = len(cuts) - 1
+    counts = (replicas,) * depth if isinstance(replicas, int) else replicas
+    costs = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
+    return Plan(
+        planner="by hand",
+        cost_model="unit",
+        model=Model(name="test"),
+        dtype=dtype,
+        profile_id="0" * 32,
+        cluster_id="0" * 32,
+        batch_size=microbatch_size * microbatches * max(counts),
+        stages=tuple(
+            Stage(start=cuts[s], stop=cuts[s + 1], replicas=counts[s], recompute=recompute) for s in range(depth)
+        ),
+        costs=(costs,) * depth,
+        placement=pipelines_in_a_row(counts),
+        schedule=schedule,
+        microbatch_size=microbatch_size,
+        microbatches=microbatches,
+        optimizer=optimizer,
+        memory_accounting="training",
+        time_per_microbatch_s=1.0,
+        throughput_samples_per_s=1.0,
+        bubble_fraction=0.0,
+        optimal_in_flight=depth,
+        configurations_considered=1,
+    )

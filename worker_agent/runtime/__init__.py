@@ -1,0 +1,1 @@
+"""The pipeline runtime: one loop over the instruction streams, on torch.distributed and torchrun."""

@@ -1,0 +1,146 @@
+"""Channels: tensors from stage to stage. A process group a directed edge and kind, so that each is first in, first out.
+
+The first activation on an edge is preceded by a header that says how many tensors, their shapes and types; after it
+both sides know what comes, receives are posted ahead into buffers that are allocated once and used again.
+"""
+
+import pickle
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+RECEIVES_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Edge:
+    """A directed edge between two ranks; activations and gradients have edges of their own."""
+
+    source: int
+    target: int
+    gradients: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One tensor of a message."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Memory for it."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+def layouts_of(tensors: Iterable[Tensor]) -> tuple[Layout, ...]:
+    """The layouts of a message's tensors."""
+    return tuple(Layout(tuple(t.shape), t.dtype) for t in tensors)
+
+
+def open_groups(edges: Iterable[Edge], rank: int) -> dict[Edge, dist.ProcessGroup]:
+    """The process groups of the edges that touch a rank, made in one order everywhere."""
+    return {
+        edge: dist.new_group([edge.source, edge.target], use_local_synchronization=True, group_desc=str(edge))
+        for edge in sorted(edges)
+        if rank in (edge.source, edge.target)
+    }
+
+
+class Outbox:
+    """The sending end of an edge. A send never waits: its tensors are held until they are through."""
+
+    def __init__(self, edge: Edge, group: dist.ProcessGroup, *, header: bool) -> None:
+        self._edge = edge
+        self._group = group
+        self._header_due = header
+        self._pending: deque[tuple[dist.Work | None, Tensor]] = deque()
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        """Hands the tensors over, in order."""
+        if self._header_due:
+            self._send_header(layouts_of(tensors))
+        for tensor in tensors:
+            self._post(tensor.detach().contiguous())
+        self._reap()
+
+    def flush(self) -> None:
+        """Waits until all that was sent is through."""
+        while self._pending:
+            work, _ = self._pending.popleft()
+            if work is not None:
+                work.wait()
+
+    def _send_header(self, layouts: tuple[Layout, ...]) -> None:
+        content = torch.frombuffer(bytearray(pickle.dumps(layouts)), dtype=torch.uint8)
+        self._post(_on(torch.tensor([content.numel()], dtype=torch.int64), self._group))
+        self._post(_on(content, self._group))
+        self._header_due = False
+
+    def _post(self, tensor: Tensor) -> None:
+        self._pending.append((dist.isend(tensor, self._edge.target, group=self._group), tensor))
+
+    def _reap(self) -> None:
+        while self._pending:
+            work, _ = self._pending[0]
+            if work is not None and not work.is_completed():
+                return
+            self._pending.popleft()
+
+
+class Inbox:
+    """The receiving end of an edge for a known number of messages. Receives are posted ahead once shapes are known."""
+
+    def __init__(self, edge: Edge, group: dist.ProcessGroup, *, messages: int, device: torch.device) -> None:
+        self._edge = edge
+        self._group = group
+        self._device = device
+        self._unposted = messages
+        self._layouts: tuple[Layout, ...] | None = None
+        self._posted: deque[list[tuple[dist.Work | None, Tensor]]] = deque()
+        self._free: list[list[Tensor]] = []
+
+    def expect(self, layouts: tuple[Layout, ...]) -> None:
+        """Says what every message holds, where that is known without a header."""
+        if self._layouts is None:
+            self._layouts = layouts
+            self._post_ahead()
+
+    def receive(self) -> list[Tensor]:
+        """Waits for the next message. Its tensors are buffers: `release` gives them back."""
+        if self._layouts is None:
+            self.expect(self._receive_header())
+        message = self._posted.popleft()
+        for work, _ in message:
+            if work is not None:
+                work.wait()
+        self._post_ahead()
+        return [tensor for _, tensor in message]
+
+    def release(self, tensors: list[Tensor]) -> None:
+        """Gives a message's buffers back to be used again."""
+        self._free.append(tensors)
+
+    def _post_ahead(self) -> None:
+        while self._unposted and len(self._posted) < RECEIVES_AHEAD:
+            tensors = self._free.pop() if self._free else [lay.empty(self._device) for lay in self._layouts or ()]
+            self._posted.append([(dist.irecv(t, self._edge.source, group=self._group), t) for t in tensors])
+            self._unposted -= 1
+
+    def _receive_header(self) -> tuple[Layout, ...]:
+        size = _on(torch.empty(1, dtype=torch.int64), self._group)
+        dist.recv(size, self._edge.source, group=self._group)
+        content = _on(torch.empty(int(size.item()), dtype=torch.uint8), self._group)
+        dist.recv(content, self._edge.source, group=self._group)
+        layouts: Any = pickle.loads(content.cpu().numpy().tobytes())
+        return tuple(layouts)
+
+
+def _on(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The tensor where the group's backend can send it from."""
+    return tensor.cuda() if dist.get_backend(group) == "nccl" else tensor

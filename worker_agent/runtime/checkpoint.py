@@ -1,0 +1,129 @@
+"""Checkpoints: every stage writes its own files, without coordination (PipeDream 2018, section 4).
+
+    checkpoints/step-20/
+        stage-0.safetensors          the stage's weights and buffers by their names in the whole model
+        stage-0.state.safetensors    older weight versions still needed, and the optimizer's states
+        manifest.json                written by whichever stage comes last; without it the checkpoint does not count
+
+A file is written aside, flushed and renamed, so that there is a whole one or none.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from planner_service.core.errors import InvalidInputError, RunFailedError
+from worker_agent.runtime.weights import Weights
+
+Buffers = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint is of. The next batch is number `step`, its first sample `step * batch_size`."""
+
+    plan_id: str
+    step: int
+    stages: int
+    batch_size: int
+    seed: int
+
+
+def buffers_of(blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+    """The persistent buffers of some blocks by their names in the whole model."""
+    return {names[b]: b for block in blocks for b in block.buffers() if b in names}
+
+
+def save_stage(
+    root: Path, manifest: Manifest, *, stage: int, weights: Weights, buffers: Buffers, versions: Sequence[int]
+) -> None:
+    """Writes one stage's part: `versions` are its weight versions, the newest last. Raises RunFailedError."""
+    directory = step_directory(root, manifest.step)
+    *older, newest = versions
+    state = {f"version/{v}/{name}": t for v in older for name, t in weights.version_tensors(v).items()}
+    state |= {f"optimizer/{key}": t for key, t in weights.optimizer_tensors().items()}
+    metadata = {"newest": str(newest), "older": json.dumps(list(older)), "plan_id": manifest.plan_id}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _save(directory / f"stage-{stage}.state.safetensors", state, metadata)
+        _save(directory / f"stage-{stage}.safetensors", weights.version_tensors(newest) | dict(buffers), metadata)
+        if all((directory / f"stage-{s}.safetensors").exists() for s in range(manifest.stages)):
+            _write_text(directory / "manifest.json", json.dumps(asdict(manifest), indent=2))
+    except (OSError, SafetensorError) as error:
+        raise RunFailedError(f"cannot write the checkpoint {directory}: {error}") from error
+
+
+def load_stage(root: Path, step: int, *, stage: int, weights: Weights, buffers: Buffers) -> None:
+    """Loads one stage's part into its weights and buffers. Raises InvalidInputError if it cannot be read."""
+    directory = step_directory(root, step)
+    try:
+        newest, metadata = _load(directory / f"stage-{stage}.safetensors")
+        state, _ = _load(directory / f"stage-{stage}.state.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise InvalidInputError("resume", f"must have readable checkpoint files ({error})", str(directory)) from error
+    weights.load_version(int(metadata["newest"]), newest)
+    for version in json.loads(metadata["older"]):
+        prefix = f"version/{version}/"
+        weights.load_version(version, {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)})
+    optimizer = {n.removeprefix("optimizer/"): t for n, t in state.items() if n.startswith("optimizer/")}
+    weights.load_optimizer(optimizer)
+    with torch.no_grad():
+        for name, buffer in buffers.items():
+            buffer.copy_(newest[name])
+
+
+def latest(root: Path) -> Manifest | None:
+    """The newest checkpoint that every stage completed."""
+    found = [_manifest(path) for path in root.glob("step-*/manifest.json")]
+    return max(found, key=lambda manifest: manifest.step, default=None)
+
+
+def step_directory(root: Path, step: int) -> Path:
+    """Where the checkpoint after so many steps lies."""
+    return root / f"step-{step}"
+
+
+def _manifest(path: Path) -> Manifest:
+    try:
+        return Manifest(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidInputError("resume", f"must have a readable manifest ({error})", str(path)) from error
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    aside = path.with_suffix(".part")
+    save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, aside, metadata=metadata)
+    _commit(aside, path)
+
+
+def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+def _write_text(path: Path, text: str) -> None:
+    aside = path.with_suffix(f".{os.getpid()}.part")
+    aside.write_text(text)
+    _commit(aside, path)
+
+
+def _commit(aside: Path, path: Path) -> None:
+    """Flushes a file that was written aside, gives it its name, and flushes the directory that now names it."""
+    _flush(aside)
+    aside.replace(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

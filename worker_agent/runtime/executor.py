@@ -1,0 +1,173 @@
+"""Executor: the one loop over a stream's instructions. A schedule is the stream's business, not its."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from planner_service.core.errors import ScheduleError
+from planner_service.core.schedule.footprint import last_uses
+from planner_service.core.schedule.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Checkpoint,
+    Forward,
+    Instruction,
+    Recompute,
+    RecvActivation,
+    RecvGradient,
+    ReduceGradients,
+    SendActivation,
+    SendGradient,
+    Update,
+)
+from planner_service.core.schedule.program import Stream
+from planner_service.core.schedule.text import format_instruction
+from worker_agent.runtime.mail import Mail
+from worker_agent.runtime.recorder import Recorder
+from worker_agent.runtime.replicas import average
+from worker_agent.runtime.stage import Stage, Tensors
+from worker_agent.runtime.weights import Weights
+
+Feed = Callable[[int], Any]
+"""A microbatch's inputs, or its targets, by its number; the first and the last stage have one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What the executor tells others: the instruction it is at, a batch's end with its loss, a checkpoint's moment."""
+
+    on_instruction: Callable[[int], None]
+    on_update: Callable[[int, float | None], None]
+    on_checkpoint: Callable[[Checkpoint], None]
+
+
+class Executor:
+    """Executes one stream on one stage. Between instructions all state is in the stage, the weights and the mail.
+
+    `update_microbatches` is the number of microbatches whose mean gradient makes an update on this worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: Stream,
+        stage: Stage,
+        weights: Weights,
+        mail: Mail,
+        replicas: dist.ProcessGroup | None,
+        recorder: Recorder,
+        hooks: Hooks,
+        inputs: Feed | None,
+        targets: Feed | None,
+        update_microbatches: int,
+    ) -> None:
+        self._instructions = stream.instructions
+        self._stage = stage
+        self._weights = weights
+        self._mail = mail
+        self._replicas = replicas
+        self._recorder = recorder
+        self._hooks = hooks
+        self._inputs = inputs
+        self._targets = targets
+        self._update_microbatches = update_microbatches
+        self._received: dict[int, list[Tensor]] = {}
+        self._gradients: dict[int, list[Tensor]] = {}
+        self._outgoing: dict[int, Tensors] = {}
+        self._outgoing_gradients: dict[int, Tensors] = {}
+        self._losses: list[Tensor] = []
+        self._last_uses = last_uses(stream.instructions)
+
+    def run(self) -> None:
+        """Executes the whole stream."""
+        retiring: dict[int, list[int]] = defaultdict(list)
+        for version, index in self._last_uses.items():
+            retiring[index].append(version)
+        for index, instruction in enumerate(self._instructions):
+            self._hooks.on_instruction(index)
+            self._recorder.begin()
+            self._execute(index, instruction)
+            for version in retiring.get(index, ()):
+                self._weights.retire(version)
+            self._recorder.end(instruction, self._held_bytes())
+        self._mail.flush()
+
+    def _execute(self, index: int, instruction: Instruction) -> None:  # noqa: C901 (one case an instruction)
+        match instruction:
+            case Forward(microbatch=k, version=version):
+                self._weights.use(version)
+                self._forward(k)
+            case Recompute(microbatch=k, version=version):
+                self._weights.use(version)
+                self._stage.recompute_forward(k)
+            case Backward(microbatch=k, version=version):
+                self._weights.grade(version)
+                self._backward(k)
+            case SendActivation(microbatch=k, peer=peer):
+                self._mail.send_activation(peer, self._outgoing.pop(k))
+            case RecvActivation(microbatch=k, peer=peer):
+                self._received[k] = self._mail.receive_activation(k, peer)
+            case SendGradient(microbatch=k, peer=peer):
+                self._mail.send_gradient(peer, self._outgoing_gradients.pop(k))
+            case RecvGradient(microbatch=k, peer=peer):
+                self._gradients[k] = self._mail.receive_gradient(k, peer)
+            case ReduceGradients():
+                self._reduce()
+            case Update(version=version):
+                self._weights.update(version, keep_base=self._last_uses[version - 1] > index)
+                self._hooks.on_update(version, self._take_loss())
+            case Checkpoint():
+                self._hooks.on_checkpoint(instruction)
+            case BackwardInput() | BackwardWeight():
+                raise ScheduleError(f"{format_instruction(instruction)}: this runtime does not split the backward")
+            case _:
+                assert_never(instruction)
+
+    def _forward(self, k: int) -> None:
+        outputs = self._stage.forward(k, self._inputs_of(k), self._targets(k) if self._targets else None)
+        if self._stage.criterion is None:
+            self._outgoing[k] = outputs
+        else:
+            self._losses.append(outputs[0])
+
+    def _inputs_of(self, k: int) -> Tensors:
+        if self._inputs is None:
+            return tuple(t.detach().requires_grad_(t.is_floating_point()) for t in self._received.pop(k))
+        inputs = self._inputs(k)
+        return inputs if isinstance(inputs, tuple) else (inputs,)
+
+    def _backward(self, k: int) -> None:
+        if self._stage.criterion is None:
+            gradients: Sequence[Tensor] = self._gradients.pop(k)
+        else:
+            gradients = [torch.full_like(self._losses[-1], 1.0 / self._update_microbatches)]
+        to_inputs = self._stage.backward(k, tuple(gradients))
+        if self._inputs is None:
+            self._outgoing_gradients[k] = to_inputs
+        self._mail.release(k)
+
+    def _reduce(self) -> None:
+        if self._replicas is None:
+            raise ScheduleError("a gradient exchange on a stage without replicas")
+        self._weights.set_gradients(average(self._weights.gradients(), self._replicas))
+
+    def _take_loss(self) -> float | None:
+        if not self._losses:
+            return None
+        loss = float(torch.stack(self._losses).mean())
+        self._losses.clear()
+        return loss
+
+    def _held_bytes(self) -> int:
+        """Bytes of versions, gradients, optimizer states, and microbatches kept whole or by their input."""
+        weights, kept = self._weights, self._stage.kept.values()
+        graphs = sum(1 for k in kept if k.roots)
+        inputs = sum(t.nbytes for k in kept if not k.roots for t in k.inputs)
+        fixed = weights.version_bytes + weights.optimizer_bytes
+        return fixed + weights.live_bytes + graphs * self._stage.activation_bytes + inputs

@@ -1,0 +1,112 @@
+"""RunJob: everything that a rank is told. The launcher writes it to a file that all ranks of a run read."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from planner_service.contract.documents import dump, parse, read_text
+from planner_service.core.errors import require, require_amount, require_count
+from planner_service.core.plan import Plan
+from planner_service.core.profile import STRICT
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """An execution of a plan: batches [first_step, steps) of the data, from a seed or from a checkpoint.
+
+    Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank.
+    """
+
+    plan: Plan
+    model: str
+    data: str
+    loss: str | None = None
+    steps: int
+    first_step: int = 0
+    seed: int = 0
+    learning_rate: float = 0.1
+    checkpoint_every: int = 0
+    out: str
+    device: str = "auto"
+    timeout_s: float = 300.0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("steps", self.steps)
+        require_count("first_step", self.first_step, at_least=0)
+        rule = f"must be above the {self.first_step} steps that the checkpoint has done"
+        require(self.steps > self.first_step, "steps", rule, self.steps)
+        require_count("seed", self.seed, at_least=0)
+        require_amount("learning_rate", self.learning_rate, positive=True)
+        require_count("checkpoint_every", self.checkpoint_every, at_least=0)
+        require_amount("timeout_s", self.timeout_s, positive=True)
+        require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)
+
+    @property
+    def directory(self) -> "RunDirectory":
+        """Where the run's files are."""
+        return RunDirectory(root=Path(self.out))
+
+    @property
+    def batches(self) -> int:
+        """The batches to be done."""
+        return self.steps - self.first_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirectory:
+    """The files of a run.
+
+    run.json  trace.json  checkpoints/step-K/        for the user
+    logs/rank-N.log                                  what each rank printed
+    ranks/job.json  rank-N.status  rank-N.result.json  rank-N.failure.json     between launcher and ranks
+    """
+
+    root: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoints, a folder a step."""
+        return self.root / "checkpoints"
+
+    @property
+    def ranks(self) -> Path:
+        """What launcher and ranks tell each other."""
+        return self.root / "ranks"
+
+    def log(self, rank: int) -> Path:
+        """What a rank printed."""
+        return self.root / "logs" / f"rank-{rank}.log"
+
+    def status(self, rank: int) -> Path:
+        """Where a rank says at which instruction it is."""
+        return self.ranks / f"rank-{rank}.status"
+
+    def result(self, rank: int) -> Path:
+        """What a rank measured."""
+        return self.ranks / f"rank-{rank}.result.json"
+
+    def failure(self, rank: int) -> Path:
+        """Why a rank gave up."""
+        return self.ranks / f"rank-{rank}.failure.json"
+
+    @property
+    def job(self) -> Path:
+        """The RunJob itself."""
+        return self.ranks / "job.json"
+
+
+def write_job(job: RunJob) -> Path:
+    """Writes the job where its ranks find it; returns the path."""
+    path = job.directory.job
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump(asdict(job)), encoding="utf-8")
+    return path
+
+
+def read_job(path: Path) -> RunJob:
+    """The job that `write_job` wrote."""
+    return parse(RunJob, read_text(path))

@@ -1,0 +1,89 @@
+"""Mail: every channel of one rank, found by what a stream's transfer instructions name."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from planner_service.core.schedule.instructions import (
+    Instruction,
+    RecvActivation,
+    RecvGradient,
+    SendActivation,
+    SendGradient,
+)
+from planner_service.core.schedule.program import Stream
+from worker_agent.runtime.channel import Edge, Inbox, Outbox, layouts_of
+
+
+def edges_of(stream: Stream) -> Counter[Edge]:
+    """The edges that a stream sends and receives on, with the number of messages on each."""
+    return Counter(edge for i in stream.instructions if (edge := _edge(stream.rank, i)) is not None)
+
+
+def _edge(rank: int, instruction: Instruction) -> Edge | None:
+    match instruction:
+        case SendActivation(peer=peer):
+            return Edge(rank, peer, gradients=False)
+        case SendGradient(peer=peer):
+            return Edge(rank, peer, gradients=True)
+        case RecvActivation(peer=peer):
+            return Edge(peer, rank, gradients=False)
+        case RecvGradient(peer=peer):
+            return Edge(peer, rank, gradients=True)
+        case _:
+            return None
+
+
+class Mail:
+    """The outboxes and inboxes of one rank, and the buffers that its microbatches hold until they are through."""
+
+    def __init__(self, stream: Stream, groups: Mapping[Edge, dist.ProcessGroup], device: torch.device) -> None:
+        self._rank = stream.rank
+        self._outboxes: dict[Edge, Outbox] = {}
+        self._inboxes: dict[Edge, Inbox] = {}
+        self._borrowed: dict[int, list[tuple[Inbox, list[Tensor]]]] = {}
+        for edge, messages in edges_of(stream).items():
+            if edge.source == stream.rank:
+                self._outboxes[edge] = Outbox(edge, groups[edge], header=not edge.gradients)
+            else:
+                self._inboxes[edge] = Inbox(edge, groups[edge], messages=messages, device=device)
+
+    def send_activation(self, peer: int, tensors: Sequence[Tensor]) -> None:
+        """Sends a stage's outputs on. From here on it is known what gradients will come back."""
+        self._outboxes[Edge(self._rank, peer, gradients=False)].send(tensors)
+        self._inboxes[Edge(peer, self._rank, gradients=True)].expect(layouts_of(_floating(tensors)))
+
+    def send_gradient(self, peer: int, tensors: Sequence[Tensor]) -> None:
+        """Sends the gradients of a stage's inputs back."""
+        self._outboxes[Edge(self._rank, peer, gradients=True)].send(tensors)
+
+    def receive_activation(self, microbatch: int, peer: int) -> list[Tensor]:
+        """Waits for a stage's inputs; they stay valid until the microbatch is released."""
+        return self._receive(microbatch, Edge(peer, self._rank, gradients=False))
+
+    def receive_gradient(self, microbatch: int, peer: int) -> list[Tensor]:
+        """Waits for the gradients of a stage's outputs; they stay valid until the microbatch is released."""
+        return self._receive(microbatch, Edge(peer, self._rank, gradients=True))
+
+    def release(self, microbatch: int) -> None:
+        """Gives the microbatch's buffers back, to receive others."""
+        for inbox, tensors in self._borrowed.pop(microbatch, ()):
+            inbox.release(tensors)
+
+    def flush(self) -> None:
+        """Waits until everything sent is through."""
+        for outbox in self._outboxes.values():
+            outbox.flush()
+
+    def _receive(self, microbatch: int, edge: Edge) -> list[Tensor]:
+        inbox = self._inboxes[edge]
+        tensors = inbox.receive()
+        self._borrowed.setdefault(microbatch, []).append((inbox, tensors))
+        return tensors
+
+
+def _floating(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t for t in tensors if t.is_floating_point()]

@@ -1,0 +1,239 @@
+"""Rank: what one process of a run does, from its start under torchrun to its last word."""
+
+import os
+import resource
+import sys
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError, require
+from planner_service.core.identity import content_id
+from planner_service.core.schedule.check import check
+from planner_service.core.schedule.footprint import first_versions
+from planner_service.core.schedule.instructions import Checkpoint, Instruction, ReduceGradients, is_compute
+from planner_service.core.schedule.program import Program, Stream, program_of, updates_a_batch
+from planner_service.core.schedule.text import format_instruction
+from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.data import open_data
+from worker_agent.models.losses import build_loss
+from worker_agent.parent import exit_with_parent
+from worker_agent.runtime import checkpoint, results
+from worker_agent.runtime.channel import open_groups
+from worker_agent.runtime.executor import Executor, Feed, Hooks
+from worker_agent.runtime.job import RunJob, read_job
+from worker_agent.runtime.mail import Mail, edges_of
+from worker_agent.runtime.optimizers import build_optimizer
+from worker_agent.runtime.placement import place_process
+from worker_agent.runtime.recorder import Recorder, clock_for
+from worker_agent.runtime.replicas import open_replica_group
+from worker_agent.runtime.results import RankFailure, RankResult
+from worker_agent.runtime.stage import Stage
+from worker_agent.runtime.status import StatusWriter, read_status
+from worker_agent.runtime.weights import Weights, find_slots
+
+
+class Rank:
+    """One worker of a run: its stream, its stage's blocks and weights."""
+
+    def __init__(self, job: RunJob, program: Program, rank: int, device: torch.device) -> None:
+        self.job = job
+        self.program = program
+        self.stream: Stream = program.streams[rank]
+        self.device = device
+        chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
+        require_match(job, chain)
+        plan_stage = job.plan.stages[self.stream.stage]
+        self.blocks = [block.to(device).train() for block in chain.blocks[plan_stage.start : plan_stage.stop]]
+        self.last = self.stream.stage == job.plan.depth - 1
+        self.stage = Stage(
+            self.blocks,
+            first_block=plan_stage.start,
+            criterion=build_loss(job.loss) if self.last else None,
+            recompute=plan_stage.recompute,
+            seed=job.seed,
+            device=device,
+        )
+        names = chain.names()
+        self.weights = Weights(
+            find_slots(self.blocks, names),
+            lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.learning_rate),
+            version=max(first_versions(self.stream.instructions)),
+        )
+        self.buffers = checkpoint.buffers_of(self.blocks, names)
+        if job.first_step:
+            checkpoint.load_stage(
+                job.directory.checkpoints,
+                job.first_step,
+                stage=self.stream.stage,
+                weights=self.weights,
+                buffers=self.buffers,
+            )
+        self.updates = updates_a_batch(program.schedule, program.pipeline, self.stream.stage)
+        self.losses: list[float] = []
+
+    def execute(self, status: StatusWriter) -> RankResult:
+        """Executes the stream with all other ranks; returns what was measured."""
+        edges = {edge for stream in self.program.streams for edge in edges_of(stream)}
+        groups = open_groups(edges, self.stream.rank)
+        replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
+        mail = Mail(self.stream, groups, self.device)
+        inputs, targets = self._feeds()
+        dist.barrier()
+        recorder = Recorder(clock_for(self.device))
+        Executor(
+            stream=self.stream,
+            stage=self.stage,
+            weights=self.weights,
+            mail=mail,
+            replicas=replicas,
+            recorder=recorder,
+            hooks=self._hooks(status),
+            inputs=inputs,
+            targets=targets,
+            update_microbatches=self.job.plan.microbatches,
+        ).run()
+        dist.barrier()
+        return RankResult(
+            lane=recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica),
+            losses=tuple(self.losses),
+            peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+    def _hooks(self, status: StatusWriter) -> Hooks:
+        def on_update(version: int, loss: float | None) -> None:
+            if loss is not None:
+                self.losses.append(loss)
+            status.batch_done(version // self.updates, float("nan") if loss is None else loss)
+
+        return Hooks(on_instruction=status.at, on_update=on_update, on_checkpoint=self._save)
+
+    def _save(self, instruction: Checkpoint) -> None:
+        if self.stream.replica > 0:
+            return
+        manifest = checkpoint.Manifest(
+            plan_id=content_id(self.job.plan),
+            step=instruction.version // self.updates,
+            stages=self.job.plan.depth,
+            batch_size=self.job.plan.batch_size,
+            seed=self.job.seed,
+        )
+        checkpoint.save_stage(
+            self.job.directory.checkpoints,
+            manifest,
+            stage=self.stream.stage,
+            weights=self.weights,
+            buffers=self.buffers,
+            versions=range(instruction.oldest, instruction.version + 1),
+        )
+
+    def _feeds(self) -> tuple[Feed | None, Feed | None]:
+        """The inputs for the first stage and the targets for the last, by microbatch number (from 1)."""
+        first = self.stream.stage == 0
+        if not (first or self.last):
+            return None, None
+        source = open_data(self.job.data, microbatch_size=self.job.plan.microbatch_size, seed=self.job.seed)
+        dtype = getattr(torch, self.job.plan.dtype)
+
+        @lru_cache(maxsize=1)
+        def microbatch(k: int) -> tuple[Any, Any]:
+            inputs, targets = source.microbatch(k - 1)
+            return _to(inputs, self.device, dtype), _to(targets, self.device, dtype)
+
+        return (lambda k: microbatch(k)[0]) if first else None, (lambda k: microbatch(k)[1]) if self.last else None
+
+
+def require_match(job: RunJob, chain: Chain) -> None:
+    """Raises InvalidInputError if the plan is for another model, or cuts through a shared parameter."""
+    blocks = job.plan.stages[-1].stop
+    require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
+    homes: dict[nn.Parameter, int] = {}
+    for index, stage in enumerate(job.plan.stages):
+        for block in chain.blocks[stage.start : stage.stop]:
+            for name, parameter in block.named_parameters():
+                rule = f"must not share parameter {name} between the stages {homes.get(parameter)} and {index}"
+                require(homes.setdefault(parameter, index) == index, "model", rule, job.model)
+
+
+def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """The tensors of a microbatch where and as the model computes: floating-point ones in its dtype."""
+    if isinstance(value, Tensor):
+        return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+    return tuple(_to(v, device, dtype) for v in value)
+
+
+def run_rank(job: RunJob, rank: int, local_rank: int) -> None:
+    """Everything between the process's start and its result's file. Raises what goes wrong."""
+    program = program_of(
+        job.plan, batches=job.batches, first_batch=job.first_step, checkpoint_every=job.checkpoint_every
+    )
+    check(program)
+    instructions = program.streams[rank].instructions
+    status_path = job.directory.status(rank)
+    status = StatusWriter(status_path)
+    device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    with ExitStack() as stack:
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
+            stack.callback(dist.destroy_process_group)
+            results.write(job.directory.result(rank), Rank(job, program, rank, device).execute(status))
+        except RuntimeError as error:
+            raise _explained(error, instructions, status_path, rank) from error
+
+
+def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], status: Path, rank: int) -> PipeplanError:
+    """What a failure inside torch means: at a transfer the other side is gone, elsewhere the model or device failed."""
+    now = read_status(status)
+    index = now.instruction if now else -1
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if index < 0:
+        return RunFailedError(f"starting failed: {first_line}", rank=rank)
+    instruction = instructions[index]
+    waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, ReduceGradients))
+    if waits or index == len(instructions) - 1:
+        return PeerLostError(f"another rank was lost at {format_instruction(instruction)}: {first_line}", rank=rank)
+    return RunFailedError(f"{format_instruction(instruction)} failed: {first_line}", rank=rank)
+
+
+class PeerLostError(RunFailedError):
+    """This rank gave up because another one, which it waited for, is gone."""
+
+
+def main() -> None:
+    """The entry point under torchrun: `python -m worker_agent.runtime.rank JOB`."""
+    job = read_job(Path(sys.argv[1]))
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    exit_with_parent()
+    _redirect_output(job.directory.log(rank))
+    try:
+        run_rank(job, rank, local_rank)
+    except InvalidInputError as error:
+        failure = RankFailure(
+            kind="input", message=str(error), field=error.field, rule=error.rule, value=repr(error.value)
+        )
+    except PeerLostError as error:
+        failure = RankFailure(kind="peer", message=str(error))
+    except PipeplanError as error:
+        failure = RankFailure(kind="error", message=str(error))
+    else:
+        return
+    results.write(job.directory.failure(rank), failure)
+    raise SystemExit(failure.message)
+
+
+def _redirect_output(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.dup2(descriptor, sys.stderr.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Results and failures: the last words of a rank, in files that the launcher gathers."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from planner_service.contract.documents import dump, parse
+from planner_service.core.profile import STRICT
+from planner_service.core.timeline import Lane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """What one rank measured: its lane, a loss an update where it computes the loss, its largest resident size."""
+
+    lane: Lane
+    losses: tuple[float, ...]
+    peak_resident_bytes: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """Why one rank gave up: wrong input, an error of its own, or the loss of another rank that it waited for."""
+
+    kind: Literal["input", "error", "peer"]
+    message: str
+    field: str | None = None
+    rule: str | None = None
+    value: str | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+def write(path: Path, content: RankResult | RankFailure) -> None:
+    """Writes a rank's last word: whole or not at all."""
+    aside = path.with_suffix(".part")
+    aside.write_text(dump(asdict(content)), encoding="utf-8")
+    aside.replace(path)
+
+
+def read_result(path: Path) -> RankResult | None:
+    """What a rank measured; None if it did not get there."""
+    return parse(RankResult, path.read_bytes()) if path.exists() else None
+
+
+def read_failure(path: Path) -> RankFailure | None:
+    """Why a rank gave up; None if it did not say."""
+    return parse(RankFailure, path.read_bytes()) if path.exists() else None

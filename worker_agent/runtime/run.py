@@ -1,0 +1,62 @@
+"""Run: executes a plan on this node and writes what came of it: run.json, trace.json, checkpoints."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+from planner_service.contract.documents import dump
+from planner_service.core.identity import content_id
+from planner_service.core.predict import predict
+from planner_service.core.report import RankReport, RunReport, report_run
+from planner_service.core.timeline import Timeline
+from planner_service.core.trace import chrome_trace
+from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.launch import Progress, launch
+from worker_agent.runtime.results import RankResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """What a run gave: the report and the recorded timeline."""
+
+    report: RunReport
+    timeline: Timeline
+
+
+def execute(job: RunJob, on_progress: Progress) -> RunOutcome:
+    """Runs the job and writes run.json and trace.json into its directory. Raises as `launch` does."""
+    results = launch(job, on_progress)
+    measured = Timeline(lanes=tuple(r.lane for r in results), batch_size=job.plan.batch_size, batches=job.batches)
+    predicted = predict(job.plan, batches=job.batches, first_batch=job.first_step)
+    report = report_run(
+        schedule=job.plan.schedule,
+        predicted=predicted,
+        measured=measured,
+        first_step=job.first_step,
+        losses=_losses(job, results),
+        ranks=tuple(_rank_report(result) for result in results),
+    )
+    document = {"plan_id": content_id(job.plan), "model": job.model, "data": job.data, "seed": job.seed}
+    root = job.directory.root
+    (root / "run.json").write_text(dump(document | asdict(report)), encoding="utf-8")
+    trace = chrome_trace({"measured": measured, "predicted": predicted})
+    (root / "trace.json").write_text(trace, encoding="utf-8")
+    return RunOutcome(report=report, timeline=measured)
+
+
+def _losses(job: RunJob, results: Sequence[RankResult]) -> tuple[float, ...]:
+    """A loss a step: the mean over the last stage's replicas and, for PipeDream, over the step's updates."""
+    columns = [result.losses for result in results if result.losses]
+    updates = [fmean(column) for column in zip(*columns, strict=True)]
+    a_step = len(updates) // job.batches
+    return tuple(fmean(updates[i : i + a_step]) for i in range(0, len(updates), a_step))
+
+
+def _rank_report(result: RankResult) -> RankReport:
+    return RankReport(
+        rank=result.lane.rank,
+        stage=result.lane.stage,
+        replica=result.lane.replica,
+        peak_memory_bytes=result.lane.peak_memory_bytes,
+        peak_resident_bytes=result.peak_resident_bytes,
+    )

@@ -1,0 +1,127 @@
+"""Stage: the blocks of one worker, and what it keeps of each microbatch from forward to backward.
+
+A block takes and returns one tensor or a tuple of tensors.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+
+Tensors = tuple[Tensor, ...]
+Criterion = Callable[[Any, Any], Tensor]
+
+
+@dataclass(slots=True)
+class Kept:
+    """What one microbatch keeps: its inputs (leaves of its graph), its targets, and the graph's roots by their edges.
+
+    A root stands for a floating-point output, None where nothing trainable leads to it. The outputs themselves are not
+    kept: the next stage has them, and the backward needs their place in the graph only.
+    """
+
+    inputs: Tensors
+    targets: Any = None
+    roots: list[Any] = field(default_factory=list)
+
+
+class Stage:
+    """Blocks [first_block, first_block + len(blocks)) of a model, the last ones with the criterion.
+
+    The random state is set from (seed, microbatch, block) before every block: a dropout mask belongs to the
+    microbatch and the block, whoever computes it and how often, so that recomputation, resumption and any partition
+    give the same.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        *,
+        first_block: int,
+        criterion: Criterion | None,
+        recompute: bool,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.blocks = tuple(blocks)
+        self.criterion = criterion
+        self.recompute = recompute
+        self.kept: dict[int, Kept] = {}
+        self.activation_bytes = 0
+        self._measured = False
+        self._first_block = first_block
+        self._seed = seed
+        self._generator = _default_generator(device)
+
+    def forward(self, microbatch: int, inputs: Tensors, targets: Any = None) -> Tensors:
+        """The stage's outputs, or its loss if it has the criterion. Keeps the graph, with recompute the inputs."""
+        kept = self.kept[microbatch] = Kept(inputs, targets)
+        if self.recompute:
+            with torch.no_grad():
+                return self._run(microbatch, kept)
+        return self._run_with_graph(microbatch, kept)
+
+    def recompute_forward(self, microbatch: int) -> None:
+        """Runs the forward again from the kept inputs, with the same random state, and keeps the graph."""
+        self._run_with_graph(microbatch, self.kept[microbatch])
+
+    def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
+        """Adds to the weights' gradients; returns those of the floating-point inputs.
+
+        `gradients` holds one tensor for every floating-point output.
+        """
+        kept = self.kept.pop(microbatch)
+        reached = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root is not None]
+        if reached:
+            torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
+        wanted = [t for t in kept.inputs if t.is_floating_point()]
+        return tuple(t.grad if t.grad is not None else torch.zeros_like(t) for t in wanted)
+
+    def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
+        outputs = self._measure(microbatch, kept) if not self._measured else self._run(microbatch, kept)
+        floating = [t for t in outputs if t.is_floating_point()]
+        kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in floating]
+        return tuple(t.detach() for t in outputs)
+
+    def _run(self, microbatch: int, kept: Kept) -> Tensors:
+        values: Any = kept.inputs
+        for i, block in enumerate(self.blocks):
+            self._generator.manual_seed(random_seed(self._seed, microbatch, self._first_block + i))
+            result = block(*values)
+            values = result if isinstance(result, tuple) else (result,)
+        if self.criterion is None:
+            return tuple(values)
+        return (self.criterion(values if len(values) > 1 else values[0], kept.targets),)
+
+    def _measure(self, microbatch: int, kept: Kept) -> Tensors:
+        """Runs once with every saved tensor seen, to count what a microbatch keeps (storages, without the weights)."""
+        owned = {t.untyped_storage().data_ptr() for b in self.blocks for t in (*b.parameters(), *b.buffers())}
+        saved: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in owned:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor.detach()
+
+        for tensor in kept.inputs:
+            pack(tensor)
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            outputs = self._run(microbatch, kept)
+        self.activation_bytes = sum(saved.values())
+        self._measured = True
+        return outputs
+
+
+def random_seed(seed: int, microbatch: int, block: int) -> int:
+    """A 63-bit seed for one block's work on one microbatch."""
+    return hash((seed, microbatch, block)) & (2**63 - 1)
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator

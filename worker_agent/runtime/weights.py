@@ -1,0 +1,166 @@
+"""Weights: a stage's weight versions, and the update that makes the next one.
+
+A version is a set of leaf parameters. A forward runs on the leaves of its version, put into the modules' places; its
+backward finds the same leaves through the graph, so that a version that is in use is never written to
+(PipeDream 2018, section 3.3, weight stashing; PipeDream-2BW, section 3.1, double buffering).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from worker_agent.runtime.optimizers import OptimizerFactory
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One trainable parameter of the stage: its name in the whole model, and every module attribute that holds it."""
+
+    name: str
+    places: tuple[tuple[nn.Module, str], ...]
+    parameter: nn.Parameter
+
+
+def find_slots(blocks: Iterable[nn.Module], names: Mapping[Tensor, str]) -> tuple[Slot, ...]:
+    """The trainable parameters of some blocks; one that several modules share is one slot with several places."""
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for block in blocks:
+        for module in block.modules():
+            for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                if parameter.requires_grad:
+                    places.setdefault(parameter, []).append((module, attribute))
+    return tuple(Slot(names[parameter], tuple(where), parameter) for parameter, where in places.items())
+
+
+class Weights:
+    """The versions of one stage's trainable parameters. Gradients gather on the leaves of the version in use.
+
+    The optimizer works on handles, parameters of its own that are pointed at the version to be made: its states
+    belong to the weights, not to a version.
+    """
+
+    def __init__(self, slots: Sequence[Slot], optimizer: OptimizerFactory, *, version: int = 0) -> None:
+        self.slots = tuple(slots)
+        self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: tuple(slot.parameter for slot in slots)}
+        self._in_place = version
+        self._graded: tuple[nn.Parameter, ...] = ()
+        self._spare: list[tuple[nn.Parameter, ...]] = []
+        self._handles = tuple(nn.Parameter(torch.empty_like(slot.parameter)) for slot in slots)
+        self._point_handles(self._versions[version])
+        self.optimizer = optimizer(self._handles) if slots else None
+
+    @property
+    def version_bytes(self) -> int:
+        """The bytes of one version."""
+        return sum(slot.parameter.nbytes for slot in self.slots)
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes of all versions that are allocated, in use or retired and waiting to be used again."""
+        return self.version_bytes * (len(self._versions) + len(self._spare))
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """The bytes of the optimizer's states."""
+        states = self.optimizer.state.values() if self.optimizer else ()
+        return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor))
+
+    def use(self, version: int) -> None:
+        """Puts a version's leaves into the modules, for the forwards that follow."""
+        if version == self._in_place:
+            return
+        for slot, parameter in zip(self.slots, self._versions[version], strict=True):
+            for module, attribute in slot.places:
+                setattr(module, attribute, parameter)
+        self._in_place = version
+
+    def grade(self, version: int) -> None:
+        """Says that a backward puts its gradients on this version's leaves."""
+        self._graded = self._versions[version]
+
+    def gradients(self) -> list[Tensor]:
+        """What has gathered since the last update, by slot; zeros where no backward reached a parameter."""
+        for parameter in self._graded:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._graded if parameter.grad is not None]
+
+    def set_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Replaces the gathered gradients, by the average over the replicas."""
+        for parameter, gradient in zip(self._graded, gradients, strict=True):
+            parameter.grad = gradient
+
+    @torch.no_grad()
+    def update(self, version: int, *, keep_base: bool) -> None:
+        """Makes `version` from version - 1 with the gathered gradients, which are then gone.
+
+        In place unless the base is still needed (`keep_base`); then into the memory of a retired version, or into
+        new memory while there is none.
+        """
+        base = self._versions[version - 1]
+        gradients = [parameter.grad for parameter in self._graded]
+        for parameter in self._graded:
+            parameter.grad = None
+        target = self._copy(base) if keep_base else base
+        self._point_handles(target)
+        for handle, gradient in zip(self._handles, gradients, strict=True):
+            handle.grad = gradient
+        if self.optimizer:
+            self.optimizer.step()
+        for handle in self._handles:
+            handle.grad = None
+        self._versions[version] = target
+        if not keep_base:
+            del self._versions[version - 1]
+            self._in_place = version if self._in_place == version - 1 else self._in_place
+        self._graded = ()
+
+    def retire(self, version: int) -> None:
+        """Gives a version's memory back, to be used by the next update."""
+        if version in self._versions:
+            self._spare.append(self._versions.pop(version))
+            self._in_place = -1 if self._in_place == version else self._in_place
+
+    def version_tensors(self, version: int) -> dict[str, Tensor]:
+        """A version's tensors by their names in the whole model."""
+        pairs = zip(self.slots, self._versions[version], strict=True)
+        return {slot.name: parameter.detach() for slot, parameter in pairs}
+
+    @torch.no_grad()
+    def load_version(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Adds a version, from tensors by name."""
+        leaves = self._versions.get(version) or self._copy(next(iter(self._versions.values())))
+        for slot, parameter in zip(self.slots, leaves, strict=True):
+            parameter.copy_(tensors[slot.name])
+        self._versions[version] = leaves
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """The optimizer's states as `state/parameter name`."""
+        states = self.optimizer.state if self.optimizer else {}
+        return {
+            f"{key}/{slot.name}": value
+            for slot, handle in zip(self.slots, self._handles, strict=True)
+            for key, value in states.get(handle, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        """Sets the optimizer's states from what `optimizer_tensors` gave."""
+        handles = {slot.name: handle for slot, handle in zip(self.slots, self._handles, strict=True)}
+        for full_key, value in tensors.items():
+            key, name = full_key.split("/", 1)
+            if self.optimizer:
+                self.optimizer.state[handles[name]][key] = value.clone()
+
+    def _copy(self, base: Sequence[nn.Parameter]) -> tuple[nn.Parameter, ...]:
+        if not self._spare:
+            return tuple(nn.Parameter(parameter.detach().clone()) for parameter in base)
+        leaves = self._spare.pop()
+        torch._foreach_copy_([leaf.detach() for leaf in leaves], [parameter.detach() for parameter in base])
+        return leaves
+
+    def _point_handles(self, leaves: Sequence[nn.Parameter]) -> None:
+        for handle, leaf in zip(self._handles, leaves, strict=True):
+            handle.data = leaf.detach()
