@@ -128,9 +128,8 @@ class _Search:
     def misses(self, count: int) -> list[Miss]:
         """The classes of which nothing that was looked at fits, each at its smallest microbatch, the nearest first."""
         shapes = [shape for key, shape in self.too_large.items() if key not in self.fitting]
-        bounds = sorted(
-            ((self._least_bytes(shape), _preference(shape), shape) for shape in shapes), key=lambda b: b[:2]
-        )
+        bounds = [(self._least_bytes(shape), shape) for shape in shapes]
+        bounds.sort(key=lambda bound: (bound[0], _preference(bound[1])))
         nearest: list[Miss] = []
         for least_bytes, shape in bounds:
             if len(nearest) >= count and least_bytes > nearest[count - 1].memory_bytes:
