@@ -58,7 +58,7 @@ class MicrobatchSource:
         self._next = 0
 
     def _restarted(self) -> Iterator[Any]:
-        iterator = iter(self._data)
+        iterator: Iterator[Any] = iter(self._data)
         if iterator is self._data:
             self._data = self._make()
             iterator = iter(self._data)

@@ -1,6 +1,6 @@
 """Hugging Face language models by config, with random weights, cut into embedding, layers and head.
 
-B sequences of S tokens: a chain takes x_BS (token numbers) and gives logits (B, S, vocabulary). Layers are the
+B sequences of S tokens: a chain takes token numbers (B, S) and gives logits (B, S, vocabulary). Layers are the
 library's own modules, so that a chain computes what the whole model does, with the whole model's parameter names.
 """
 
@@ -67,10 +67,10 @@ class Gpt2Embedding(nn.Module):
         self.positions = positions
         self.dropout = dropout
 
-    def forward(self, x_BS: Tensor) -> Tensor:
-        """x_BS -> (B, S, hidden)."""
-        positions = torch.arange(x_BS.shape[1], device=x_BS.device).unsqueeze(0)
-        return self.dropout(self.tokens(x_BS) + self.positions(positions))  # type: ignore[no-any-return]
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, S) -> (B, S, hidden)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        return self.dropout(self.tokens(tokens) + self.positions(positions))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -89,7 +89,8 @@ class Layer(nn.Module):
             positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
             arguments["position_embeddings"] = self.rotary(hidden, position_ids=positions)
         result = self.layer(hidden, **arguments)
-        return result[0] if isinstance(result, tuple) else result  # a tuple before transformers 5
+        output: Tensor = result[0] if isinstance(result, tuple) else result  # a tuple before transformers 5
+        return output
 
 
 def build_family(spec: Spec) -> Family:

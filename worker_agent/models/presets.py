@@ -20,7 +20,7 @@ def mlp(*, width: int = 16, depth: int = 6) -> list[nn.Module]:
 
 
 def regression(*, microbatch_size: int, seed: int, width: int = 16, samples: int = 1024) -> Samples:
-    """Normal inputs (B, width); the targets are a fixed non-linear function of them, so that there is a loss to lower."""
+    """Normal inputs (B, width); the targets are a non-linear function of them: there is a loss to lower."""
     require_count("data.width", width)
     require_count("data.samples", samples)
     generator = torch.Generator().manual_seed(seed)
@@ -77,7 +77,7 @@ class _Wait(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         time.sleep(ctx.backward_s)
         return gradient, None, None

@@ -1,4 +1,4 @@
-"""Text: token sequences for language models. B sequences of S tokens; inputs x_BS, targets the tokens that follow."""
+"""Text: token sequences for language models. B sequences of S tokens; inputs (B, S), targets the tokens that follow."""
 
 import sysconfig
 from functools import cache
@@ -46,7 +46,7 @@ def random_tokens(
 
 
 def _shifted(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, S + 1) -> x_BS and the tokens one further."""
+    """(B, S + 1) -> (B, S) and the tokens one further."""
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
