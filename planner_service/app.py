@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from planner_service.api import clusters, health, jobs, openapi, plans, problems, profiles, runs
 from planner_service.api.guard import Guard
+from planner_service.core.planner.solve import solve as solve_with_planner
 from planner_service.dashboard import pages
 from planner_service.services.context import Context, Solve, utc_now
 from planner_service.settings import Settings
@@ -22,10 +23,10 @@ DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, solve: Solve | None = None) -> FastAPI:
+def create_app(
+    settings: Settings, *, now: Callable[[], datetime] = utc_now, solve: Solve = solve_with_planner
+) -> FastAPI:
     """The application; on start-up it brings its database to the present tables."""
-    from planner_service.core.planner import solve as planners
-
     database = Database(settings.database_url)
 
     @asynccontextmanager
@@ -44,7 +45,11 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     )
     app.state.max_body_bytes = settings.max_body_bytes
     app.state.context = Context(
-        database=database, solve=solve or planners.solve, now=now, lease_s=settings.lease_s, max_attempts=settings.max_attempts
+        database=database,
+        solve=solve,
+        now=now,
+        lease_s=settings.lease_s,
+        max_attempts=settings.max_attempts,
     )
     for routes in (profiles, clusters, plans, jobs, runs, health):
         app.include_router(routes.router)

@@ -2,7 +2,7 @@
 
 import typer
 
-from planner_service.commands import db, serve
+from planner_service.commands import db, plan, serve
 from planner_service.contract.console import run_command
 
 app = typer.Typer(
@@ -14,6 +14,7 @@ app = typer.Typer(
 )
 
 app.command()(serve.serve)
+app.add_typer(plan.app, name="plan")
 app.add_typer(db.app, name="db")
 
 

@@ -1,1 +1,1 @@
-"""Other systems' formats, out."""
+"""Other systems' formats, out; the Chrome trace is in the core, because agents write it too."""

@@ -16,7 +16,7 @@ from planner_service.core.profile import Profile
 from planner_service.core.schedule.program import program_of
 from planner_service.core.schedule.text import format_stream
 from planner_service.core.timeline import Timeline
-from planner_service.exports.chrome_trace import chrome_trace
+from planner_service.core.trace import chrome_trace
 from planner_service.services.context import Context, found
 from planner_service.storage import clusters, profiles
 from planner_service.storage import plans as storage

@@ -6,7 +6,7 @@ from planner_service.contract.runs import Run, RunSummary
 from planner_service.core.errors import NotFoundError
 from planner_service.core.predict import predict
 from planner_service.core.timeline import Timeline
-from planner_service.exports.chrome_trace import chrome_trace
+from planner_service.core.trace import chrome_trace
 from planner_service.services.context import Context, found
 from planner_service.services.jobs import settle
 from planner_service.services.plans import playable_batches

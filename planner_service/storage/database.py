@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError, TimeoutError
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, TimeoutError
 
 from planner_service.core.errors import InvalidInputError, ServiceError, require
 
@@ -61,7 +61,9 @@ def _reporting(url: URL) -> Iterator[None]:
     """What the database itself cannot do (locked, full, unreachable) becomes a ServiceError."""
     try:
         yield
-    except (OperationalError, TimeoutError) as error:
+    except (DatabaseError, TimeoutError) as error:
+        if not isinstance(error, OperationalError | TimeoutError) and type(error) is not DatabaseError:
+            raise  # a broken constraint or statement: what was asked for is wrong, not the database
         cause = getattr(error, "orig", None) or error
         raise ServiceError(f"the database {url.render_as_string()} cannot be used: {cause}") from error
 
@@ -96,8 +98,12 @@ def _sqlite_engine(url: URL) -> Engine:
 def _configure(connection: sqlite3.Connection, _record: Any) -> None:
     """Transactions are ours to begin (`_begin`), not the driver's, and a commit is on the disk when it is answered."""
     connection.isolation_level = None
-    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
+    try:
+        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+    except sqlite3.Error:
+        connection.close()
+        raise
 
 
 def _begin(connection: Connection) -> None:

@@ -1,0 +1,90 @@
+"""Documents that the service's tests send, and short cuts to what is stored."""
+
+from dataclasses import asdict
+from typing import Any
+
+from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
+from planner_service.contract.jobs import LeaseRequest, ProfileResult, ProfileTask, RunResult, RunTask
+from planner_service.contract.plans import PlanRequest
+from planner_service.core.plan import Plan
+from planner_service.core.predict import predict
+from planner_service.core.report import Compared, RankReport, RunReport, StageReport, compare_stages
+from planner_service.core.timeline import Lane, Timeline
+from planner_service.services import clusters, plans, profiles
+from planner_service.services.context import Context
+
+PROFILE_TASK = ProfileTask(model="hf:gpt2?n_layer=4", microbatch_sizes=(1, 2))
+ANY_WORK = LeaseRequest(agent="node-1")
+PROFILE_RESULT = ProfileResult(profile=PROFILE, cluster=CLUSTER)
+
+
+def profile_document(**changes: Any) -> dict[str, Any]:
+    """A profile's document, with some keys changed."""
+    return asdict(PROFILE) | changes
+
+
+def request_document(**changes: Any) -> dict[str, Any]:
+    """A plan request's document, with some keys changed."""
+    return PLAN_REQUEST.model_dump(mode="json") | changes
+
+
+def store_plan(context: Context, **changes: Any) -> str:
+    """Stores the examples' plan; returns its id."""
+    profiles.create(context, PROFILE)
+    clusters.create(context, CLUSTER)
+    request = PlanRequest.model_validate(request_document(**changes))
+    plan_id = plans.create(context, request).plan_id
+    if plan_id is None:
+        raise LookupError("no plan fits")
+    return plan_id
+
+
+def run_task(plan_id: str, **changes: Any) -> RunTask:
+    """A task that executes the plan for four steps."""
+    values = {"plan_id": plan_id, "model": "hf:gpt2?n_layer=4", "data": "hf:random-tokens", "steps": 4}
+    return RunTask.model_validate(values | changes)
+
+
+def run_result(plan: Plan, *, slower: float = 1.25) -> RunResult:
+    """What a run reports that took so many times as long as its plan predicted."""
+    predicted = predict(plan, batches=4)
+    measured = Timeline(
+        lanes=tuple(_stretched(lane, slower) for lane in predicted.lanes),
+        batch_size=predicted.batch_size,
+        batches=predicted.batches,
+    )
+    stages: tuple[StageReport, ...] = compare_stages(predicted, measured)
+    report = RunReport(
+        schedule=plan.schedule,
+        first_step=0,
+        steps=4,
+        batch_size=plan.batch_size,
+        losses=(4.0, 3.5, 3.2, 3.1),
+        elapsed_s=measured.makespan_s,
+        throughput_samples_per_s=Compared(predicted=60.0, measured=60.0 / slower),
+        bubble_fraction=Compared(predicted=0.1, measured=0.12),
+        stages=stages,
+        ranks=tuple(
+            RankReport(
+                rank=lane.rank,
+                stage=lane.stage,
+                replica=lane.replica,
+                peak_memory_bytes=lane.peak_memory_bytes,
+                peak_resident_bytes=2**30,
+            )
+            for lane in measured.lanes
+        ),
+    )
+    return RunResult(report=report, timeline=measured)
+
+
+def _stretched(lane: Lane, factor: float) -> Lane:
+    return Lane(
+        rank=lane.rank,
+        stage=lane.stage,
+        replica=lane.replica,
+        instructions=lane.instructions,
+        start_s=tuple(factor * moment_s for moment_s in lane.start_s),
+        end_s=tuple(factor * moment_s for moment_s in lane.end_s),
+        memory_bytes=lane.memory_bytes,
+    )

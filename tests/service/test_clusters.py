@@ -1,0 +1,26 @@
+"""Clusters over HTTP."""
+
+from dataclasses import asdict
+
+from fastapi.testclient import TestClient
+
+from planner_service.api.examples import CLUSTER
+from planner_service.core.identity import canonical_json, content_id
+
+
+def test_a_cluster_comes_back_as_it_was_stored(http: TestClient) -> None:
+    created = http.post("/v1/clusters", json=asdict(CLUSTER))
+    assert created.status_code == 201
+    assert created.json()["id"] == content_id(CLUSTER)
+    assert http.get(created.headers["location"]).text == canonical_json(CLUSTER)
+    assert http.post("/v1/clusters", json=asdict(CLUSTER)).status_code == 200
+    (listed,) = http.get("/v1/clusters").json()["items"]
+    assert listed["devices"] == 2
+
+
+def test_a_wrong_cluster_is_refused_and_not_stored(http: TestClient) -> None:
+    levels = [{"size": 0, "bandwidth_bytes_per_s": 1.0}]
+    answer = http.post("/v1/clusters", json=asdict(CLUSTER) | {"levels": levels})
+    (rule,) = answer.json()["errors"]
+    assert rule == {"field": "levels.0.size", "rule": "must be a whole number of at least 1", "value": 0}
+    assert http.get("/v1/clusters").json()["items"] == []

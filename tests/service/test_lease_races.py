@@ -1,0 +1,68 @@
+"""Many agents at once on one real SQLite file: every job has one owner, and the database is never locked."""
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from planner_service.contract.jobs import Completion, Heartbeat, LeaseRequest, Progress
+from planner_service.services import jobs
+from planner_service.services.context import Context
+from planner_service.storage.database import Database
+from planner_service.storage.listing import Cut
+from tests.service.answers import halve
+from tests.service.conftest import Clock
+from tests.service.documents import PROFILE_RESULT, PROFILE_TASK
+
+AGENTS = 8
+JOBS = 50
+
+
+def _work(context: Context, agent: str, start: threading.Barrier) -> list[str]:
+    """Takes and completes jobs until there are none; returns those that it owned."""
+    start.wait()
+    owned = []
+    while lease := jobs.lease(context, LeaseRequest(agent=agent)):
+        owned.append(lease.job.id)
+        progress = Progress(done=1, total=1)
+        jobs.heartbeat(context, lease.job.id, Heartbeat(token=lease.token, progress=progress))
+        jobs.complete(context, lease.job.id, Completion(token=lease.token, result=PROFILE_RESULT))
+    return owned
+
+
+def _run_agents(contexts: list[Context]) -> Counter[str]:
+    start = threading.Barrier(AGENTS)
+    with ThreadPoolExecutor(AGENTS) as pool:
+        workers = [pool.submit(_work, contexts[i % len(contexts)], f"agent-{i}", start) for i in range(AGENTS)]
+        return Counter(job_id for worker in workers for job_id in worker.result())
+
+
+def test_every_job_has_one_owner_among_threads(context: Context) -> None:
+    expected = {jobs.enqueue(context, PROFILE_TASK)[0].id for _ in range(JOBS)}
+    owners = _run_agents([context])
+    assert set(owners) == expected
+    assert set(owners.values()) == {1}
+    assert {job.state for job in jobs.newest(context, Cut(limit=200)).items} == {"succeeded"}
+
+
+def test_every_job_has_one_owner_among_services_on_one_file(context: Context, database_url: str, clock: Clock) -> None:
+    """Two databases have a lock each, as two processes would: only the file's own lock is between them."""
+    other = Context(database=Database(database_url), solve=halve, now=clock)
+    expected = {jobs.enqueue(context, PROFILE_TASK)[0].id for _ in range(JOBS)}
+    owners = _run_agents([context, other])
+    other.database.close()
+    assert set(owners) == expected
+    assert set(owners.values()) == {1}
+
+
+def test_one_of_many_simultaneous_requests_under_a_key_makes_the_job(context: Context) -> None:
+    start = threading.Barrier(AGENTS)
+
+    def enqueue(_: int) -> tuple[str, bool]:
+        start.wait()
+        job, new = jobs.enqueue(context, PROFILE_TASK, "one key")
+        return job.id, new
+
+    with ThreadPoolExecutor(AGENTS) as pool:
+        made = list(pool.map(enqueue, range(AGENTS)))
+    assert len({job_id for job_id, _ in made}) == 1
+    assert [new for _, new in made].count(True) == 1

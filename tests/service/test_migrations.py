@@ -1,0 +1,127 @@
+"""Migrations: they give exactly the declared tables, and run both ways with data in them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from planner_service.core.errors import InvalidInputError, ServiceError
+from planner_service.services import jobs
+from planner_service.services.context import Context
+from planner_service.storage.database import Database
+from planner_service.storage.migrations import downgrade, head, migrations_folder, revision_of, upgrade
+from planner_service.storage.tables import metadata
+from tests.service.answers import halve
+from tests.service.documents import PROFILE_TASK, run_task, store_plan
+
+
+@pytest.fixture
+def database(database_url: str) -> Database:
+    """A database at the newest revision."""
+    database = Database(database_url)
+    upgrade(database)
+    return database
+
+
+def test_the_migrations_give_exactly_the_declared_tables(database: Database) -> None:
+    with database.read() as connection:
+        migration = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(migration, metadata) == []
+    database.close()
+
+
+def test_the_constraints_are_the_declared_ones(database: Database) -> None:
+    """What the comparison does not see: checks, keys and what they are called."""
+    declared = Database(str(database.url).replace("service", "declared"))
+    with declared.write() as connection:
+        metadata.create_all(connection)
+    for table in metadata.tables:
+        found = [_constraints(made, table) for made in (database, declared)]
+        assert found[0] == found[1]
+    database.close()
+    declared.close()
+
+
+def _constraints(database: Database, table: str) -> tuple[object, ...]:
+    inspector = inspect(database.engine)
+    unique = sorted(str(sorted(u.items(), key=str)) for u in inspector.get_unique_constraints(table))
+    foreign = sorted(str(sorted(f.items(), key=str)) for f in inspector.get_foreign_keys(table))
+    checks = [(check["name"], check["sqltext"]) for check in inspector.get_check_constraints(table)]
+    return unique, foreign, checks, inspector.get_pk_constraint(table)
+
+
+def test_they_run_down_and_up_again_with_data_in_the_tables(database: Database) -> None:
+    context = Context(database=database, solve=halve)
+    jobs.enqueue(context, PROFILE_TASK)
+    jobs.enqueue(context, run_task(store_plan(context)))
+    downgrade(database, "base")
+    assert revision_of(database) is None
+    assert set(inspect(database.engine).get_table_names()) <= {"alembic_version"}
+    upgrade(database)
+    assert revision_of(database) == head()
+    jobs.enqueue(context, run_task(store_plan(context)))
+    database.close()
+
+
+def test_an_upgrade_of_what_is_up_to_date_changes_nothing(database: Database) -> None:
+    context = Context(database=database, solve=halve)
+    plan_id = store_plan(context)
+    upgrade(database)
+    assert store_plan(context) == plan_id
+    database.close()
+
+
+def test_several_processes_may_upgrade_at_once(database_url: str) -> None:
+    databases = [Database(database_url) for _ in range(4)]
+    start = threading.Barrier(len(databases))
+
+    def run(database: Database) -> str | None:
+        start.wait()
+        upgrade(database)
+        revision = revision_of(database)
+        database.close()
+        return revision
+
+    with ThreadPoolExecutor(len(databases)) as pool:
+        assert set(pool.map(run, databases)) == {head()}
+
+
+def test_a_database_of_a_newer_version_is_refused_in_a_sentence(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(ServiceError, match="9999"):
+        upgrade(database)
+    database.close()
+
+
+def test_the_database_is_durable_and_keeps_its_references(database: Database) -> None:
+    with database.read() as connection:
+        pragmas = {
+            name: connection.execute(text(f"PRAGMA {name}")).scalar_one()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+    database.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "nonsense"])
+def test_a_database_must_be_a_file(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="database_url"):
+        Database(url)
+
+
+def test_a_file_that_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "letter.sqlite3"
+    path.write_text("Dear all, this is no database, but it is long enough to be taken for one. " * 20)
+    database = Database(f"sqlite:///{path}")
+    with pytest.raises(ServiceError, match="not a database"):
+        upgrade(database)
+    database.close()
+
+
+def test_the_migrations_are_beside_the_package_or_in_it() -> None:
+    assert (migrations_folder() / "versions" / "0001_first_tables.py").is_file()
