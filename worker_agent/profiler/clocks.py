@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -36,7 +36,7 @@ CLOCK_NAMES: dict[type[Clock], str] = {
 """What a profile's `method.clock` says."""
 
 
-def choose_clock(name: str, device: torch.device) -> Callable[[], Clock]:
+def choose_clock(name: str, device: torch.device) -> type[Clock]:
     """What makes the clocks for a device: `name` is "auto", "processor" or "wall" (the last two are for CPUs)."""
     if device.type == "cuda":
         return CudaClock

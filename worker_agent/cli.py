@@ -1,0 +1,26 @@
+"""`pipeplan-agent`: profiles and runs models on this node. Wires the sub-commands together."""
+
+import typer
+
+from planner_service.contract.console import run_command
+from worker_agent.commands.profile import profile
+
+app = typer.Typer(
+    name="pipeplan-agent",
+    help="Measures models on this node, and runs plans on it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+app.command()(profile)
+
+
+@app.callback()
+def agent() -> None:
+    """Measures models on this node, and runs plans on it."""
+
+
+def main() -> None:
+    """The command's entry point."""
+    run_command(app)

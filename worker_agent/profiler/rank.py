@@ -1,0 +1,143 @@
+"""Rank: what one profiling process does, from its start under torchrun to the file with its figures."""
+
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from planner_service.core.errors import InvalidInputError, PipeplanError
+from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.data import Microbatch, MicrobatchSource, open_data
+from worker_agent.models.defaults import DefaultFeed, default_feed
+from worker_agent.models.losses import Loss, build_loss
+from worker_agent.parent import exit_with_parent
+from worker_agent.profiler.blocks import measure_times, prepare_gradients
+from worker_agent.profiler.clocks import CLOCK_NAMES, choose_clock
+from worker_agent.profiler.devices import describe, place
+from worker_agent.profiler.job import ProfileDirectory, ProfileJob, read_job
+from worker_agent.profiler.links import measure_links
+from worker_agent.profiler.memory import measure_memory
+from worker_agent.profiler.passage import moved
+from worker_agent.profiler.progress import ProgressWriter
+from worker_agent.profiler.results import BlockFigures, RankFigures, write_figures
+from worker_agent.profiler.updates import measure_update_s_per_byte
+from worker_agent.runtime.optimizers import build_optimizer
+from worker_agent.runtime.results import RankFailure
+from worker_agent.runtime.results import write as write_failure
+
+_SEED = 0
+_LEARNING_RATE = 1e-6
+"""So small that the measured updates leave the model as it is."""
+
+
+class ProfilingRank:
+    """One device's part of a profile. All ranks do the same at the same time, and wait for each other every round."""
+
+    def __init__(self, job: ProfileJob, device: torch.device, progress: ProgressWriter) -> None:
+        self.job = job
+        self.device = device
+        self.progress = progress
+        self.dtype: torch.dtype = getattr(torch, job.task.dtype)
+        self.chain: Chain = build_model(job.task.model, seed=_SEED, dtype=self.dtype)
+        self.blocks = tuple(block.to(device).train() for block in self.chain.blocks)
+        self.feed = default_feed(self.chain) if job.task.data is None else _named(job.task.data, job.loss)
+        self.loss: Loss = build_loss(self.feed.loss)
+        self.make_clock = choose_clock(job.clock, device)
+
+    def measure(self) -> RankFigures:
+        """Everything, in the order in which progress counts it."""
+        described = describe(self.device, dist.get_world_size())
+        self.progress.say(f"data: {self.feed.description}")
+        sizes = tuple(self._size(microbatch_size) for microbatch_size in self.job.task.microbatch_sizes)
+        update_s_per_byte = self._update()
+        self.progress.step("links")
+        link = measure_links(self.device)
+        self.progress.step("done")
+        return RankFigures(
+            model_name=self.chain.name,
+            block_names=self.chain.block_names,
+            weight_bytes=self.chain.weight_bytes(),
+            sizes=sizes,
+            update_s_per_byte=update_s_per_byte,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link else None,
+            latency_s=link.latency_s if link else None,
+            device=described,
+            clock=CLOCK_NAMES[self.make_clock],
+            torch_version=torch.__version__,
+        )
+
+    def _size(self, microbatch_size: int) -> tuple[BlockFigures, ...]:
+        source = open_data(self.feed.data, microbatch_size=microbatch_size, seed=_SEED)
+        microbatch = partial(self._microbatch, source)
+        times = measure_times(
+            self.blocks,
+            self.loss,
+            microbatch,
+            warm_up_rounds=self.job.task.warm_up_rounds,
+            rounds=self.job.task.rounds,
+            make_clock=self.make_clock,
+            before_round=lambda number: self._before_round(microbatch_size, number),
+        )
+        memory = measure_memory(self.blocks, self.loss, microbatch(0), self.device)
+        return tuple(BlockFigures(**asdict(t), **asdict(m)) for t, m in zip(times, memory, strict=True))
+
+    def _microbatch(self, source: MicrobatchSource, index: int) -> Microbatch:
+        inputs, targets = source.microbatch(index)
+        return moved(inputs, self.device, self.dtype), moved(targets, self.device, self.dtype)
+
+    def _before_round(self, microbatch_size: int, number: int) -> None:
+        rounds = self.job.task.warm_up_rounds + self.job.task.rounds
+        self.progress.step(f"microbatches of {microbatch_size}: round {number + 1} of {rounds}")
+        dist.barrier()
+
+    def _update(self) -> float:
+        return measure_update_s_per_byte(
+            prepare_gradients(self.blocks),
+            lambda parameters: build_optimizer(self.job.task.optimizer, parameters, _LEARNING_RATE),
+            rounds=self.job.task.rounds,
+            make_clock=self.make_clock,
+        )
+
+
+def _named(data: str, loss: str | None) -> DefaultFeed:
+    return DefaultFeed(data=data, loss=loss, description=data)
+
+
+def profile_rank(directory: ProfileDirectory) -> None:
+    """Everything between the process's start and its figures' file. Raises what goes wrong."""
+    job = read_job(directory)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    progress = ProgressWriter(directory.progress, rank=rank, total=job.steps)
+    device = place(job.device, int(os.environ["LOCAL_RANK"]), ranks)
+    profiling = ProfilingRank(job, device, progress)
+    with ExitStack() as stack:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        stack.callback(dist.destroy_process_group)
+        write_figures(directory.result(rank), profiling.measure())
+
+
+def main() -> None:
+    """The entry point under torchrun: `python -m worker_agent.profiler.rank DIRECTORY`."""
+    directory = ProfileDirectory(root=Path(sys.argv[1]))
+    exit_with_parent()
+    try:
+        profile_rank(directory)
+    except InvalidInputError as error:
+        failure = RankFailure(
+            kind="input", message=str(error), field=error.field, rule=error.rule, value=repr(error.value)
+        )
+    except PipeplanError as error:
+        failure = RankFailure(kind="error", message=str(error))
+    else:
+        return
+    write_failure(directory.failure(int(os.environ["RANK"])), failure)
+    raise SystemExit(failure.message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What one profiling process measured, as it tells the launcher, and the profile and cluster that all of them make."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import ClassVar
+
+from planner_service.contract.documents import dump, parse
+from planner_service.core.cluster import Cluster, Level
+from planner_service.core.profile import STRICT, Block, Device, Measurement, Method, Model, Overheads, Profile
+from worker_agent.profiler.job import ProfileJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFigures:
+    """One block at one microbatch size on one device: seconds a round, bytes."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    input_bytes: int
+    output_bytes: int
+    activation_bytes: int
+    workspace_bytes: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """All that one process measured. `sizes` holds the blocks' figures a microbatch size, in the task's order.
+
+    The link is the one to the next rank; the last rank of several has none.
+    """
+
+    model_name: str
+    block_names: tuple[str, ...]
+    weight_bytes: tuple[int, ...]
+    sizes: tuple[tuple[BlockFigures, ...], ...]
+    update_s_per_byte: float
+    bandwidth_bytes_per_s: float | None
+    latency_s: float | None
+    device: Device
+    clock: str
+    torch_version: str
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+def write_figures(path: Path, figures: RankFigures) -> None:
+    """Writes what a process measured, whole or not at all."""
+    aside = path.with_suffix(".part")
+    aside.write_text(dump(asdict(figures)), encoding="utf-8")
+    aside.replace(path)
+
+
+def read_figures(path: Path) -> RankFigures | None:
+    """What a process measured; None if it did not get there."""
+    return parse(RankFigures, path.read_bytes()) if path.exists() else None
+
+
+def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
+    """The profile: times are medians over the rounds of all ranks together, bytes are the largest of any rank."""
+    first = ranks[0]
+    return Profile(
+        model=Model(name=first.model_name, spec=job.task.model),
+        device=device_of(ranks),
+        dtype=job.task.dtype,
+        blocks=tuple(_block(job, ranks, index) for index in range(len(first.block_names))),
+        overheads=Overheads(update_s_per_byte=median(figures.update_s_per_byte for figures in ranks)),
+        method=Method(
+            warm_up_rounds=job.task.warm_up_rounds,
+            rounds=job.task.rounds,
+            clock=first.clock,
+            concurrent_devices=len(ranks),
+            torch_version=first.torch_version,
+        ),
+    )
+
+
+def cluster_of(ranks: Sequence[RankFigures]) -> Cluster:
+    """This node's devices as one level, with the medians of the links between neighbours."""
+    return Cluster(
+        device=device_of(ranks),
+        levels=(
+            Level(
+                size=len(ranks),
+                bandwidth_bytes_per_s=median(r.bandwidth_bytes_per_s for r in ranks if r.bandwidth_bytes_per_s),
+                latency_s=median(r.latency_s for r in ranks if r.latency_s is not None),
+            ),
+        ),
+    )
+
+
+def device_of(ranks: Sequence[RankFigures]) -> Device:
+    """The device with the least memory stands for all."""
+    return min((figures.device for figures in ranks), key=lambda device: device.memory_bytes)
+
+
+def _block(job: ProfileJob, ranks: Sequence[RankFigures], index: int) -> Block:
+    return Block(
+        name=ranks[0].block_names[index],
+        weight_bytes=ranks[0].weight_bytes[index],
+        measurements=tuple(
+            _measurement(size, [figures.sizes[position][index] for figures in ranks])
+            for position, size in enumerate(job.task.microbatch_sizes)
+        ),
+    )
+
+
+def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measurement:
+    forward_s = [seconds for block in figures for seconds in block.forward_s]
+    backward_s = [seconds for block in figures for seconds in block.backward_s]
+    return Measurement(
+        microbatch_size=microbatch_size,
+        forward_s=median(forward_s),
+        backward_s=median(backward_s),
+        input_bytes=max(block.input_bytes for block in figures),
+        output_bytes=max(block.output_bytes for block in figures),
+        activation_bytes=max(block.activation_bytes for block in figures),
+        workspace_bytes=max(block.workspace_bytes for block in figures),
+        forward_spread_s=spread(forward_s),
+        backward_spread_s=spread(backward_s),
+    )
+
+
+def spread(values: Sequence[float]) -> float:
+    """The interquartile range; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    lower, _, upper = quantiles(values, n=4, method="inclusive")
+    return upper - lower
