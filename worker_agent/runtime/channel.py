@@ -44,12 +44,9 @@ def layouts_of(tensors: Iterable[Tensor]) -> tuple[Layout, ...]:
 
 
 def open_groups(edges: Iterable[Edge], rank: int) -> dict[Edge, dist.ProcessGroup]:
-    """The process groups of the edges that touch a rank, made in one order everywhere."""
-    return {
-        edge: dist.new_group([edge.source, edge.target], use_local_synchronization=True, group_desc=str(edge))
-        for edge in sorted(edges)
-        if rank in (edge.source, edge.target)
-    }
+    """The process groups of the edges that touch a rank. Every rank makes all groups, in the same order."""
+    made = {edge: dist.new_group([edge.source, edge.target], group_desc=str(edge)) for edge in sorted(edges)}
+    return {edge: group for edge, group in made.items() if rank in (edge.source, edge.target)}
 
 
 class Outbox:

@@ -8,13 +8,17 @@ from torch import Tensor
 
 
 def open_replica_group(stages: Sequence[int], rank: int) -> dist.ProcessGroup | None:
-    """The group of the ranks that hold this rank's stage (`stages` by rank); None where it is alone."""
-    members = [other for other, stage in enumerate(stages) if stage == stages[rank]]
-    if len(members) == 1:
-        return None
-    description = f"replicas of stage {stages[rank]}"
-    group: dist.ProcessGroup = dist.new_group(members, use_local_synchronization=True, group_desc=description)
-    return group
+    """The group of the ranks that hold this rank's stage (`stages` by rank); None where it is alone.
+
+    Every rank makes all groups, in the same order.
+    """
+    own: dist.ProcessGroup | None = None
+    for stage in sorted(set(stages)):
+        members = [other for other, its in enumerate(stages) if its == stage]
+        if len(members) > 1:
+            group = dist.new_group(members, group_desc=f"replicas of stage {stage}")
+            own = group if rank in members else own
+    return own
 
 
 def average(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:

@@ -1,0 +1,120 @@
+"""The runtime equals the mathematics, for every schedule, in float64."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from planner_service.core.plan import Plan
+from planner_service.core.predict import predict
+from planner_service.core.schedule.instructions import Checkpoint
+from planner_service.core.timeline import Lane
+from tests.worker.runtime.plans import make_plan
+from tests.worker.runtime.processes import run_ranks
+from tests.worker.runtime.reference import Weights, train
+from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.results import RankResult
+
+MODEL = "worker_agent.models.presets:mlp?width=8&depth=4"
+DATA = "worker_agent.models.presets:regression?width=8&samples=64"
+CUTS = {1: (0, 4), 2: (0, 1, 4), 4: (0, 1, 2, 3, 4)}
+STEPS, SEED, RATE = 5, 3, 0.2
+
+
+def execute(plan: Plan, out: Path, *, steps: int = STEPS) -> tuple[Weights, tuple[RankResult, ...]]:
+    """The weights after the last step, from the checkpoint, and the ranks' results."""
+    results = run_ranks(
+        RunJob(
+            plan=plan,
+            model=MODEL,
+            data=DATA,
+            steps=steps,
+            seed=SEED,
+            learning_rate=RATE,
+            checkpoint_every=steps,
+            out=str(out),
+            device="cpu",
+        )
+    )
+    return checkpoint_weights(out, steps), results
+
+
+def checkpoint_weights(out: Path, step: int) -> Weights:
+    """All stages' weights in a checkpoint, by their names in the whole model."""
+    files = sorted((out / "checkpoints" / f"step-{step}").glob("stage-?.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def distance(one: Weights, other: Weights) -> float:
+    """The largest difference between any two entries."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def expected(plan: Plan) -> Weights:
+    return train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream"])
+def test_weights_equal_the_single_process_reference(
+    schedule: str, depth: int, width: int, recompute: bool, tmp_path: Path
+) -> None:
+    microbatches = 1 if schedule == "pipedream" else 4
+    plan = make_plan(schedule, CUTS[depth], replicas=width, microbatches=microbatches, recompute=recompute)
+    weights, _ = execute(plan, tmp_path)
+    assert distance(weights, expected(plan)) < 1e-12
+
+
+def test_data_parallel_weights_equal_the_single_process_reference(tmp_path: Path) -> None:
+    plan = make_plan("data-parallel", CUTS[1], replicas=2)
+    weights, _ = execute(plan, tmp_path)
+    assert distance(weights, expected(plan)) < 1e-12
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw", "pipedream"])
+def test_stateful_optimizers_take_the_same_gradients(schedule: str, optimizer: str, tmp_path: Path) -> None:
+    microbatches = 1 if schedule == "pipedream" else 4
+    plan = make_plan(schedule, CUTS[2], microbatches=microbatches, optimizer=optimizer)
+    weights, _ = execute(plan, tmp_path)
+    assert distance(weights, expected(plan)) < 1e-11
+
+
+@pytest.mark.parametrize(("schedule", "microbatches"), [("pipedream-2bw", 4), ("pipedream", 1)])
+def test_delayed_weights_differ_from_plain_gradient_descent(schedule: str, microbatches: int, tmp_path: Path) -> None:
+    plan = make_plan(schedule, CUTS[4], microbatches=microbatches)
+    weights, _ = execute(plan, tmp_path)
+    plain = train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE, delayed=(0, 0, 0, 0))
+    assert distance(weights, plain) > 1e-6
+
+
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_runtime_executes_exactly_the_streams_that_the_simulator_plays(
+    schedule: str, recompute: bool, tmp_path: Path
+) -> None:
+    plan = make_plan(schedule, CUTS[4], microbatches=1 if schedule == "pipedream" else 4, recompute=recompute)
+    _, results = execute(plan, tmp_path)
+    predicted = predict(plan, batches=STEPS)
+    for result, lane in zip(results, predicted.lanes, strict=True):
+        assert without_checkpoints(result.lane) == lane.instructions
+
+
+def without_checkpoints(lane: Lane) -> tuple[str, ...]:
+    events = zip(lane.instructions, lane.events(), strict=True)
+    return tuple(text for text, event in events if not isinstance(event.instruction, Checkpoint))
+
+
+def test_a_lane_never_goes_back_in_time_and_counts_its_memory(tmp_path: Path) -> None:
+    _, results = execute(make_plan("1f1b", CUTS[2]), tmp_path)
+    for result in results:
+        marks = [mark for pair in zip(result.lane.start_s, result.lane.end_s, strict=True) for mark in pair]
+        assert marks == sorted(marks)
+    weight_bytes = (8 * 8 + 8) * torch.float64.itemsize  # the first stage is one block: weights and gradients
+    first = results[0].lane
+    assert first.memory_bytes[-1] == 2 * weight_bytes
+    assert first.peak_memory_bytes > first.memory_bytes[-1]
