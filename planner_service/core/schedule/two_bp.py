@@ -1,0 +1,85 @@
+"""2BP (2024): the backward split in two. p1, the gradient of a stage's input, is what the stage before waits for; p2,
+the gradient of its weights, is only needed by the update.
+
+stage 0   F1 F2       I1    I2 W1,2 U1
+stage 1      F1 I1 W1 F2 I2 W2      U1      (the gap before F2 is long enough for W1)
+
+A pass over the streams of a schedule with a flush. Where the idle time is, only a simulation knows, so that it comes in
+as seconds an instruction (`core.split_backward` asks the simulator).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from planner_service.core.errors import require
+from planner_service.core.schedule.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Instruction,
+    ReduceGradients,
+    Update,
+)
+from planner_service.core.schedule.program import FLUSHES, Program
+
+
+def without_weight_gradients(program: Program) -> Program:
+    """The program with p1 alone. It does not train: p2 is still to be placed. Raises InvalidInputError without a flush.
+
+    PipeDream updates after every minibatch, and 2BW's batches overlap: both need p2 at once or in the steady state,
+    in which there is no idle time to fill.
+    """
+    rule = f"must have a flush ({', '.join(sorted(FLUSHES))}) to split the backward in two (2BP)"
+    require(program.schedule in FLUSHES, "schedule", rule, program.schedule)
+    return _changed(program, [_inputs_only(stream.instructions) for stream in program.streams])
+
+
+def with_weight_gradients(program: Program, idle_s: Sequence[Sequence[float]], weight_s: Sequence[float]) -> Program:
+    """Adds p2 to a program with p1 alone.
+
+    `idle_s` holds for every instruction of every rank how long the worker waits at it, `weight_s` how long a p2 takes
+    on every rank. Before an instruction that waits long enough stand the p2 of microbatches whose p1 is done, as many
+    as fit whole; what is left of a batch stands, concatenated, before its update.
+    """
+    return _changed(
+        program,
+        [_placed(stream.instructions, idle_s[rank], weight_s[rank]) for rank, stream in enumerate(program.streams)],
+    )
+
+
+def _changed(program: Program, streams: Sequence[Iterable[Instruction]]) -> Program:
+    changed = zip(program.streams, streams, strict=True)
+    return replace(program, streams=tuple(replace(stream, instructions=tuple(new)) for stream, new in changed))
+
+
+def _inputs_only(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+    for instruction in instructions:
+        if isinstance(instruction, Backward):
+            yield BackwardInput(instruction.microbatch, instruction.version)
+        else:
+            yield instruction
+
+
+def _placed(instructions: Sequence[Instruction], idle_s: Sequence[float], weight_s: float) -> Iterator[Instruction]:
+    pending: list[BackwardInput] = []
+    for instruction, gap_s in zip(instructions, idle_s, strict=True):
+        fitting = len(pending) if isinstance(instruction, ReduceGradients | Update) else _whole(gap_s, weight_s)
+        yield from _concatenated(pending[:fitting])
+        pending = pending[fitting:]
+        if isinstance(instruction, BackwardInput):
+            pending.append(instruction)
+        yield instruction
+
+
+def _whole(gap_s: float, weight_s: float) -> int:
+    """How many p2 fit whole into a gap. One that takes no time waits for the end of its batch."""
+    return int(gap_s / weight_s * (1 + _ROUNDING)) if weight_s > 0 else 0
+
+
+def _concatenated(done: Sequence[BackwardInput]) -> Iterator[BackwardWeight]:
+    if done:
+        yield BackwardWeight(tuple(p1.microbatch for p1 in done), done[0].version)
+
+
+_ROUNDING = 1e-9
+"""A gap that is shorter than it should be by this share was made so by adding up seconds."""
