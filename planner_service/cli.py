@@ -2,7 +2,7 @@
 
 import typer
 
-from planner_service.commands import db, plan, serve
+from planner_service.commands import db, plan, profile, serve, simulate, solve
 from planner_service.contract.console import run_command
 
 app = typer.Typer(
@@ -14,6 +14,9 @@ app = typer.Typer(
 )
 
 app.command()(serve.serve)
+app.command()(solve.solve)
+app.command()(simulate.simulate)
+app.add_typer(profile.app, name="profile")
 app.add_typer(plan.app, name="plan")
 app.add_typer(db.app, name="db")
 

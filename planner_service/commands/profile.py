@@ -1,0 +1,48 @@
+"""`pipeplan profile`: profiles from other systems' files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner_service.commands.files import write_document
+from planner_service.contract.documents import dump, read_text
+from planner_service.core.errors import require
+from planner_service.core.profile import Device, Model
+from planner_service.imports.pipedream_graph import import_pipedream_graph
+
+app = typer.Typer(no_args_is_help=True, help="Profiles from other systems' files.")
+
+FORMATS = ("pipedream-graph",)
+
+UNKNOWN_DEVICE_BYTES = 16 * 2**30
+"""PipeDream's files do not name their device; its papers measured on GPUs of 16 GB. Plans look at the cluster's."""
+
+
+@app.callback()
+def group() -> None:
+    """Profiles from other systems' files."""
+
+
+@app.command("import")
+def import_profile(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to import.")],
+    source: Annotated[str, typer.Option("--format", help="pipedream-graph: PipeDream's graph.txt.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the profile goes.")],
+    microbatch_size: Annotated[int, typer.Option(help="The batch size that the file was measured with.")] = 1,
+    model_name: Annotated[str | None, typer.Option(help="Default: the file's name.")] = None,
+    device_name: Annotated[str, typer.Option(help="The device that the file was measured on.")] = "unknown",
+    device_memory_bytes: Annotated[int, typer.Option(help="That device's memory.")] = UNKNOWN_DEVICE_BYTES,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
+) -> None:
+    """Writes a profile from another system's measurements; a graph with branches becomes a chain of blocks."""
+    require(source in FORMATS, "format", f"must be one of {', '.join(FORMATS)}", source)
+    profile = import_pipedream_graph(
+        read_text(file),
+        microbatch_size=microbatch_size,
+        model=Model(name=model_name or file.name.partition(".")[0]),
+        device=Device(name=device_name, memory_bytes=device_memory_bytes),
+        dtype=dtype,
+    )
+    write_document(output, dump(profile))
+    typer.echo(f"{output}: {profile.model.name}, {len(profile.blocks)} blocks", err=True)

@@ -1,0 +1,93 @@
+"""`pipeplan simulate`: a schedule on stages that all cost the same, as in the papers' pictures."""
+
+from typing import Annotated, Any
+
+import typer
+
+from planner_service.contract.documents import dump
+from planner_service.core.draw import draw
+from planner_service.core.errors import require, require_amount, require_count
+from planner_service.core.schedule.check import check
+from planner_service.core.schedule.footprint import footprints
+from planner_service.core.schedule.pipeline import Pipeline
+from planner_service.core.schedule.program import Program, Stream, build
+from planner_service.core.schedule.text import format_stream
+from planner_service.core.simulate import simulate as play
+from planner_service.core.split_backward import split_backward
+from planner_service.core.stage_costs import StageCosts, unit_costs
+from planner_service.core.timeline import Timeline
+
+SCHEDULES = ("naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw")
+COLUMNS = 200
+
+MAX_INSTRUCTIONS = 2_000_000
+"""Minutes and gigabytes at most: what is larger was hardly meant."""
+
+
+def simulate(
+    schedule: Annotated[str, typer.Option(help=", ".join(SCHEDULES))],
+    stages: Annotated[int, typer.Option(help="Stages, one worker each.")],
+    microbatches: Annotated[int, typer.Option(help="Microbatches in a batch; minibatches for pipedream.")],
+    forward: Annotated[float, typer.Option(help="Seconds of a forward.")] = 1.0,
+    backward_input: Annotated[float, typer.Option(help="Seconds of the gradient of a stage's input.")] = 1.0,
+    backward_weight: Annotated[float, typer.Option(help="Seconds of the gradient of its weights.")] = 1.0,
+    two_bp: Annotated[bool, typer.Option("--two-bp", help="Split the backward in two (2BP).")] = False,
+    batches: Annotated[int, typer.Option(help="Batches one after the other.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
+    require(schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
+    costs = _costs(forward, backward_input, backward_weight)
+    program = _program(schedule, stages, microbatches, batches)
+    if two_bp:
+        program = split_backward(program, [costs] * stages)
+    check(program)
+    timeline = play(program, [costs] * stages)
+    if as_json:
+        typer.echo(dump(_document(program, timeline, microbatches=microbatches, batches=batches)))
+    else:
+        typer.echo(draw(timeline, columns=COLUMNS))
+        typer.echo(f"bubble {100 * timeline.bubble_fraction:.2f} %, makespan {timeline.makespan_s:g} s")
+
+
+def _costs(forward_s: float, backward_input_s: float, backward_weight_s: float) -> StageCosts:
+    require_amount("forward", forward_s)
+    require_amount("backward_input", backward_input_s)
+    require_amount("backward_weight", backward_weight_s)
+    total_s = forward_s + backward_input_s + backward_weight_s
+    require(total_s > 0, "forward", "must take some time together with the backward", total_s)
+    return unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
+
+
+def _program(schedule: str, stages: int, microbatches: int, batches: int) -> Program:
+    """PipeDream updates after every minibatch: M a batch over K batches are M K minibatches, an update each."""
+    for field, value in (("stages", stages), ("microbatches", microbatches), ("batches", batches)):
+        require_count(field, value)
+    instructions = 6 * stages * microbatches * batches
+    rule = f"must make at most {MAX_INSTRUCTIONS} instructions, with stages and batches"
+    require(instructions <= MAX_INSTRUCTIONS, "microbatches", rule, microbatches)
+    if schedule == "pipedream":
+        microbatches, batches = 1, microbatches * batches
+    return build(schedule, Pipeline(replicas=(1,) * stages, microbatches=microbatches, batches=batches))
+
+
+def _document(program: Program, timeline: Timeline, *, microbatches: int, batches: int) -> dict[str, Any]:
+    held = [_peaks(stream) for stream in program.streams]
+    return {
+        "schedule": program.schedule,
+        "stages": program.pipeline.depth,
+        "microbatches": microbatches,
+        "batches": batches,
+        "bubble_fraction": timeline.bubble_fraction,
+        "makespan_s": timeline.makespan_s,
+        "in_flight": [in_flight for in_flight, _ in held],
+        "weight_versions": [versions for _, versions in held],
+        "streams": [format_stream(stream.instructions) for stream in program.streams],
+        "timeline": timeline,
+    }
+
+
+def _peaks(stream: Stream) -> tuple[int, int]:
+    """The most microbatches in flight and weight versions that a stage ever holds."""
+    held = list(footprints(stream.instructions, recompute=False))
+    return max(h.in_flight for h in held), max(h.versions for h in held)

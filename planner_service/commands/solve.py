@@ -1,0 +1,71 @@
+"""`pipeplan solve`: plans offline, from a profile and a cluster in files."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner_service.commands.files import write_document
+from planner_service.contract.console import INFEASIBLE
+from planner_service.contract.documents import answer_document, dump, read
+from planner_service.core.cluster import Cluster
+from planner_service.core.plan import Answer, Infeasible
+from planner_service.core.planner.problem import Options, Problem
+from planner_service.core.planner.solve import solve as ask
+from planner_service.core.profile import Profile
+
+
+def solve(
+    profile: Annotated[Path, typer.Option(help="The profile's file.")],
+    cluster: Annotated[Path, typer.Option(help="The cluster's file.")],
+    planner: Annotated[str, typer.Option(help="pipedream, pipedream-2bw or gpipe.")],
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch.")],
+    microbatch_size: Annotated[int | None, typer.Option(help="Default: the best measured one.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Plan for this schedule only.")] = None,
+    stages: Annotated[int | None, typer.Option(help="The number of stages; default: the best.")] = None,
+    recompute: Annotated[bool | None, typer.Option("--recompute/--no-recompute", help="Default: the better.")] = None,
+    synchronisation: Annotated[str | None, typer.Option(help="pipedream: parameter-server or all-reduce.")] = None,
+    memory: Annotated[str, typer.Option(help="How memory is accounted: training or paper.")] = "training",
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
+    recompute_factor: Annotated[float | None, typer.Option(help="2BW's c_extra; default: from the profile.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
+) -> None:
+    """Finds the fastest plan that fits; where none does, says by how much (exit status 3)."""
+    problem = Problem(
+        profile=read(Profile, profile),
+        cluster=read(Cluster, cluster),
+        batch_size=batch_size,
+        options=Options(
+            microbatch_size=microbatch_size,
+            schedule=schedule,
+            stages=stages,
+            recompute=recompute,
+            synchronisation=synchronisation,
+            memory=memory,
+            optimizer=optimizer,
+            recompute_factor=recompute_factor,
+        ),
+    )
+    started_s = time.perf_counter()
+    answer = ask(planner, problem)
+    document = dump(answer_document(answer) | {"solve_time_s": time.perf_counter() - started_s})
+    if output is not None:
+        write_document(output, document)
+    if as_json:
+        typer.echo(document)
+    _show(answer, in_full=not as_json)
+
+
+def _show(answer: Answer, *, in_full: bool) -> None:
+    """The plan as tables and a picture; the reasons against all plans on standard error, whatever was asked for."""
+    if isinstance(answer, Infeasible):
+        from planner_service.commands.plan_tables import show_reasons
+
+        show_reasons(answer)
+        raise SystemExit(INFEASIBLE)
+    if in_full:
+        from planner_service.commands.solution import show_solution
+
+        show_solution(answer)
