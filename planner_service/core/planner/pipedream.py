@@ -16,7 +16,7 @@ from planner_service.core.errors import InvalidInputError, require
 from planner_service.core.plan import Alternative, Answer, Infeasible, Stage
 from planner_service.core.planner.asked import measured_at, refuse_unused, require_schedule
 from planner_service.core.planner.complete import Decision, complete
-from planner_service.core.planner.partition import Partition, Share, partition
+from planner_service.core.planner.partition import Partition, Places, Share, partition
 from planner_service.core.planner.pipedream_terms import Terms
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason, shortfall, slower
@@ -98,13 +98,22 @@ def _stage(terms: Terms, share: Share) -> Stage:
         start=share.start,
         stop=share.stop,
         replicas=share.replicas,
-        time_s=float(terms.stage_s(share.first, np.asarray([share.replicas]))[0, share.start, share.stop - 1]),
+        time_s=float(terms.stage_s(_place(share))[0, 0, 0]),
         memory_bytes=_memory_bytes(terms, share),
     )
 
 
 def _memory_bytes(terms: Terms, share: Share) -> int:
-    return int(terms.memory_bytes(share.first, np.asarray([share.replicas]))[0, share.start, share.stop - 1])
+    return int(terms.memory_bytes(_place(share))[0, 0, 0])
+
+
+def _place(share: Share) -> Places:
+    return Places(
+        first=share.first,
+        replicas=np.asarray([share.replicas]),
+        starts=slice(share.start, share.start + 1),
+        lasts=slice(share.stop - 1, share.stop),
+    )
 
 
 def _alternatives(terms: Terms, found: Partition) -> Iterator[Alternative]:
@@ -112,14 +121,14 @@ def _alternatives(terms: Terms, found: Partition) -> Iterator[Alternative]:
     if len(found.shares) > 1:
         yield _alternative(terms, _data_parallel(terms))
     if len(found.shares) < terms.devices <= terms.tables.blocks:
-        straight = partition(terms.fastest(replicas_at_most=1)) or partition(terms.smallest(replicas_at_most=1))
+        one = np.ones(1, dtype=np.int64)
+        straight = partition(terms.fastest(counts=one)) or partition(terms.smallest(counts=one))
         yield from [_alternative(terms, straight)] if straight else []
 
 
 def _data_parallel(terms: Terms) -> Partition:
-    cost_s = terms.stage_s(0, np.asarray([terms.devices]))[0, 0, -1]
     everything = Share(start=0, stop=terms.tables.blocks, first=0, replicas=terms.devices)
-    return Partition(shares=(everything,), cost=float(cost_s))
+    return Partition(shares=(everything,), cost=float(terms.stage_s(_place(everything))[0, 0, 0]))
 
 
 def _alternative(terms: Terms, loser: Partition) -> Alternative:
