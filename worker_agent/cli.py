@@ -4,6 +4,7 @@ import typer
 
 from planner_service.contract.console import run_command
 from worker_agent.commands.profile import profile
+from worker_agent.commands.run import run
 
 app = typer.Typer(
     name="pipeplan-agent",
@@ -14,6 +15,7 @@ app = typer.Typer(
 )
 
 app.command()(profile)
+app.command()(run)
 
 
 @app.callback()

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -15,7 +16,7 @@ from planner_service.core.errors import InvalidInputError, RunFailedError
 from planner_service.core.schedule.program import Program, program_of
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.runtime.job import RunJob, write_job
-from worker_agent.runtime.results import RankFailure, RankResult, read_failure, read_result
+from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result
 from worker_agent.runtime.status import read_status
 from worker_agent.runtime.watch import watching
 
@@ -88,13 +89,14 @@ def _culprit(job: RunJob, failures: Mapping[int, ProcessFailure]) -> RunFailedEr
     ]
     worst = max(ends, key=lambda end: (end.suspicion, -end.rank))
     if worst.said is not None and worst.said.kind == "input":
-        return InvalidInputError(worst.said.field or "run", worst.said.rule or worst.said.message, worst.said.value)
+        return invalid_input(worst.said)
     program = program_of(
         job.plan, batches=job.batches, first_batch=job.first_step, checkpoint_every=job.checkpoint_every
     )
     log = job.directory.log(worst.rank)
     return RunFailedError(
-        f"{_name(program, worst.rank)} {_ending(worst)} {_place(job, program, worst.rank)}; log: {log}", rank=worst.rank
+        f"{_name(program, worst.rank)} {_ending(worst, log)} {_place(job, program, worst.rank)}; log: {log}",
+        rank=worst.rank,
     )
 
 
@@ -103,14 +105,20 @@ def _name(program: Program, rank: int) -> str:
     return f"rank {rank} (stage {stream.stage}, replica {stream.replica})"
 
 
-def _ending(end: _End) -> str:
+def _ending(end: _End, log: Path) -> str:
     if end.exit_code < 0:
         name = signal.Signals(-end.exit_code).name
         hint = ", as the kernel does when memory runs out," if end.exit_code == -signal.SIGKILL else ""
         return f"was killed by {name}{hint}"
     if end.said is None:
-        return f"ended with exit status {end.exit_code}"
+        return f"ended with exit status {end.exit_code} ({_last_line(log)})"
     return f"failed ({end.said.message})"
+
+
+def _last_line(log: Path) -> str:
+    """The last line that a rank printed: of a traceback, the error itself."""
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 def _place(job: RunJob, program: Program, rank: int) -> str:

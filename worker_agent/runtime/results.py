@@ -1,10 +1,12 @@
 """Results and failures: the last words of a rank, in files that the launcher gathers."""
 
+import ast
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from planner_service.contract.documents import dump, parse
+from planner_service.core.errors import InvalidInputError
 from planner_service.core.profile import STRICT
 from planner_service.core.timeline import Lane
 
@@ -38,6 +40,15 @@ def write(path: Path, content: RankResult | RankFailure) -> None:
     aside = path.with_suffix(".part")
     aside.write_text(dump(asdict(content)), encoding="utf-8")
     aside.replace(path)
+
+
+def invalid_input(failure: RankFailure) -> InvalidInputError:
+    """The error that a rank found in its input."""
+    try:
+        value = ast.literal_eval(failure.value or "None")
+    except (ValueError, SyntaxError):
+        value = failure.value
+    return InvalidInputError(failure.field or "run", failure.rule or failure.message, value)
 
 
 def read_result(path: Path) -> RankResult | None:

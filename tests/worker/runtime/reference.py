@@ -22,7 +22,7 @@ OPTIMIZERS = {
 
 
 def delays(plan: Plan) -> tuple[int, ...]:
-    """How many updates behind the newest weights each stage computes: 0 with a flush, 1 for 2BW, n - s for PipeDream."""
+    """Updates that each stage's gradient is behind: 0 with a flush, 1 for 2BW, n - s for PipeDream."""
     if plan.schedule == "pipedream-2bw":
         return (1,) * plan.depth
     if plan.schedule == "pipedream":
@@ -49,9 +49,7 @@ def train(
     optimizer = OPTIMIZERS[plan.optimizer](list(newest.values()), learning_rate)
     batch = plan.batch_size // plan.microbatch_size
     for step in range(steps):
-        used = {
-            name: history[max(step - behind[stage_of[name]], 0)][name].clone().requires_grad_() for name in newest
-        }
+        used = {name: history[max(step - behind[stage_of[name]], 0)][name].clone().requires_grad_() for name in newest}
         for k in range(step * batch, (step + 1) * batch):
             inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
             outputs = functional_call(chain.root, used, (inputs,))

@@ -1,0 +1,129 @@
+"""`pipeplan-agent run`: executes a plan here."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner_service.contract.documents import read
+from planner_service.core.errors import require
+from planner_service.core.identity import content_id
+from planner_service.core.plan import Plan
+from planner_service.core.report import Compared
+from worker_agent.commands.extras import require_worker
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from worker_agent.runtime.job import RunJob
+    from worker_agent.runtime.run import RunOutcome
+
+
+def run(
+    plan: Annotated[Path, typer.Option(help="The plan's document, as `pipeplan solve --json` prints it.")],
+    model: Annotated[str, typer.Option(help="The model: hf:FAMILY?key=value&... or package.module:factory?key=value")],
+    data: Annotated[str, typer.Option(help="The data: package.module:factory?key=value&...")],
+    steps: Annotated[int, typer.Option(help="Batches to train, those before a resumed checkpoint included.")],
+    out: Annotated[Path, typer.Option(help="The run's folder: run.json, trace.json, checkpoints, logs.")],
+    seed: Annotated[int, typer.Option(help="For the weights, the dropout and the data's order.")] = 0,
+    loss: Annotated[str | None, typer.Option(help="The loss: package.module:function.")] = None,
+    learning_rate: Annotated[float, typer.Option(help="The optimizer's learning rate.")] = 0.1,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam, adamw; default: the plan's.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: none.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's newest whole checkpoint.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    timeout_s: Annotated[float, typer.Option(help="Seconds that a rank waits for another one.")] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="The report on standard output, nothing else.")] = False,
+) -> None:
+    """Trains a model as a plan says, through torchrun, on this node."""
+    require_worker()
+    from worker_agent.runtime.job import RunJob
+    from worker_agent.runtime.run import execute
+
+    chosen = read(Plan, plan)
+    job = RunJob(
+        plan=chosen if optimizer is None else replace(chosen, optimizer=optimizer),
+        model=model,
+        data=data,
+        loss=loss,
+        steps=steps,
+        seed=seed,
+        learning_rate=learning_rate,
+        checkpoint_every=checkpoint_every,
+        out=str(out.resolve()),
+        device=device,
+        timeout_s=timeout_s,
+    )
+    job = _resumed(job) if resume else _fresh(job)
+    with _progress_bar(job) as on_progress:
+        outcome = execute(job, on_progress)
+    if as_json:
+        typer.echo((out / "run.json").read_text())
+    else:
+        _show(job, outcome)
+
+
+def _fresh(job: "RunJob") -> "RunJob":
+    """The job as it is, once its folder is known to hold no run that it would destroy."""
+    root = job.directory.root
+    used = (root / "run.json").exists() or job.directory.checkpoints.exists()
+    require(not used, "out", "must be a new folder, or be given with --resume", str(root))
+    return job
+
+
+def _resumed(job: "RunJob") -> "RunJob":
+    """The job from the newest whole checkpoint on. Raises InvalidInputError if that is not this plan's."""
+    from worker_agent.runtime.checkpoint import latest
+
+    found = latest(job.directory.checkpoints)
+    if found is None:
+        typer.echo(f"no whole checkpoint in {job.directory.checkpoints}: starting at step 0", err=True)
+        return job
+    rule = "must be the one that wrote the checkpoint"
+    require(found.plan_id == content_id(job.plan), "plan", f"{rule}, {found.plan_id}", content_id(job.plan))
+    require(found.seed == job.seed, "seed", f"{rule}, {found.seed}", job.seed)
+    return replace(job, first_step=found.step)
+
+
+@contextmanager
+def _progress_bar(job: "RunJob") -> Iterator[Callable[[int, float], None]]:
+    """A bar on standard error, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("starting", total=job.steps, completed=job.first_step)
+
+        def on_progress(batches_done: int, loss: float) -> None:
+            progress.update(bar, completed=batches_done, description=f"training, loss {loss:.4f}")
+
+        yield on_progress
+
+
+def _show(job: "RunJob", outcome: "RunOutcome") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    report = outcome.report
+    title = f"{report.schedule}, {job.plan.depth} stages, {report.steps} steps of {report.batch_size} samples"
+    table = Table(title=title)
+    for heading in ("", "predicted", "measured", "difference"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    _row(table, "samples/s", report.throughput_samples_per_s, 1.0)
+    _row(table, "bubble %", report.bubble_fraction, 100.0)
+    for stage in report.stages:
+        _row(table, f"stage {stage.stage} busy ms a step", stage.busy_s_per_batch, 1e3)
+        _row(table, f"stage {stage.stage} peak MiB", stage.peak_memory_bytes, 2**-20)
+    console = Console()
+    console.print(table)
+    console.print(f"loss {report.losses[0]:.4f} -> {report.losses[-1]:.4f}; everything in {job.out}")
+
+
+def _row(table: "Table", name: str, compared: Compared, scale: float) -> None:
+    difference = f"{compared.error:+.1%}" if compared.predicted else ""
+    table.add_row(name, f"{compared.predicted * scale:.2f}", f"{compared.measured * scale:.2f}", difference)
