@@ -39,6 +39,14 @@ class ServiceClient:
     def __init__(self, url: str = DEFAULT_URL, token: str | None = None) -> None:
         self._connection = Connection(url=url, token=token)
 
+    def __enter__(self) -> "ServiceClient":
+        """The client itself; it is closed with the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Ends the connection."""
+        self.close()
+
     def close(self) -> None:
         """Ends the connection."""
         self._connection.close()

@@ -41,6 +41,14 @@ class AgentClient:
         self._connection = Connection(url=url, token=token, transport=transport, clock=clock or Clock())
         self._patience_s = patience_s
 
+    def __enter__(self) -> "AgentClient":
+        """The client itself; it is closed with the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Ends the connection."""
+        self.close()
+
     def close(self) -> None:
         """Ends the connection."""
         self._connection.close()

@@ -17,7 +17,7 @@ from planner_service.core.planner.problem import Options
 from planner_service.core.profile import Profile
 
 if TYPE_CHECKING:
-    from planner_service.client import ServiceClient
+    from planner_service.client import PlanAnswer, ServiceClient
 
 app = typer.Typer(no_args_is_help=True, help="Plans, asked for and read through a service.")
 
@@ -59,15 +59,16 @@ def create(
         optimizer=optimizer,
         recompute_factor=recompute_factor,
     )
-    service = _service(url, token)
-    request = PlanRequest(
-        profile_id=_profile_id(service, profile),
-        cluster_id=_cluster_id(service, cluster),
-        planner=planner,
-        batch_size=batch_size,
-        options=options,
-    )
-    _show_answer(service, request, as_json=as_json)
+    with _service(url, token) as service:
+        request = PlanRequest(
+            profile_id=_profile_id(service, profile),
+            cluster_id=_cluster_id(service, cluster),
+            planner=planner,
+            batch_size=batch_size,
+            options=options,
+        )
+        created = service.create_plan(request)
+    _show_answer(created, as_json=as_json)
 
 
 @app.command()
@@ -75,7 +76,8 @@ def get(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, as_json: A
     """Shows a plan."""
     from planner_service.commands import plan_tables
 
-    plan = _service(url, token).plan(plan_id)
+    with _service(url, token) as service:
+        plan = service.plan(plan_id)
     if as_json:
         typer.echo(json.dumps(plan_document(plan), indent=2))
     else:
@@ -93,7 +95,8 @@ def list_plans(
     """Lists plans, newest first."""
     from planner_service.commands import plan_tables
 
-    page = _service(url, token).plans(limit=limit, cursor=cursor)
+    with _service(url, token) as service:
+        page = service.plans(limit=limit, cursor=cursor)
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
     else:
@@ -111,18 +114,17 @@ def compare(
     from planner_service.commands import plan_tables
 
     require(len(plan_ids) > 1, "ID", "must name at least two plans", plan_ids)
-    service = _service(url, token)
-    plans = [service.plan(plan_id) for plan_id in plan_ids]
+    with _service(url, token) as service:
+        plans = [service.plan(plan_id) for plan_id in plan_ids]
     if as_json:
         typer.echo(json.dumps(plan_tables.comparison_document(plans), indent=2))
     else:
         plan_tables.show_comparison(plans)
 
 
-def _show_answer(service: "ServiceClient", request: PlanRequest, *, as_json: bool) -> None:
+def _show_answer(created: "PlanAnswer", *, as_json: bool) -> None:
     from planner_service.commands import plan_tables
 
-    created = service.create_plan(request)
     if as_json:
         document = answer_document(created.answer) | {"solve_time_s": created.solve_time_s}
         typer.echo(json.dumps(document, indent=2))

@@ -1,5 +1,6 @@
 """Plans in the terminal: one plan, a list, several side by side, and why there is none."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from planner_service.core.identity import content_id
 from planner_service.core.plan import Infeasible, Plan
 
 GIB = 2**30
+PIPED_WIDTH = 200
 
 
 def show_plan(plan: Plan) -> None:
@@ -118,11 +120,12 @@ def _speed(plan: Plan, first: Plan) -> float:
 
 def _console(*, on_error_stream: bool = False) -> Console:
     """A console that prints names as they are: brackets in them are not markup."""
-    return Console(stderr=on_error_stream, markup=False, highlight=False)
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    return Console(stderr=on_error_stream, markup=False, highlight=False, width=width)
 
 
 def _table(*headings: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "Plan")
     return table

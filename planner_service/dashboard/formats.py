@@ -54,6 +54,11 @@ def moment(value: datetime) -> str:
     return value.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def minute(value: datetime) -> str:
+    """`2026-11-20 21:03`, in UTC: for lists."""
+    return value.strftime("%Y-%m-%d %H:%M")
+
+
 def short(identity: str) -> str:
     """The head of an id: enough to tell one from another."""
     return identity[:10]
@@ -74,5 +79,6 @@ FILTERS: dict[str, Callable[..., str]] = {
     "change": change,
     "count": count,
     "moment": moment,
+    "minute": minute,
     "short": short,
 }

@@ -1,12 +1,13 @@
 """One plan's page: the plan, its predicted schedule, its runs."""
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from planner_service.contract.plans import PlanSummary, Streams
 from planner_service.contract.runs import RunSummary
 from planner_service.core.plan import Alternative, Plan
 from planner_service.core.predict import predict
-from planner_service.dashboard.schedule_drawing import Drawing, draw, last_batches
+from planner_service.dashboard.schedule_drawing import Drawing, draw, last_batches, readable_s
 from planner_service.services import plans, runs
 from planner_service.services.context import Context
 from planner_service.storage.listing import Cut
@@ -20,12 +21,13 @@ MOST_SHOWN_WORKERS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """What the page shows. Without a drawing, the plan is too large to be played for a page."""
+    """What the page shows. Without drawings, the plan is too large to be played for a page."""
 
     summary: PlanSummary
     plan: Plan
     batches: int
-    drawing: Drawing | None
+    busy: tuple[float | None, ...]
+    drawings: tuple[Drawing, ...]
     streams: Streams | None
     alternatives: tuple[Alternative, ...]
     hidden_alternatives: int
@@ -40,12 +42,22 @@ def plan_view(context: Context, plan_id: str) -> PlanView:
         summary=plans.summary(context, plan_id),
         plan=plan,
         batches=batches,
-        drawing=_drawing(plan, batches) if batches else None,
+        busy=_busy_by_stage(plan),
+        drawings=_drawings(plan, batches) if batches else (),
         streams=plans.streams(context, plan_id, 1) if batches and plan.workers <= MOST_SHOWN_WORKERS else None,
         alternatives=plan.alternatives[:SHOWN_ALTERNATIVES],
         hidden_alternatives=max(len(plan.alternatives) - SHOWN_ALTERNATIVES, 0),
         runs=runs.newest(context, SHOWN_RUNS, plan_id).items,
     )
+
+
+def _busy_by_stage(plan: Plan) -> tuple[float | None, ...]:
+    """The simulated busy fraction of every stage, the mean over its workers."""
+    fractions = plan.simulated.busy_fraction if plan.simulated else ()
+    if len(fractions) != plan.workers:
+        return (None,) * plan.depth
+    placed = list(zip(plan.placement, fractions, strict=True))
+    return tuple(fmean(fraction for worker, fraction in placed if worker.stage == stage) for stage in range(plan.depth))
 
 
 def _drawn_batches(plan: Plan) -> int:
@@ -54,6 +66,12 @@ def _drawn_batches(plan: Plan) -> int:
     return min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
 
 
-def _drawing(plan: Plan, batches: int) -> Drawing:
+def _drawings(plan: Plan, batches: int) -> tuple[Drawing, ...]:
+    """All of it, and its beginning alone where bars would be too narrow to be told apart."""
     timeline = predict(plan, batches=batches)
-    return draw(timeline, last_batches(timeline, batches), title="Predicted schedule")
+    window = last_batches(timeline, batches)
+    beginning_s = readable_s(timeline, window)
+    whole = draw(timeline, window, title=f"The first {batches} batches")
+    if beginning_s >= window.span_s:
+        return (whole,)
+    return (draw(timeline, window.head(beginning_s), title="How it begins"), whole)

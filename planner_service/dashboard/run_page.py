@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from planner_service.contract.runs import Run
 from planner_service.core.timeline import Timeline
 from planner_service.dashboard.loss_chart import LossChart, loss_chart
-from planner_service.dashboard.schedule_drawing import Drawing, Window, draw, last_batches
+from planner_service.dashboard.schedule_drawing import Drawing, Window, draw, last_batches, readable_s
 from planner_service.services import plans, runs
 from planner_service.services.context import Context
 
@@ -20,7 +20,6 @@ class RunView:
     schedule: str
     drawings: tuple[Drawing, ...]
     batches: int
-    drawn_batches: int
     losses: LossChart | None
 
 
@@ -28,22 +27,24 @@ def run_view(context: Context, run_id: str) -> RunView:
     """Gathers the page's content. Raises NotFoundError."""
     run = runs.get(context, run_id)
     timelines = runs.timelines(context, run_id) if run.report is not None else {}
-    batches = timelines["measured"].batches if timelines else 0
     return RunView(
         run=run,
         schedule=plans.summary(context, run.plan_id).schedule,
         drawings=_drawings(timelines),
-        batches=batches,
-        drawn_batches=min(DRAWN_BATCHES, batches),
+        batches=timelines["measured"].batches if timelines else 0,
         losses=None if run.report is None else loss_chart(run.report),
     )
 
 
 def _drawings(timelines: dict[str, Timeline]) -> tuple[Drawing, ...]:
-    """Both on one scale, so that the longer one is longer."""
+    """Both at their ends, where the pipeline is warm, on one scale, so that the longer one is longer."""
     windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
-    span_s = max((window.span_s for window in windows.values()), default=0.0)
-    return tuple(
-        draw(timeline, Window(start_s=windows[name].start_s, span_s=span_s), title=name.capitalize())
-        for name, timeline in timelines.items()
-    )
+    readable = [readable_s(timeline, windows[name]) for name, timeline in timelines.items()]
+    longest_s = max((window.span_s for window in windows.values()), default=0.0)
+    dense = any(span_s < windows[name].span_s for name, span_s in zip(windows, readable, strict=True))
+    span_s = max(readable) if dense else longest_s
+
+    def shown(window: Window) -> Window:
+        return window.tail(span_s) if dense else Window(start_s=window.start_s, span_s=span_s)
+
+    return tuple(draw(timeline, shown(windows[name]), title=name.capitalize()) for name, timeline in timelines.items())

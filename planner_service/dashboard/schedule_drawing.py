@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner_service.core.schedule.instructions import Instruction, microbatches_of
+from planner_service.core.schedule.instructions import Instruction, is_compute, microbatches_of
 from planner_service.core.timeline import Event, Lane, Timeline
 from planner_service.dashboard.axes import Tick, time_ticks
 
@@ -13,8 +13,9 @@ ROW_HEIGHT = 28.0
 BAR_HEIGHT = 22.0
 AXIS_HEIGHT = 26.0
 MAX_ROWS = 32
+READABLE_BARS = 64
 NARROWEST_TEXT = 9.0
-LETTER_WIDTH = 7.0
+LETTER_WIDTH = 6.5
 JOINED_GAP = 0.6
 """Bars of one kind that are nearer than this are drawn as one: thousands of slivers would look the same."""
 
@@ -27,7 +28,8 @@ KINDS = {
     "ReduceGradients": "Gradient exchange",
     "Update": "Update",
     "Checkpoint": "Checkpoint",
-    "Transfer": "Transfer, waiting for it included",
+    "Send": "Send",
+    "Receive": "Waiting for data (bubble)",
 }
 """What is told apart, by the instruction's name, in the legend's order."""
 
@@ -76,6 +78,15 @@ class Window:
         share = (moment_s - self.start_s) / self.span_s if self.span_s > 0 else 0.0
         return LABEL_WIDTH + min(max(share, 0.0), 1.0) * (WIDTH - LABEL_WIDTH)
 
+    def head(self, span_s: float) -> "Window":
+        """Its first part."""
+        return Window(start_s=self.start_s, span_s=min(span_s, self.span_s))
+
+    def tail(self, span_s: float) -> "Window":
+        """Its last part."""
+        shown_s = min(span_s, self.span_s)
+        return Window(start_s=self.start_s + self.span_s - shown_s, span_s=shown_s)
+
     def shows(self, event: Event) -> bool:
         """Whether any of the event is inside."""
         return event.end_s > self.start_s and event.start_s < self.start_s + self.span_s
@@ -86,6 +97,14 @@ def last_batches(timeline: Timeline, batches: int) -> Window:
     start_s = min((lane.start_s[0] for lane in timeline.lanes if lane.start_s), default=0.0)
     shown_s = timeline.makespan_s * min(batches / timeline.batches, 1.0)
     return Window(start_s=start_s + timeline.makespan_s - shown_s, span_s=shown_s)
+
+
+def readable_s(timeline: Timeline, window: Window) -> float:
+    """How many seconds of the window can be shown so that its bars can still be told apart."""
+    bars = (
+        sum(is_compute(event.instruction) and window.shows(event) for event in lane.events()) for lane in timeline.lanes
+    )
+    return window.span_s * min(1.0, READABLE_BARS / max(1, *bars))
 
 
 def draw(timeline: Timeline, window: Window, *, title: str) -> Drawing:
@@ -135,7 +154,7 @@ def _single_bars(lane: Lane, window: Window) -> Iterator[Bar]:
             continue
         x, end = window.x(event.start_s), window.x(event.end_s)
         kind = _kind(event.instruction)
-        label = "" if kind == "Transfer" else _numbers(event.instruction)
+        label = "" if kind in ("Send", "Receive") else _numbers(event.instruction)
         fits = end - x >= max(NARROWEST_TEXT, LETTER_WIDTH * len(label) + 2)
         title = f"{text}: {1e3 * (event.end_s - event.start_s):.4g} ms"
         yield Bar(x=x, width=end - x, kind=kind, title=title, text=label if fits else "")
@@ -148,7 +167,9 @@ def _same_blot(first: Bar, second: Bar) -> bool:
 
 def _kind(instruction: Instruction) -> str:
     name = type(instruction).__name__
-    return name if name in KINDS else "Transfer"
+    if name in KINDS:
+        return name
+    return "Send" if name.startswith("Send") else "Receive"
 
 
 def _numbers(instruction: Instruction) -> str:

@@ -115,7 +115,7 @@ def test_the_drawing_has_a_row_a_rank_and_bars_in_proportion(context: Context) -
     first, second = drawing.rows
     scale = (WIDTH - LABEL_WIDTH) / timeline.makespan_s
     assert [(bar.kind, bar.text) for bar in second.bars] == [
-        ("Transfer", ""),
+        ("Receive", ""),
         ("Forward", "1"),
         ("Backward", "1"),
         ("Forward", "2"),

@@ -16,7 +16,7 @@ from tests.service.documents import profile_document
 def _broken_rule(answer: Any) -> dict[str, Any]:
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    problem = answer.json()
+    problem: dict[str, Any] = answer.json()
     assert problem["type"] == "urn:pipeplan:problem:invalid-input"
     rules: list[dict[str, Any]] = problem["errors"]
     assert len(rules) == 1
@@ -24,7 +24,8 @@ def _broken_rule(answer: Any) -> dict[str, Any]:
 
 
 def _block(**changes: Any) -> dict[str, Any]:
-    return profile_document()["blocks"][0] | changes
+    block: dict[str, Any] = profile_document()["blocks"][0]
+    return block | changes
 
 
 def test_a_profile_comes_back_as_it_was_stored(http: TestClient) -> None:

@@ -1,0 +1,47 @@
+"""Real servers: `pipeplan serve` as a process of its own, on a free port."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PIPEPLAN = (sys.executable, "-c", "from planner_service.cli import main; main()")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment without settings of ours, and with these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIPEPLAN_")}
+    return kept | changes
+
+
+@contextmanager
+def serving(database: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of a service that answers, and its process; it is ended with the block."""
+    command = [*PIPEPLAN, "serve", "--port", "0", "--database", f"sqlite:///{database}", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
+    try:
+        yield announced_url(process), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def announced_url(process: subprocess.Popen[str]) -> str:
+    """Waits for the line that says where the service is."""
+    if process.stderr is None:
+        raise LookupError("standard error is not read")
+    line = process.stderr.readline()
+    found = re.search(r"http://\S+", line)
+    if found is None:
+        raise LookupError(line + process.stderr.read())
+    return found.group()
+
+
+def pipeplan(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end."""
+    return subprocess.run(
+        [*PIPEPLAN, *arguments], capture_output=True, text=True, env=environment(**settings), timeout=60
+    )
