@@ -1,0 +1,97 @@
+"""Small profiles, clusters and programs, written down shortly, and strategies that draw them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from planner_service.core.cluster import Cluster, Level
+from planner_service.core.profile import Block, Device, Measurement, Model, Profile
+from planner_service.core.stage_costs import StageCosts, unit_costs
+
+PLENTY = 10**15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A block at microbatch size 1; larger sizes take and hold a multiple."""
+
+    forward_s: float = 1.0
+    backward_s: float = 2.0
+    weight_bytes: int = 0
+    output_bytes: int = 0
+    activation_bytes: int = 0
+    workspace_bytes: int = 0
+
+
+def profile(cells: Sequence[Cell], *, sizes: Sequence[int] = (1,), input_bytes: int = 0) -> Profile:
+    """A chain of these cells."""
+    blocks = []
+    for index, cell in enumerate(cells):
+        blocks.append(
+            Block(
+                name=f"block{index}",
+                weight_bytes=cell.weight_bytes,
+                measurements=tuple(_measurement(cell, size, input_bytes) for size in sizes),
+            )
+        )
+        input_bytes = cell.output_bytes
+    return Profile(
+        model=Model(name="chain"),
+        device=Device(name="device", memory_bytes=PLENTY),
+        dtype="float32",
+        blocks=tuple(blocks),
+    )
+
+
+def _measurement(cell: Cell, size: int, input_bytes: int) -> Measurement:
+    return Measurement(
+        microbatch_size=size,
+        forward_s=cell.forward_s * size,
+        backward_s=cell.backward_s * size,
+        input_bytes=input_bytes * size,
+        output_bytes=cell.output_bytes * size,
+        activation_bytes=cell.activation_bytes * size,
+        workspace_bytes=cell.workspace_bytes * size,
+    )
+
+
+def cluster(*levels: tuple[int, float], memory_bytes: int = PLENTY, latency_s: float = 0.0) -> Cluster:
+    """Levels from the inside out as (size, bandwidth)."""
+    return Cluster(
+        device=Device(name="device", memory_bytes=memory_bytes),
+        levels=tuple(
+            Level(size=size, bandwidth_bytes_per_s=bandwidth, latency_s=latency_s) for size, bandwidth in levels
+        ),
+    )
+
+
+def equal_thirds() -> StageCosts:
+    """Forward, p1 and p2 a second each: what 2BP's table assumes."""
+    return unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
+
+
+def cells(*, weights: bool = True) -> st.SearchStrategy[Cell]:
+    """Blocks of small whole costs, so that ties are frequent and sums exact."""
+    few_bytes = st.integers(0, 4)
+    return st.builds(
+        Cell,
+        forward_s=st.integers(0, 3).map(float),
+        backward_s=st.integers(1, 4).map(float),
+        weight_bytes=few_bytes if weights else st.just(0),
+        output_bytes=few_bytes,
+        activation_bytes=few_bytes,
+        workspace_bytes=st.integers(0, 2),
+    )
+
+
+def clusters(devices_at_most: int) -> st.SearchStrategy[Cluster]:
+    """One level or two, slower outside, sometimes with devices that are too small."""
+    bandwidths = st.sampled_from([0.5, 1.0, 2.0, 8.0])
+    one = st.tuples(st.tuples(st.integers(1, devices_at_most), bandwidths))
+    inner = st.tuples(st.integers(1, 3), bandwidths)
+    two = st.tuples(inner, st.tuples(st.integers(1, max(devices_at_most // 3, 1)), bandwidths))
+    memories = st.one_of(st.just(PLENTY), st.integers(1, 60))
+    return st.builds(
+        lambda levels, memory_bytes: cluster(*levels, memory_bytes=memory_bytes), st.one_of(one, two), memories
+    )

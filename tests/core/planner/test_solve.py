@@ -1,0 +1,110 @@
+"""The planners by name, and what all of them share."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from planner_service.contract.documents import answer_document, dump, parse_plan
+from planner_service.core.errors import InvalidInputError
+from planner_service.core.identity import content_id
+from planner_service.core.plan import Plan
+from planner_service.core.planner.problem import Options, Problem
+from planner_service.core.planner.solve import PLANNERS, solve
+from planner_service.core.predict import predict
+from planner_service.core.profile import Device, Model, Profile
+from planner_service.core.schedule.check import check
+from planner_service.core.schedule.program import program_of
+from planner_service.imports.pipedream_graph import import_pipedream_graph
+from tests.core.builders import Cell, cluster, profile
+
+PROFILES = Path(__file__).parents[2] / "data" / "profiles"
+
+
+def public_profile(name: str) -> Profile:
+    return import_pipedream_graph(
+        (PROFILES / f"{name}.graph.txt").read_text(encoding="utf-8"),
+        microbatch_size=64,
+        model=Model(name=name),
+        device=Device(name="unknown", memory_bytes=16 * 2**30),
+        dtype="float32",
+    )
+
+
+def test_an_unknown_planner_is_refused_by_name() -> None:
+    problem = Problem(profile=profile([Cell()]), cluster=cluster((1, 1.0)), batch_size=1)
+    with pytest.raises(InvalidInputError, match=r"planner: must be one of pipedream, .* got 'magic'"):
+        solve("magic", problem)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("name", ["vgg16", "resnet50", "gnmt"])
+def test_public_profiles_are_planned_and_their_streams_run(planner: str, name: str) -> None:
+    machines = cluster((4, 1e10), (2, 1.25e9), memory_bytes=16 * 10**9)
+    plan = solve(planner, Problem(profile=public_profile(name), cluster=machines, batch_size=512))
+    assert isinstance(plan, Plan)
+    check(program_of(plan, batches=2))
+    timeline = predict(plan, batches=2)
+    assert len(timeline.lanes) == plan.workers
+    assert max(lane.peak_memory_bytes for lane in timeline.lanes) <= machines.device.memory_bytes
+
+
+@pytest.mark.parametrize(("machines", "replicas"), [(4, (3, 1)), (8, (7, 1)), (16, (15, 1))])
+def test_vgg16_keeps_its_dense_end_on_one_machine(machines: int, replicas: tuple[int, ...]) -> None:
+    """PipeDream (2018), table 1, chose 2-1-1 and 7-1 on its own profile; this is its public one, at 10 Gb/s."""
+    problem = Problem(profile=public_profile("vgg16"), cluster=cluster((machines, 1.25e9)), batch_size=64)
+    plan = solve("pipedream", problem)
+    assert isinstance(plan, Plan)
+    assert plan.replicas == replicas
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_a_plans_document_parses_back_to_the_same_plan(planner: str) -> None:
+    blocks = [Cell(weight_bytes=4, output_bytes=2)] * 3
+    problem = Problem(
+        profile=profile(blocks), cluster=cluster((3, 1.0)), batch_size=6, options=Options(microbatch_size=1)
+    )
+    plan = solve(planner, problem)
+    assert isinstance(plan, Plan)
+    again = parse_plan(dump(answer_document(plan) | {"solve_time_s": 0.1}))
+    assert again == plan
+    assert content_id(again) == content_id(plan)
+
+
+def test_one_pipeline_stands_for_all_replicas_of_equal_width() -> None:
+    """What is simulated for the plan is what playing every worker gives."""
+    blocks = [Cell(weight_bytes=8, output_bytes=1, activation_bytes=3), Cell(weight_bytes=2, activation_bytes=1)]
+    options = Options(schedule="pipedream-2bw", stages=2, microbatch_size=1, recompute=False)
+    problem = Problem(profile=profile(blocks), cluster=cluster((4, 8.0)), batch_size=8, options=options)
+    plan = solve("pipedream-2bw", problem)
+    assert isinstance(plan, Plan)
+    assert plan.width == 2
+    assert plan.simulated is not None
+    timeline = predict(plan, batches=plan.simulated.batches)
+    assert plan.simulated.bubble_fraction == pytest.approx(timeline.bubble_fraction)
+    assert plan.simulated.peak_memory_bytes == tuple(lane.peak_memory_bytes for lane in timeline.lanes)
+    assert plan.simulated.busy_fraction == pytest.approx(timeline.busy_fraction)
+
+
+def test_a_plan_whose_batch_is_too_long_to_play_is_not_simulated() -> None:
+    problem = Problem(
+        profile=profile([Cell()] * 4),
+        cluster=cluster((4, 1.0)),
+        batch_size=100_000,
+        options=Options(schedule="1f1b", stages=4, microbatch_size=1),
+    )
+    plan = solve("pipedream-2bw", problem)
+    assert isinstance(plan, Plan)
+    assert plan.simulated is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("microbatch_size", 0), ("stages", -1), ("recompute_factor", float("nan")), ("recompute_factor", -2.0)],
+)
+def test_options_out_of_range_are_refused_by_field_rule_and_value(field: str, value: float) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        dataclasses.replace(Options(), **{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert "must be a" in caught.value.rule
+    assert repr(value) in str(caught.value)
