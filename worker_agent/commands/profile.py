@@ -74,11 +74,12 @@ def _sizes(text: str) -> list[int]:
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error."""
+    """A bar on standard error, where that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("starting", total=None)
         yield lambda done, total, message: progress.update(bar, completed=done, total=total, description=message)
 

@@ -129,7 +129,7 @@ def _build(spec: Spec, options: dict[str, Value], attention: str) -> nn.Module:
         config = transformers.AutoConfig.for_model(spec.name, **options | fixed)
         return kind.from_config(config, attn_implementation=attention)  # type: ignore[no-any-return]
     except (StrictDataclassError, ValueError, TypeError, RuntimeError) as error:
-        sentence = " ".join(str(error).split())
+        sentence = " ".join(str(error).split()).rstrip(".")
         raise InvalidInputError("model", f"must be possible for {spec.name} ({sentence})", spec.text) from error
 
 

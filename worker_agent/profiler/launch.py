@@ -2,6 +2,7 @@
 
 import ast
 import logging
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -24,7 +25,8 @@ def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress)
     Raises the InvalidInputError that a process found, or RunFailedError with the last line of the log of the process
     that failed first. No process is left when it returns.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with following(directory.progress, on_progress):
             start = elastic_launch(_config(directory, processes), sys.executable)
@@ -85,6 +87,5 @@ def _last_line(directory: ProfileDirectory, rank: int) -> str:
     """The last line that a process wrote to its standard error: of a traceback, the error itself."""
     for log in directory.logs.glob(f"**/{rank}/stderr.log"):
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines if not line.startswith(("[rank", " "))]
-        return (errors or lines or [""])[-1].strip()
+        return re.sub(r"^\[rank\d+\]: ?", "", lines[-1]).strip() if lines else ""
     return ""
