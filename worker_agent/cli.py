@@ -5,6 +5,7 @@ import typer
 from planner_service.contract.console import run_command
 from worker_agent.commands.profile import profile
 from worker_agent.commands.run import run
+from worker_agent.commands.start import start
 
 app = typer.Typer(
     name="pipeplan-agent",
@@ -16,6 +17,7 @@ app = typer.Typer(
 
 app.command()(profile)
 app.command()(run)
+app.command()(start)
 
 
 @app.callback()

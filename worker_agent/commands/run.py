@@ -10,7 +10,6 @@ import typer
 
 from planner_service.contract.documents import read
 from planner_service.core.errors import require
-from planner_service.core.identity import content_id
 from planner_service.core.plan import Plan
 from planner_service.core.report import Compared
 from worker_agent.commands.extras import require_worker
@@ -75,17 +74,12 @@ def _fresh(job: "RunJob") -> "RunJob":
 
 
 def _resumed(job: "RunJob") -> "RunJob":
-    """The job from the newest whole checkpoint on. Raises InvalidInputError if that is not this plan's."""
-    from worker_agent.runtime.checkpoint import latest
+    from worker_agent.runtime.run import resumed
 
-    found = latest(job.directory.checkpoints)
-    if found is None:
+    going_on = resumed(job)
+    if going_on.first_step == 0:
         typer.echo(f"no whole checkpoint in {job.directory.checkpoints}: starting at step 0", err=True)
-        return job
-    rule = "must be the one that wrote the checkpoint"
-    require(found.plan_id == content_id(job.plan), "plan", f"{rule}, {found.plan_id}", content_id(job.plan))
-    require(found.seed == job.seed, "seed", f"{rule}, {found.seed}", job.seed)
-    return replace(job, first_step=found.step)
+    return going_on
 
 
 @contextmanager

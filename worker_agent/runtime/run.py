@@ -1,15 +1,17 @@
 """Run: executes a plan on this node and writes what came of it: run.json, trace.json, checkpoints."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 from planner_service.contract.documents import dump
+from planner_service.core.errors import require
 from planner_service.core.identity import content_id
 from planner_service.core.predict import predict
 from planner_service.core.report import RankReport, RunReport, report_run
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
+from worker_agent.runtime.checkpoint import latest
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.launch import Progress, launch
 from worker_agent.runtime.results import RankResult
@@ -21,6 +23,20 @@ class RunOutcome:
 
     report: RunReport
     timeline: Timeline
+
+
+def resumed(job: RunJob) -> RunJob:
+    """The job from its folder's newest whole checkpoint on; as it is, from step 0, if there is none.
+
+    Raises InvalidInputError if the checkpoint is of another plan or seed.
+    """
+    found = latest(job.directory.checkpoints)
+    if found is None:
+        return job
+    rule = "must be the one that wrote the checkpoint"
+    require(found.plan_id == content_id(job.plan), "plan", f"{rule}, {found.plan_id}", content_id(job.plan))
+    require(found.seed == job.seed, "seed", f"{rule}, {found.seed}", job.seed)
+    return replace(job, first_step=found.step)
 
 
 def execute(job: RunJob, on_progress: Progress) -> RunOutcome:

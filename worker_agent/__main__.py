@@ -1,0 +1,5 @@
+"""`python -m worker_agent`: the same as `pipeplan-agent`."""
+
+from worker_agent.cli import main
+
+main()

@@ -1,0 +1,37 @@
+"""`pipeplan-agent start`: serves as this node's agent."""
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from worker_agent.commands.extras import require_worker
+
+
+def start(
+    url: Annotated[str | None, typer.Option(help="The service. [PIPEPLAN_AGENT_URL]")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="This node's name; default: the host's. [PIPEPLAN_AGENT_NAME]")
+    ] = None,
+    work_dir: Annotated[
+        Path | None, typer.Option(help="Where jobs keep their files. [PIPEPLAN_AGENT_WORK_DIR]")
+    ] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="A factory that jobs may name; may be repeated.")] = None,
+    exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", help="End when its parent ends.")] = False,
+) -> None:
+    """Takes jobs from the service until it is interrupted, one at a time."""
+    require_worker()
+    from worker_agent import parent
+    from worker_agent.agent import Agent
+    from worker_agent.client import AgentClient
+    from worker_agent.settings import load_settings
+
+    settings = load_settings(url=url, name=name, work_dir=work_dir, allow=tuple(allow) if allow else None)
+    if exit_with_parent:
+        parent.exit_with_parent()
+    agent = Agent(settings, AgentClient(settings.url, settings.token), lambda line: typer.echo(line, err=True))
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, lambda *_: agent.stop())
+    typer.echo(f"agent {settings.name} serves {settings.url}", err=True)
+    agent.serve()

@@ -1,0 +1,39 @@
+"""Settings of a node's agent, from PIPEPLAN_AGENT_* in the environment; the command line's options come before them."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from planner_service.contract.documents import invalid_input
+from planner_service.contract.http import DEFAULT_URL
+
+BUILT_IN = ("hf:*", "worker_agent.models.*")
+"""What every agent may build: Hugging Face families by config, and pipeplan's own models and data."""
+
+
+class AgentSettings(BaseSettings):
+    """What can be set. Every name is an environment variable with PIPEPLAN_AGENT_ before it.
+
+    `allow` lists the factories of this node's operator that jobs may name besides the built-in ones, as SPECs without
+    options; a trailing * stands for anything.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PIPEPLAN_AGENT_", frozen=True, extra="forbid")
+
+    url: str = DEFAULT_URL
+    token: str | None = None
+    name: str = Field(default_factory=platform.node, min_length=1, max_length=200)
+    work_dir: Path = Field(default_factory=lambda: Path.home() / ".local" / "share" / "pipeplan-agent")
+    allow: tuple[str, ...] = ()
+    poll_s: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
+
+
+def load_settings(**chosen: Any) -> AgentSettings:
+    """The settings, with those chosen here (None: not chosen) before the environment's. Raises InvalidInputError."""
+    try:
+        return AgentSettings(**{name: value for name, value in chosen.items() if value is not None})
+    except ValidationError as error:
+        raise invalid_input(error) from error
