@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from planner_service.core.errors import ScheduleError
-from planner_service.core.schedule.footprint import first_versions
 from planner_service.core.schedule.instructions import (
     Backward,
     BackwardInput,
@@ -17,7 +16,7 @@ from planner_service.core.schedule.instructions import (
     microbatches_of,
 )
 from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import FLUSHES, Program, Stream, versions_behind
+from planner_service.core.schedule.program import FLUSHES, Program, Stream, updates_a_batch, versions_behind
 from planner_service.core.schedule.text import format_instruction
 
 
@@ -27,13 +26,17 @@ def check(program: Program) -> None:
     - every worker computes exactly its own microbatches, each forward once and each backward once, in that order;
     - a microbatch's forward, recomputation and backward name one weight version; it exists when it is used, and is
       the newest one for a schedule with a flush, at most `versions_behind` older for one without;
-    - updates make versions one by one, and only once every microbatch of theirs is through.
+    - updates make versions one by one from the first batch's to the last's, and for a schedule with a flush only
+      once every microbatch of theirs is through.
 
     That sends and receives pair up without deadlock is the simulator's to show: it plays the same streams.
     """
     for stream in program.streams:
         _check_microbatches(program.pipeline, stream)
-        _check_versions(program, stream)
+        first, last = _versions(program, stream)
+        newest = _check_versions(program, stream, first)
+        if newest != last:
+            raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
 
 
 def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
@@ -75,10 +78,10 @@ def _kinds(instruction: Instruction) -> Iterator[str]:
             pass
 
 
-def _check_versions(program: Program, stream: Stream) -> None:
-    existing = set(first_versions(stream.instructions))
-    newest = max(existing)
+def _check_versions(program: Program, stream: Stream, newest: int) -> int:
+    """Follows the versions from the newest one before the stream; returns the newest one after it."""
     behind = versions_behind(program.schedule, program.pipeline, stream.stage)
+    existing = set(range(max(newest - behind, 0), newest + 1))
     used: dict[int, int] = {}
     open_microbatches: set[int] = set()
     for instruction in stream.instructions:
@@ -105,6 +108,14 @@ def _check_versions(program: Program, stream: Stream) -> None:
             case _:
                 pass
         _track_open(instruction, open_microbatches)
+    return newest
+
+
+def _versions(program: Program, stream: Stream) -> tuple[int, int]:
+    """The newest version before the first batch and after the last."""
+    updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
+    batches = program.pipeline.batch_range()
+    return batches.start * updates, batches.stop * updates
 
 
 def _track_open(instruction: Instruction, open_microbatches: set[int]) -> None:

@@ -1,0 +1,192 @@
+"""What the papers prove of the schedules, read off the streams."""
+
+import json
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner_service.core.plan import Worker
+from planner_service.core.schedule.check import check
+from planner_service.core.schedule.footprint import footprints
+from planner_service.core.schedule.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Update,
+)
+from planner_service.core.schedule.pipeline import Pipeline
+from planner_service.core.schedule.program import GENERATORS, Program, build, updates_a_batch, versions_behind
+from planner_service.core.schedule.text import format_instruction, parse_stream
+from planner_service.core.simulate import simulate
+from planner_service.core.split_backward import split_backward
+from tests.core.builders import equal_thirds
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def golden(name: str) -> Any:
+    return json.loads((GOLDEN / name).read_text(encoding="utf-8"))
+
+
+def straight(schedule: str, stages: int, microbatches: int, batches: int = 1) -> Program:
+    """One worker a stage."""
+    return build(schedule, Pipeline(replicas=(1,) * stages, microbatches=microbatches, batches=batches))
+
+
+def bubble(program: Program) -> float:
+    return simulate(program, [equal_thirds()] * program.pipeline.depth).bubble_fraction
+
+
+@pytest.mark.parametrize("row", golden("two_bp_table_1.json")["rows"], ids=lambda r: f"{r['schedule']}-{r['stages']}")
+def test_bubbles_with_and_without_2bp_are_those_of_its_table_1(row: dict[str, Any]) -> None:
+    program = straight(row["schedule"], row["stages"], row["microbatches"])
+    split = split_backward(program, [equal_thirds()] * row["stages"])
+    check(split)
+    assert bubble(program) == pytest.approx(float(Fraction(*row["fused"])), abs=1e-12)
+    assert bubble(split) == pytest.approx(float(Fraction(*row["split"])), abs=1e-12)
+
+
+@pytest.mark.parametrize("row", golden("gpipe_bubble.json")["rows"], ids=lambda r: f"M={r['microbatches']}")
+def test_gpipes_bubble_is_that_of_its_section_2_3(row: dict[str, Any]) -> None:
+    program = straight("gpipe", golden("gpipe_bubble.json")["cells"], row["microbatches"])
+    assert bubble(program) == pytest.approx(float(Fraction(*row["bubble"])), abs=1e-12)
+
+
+def test_2bws_timeline_is_that_of_its_figure_2() -> None:
+    figure = golden("two_bw_figure_2.json")
+    program = straight("pipedream-2bw", figure["workers"], figure["microbatches"], batches=3)
+    timeline = simulate(program, [equal_thirds()] * figure["workers"])
+    starts = {format_instruction(e.instruction): e.start_s for e in timeline.lanes[2].events()}
+    assert starts["F7"] + 1 == figure["forward_of_input_7_on_worker_3_at"]
+    for stream in program.streams:
+        computed = [i for i in stream.instructions if isinstance(i, Forward | Backward)]
+        first_on_1 = next(i for i in computed if i.version == 1)
+        last_on_0 = [i for i in computed if i.version == 0][-1]
+        assert first_on_1 == Forward(figure["first_input_on_version_1"], 1)
+        assert last_on_0 == Backward(figure["last_input_on_version_0"], 0)
+        held = footprints(stream.instructions, recompute=False)
+        assert max(h.versions for h in held) == figure["versions_at_most"]
+
+
+@pytest.mark.parametrize(("depth", "microbatches"), [(1, 1), (2, 2), (3, 5), (4, 4), (4, 8)])
+def test_2bw_computes_microbatch_k_on_version_floor_k_minus_1_over_m_minus_1(depth: int, microbatches: int) -> None:
+    for stream in straight("pipedream-2bw", depth, microbatches, batches=5).streams:
+        for i in stream.instructions:
+            if isinstance(i, Forward | Backward):
+                assert i.version == max((i.microbatch - 1) // microbatches - 1, 0)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_pipedream_computes_n_minus_s_updates_behind_on_stage_s(stages: int) -> None:
+    """w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t)): minibatch t (from 1) on stage s runs on t - 1 - (n - s)."""
+    for s, stream in enumerate(straight("pipedream", stages, 1, batches=12).streams, start=1):
+        for i in stream.instructions:
+            if isinstance(i, Forward | Backward):
+                assert i.version == max(i.microbatch - 1 - (stages - s), 0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream", "pipedream-2bw"])
+@pytest.mark.parametrize("stages", [1, 2, 4, 7])
+def test_in_flight_microbatches_never_exceed_the_distance_to_the_end(schedule: str, stages: int) -> None:
+    microbatches = 1 if schedule == "pipedream" else stages
+    for stream in straight(schedule, stages, microbatches, batches=2 * stages).streams:
+        in_flight = [h.in_flight for h in footprints(stream.instructions, recompute=False)]
+        assert max(in_flight) == stages - stream.stage
+        assert in_flight[-1] == 0
+
+
+@pytest.mark.parametrize("schedule", sorted(GENERATORS))
+def test_live_versions_are_those_that_a_schedule_promises(schedule: str) -> None:
+    stages = 1 if schedule == "data-parallel" else 4
+    program = straight(schedule, stages, 1 if schedule == "pipedream" else 4, batches=8)
+    for stream in program.streams:
+        behind = versions_behind(schedule, program.pipeline, stream.stage)
+        assert max(h.versions for h in footprints(stream.instructions, recompute=False)) == 1 + behind
+
+
+@pytest.mark.parametrize("schedule", sorted(GENERATORS))
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_schedule_passes_the_check_and_plays_to_its_end(schedule: str, width: int, recompute: bool) -> None:
+    stages = 1 if schedule == "data-parallel" else 3
+    pipeline = Pipeline(replicas=(width,) * stages, microbatches=3, batches=3, recompute=(recompute,) * stages)
+    program = build(schedule, pipeline, checkpoint_every=2)
+    check(program)
+    timeline = simulate(program, [equal_thirds()] * stages)
+    assert [len(lane.instructions) for lane in timeline.lanes] == [len(s.instructions) for s in program.streams]
+    for lane in timeline.lanes:
+        assert all(end >= start for start, end in zip(lane.start_s, lane.end_s, strict=True))
+        assert all(later >= earlier for earlier, later in pairwise(lane.end_s))
+
+
+@pytest.mark.parametrize("replicas", [(2, 1, 1), (7, 1), (9, 5, 1, 1), (1, 2), (2, 3)])
+def test_unequal_replicas_pass_the_check_and_never_deadlock(replicas: tuple[int, ...]) -> None:
+    pipeline = Pipeline(replicas=replicas, microbatches=1, batches=6)
+    program = build("pipedream", pipeline)
+    check(program)
+    simulate(program, [equal_thirds()] * len(replicas))
+    for stream in program.streams:
+        forwards = [i for i in stream.instructions if isinstance(i, Forward)]
+        assert [i.microbatch % replicas[stream.stage] for i in forwards] == [
+            (stream.replica + 1) % replicas[stream.stage]
+        ] * len(forwards)
+        updates = [i.version for i in stream.instructions if isinstance(i, Update)]
+        assert updates == list(range(1, 6 * updates_a_batch("pipedream", pipeline, stream.stage) + 1))
+
+
+def test_2bp_fills_gaps_with_finished_microbatches_and_concatenates_the_rest() -> None:
+    split = split_backward(straight("1f1b", 4, 4), [equal_thirds()] * 4)
+    compute = [
+        [i for i in stream.instructions if isinstance(i, Forward | BackwardInput | BackwardWeight)]
+        for stream in split.streams
+    ]
+    assert compute == [
+        list(parse_stream("F1 F2 F3 F4 I1 W1 I2 W2 I3 W3 I4 W4")),
+        list(parse_stream("F1 F2 F3 I1 F4 I2 W1 I3 W2 I4 W3,4")),
+        list(parse_stream("F1 F2 I1 F3 I2 F4 I3 W1 I4 W2,3,4")),
+        list(parse_stream("F1 I1 F2 I2 F3 I3 F4 I4 W1,2,3,4")),
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["naive", "gpipe"])
+def test_2bp_concatenates_all_of_p2_behind_all_of_p1(schedule: str) -> None:
+    split = split_backward(straight(schedule, 2, 3, batches=2), [equal_thirds()] * 2)
+    check(split)
+    for stream in split.streams:
+        weights = [i for i in stream.instructions if isinstance(i, BackwardWeight)]
+        assert [sorted(i.microbatches) for i in weights] == [[1, 2, 3], [4, 5, 6]]
+        ends = [i for i in stream.instructions if isinstance(i, BackwardWeight | Update)]
+        assert [type(i) for i in ends] == [BackwardWeight, Update] * 2
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_2bp_saves_the_same_in_every_batch(batches: int) -> None:
+    split = split_backward(straight("1f1b", 4, 8, batches), [equal_thirds()] * 4)
+    check(split)
+    assert simulate(split, [equal_thirds()] * 4).makespan_s == batches * 27
+
+
+def test_2bp_reduces_gradients_once_all_of_p2_is_done() -> None:
+    program = build("1f1b", Pipeline(replicas=(2, 2), microbatches=2))
+    split = split_backward(program, [equal_thirds()] * 2)
+    check(split)
+    assert [format_instruction(i) for i in split.streams[0].instructions][-3:] == ["W3", "G1", "U1"]
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_2bp_is_refused_where_there_is_no_flush(schedule: str) -> None:
+    with pytest.raises(ValueError, match=f"schedule: must have a flush .*2BP.* got '{schedule}'"):
+        split_backward(straight(schedule, 2, 2), [equal_thirds()] * 2)
+
+
+def test_the_peer_of_a_microbatch_is_the_same_on_the_way_back() -> None:
+    pipeline = Pipeline(replicas=(2, 1), microbatches=1, batches=2)
+    program = build("pipedream", pipeline, (Worker(stage=0), Worker(stage=1), Worker(stage=0, replica=1)))
+    text = " ".join(format_instruction(i) for i in program.streams[1].instructions)
+    for k, peer in ((1, 0), (2, 2), (3, 0), (4, 2)):
+        assert f"<F{k}:{peer}" in text
+        assert f">B{k}:{peer}" in text

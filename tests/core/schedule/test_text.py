@@ -1,0 +1,64 @@
+"""The text form of instructions parses back, and nothing else is taken for it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner_service.contract.documents import dump, parse
+from planner_service.core.errors import InvalidInputError
+from planner_service.core.schedule import instructions as kinds
+from planner_service.core.schedule.instructions import BackwardWeight, Checkpoint, Instruction
+from planner_service.core.schedule.pipeline import Pipeline
+from planner_service.core.schedule.program import build
+from planner_service.core.schedule.text import (
+    format_instruction,
+    format_stream,
+    parse_instruction,
+    parse_stream,
+)
+from planner_service.core.simulate import simulate
+from planner_service.core.timeline import Timeline
+from tests.core.builders import equal_thirds
+
+numbers = st.integers(0, 10**6)
+on_version = [kinds.Forward, kinds.Recompute, kinds.Backward, kinds.BackwardInput]
+transfers = [kinds.SendActivation, kinds.RecvActivation, kinds.SendGradient, kinds.RecvGradient]
+any_instruction: st.SearchStrategy[Instruction] = st.one_of(
+    *(st.builds(kind, numbers, numbers) for kind in (*on_version, *transfers)),
+    st.builds(BackwardWeight, st.lists(numbers, min_size=1, max_size=4).map(tuple), numbers),
+    st.builds(kinds.ReduceGradients, numbers),
+    st.builds(kinds.Update, numbers),
+    st.builds(Checkpoint, numbers, numbers),
+)
+
+
+@given(st.lists(any_instruction, max_size=12))
+def test_a_streams_text_parses_back_to_the_stream(stream: list[Instruction]) -> None:
+    assert parse_stream(format_stream(stream)) == tuple(stream)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_an_instruction_or_an_error_of_ours(text: str) -> None:
+    try:
+        instruction = parse_instruction(text)
+    except InvalidInputError as error:
+        assert "must be an instruction's text form" in str(error)
+    else:
+        assert parse_instruction(format_instruction(instruction)) == instruction
+
+
+@pytest.mark.parametrize("text", ["", "F", "f1", "F1:2", ">F1", "W1:2", "F1,2", "U1@2", "G1:2", "F-1", "F1@", "X1"])
+def test_what_is_not_an_instruction_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        parse_instruction(text)
+
+
+@given(
+    st.sampled_from(["naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw"]),
+    st.integers(1, 4),
+    st.integers(1, 2),
+)
+def test_a_timelines_document_parses_back_to_the_timeline(schedule: str, stages: int, width: int) -> None:
+    program = build(schedule, Pipeline(replicas=(width,) * stages, microbatches=4))
+    timeline = simulate(program, [equal_thirds()] * stages)
+    assert parse(Timeline, dump(timeline)) == timeline
