@@ -1,7 +1,7 @@
 """Problems: every error becomes problem details (RFC 9457), or a page for a person. Never a traceback."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -81,8 +81,9 @@ def _broken_parameters(error: RequestValidationError) -> Problem:
     )
 
 
-def _allowed(app: FastAPI, path: str) -> Iterator[str]:
+def _allowed(app: FastAPI, path: str) -> list[str]:
     """The methods of a path: the framework knows only those of the first route that matches."""
-    for template, operations in app.openapi()["paths"].items():
-        if re.fullmatch(re.sub(r"\{[^}]*\}", "[^/]+", template), path):
-            yield from (method for method in METHODS if method.lower() in operations)
+    paths = app.openapi()["paths"]
+    matching = [template for template in paths if re.fullmatch(re.sub(r"\{[^}]*\}", "[^/]+", template), path)]
+    templates = [path] if path in matching else matching
+    return [method for method in METHODS if any(method.lower() in paths[template] for template in templates)]

@@ -74,14 +74,14 @@ def create(
 @app.command()
 def get(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
     """Shows a plan."""
-    from planner_service.commands import plan_tables
+    from planner_service.commands.solution import show_solution
 
     with _service(url, token) as service:
         plan = service.plan(plan_id)
     if as_json:
         typer.echo(json.dumps(plan_document(plan), indent=2))
     else:
-        plan_tables.show_plan(plan)
+        show_solution(plan)
 
 
 @app.command("list")
@@ -123,15 +123,16 @@ def compare(
 
 
 def _show_answer(created: "PlanAnswer", *, as_json: bool) -> None:
-    from planner_service.commands import plan_tables
+    from planner_service.commands.plan_tables import show_reasons
+    from planner_service.commands.solution import show_solution
 
     if as_json:
         document = answer_document(created.answer) | {"solve_time_s": created.solve_time_s}
         typer.echo(json.dumps(document, indent=2))
     elif not isinstance(created.answer, Infeasible):
-        plan_tables.show_plan(created.answer)
+        show_solution(created.answer)
     if isinstance(created.answer, Infeasible):
-        plan_tables.show_reasons(created.answer)
+        show_reasons(created.answer)
         raise SystemExit(INFEASIBLE)
 
 

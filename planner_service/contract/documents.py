@@ -26,6 +26,8 @@ def parse(kind: type[T], content: str | bytes | dict[str, Any]) -> T:
         return adapter.validate_json(content)
     except ValidationError as error:
         raise invalid_input(error) from error
+    except OverflowError as error:  # a whole number of hundreds of digits is JSON, but no quantity
+        raise InvalidInputError("document", "must not hold numbers beyond 1.8e308", "a longer one") from error
 
 
 def read(kind: type[T], path: Path) -> T:

@@ -59,7 +59,7 @@ class Progress(Wire):
 
 
 class Job(Wire):
-    """A job as everybody sees it. Ids of what it produced are there once it has succeeded."""
+    """A job as everybody sees it. A run has its id from the start; other ids are there once the job has succeeded."""
 
     id: str
     task: Task

@@ -8,7 +8,7 @@ from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanRequest, PlanSummary, Streams, StreamText
 from planner_service.core.cluster import Cluster
 from planner_service.core.errors import InvalidInputError, require
-from planner_service.core.identity import content_id
+from planner_service.core.identity import canonical_json, content_id
 from planner_service.core.plan import Answer, Plan
 from planner_service.core.planner.problem import Problem
 from planner_service.core.predict import predict
@@ -24,6 +24,9 @@ from planner_service.storage.listing import Cut
 
 MAX_PLAYED_INSTRUCTIONS = 500_000
 """The most that one request may have generated and played: a few seconds of one core."""
+
+MAX_COUNT = 2**63 - 1
+"""What the database's columns hold."""
 
 INSTRUCTIONS_A_MICROBATCH = 7
 """Forward, recomputation, backward, and two tensors in and out: the most that a worker executes for one."""
@@ -45,6 +48,7 @@ def create(context: Context, request: PlanRequest) -> Created:
     start_s = time.perf_counter()
     answer = context.solve(request.planner, problem)
     solve_time_s = time.perf_counter() - start_s
+    _require_storable(answer, request)
     if not isinstance(answer, Plan):
         return Created(answer=answer, plan_id=None, new=False, solve_time_s=solve_time_s)
     with context.database.write() as connection:
@@ -115,6 +119,18 @@ def require_playable(plan: Plan, batches: int) -> None:
     most = playable_batches(plan)
     rule = f"must be at most {most} for this plan of {plan.workers} workers" if most else "cannot be played: too large"
     require(batches <= most, "batches", rule, batches)
+
+
+def _require_storable(answer: Answer, request: PlanRequest) -> None:
+    """Raises InvalidInputError where a profile's extreme quantities made predictions that are no finite numbers."""
+    counts = (answer.batch_size, answer.microbatches) if isinstance(answer, Plan) else ()
+    try:
+        canonical_json(answer)
+        storable = all(count <= MAX_COUNT for count in counts)
+    except ValueError:
+        storable = False
+    rule = "must be a profile whose quantities give finite predictions"
+    require(storable, "profile_id", rule, request.profile_id)
 
 
 def _problem(context: Context, request: PlanRequest) -> Problem:

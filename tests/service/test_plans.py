@@ -6,12 +6,17 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from planner_service.api.examples import CLUSTER, PROFILE
+from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
 from planner_service.contract.documents import parse, parse_plan
+from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import content_id
+from planner_service.core.plan import Answer, Plan
+from planner_service.core.planner.problem import Problem
 from planner_service.core.predict import predict
 from planner_service.core.timeline import Timeline
+from planner_service.services import plans
 from planner_service.services.context import Context
+from planner_service.storage.listing import Cut
 from tests.service.answers import halve
 from tests.service.documents import profile_document, request_document, store_plan
 
@@ -72,6 +77,35 @@ def test_a_wrong_request_is_refused_and_stores_nothing(ready: TestClient, change
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == field
     assert ready.get("/v1/plans").json()["items"] == []
+
+
+def test_a_prediction_that_is_no_finite_number_is_refused_and_stores_nothing(context: Context) -> None:
+    """Found by sending times of 5e-324 s: the throughput was infinite, which JSON does not have."""
+    store_plan(context, batch_size=2)
+
+    def boundless(planner: str, problem: Problem) -> Answer:
+        return replace(_halved(planner, problem), throughput_samples_per_s=float("inf"))
+
+    with pytest.raises(InvalidInputError, match=r"profile_id: .*finite"):
+        plans.create(replace(context, solve=boundless), PLAN_REQUEST)
+    assert len(plans.newest(context, Cut()).items) == 1
+
+
+def test_counts_beyond_what_a_column_holds_are_refused(context: Context) -> None:
+    store_plan(context, batch_size=2)
+
+    def huge(planner: str, problem: Problem) -> Answer:
+        return replace(_halved(planner, problem), batch_size=2**63)
+
+    with pytest.raises(InvalidInputError):
+        plans.create(replace(context, solve=huge), PLAN_REQUEST)
+
+
+def _halved(planner: str, problem: Problem) -> Plan:
+    answer = halve(planner, problem)
+    if not isinstance(answer, Plan):
+        raise LookupError("no plan fits")
+    return answer
 
 
 def test_the_streams_are_those_that_the_schedule_generates(http: TestClient, context: Context) -> None:

@@ -60,6 +60,8 @@ def test_an_unknown_path_and_method_are_problems(http: TestClient) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
     assert answer.json()["title"] == "Method Not Allowed"
     assert http.post("/").headers["allow"] == "GET"
+    assert http.request("PUT", "/v1/jobs/lease").headers["allow"] == "POST"
+    assert http.request("PUT", "/v1/jobs/some").headers["allow"] == "GET"
 
 
 def test_a_body_beyond_the_limit_is_refused_declared_or_not(http: TestClient) -> None:
