@@ -2,7 +2,7 @@
 
 import typer
 
-from planner_service.commands import db, plan, profile, serve, simulate, solve
+from planner_service.commands import db, demo, plan, profile, serve, simulate, solve
 from planner_service.contract.console import run_command
 
 app = typer.Typer(
@@ -13,6 +13,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
+app.command()(demo.demo)
 app.command()(serve.serve)
 app.command()(solve.solve)
 app.command()(simulate.simulate)

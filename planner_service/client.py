@@ -121,11 +121,17 @@ class ServiceClient:
         return parse(Job, self._connection.post(f"/v1/jobs/{job_id}/cancel"))
 
     def wait_for_job(
-        self, job_id: str, *, on_progress: Callable[[Job], None] | None = None, timeout_s: float | None = None
+        self,
+        job_id: str,
+        *,
+        on_progress: Callable[[Job], None] | None = None,
+        while_waiting: Callable[[], None] | None = None,
+        timeout_s: float | None = None,
     ) -> Job:
         """Waits until the job has ended, whichever way. `on_progress` hears of every change.
 
-        Raises ServiceError once the timeout is over; the job goes on.
+        `while_waiting` is called at every look and may raise, to end the waiting. Raises ServiceError once the
+        timeout is over. Either way the job goes on.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         seen: Job | None = None
@@ -137,6 +143,8 @@ class ServiceClient:
                 return job
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise ServiceError(f"job {job_id} has not ended within {timeout_s} s; it is {job.state}")
+            if while_waiting is not None:
+                while_waiting()
             seen = job
             time.sleep(POLL_S)
 

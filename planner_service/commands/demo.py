@@ -1,0 +1,108 @@
+"""`pipeplan demo`: the main job on this machine."""
+
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner_service.commands.extras import require_service
+from planner_service.contract.console import INFEASIBLE
+from planner_service.core.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from planner_service.demo.main_job import OnProgress, Outcome
+    from planner_service.demo.processes import Child
+
+POLL_S = 0.5
+PIPED_WIDTH = 120
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the service up at the end.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The service's port; 0: a free one.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Profiles a GPT-2 model on this machine, plans, trains it as the best plan says, and compares."""
+    require_service()
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise MissingDependencyError("the demo trains a model: pip install 'pipeplan[worker]'")
+    from rich.console import Console
+
+    from planner_service.client import ServiceClient
+    from planner_service.demo.main_job import main_job
+    from planner_service.demo.processes import agent, service
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    notes = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="pipeplan-demo-", ignore_cleanup_errors=True) as folder:
+        with service(Path(folder), port) as (serving, url):
+            with agent(Path(folder), url) as working, ServiceClient(url) as client, _bars(notes) as on_progress:
+                outcome = main_job(client, working, on_progress)
+            _show(outcome, url, as_json=as_json)
+            if keep:
+                notes.print(f"the service stays up at {url}; Ctrl-C ends it")
+                _wait_for_interrupt(serving)
+    if outcome.chosen is None:
+        raise SystemExit(INFEASIBLE)
+
+
+def _show(outcome: "Outcome", url: str, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from planner_service.commands.solution import picture
+    from planner_service.contract.documents import dump
+    from planner_service.demo.show import outcome_document, show_candidates, show_run
+
+    if as_json:
+        typer.echo(dump(outcome_document(outcome, url)))
+        return
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    show_candidates(console, outcome)
+    plan = outcome.plan
+    if plan is None:
+        return
+    if plan.simulated is not None:
+        console.print(
+            "[bold]The chosen plan's first microbatches[/bold] (F forward, B backward, R recompute, U update)"
+        )
+        console.print(picture(plan, plan.simulated), soft_wrap=True, markup=False, highlight=False)
+    show_run(console, outcome, url)
+
+
+@contextmanager
+def _bars(console: "Console") -> Iterator["OnProgress"]:
+    """A bar a phase on standard error; where that is no terminal, a line a phase."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.fields[phase]:9}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def on_progress(phase: str, done: int, total: int, message: str) -> None:
+            if phase not in bars:
+                bars[phase] = progress.add_task(message, total=total, phase=phase)
+                if not console.is_terminal:
+                    console.print(f"{phase} ...")
+            progress.update(bars[phase], completed=done, total=total, description=message)
+
+        yield on_progress
+
+
+def _wait_for_interrupt(serving: "Child") -> None:
+    """Returns at Ctrl-C. Raises PipeplanError if the service ends by itself."""
+    try:
+        while True:
+            serving.require_running()
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,144 @@
+"""The main job, as a user of the REST API would do it: profile, plan with every planner, run the best, compare."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner_service.client import PlanAnswer, ServiceClient
+from planner_service.contract.jobs import Job, ProfileTask, RunTask
+from planner_service.contract.plans import PlanRequest
+from planner_service.core.cluster import Cluster
+from planner_service.core.errors import RunFailedError
+from planner_service.core.plan import Infeasible, Plan
+from planner_service.core.planner.problem import Options
+from planner_service.core.profile import Profile
+from planner_service.core.report import RunReport
+from planner_service.demo.processes import Child
+
+MODEL = "hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0"
+DATA = "worker_agent.models.text:standard_library?sequence_length=128"
+MICROBATCH_SIZES = (1, 2, 4, 8)
+OPTIMIZER = "adam"
+LEARNING_RATE = 0.002
+BATCH_SIZE = 32
+PROCESSES = 2
+TRAINING_S = 60.0
+STEPS = (30, 120)
+"""The fewest and the most steps: the loss must visibly fall, and the demo must end."""
+
+QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("pipedream", {"microbatch_size": MICROBATCH_SIZES[-1]}),
+    ("pipedream-2bw", {}),
+    ("pipedream-2bw", {"schedule": "pipedream-2bw", "stages": 2}),
+    ("pipedream-2bw", {"schedule": "1f1b", "stages": 2}),
+    ("gpipe", {}),
+)
+"""What the planners are asked: each for its best, and 2BW's also for its own schedule and for the flush on two stages."""
+
+OnProgress = Callable[[str, int, int, str], None]
+"""Called with the phase, the units done, their total, and what is at hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One planner's answer; `plan_id` is None where nothing fits."""
+
+    planner: str
+    plan_id: str | None
+    answer: Plan | Infeasible
+    solve_time_s: float
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """What the instruction streams predict; 0 where nothing fits."""
+        if isinstance(self.answer, Infeasible):
+            return 0.0
+        simulated = self.answer.simulated
+        return simulated.throughput_samples_per_s if simulated else self.answer.throughput_samples_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Everything that the demo found out. `chosen` and `report` are None where no plan fits."""
+
+    profile_id: str
+    cluster_id: str
+    profile: Profile
+    cluster: Cluster
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None = None
+    run_id: str | None = None
+    report: RunReport | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The chosen plan."""
+        answer = self.chosen.answer if self.chosen else None
+        return answer if isinstance(answer, Plan) else None
+
+
+def main_job(client: ServiceClient, agent: Child, on_progress: OnProgress) -> Outcome:
+    """Does the main job against a service with one agent. Raises PipeplanError in one sentence."""
+    task = ProfileTask(
+        model=MODEL, data=DATA, microbatch_sizes=MICROBATCH_SIZES, optimizer=OPTIMIZER, devices=PROCESSES
+    )
+    measured = _finished(client, agent, task, "profiling", on_progress)
+    profile_id, cluster_id = str(measured.profile_id), str(measured.cluster_id)
+    candidates = _ask(client, profile_id, cluster_id, on_progress)
+    planned = Outcome(
+        profile_id=profile_id,
+        cluster_id=cluster_id,
+        profile=client.profile(profile_id),
+        cluster=client.cluster(cluster_id),
+        candidates=candidates,
+    )
+    best = max(candidates, key=lambda candidate: candidate.throughput_samples_per_s)
+    if not isinstance(best.answer, Plan) or best.plan_id is None:
+        return planned
+    steps = _steps(best.answer, best.throughput_samples_per_s)
+    training = RunTask(plan_id=best.plan_id, model=MODEL, data=DATA, steps=steps, learning_rate=LEARNING_RATE)
+    run = client.run(str(_finished(client, agent, training, "training", on_progress).run_id))
+    return replace(planned, chosen=best, run_id=run.id, report=run.report)
+
+
+def _ask(client: ServiceClient, profile_id: str, cluster_id: str, on_progress: OnProgress) -> tuple[Candidate, ...]:
+    found: dict[object, Candidate] = {}
+    for number, (planner, chosen) in enumerate(QUESTIONS):
+        on_progress("planning", number, len(QUESTIONS), planner)
+        answer: PlanAnswer = client.create_plan(
+            PlanRequest(
+                profile_id=profile_id,
+                cluster_id=cluster_id,
+                planner=planner,
+                batch_size=BATCH_SIZE,
+                options=Options(optimizer=OPTIMIZER, **chosen),
+            )
+        )
+        found[answer.plan_id or number] = Candidate(
+            planner=planner, plan_id=answer.plan_id, answer=answer.answer, solve_time_s=answer.solve_time_s
+        )
+    on_progress("planning", len(QUESTIONS), len(QUESTIONS), "done")
+    return tuple(found.values())
+
+
+def _steps(plan: Plan, throughput_samples_per_s: float) -> int:
+    """As many steps as the time for training allows, within the bounds."""
+    fewest, most = STEPS
+    possible = TRAINING_S * throughput_samples_per_s / plan.batch_size
+    return int(min(max(possible, fewest), most))
+
+
+def _finished(
+    client: ServiceClient, agent: Child, task: ProfileTask | RunTask, phase: str, on_progress: OnProgress
+) -> Job:
+    """The job once it has succeeded. Raises RunFailedError with its reason, or what ended the agent."""
+    job = client.enqueue_job(task)
+
+    def tell(job: Job) -> None:
+        if job.progress is not None:
+            on_progress(phase, job.progress.done, job.progress.total, job.progress.message)
+
+    ended = client.wait_for_job(job.id, on_progress=tell, while_waiting=agent.require_running)
+    if ended.state != "succeeded":
+        raise RunFailedError(f"{phase} {ended.state}: {ended.error or 'no reason was given'}")
+    return ended
