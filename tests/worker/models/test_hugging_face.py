@@ -1,0 +1,85 @@
+"""Hugging Face families: the blocks in a row are the library's model, to the last bit."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from planner_service.core.errors import InvalidInputError
+from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.losses import default_loss
+
+SPECS = {
+    "gpt2": "hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=50&n_positions=16",
+    "llama": "hf:llama?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&num_key_value_heads=1&head_dim=16"
+    "&intermediate_size=48&vocab_size=50&max_position_embeddings=16",
+    "bert": "hf:bert?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&intermediate_size=48&vocab_size=50"
+    "&max_position_embeddings=16",
+}
+
+
+def in_order(chain: Chain, tokens: Tensor) -> Tensor:
+    value = tokens
+    for block in chain.blocks:
+        value = block(value)
+    return value
+
+
+def gradients(chain: Chain, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    chain.root.zero_grad()
+    torch.autograd.backward(default_loss(logits, targets))
+    return {name: p.grad.clone() for name, p in chain.root.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", sorted(SPECS))
+def test_the_blocks_in_order_give_exactly_the_models_logits_and_gradients(family: str, attention: str) -> None:
+    chain = build_model(f"{SPECS[family]}&attn_implementation={attention}", seed=0)
+    chain.root.eval()
+    drawn = torch.randint(50, (3, 17), generator=torch.Generator().manual_seed(1))
+    tokens, targets = drawn[:, :-1], drawn[:, 1:]
+    ours, theirs = in_order(chain, tokens), chain.root(input_ids=tokens).logits
+    assert torch.equal(ours, theirs)
+    expected = gradients(chain, theirs, targets)
+    found = gradients(chain, ours, targets)
+    assert found.keys() == expected.keys() and len(found) > 10
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("family", sorted(SPECS))
+def test_every_parameter_is_in_one_block_under_the_whole_models_name(family: str) -> None:
+    chain = build_model(SPECS[family], seed=0)
+    assert chain.block_names == ("embedding", "layer.0", "layer.1", "head")
+    in_blocks = [p for block in chain.blocks for p in block.parameters()]
+    assert len(in_blocks) == len(set(in_blocks))
+    assert {chain.names()[p] for p in in_blocks} == {name for name, _ in chain.root.named_parameters()}
+
+
+def test_dropout_stays_as_the_family_configures_it() -> None:
+    chain = build_model(SPECS["gpt2"], seed=0)
+    assert {m.p for m in chain.root.modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
+    assert chain.root.training
+
+
+def test_rotary_frequencies_stay_exact_in_a_model_of_16_bits() -> None:
+    chain = build_model(SPECS["llama"], seed=0, dtype=torch.bfloat16)
+    assert {p.dtype for p in chain.root.parameters()} == {torch.bfloat16}
+    assert {b.dtype for b in chain.root.buffers()} == {torch.float32}
+    assert in_order(chain, torch.zeros(1, 4, dtype=torch.int64)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("hf:gpt2?n_layers=2", "model.n_layers: is not a key of gpt2's config that can be set, got 2"),
+        ("hf:gpt2?use_cache=true", "model.use_cache: is not a key of gpt2's config that can be set, got True"),
+        ("hf:gpt5", "model: must be of a known family: bert, gpt2, llama, got 'gpt5'"),
+        ("hf:gpt2?tie_word_embeddings=true", "model.tie_word_embeddings: cannot be true"),
+        ("hf:gpt2?attn_implementation=fast", "model.attn_implementation: must be one of sdpa, eager, got 'fast'"),
+        ("hf:gpt2?n_head=5", "model: must be possible for gpt2 (`embed_dim` must be divisible by num_heads"),
+        ("hf:gpt2?n_layer=two", "model: must be possible for gpt2 (Validation error for field 'n_layer'"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_name(spec: str, sentence: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        build_model(spec, seed=0)
+    assert str(caught.value).startswith(sentence)

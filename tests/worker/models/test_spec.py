@@ -1,0 +1,76 @@
+"""SPECs: what they say, and what is said about those that cannot be."""
+
+import pytest
+
+from planner_service.core.errors import InvalidInputError
+from worker_agent.models.spec import Value, call_factory, load_factory, parse_spec
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4", 4),
+        ("-1", -1),
+        ("0.5", 0.5),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("gelu", "gelu"),
+        ("a%26b%3Dc", "a&b=c"),
+        ("1+1", "1+1"),
+        ("", ""),
+    ],
+)
+def test_a_value_reads_as_what_it_looks_like(text: str, value: Value) -> None:
+    assert parse_spec(f"package.module:factory?key={text}", field="model").options == {"key": value}
+
+
+def test_a_spec_names_a_family_or_a_callable_and_its_options() -> None:
+    family = parse_spec("hf:gpt2?n_layer=4&n_embd=128", field="model")
+    assert (family.is_hugging_face, family.name, family.options) == (True, "gpt2", {"n_layer": 4, "n_embd": 128})
+    factory = parse_spec("package.module:factory?depth=2", field="model")
+    assert (factory.is_hugging_face, factory.target) == (False, "package.module:factory")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("factory", "must be hf:FAMILY"),
+        ("package.module:", "must be hf:FAMILY"),
+        ("package/module.py:factory", "must be hf:FAMILY"),
+        ("a:b?depth", "must have a query of key=value"),
+        ("a:b?2=depth", "must have a query of key=value"),
+        ("a:b?depth=1&depth=2", "must not name an option twice"),
+    ],
+)
+def test_what_is_not_a_spec_is_refused_by_its_rule(text: str, rule: str) -> None:
+    with pytest.raises(InvalidInputError, match=rule) as caught:
+        parse_spec(text, field="data")
+    assert caught.value.field == "data"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("no_such_package.models:mlp", "model: must name a module that exists, got 'no_such_package.models'"),
+        ("worker_agent.no_such_module:mlp", "model: must name a module that exists, got 'worker_agent.no_such_module'"),
+        ("json:mlp", "model: must name something that module json holds, got 'mlp'"),
+        ("string:digits", "model: must name a callable, got 'string:digits'"),
+    ],
+)
+def test_what_does_not_exist_is_said_in_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        load_factory(parse_spec(text, field="model"), field="model")
+    assert str(caught.value) == sentence
+
+
+def test_options_that_a_factory_does_not_take_are_refused_before_it_is_called() -> None:
+    with pytest.raises(InvalidInputError, match="unexpected keyword argument 'dept'"):
+        call_factory(parse_spec("worker_agent.models.presets:mlp?dept=3", field="model"), field="model")
+
+
+def test_a_factory_gets_of_the_offered_arguments_those_that_it_takes() -> None:
+    spec = parse_spec("builtins:dict?seed=1", field="data")
+    assert load_factory(spec, field="data") is dict
+    assert call_factory(parse_spec("fractions:Fraction?numerator=3", field="data"), field="data", seed=1) == 3

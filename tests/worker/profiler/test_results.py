@@ -1,0 +1,121 @@
+"""From the ranks' figures to a profile and a cluster."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from planner_service.contract.documents import dump, parse
+from planner_service.contract.jobs import ProfileTask
+from planner_service.core.cluster import Cluster
+from planner_service.core.errors import InvalidInputError
+from planner_service.core.profile import Device, Profile
+from worker_agent.profiler.job import ProfileDirectory, ProfileJob, read_job, write_job
+from worker_agent.profiler.progress import ProgressWriter, following
+from worker_agent.profiler.results import (
+    BlockFigures,
+    RankFigures,
+    cluster_of,
+    profile_of,
+    read_figures,
+    spread,
+    write_figures,
+)
+
+JOB = ProfileJob(task=ProfileTask(model="package:model", microbatch_sizes=(2,), devices=2, rounds=3))
+
+
+def figures(*, forward_s: tuple[float, ...], memory_bytes: int, bandwidth: float | None) -> RankFigures:
+    block = BlockFigures(
+        forward_s=forward_s,
+        backward_s=tuple(2 * s for s in forward_s),
+        input_bytes=8,
+        output_bytes=16,
+        activation_bytes=24,
+        workspace_bytes=memory_bytes // 10,
+    )
+    return RankFigures(
+        model_name="model",
+        block_names=("only",),
+        weight_bytes=(40,),
+        sizes=((block,),),
+        update_s_per_byte=1e-9,
+        bandwidth_bytes_per_s=bandwidth,
+        latency_s=None if bandwidth is None else 1e-5,
+        device=Device(name="core", memory_bytes=memory_bytes),
+        clock="wall clock",
+        torch_version="2.13.0",
+    )
+
+
+RANKS = (
+    figures(forward_s=(1.0, 2.0, 3.0), memory_bytes=1000, bandwidth=1e9),
+    figures(forward_s=(2.0, 4.0, 9.0), memory_bytes=900, bandwidth=None),
+)
+
+
+def test_times_are_medians_over_all_rounds_of_all_ranks() -> None:
+    (measured,) = profile_of(JOB, RANKS).blocks[0].measurements
+    assert (measured.forward_s, measured.backward_s) == (2.5, 5.0)  # of 1 2 2 3 4 9
+    assert (measured.forward_spread_s, measured.backward_spread_s) == (1.75, 3.5)
+    assert measured.workspace_bytes == 100
+
+
+def test_the_profile_says_how_it_was_measured_and_by_which_spec_its_model_is_built() -> None:
+    profile = profile_of(JOB, RANKS)
+    assert profile.method is not None
+    assert (profile.method.concurrent_devices, profile.method.rounds, profile.method.clock) == (2, 3, "wall clock")
+    assert (profile.model.name, profile.model.spec) == ("model", "package:model")
+    assert profile.weight_bytes == 40
+
+
+def test_the_profile_and_the_cluster_are_documents_that_everybody_accepts() -> None:
+    profile, cluster = profile_of(JOB, RANKS), cluster_of(RANKS)
+    assert parse(Profile, dump(dataclasses.asdict(profile))) == profile
+    assert parse(Cluster, dump(dataclasses.asdict(cluster))) == cluster
+    assert (cluster.devices, cluster.levels[0].bandwidth_bytes_per_s, cluster.device.memory_bytes) == (2, 1e9, 900)
+
+
+def test_the_spread_is_the_interquartile_range_and_nothing_for_one_value() -> None:
+    assert spread([5.0]) == 0.0
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
+
+
+def test_jobs_and_figures_survive_their_files(tmp_path: Path) -> None:
+    directory = ProfileDirectory(root=tmp_path)
+    write_job(directory, JOB)
+    assert read_job(directory) == JOB
+    assert read_figures(directory.result(0)) is None
+    write_figures(directory.result(0), RANKS[0])
+    assert read_figures(directory.result(0)) == RANKS[0]
+
+
+def test_progress_of_the_first_rank_reaches_its_follower(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, str]] = []
+    path = tmp_path / "progress"
+    with following(path, lambda done, total, message: seen.append((done, total, message))):
+        first, second = (ProgressWriter(path, rank=rank, total=3) for rank in (0, 1))
+        second.step("not heard")
+        first.say("data: random")
+        first.step("round 1 of 3")
+    assert seen[-1] == (1, 3, "round 1 of 3")
+    assert not any(message == "not heard" for _, _, message in seen)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"clock": "sun"}, "clock: must be one of auto, processor, wall, got 'sun'"),
+        ({"device": "tpu"}, "device: must be one of auto, cpu, cuda, got 'tpu'"),
+        ({"loss": "a:b"}, "data: must be named where a loss is named, so that its targets suit it, got None"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(change: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        dataclasses.replace(JOB, **change)  # type: ignore[arg-type]
+    assert str(caught.value) == sentence
+
+
+def test_a_microbatch_size_is_not_measured_twice() -> None:
+    with pytest.raises(InvalidInputError, match="microbatch_sizes: must not name a size twice, got 2"):
+        ProfileJob(task=ProfileTask(model="a:b", microbatch_sizes=(2, 4, 2)))
