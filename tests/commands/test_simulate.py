@@ -1,0 +1,72 @@
+"""`pipeplan simulate`: unit-cost pipelines."""
+
+import pytest
+
+from planner_service.contract.documents import parse
+from planner_service.core.schedule.text import parse_stream
+from planner_service.core.timeline import Timeline
+from tests.commands.commands import Ended, pipeplan
+
+
+def simulate(schedule: str, *arguments: str, stages: int = 2, microbatches: int = 2) -> Ended:
+    return pipeplan(
+        "simulate", "--schedule", schedule, "--stages", str(stages), "--microbatches", str(microbatches), *arguments
+    )
+
+
+def test_json_holds_bubble_streams_timeline_and_peaks() -> None:
+    ended = simulate("1f1b", "--forward", "1", "--backward-input", "1", "--backward-weight", "1", "--json")
+    assert (ended.status, ended.err) == (0, "")
+    document = ended.document
+    assert document["bubble_fraction"] == pytest.approx(1 / 3)
+    assert document["makespan_s"] == 9.0
+    assert document["streams"] == [
+        "F1 >F1:1 F2 >F2:1 <B1:1 B1 <B2:1 B2 U1",
+        "<F1:0 F1 B1 >B1:0 <F2:0 F2 B2 >B2:0 U1",
+    ]
+    assert (document["in_flight"], document["weight_versions"]) == ([2, 1], [1, 1])
+    timeline = parse(Timeline, document["timeline"])
+    assert [parse_stream(" ".join(lane.instructions)) for lane in timeline.lanes] == [
+        parse_stream(text) for text in document["streams"]
+    ]
+
+
+def test_pipedream_updates_after_every_minibatch_of_every_batch() -> None:
+    document = simulate("pipedream", "--batches", "3", "--json", stages=4, microbatches=4).document
+    assert (document["microbatches"], document["batches"]) == (4, 3)
+    assert all(stream.count("U") == 12 for stream in document["streams"])
+    assert document["weight_versions"] == [4, 3, 2, 1]
+    assert document["in_flight"] == [4, 3, 2, 1]
+
+
+def test_two_bp_fills_the_gaps_and_draws_them() -> None:
+    ended = simulate("1f1b", "--two-bp", stages=2, microbatches=2)
+    assert ended.out.splitlines() == [
+        "stage 0  F1 F2    I1 W1 I2 W2",
+        "stage 1     F1 I1 F2 I2 W1,2-",
+        "bubble 14.29 %, makespan 7 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--schedule", "pipedream", "--two-bp"), "schedule: must have a flush"),
+        (("--schedule", "pipedream-2bw", "--two-bp"), "schedule: must have a flush"),
+        (("--schedule", "zigzag"), "schedule: must be one of naive, gpipe, 1f1b, pipedream, pipedream-2bw"),
+        (("--schedule", "1f1b", "--forward", "-1"), "forward: must be a finite number of at least 0, got -1.0"),
+        (("--schedule", "1f1b", "--forward", "nan"), "forward: must be a finite number of at least 0, got nan"),
+        (("--schedule", "1f1b", "--batches", "0"), "batches: must be a whole number of at least 1, got 0"),
+        (("--schedule", "1f1b", "--batches", "100000000"), "must make at most"),
+    ],
+)
+def test_wrong_input_exits_2_with_one_sentence(arguments: tuple[str, ...], message: str) -> None:
+    ended = pipeplan("simulate", "--stages", "4", "--microbatches", "4", *arguments)
+    assert (ended.status, ended.out) == (2, "")
+    assert message in ended.err
+
+
+def test_fewer_microbatches_than_stages_are_refused_for_2bw() -> None:
+    ended = simulate("pipedream-2bw", stages=4, microbatches=2)
+    assert ended.status == 2
+    assert "microbatches: must be at least the number of stages (4) for pipedream-2bw, got 2" in ended.err

@@ -1,0 +1,87 @@
+"""What is wrong with a profile or a cluster is named by field, rule and value."""
+
+import json
+from typing import Any
+
+import pytest
+
+from planner_service.contract.documents import dump, parse
+from planner_service.core.cluster import Cluster
+from planner_service.core.errors import InvalidInputError
+from planner_service.core.profile import Profile
+
+MEASUREMENT = {
+    "microbatch_size": 1,
+    "forward_s": 0.1,
+    "backward_s": 0.2,
+    "input_bytes": 1,
+    "output_bytes": 2,
+    "activation_bytes": 3,
+}
+
+
+def profile_document(**measured: Any) -> dict[str, Any]:
+    return {
+        "model": {"name": "m"},
+        "device": {"name": "d", "memory_bytes": 10},
+        "dtype": "float32",
+        "blocks": [{"name": "a", "weight_bytes": 4, "measurements": [MEASUREMENT | measured]}],
+    }
+
+
+def cluster_document(**level: Any) -> dict[str, Any]:
+    return {
+        "device": {"name": "d", "memory_bytes": 10},
+        "levels": [{"size": 2, "bandwidth_bytes_per_s": 1.0} | level],
+    }
+
+
+def test_the_least_documents_are_accepted_and_parse_back() -> None:
+    profile = parse(Profile, json.dumps(profile_document()))
+    assert parse(Profile, dump(profile)) == profile
+    cluster = parse(Cluster, json.dumps(cluster_document(latency_s=0.1)))
+    assert parse(Cluster, dump(cluster)) == cluster
+    assert cluster.devices == 2
+
+
+@pytest.mark.parametrize(
+    ("measured", "field", "value"),
+    [
+        ({"forward_ms": 3}, "blocks.0.measurements.0.forward_ms", "3"),
+        ({"forward_s": float("nan")}, "blocks.0.measurements.0.forward_s", "nan"),
+        ({"backward_s": float("inf")}, "blocks.0.measurements.0.backward_s", "inf"),
+        ({"forward_s": -0.5}, "blocks.0.measurements.0.forward_s", "-0.5"),
+        ({"microbatch_size": 0}, "blocks.0.measurements.0.microbatch_size", "0"),
+        ({"output_bytes": -1}, "blocks.0.measurements.0.output_bytes", "-1"),
+        ({"backward_input_s": 0.1}, "blocks.0.measurements.0.backward_input_s", "0.1"),
+    ],
+)
+def test_a_bad_measurement_is_named(measured: dict[str, Any], field: str, value: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        parse(Profile, profile_document(**measured))
+    assert caught.value.field == field
+    assert str(caught.value).endswith(f"got {value}")
+
+
+@pytest.mark.parametrize(
+    ("level", "field"),
+    [
+        ({"size": 0}, "levels.0.size"),
+        ({"bandwidth_bytes_per_s": 0}, "levels.0.bandwidth_bytes_per_s"),
+        ({"bandwidth_bytes_per_s": float("nan")}, "levels.0.bandwidth_bytes_per_s"),
+        ({"latency_s": -1}, "levels.0.latency_s"),
+        ({"latency_ms": 1}, "levels.0.latency_ms"),
+        ({"size": 10**7}, "levels"),
+    ],
+)
+def test_a_bad_level_is_named(level: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        parse(Cluster, cluster_document(**level))
+    assert caught.value.field == field
+
+
+def test_blocks_measured_at_different_sizes_are_refused() -> None:
+    document = profile_document()
+    document["blocks"].append({"name": "b", "weight_bytes": 0, "measurements": [MEASUREMENT | {"microbatch_size": 2}]})
+    with pytest.raises(InvalidInputError, match=r"blocks\.1\.measurements: must measure the same .*\[1\], got \[2\]"):
+        parse(Profile, document)
