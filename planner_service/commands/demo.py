@@ -30,6 +30,7 @@ PIPED_WIDTH = 120
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the service up at the end.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The service's port; 0: a free one.")] = 0,
+    training_s: Annotated[float, typer.Option(min=0, help="Aim to train for so long; 30 to 120 steps.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Profiles a GPT-2 model on this machine, plans, trains it as the best plan says, and compares."""
@@ -44,10 +45,10 @@ def demo(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     notes = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="pipeplan-demo-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="pipeplan-demo-", ignore_cleanup_errors=True) as folder:  # noqa: SIM117
         with service(Path(folder), port) as (serving, url):
             with agent(Path(folder), url) as working, ServiceClient(url) as client, _bars(notes) as on_progress:
-                outcome = main_job(client, working, on_progress)
+                outcome = main_job(client, working, on_progress, training_s=training_s)
             _show(outcome, url, as_json=as_json)
             if keep:
                 notes.print(f"the service stays up at {url}; Ctrl-C ends it")
@@ -72,9 +73,7 @@ def _show(outcome: "Outcome", url: str, *, as_json: bool) -> None:
     if plan is None:
         return
     if plan.simulated is not None:
-        console.print(
-            "[bold]The chosen plan's first microbatches[/bold] (F forward, B backward, R recompute, U update)"
-        )
+        console.print("[bold]The chosen plan's first microbatches[/bold] (Forward, Backward, Recompute, Update)")
         console.print(picture(plan, plan.simulated), soft_wrap=True, markup=False, highlight=False)
     show_run(console, outcome, url)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from planner_service.client import PlanAnswer, ServiceClient
 from planner_service.contract.jobs import Job, ProfileTask, RunTask
@@ -18,11 +18,10 @@ from planner_service.demo.processes import Child
 MODEL = "hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0"
 DATA = "worker_agent.models.text:standard_library?sequence_length=128"
 MICROBATCH_SIZES = (1, 2, 4, 8)
-OPTIMIZER = "adam"
+OPTIMIZER: Final = "adam"
 LEARNING_RATE = 0.002
 BATCH_SIZE = 32
 PROCESSES = 2
-TRAINING_S = 60.0
 STEPS = (30, 120)
 """The fewest and the most steps: the loss must visibly fall, and the demo must end."""
 
@@ -33,7 +32,7 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pipedream-2bw", {"schedule": "1f1b", "stages": 2}),
     ("gpipe", {}),
 )
-"""What the planners are asked: each for its best, and 2BW's also for its own schedule and for the flush on two stages."""
+"""What the planners are asked: each for its best, 2BW's also for two stages without and with a flush."""
 
 OnProgress = Callable[[str, int, int, str], None]
 """Called with the phase, the units done, their total, and what is at hand."""
@@ -77,7 +76,7 @@ class Outcome:
         return answer if isinstance(answer, Plan) else None
 
 
-def main_job(client: ServiceClient, agent: Child, on_progress: OnProgress) -> Outcome:
+def main_job(client: ServiceClient, agent: Child, on_progress: OnProgress, *, training_s: float) -> Outcome:
     """Does the main job against a service with one agent. Raises PipeplanError in one sentence."""
     task = ProfileTask(
         model=MODEL, data=DATA, microbatch_sizes=MICROBATCH_SIZES, optimizer=OPTIMIZER, devices=PROCESSES
@@ -95,7 +94,7 @@ def main_job(client: ServiceClient, agent: Child, on_progress: OnProgress) -> Ou
     best = max(candidates, key=lambda candidate: candidate.throughput_samples_per_s)
     if not isinstance(best.answer, Plan) or best.plan_id is None:
         return planned
-    steps = _steps(best.answer, best.throughput_samples_per_s)
+    steps = _steps(best.answer, best.throughput_samples_per_s, training_s)
     training = RunTask(plan_id=best.plan_id, model=MODEL, data=DATA, steps=steps, learning_rate=LEARNING_RATE)
     run = client.run(str(_finished(client, agent, training, "training", on_progress).run_id))
     return replace(planned, chosen=best, run_id=run.id, report=run.report)
@@ -121,10 +120,10 @@ def _ask(client: ServiceClient, profile_id: str, cluster_id: str, on_progress: O
     return tuple(found.values())
 
 
-def _steps(plan: Plan, throughput_samples_per_s: float) -> int:
+def _steps(plan: Plan, throughput_samples_per_s: float, training_s: float) -> int:
     """As many steps as the time for training allows, within the bounds."""
     fewest, most = STEPS
-    possible = TRAINING_S * throughput_samples_per_s / plan.batch_size
+    possible = training_s * throughput_samples_per_s / plan.batch_size
     return int(min(max(possible, fewest), most))
 
 

@@ -1,5 +1,6 @@
 """Rank: what one process of a run does, from its start under torchrun to its last word."""
 
+import math
 import os
 import resource
 import sys
@@ -109,10 +110,16 @@ class Rank:
     def _hooks(self, status: StatusWriter) -> Hooks:
         def on_update(version: int, loss: float | None) -> None:
             if loss is not None:
+                self._require_finite(loss, version)
                 self.losses.append(loss)
             status.batch_done(version // self.updates, float("nan") if loss is None else loss)
 
         return Hooks(on_instruction=status.at, on_update=on_update, on_checkpoint=self._save)
+
+    def _require_finite(self, loss: float, version: int) -> None:
+        """A loss that is not a number any more never becomes one again: the run ends, with its checkpoints."""
+        if not math.isfinite(loss):
+            raise RunFailedError(f"the loss is {loss} in step {version // self.updates}: try a lower learning rate")
 
     def _save(self, instruction: Checkpoint) -> None:
         if self.stream.replica > 0:

@@ -19,6 +19,7 @@ from worker_agent.runtime.status import read_status
 
 MLP = "worker_agent.models.presets:mlp?width=8&depth=4"
 SLEEP = "worker_agent.models.presets:sleep?width=8&depth=4"
+LINEAR = "worker_agent.models.presets:mlp?width=8&depth=1"
 DATA = "worker_agent.models.presets:regression?width=8&samples=64"
 
 
@@ -102,6 +103,13 @@ def test_a_model_that_fails_is_named_with_instruction_and_error(tmp_path: Path) 
     assert result.returncode == 1
     assert "rank 0 (stage 0, replica 0) failed (F1 failed: " in result.stderr
     assert "at F1 after 0 of 6 steps" in result.stderr
+
+
+def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
+    result = finish(command(make_plan("1f1b", (0, 1)), tmp_path, "--learning-rate", "1000", steps=40, model=LINEAR))
+    assert result.returncode == 1
+    assert "try a lower learning rate" in result.stderr
+    assert "rank 0 (stage 0, replica 0) failed (the loss is " in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""`pipeplan demo` as a newcomer runs it: real service, real agent, real training; and what goes wrong on the way."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MAIN = "from planner_service.cli import main; main()"
+
+
+def demo(*arguments: str, before: str = "") -> list[str]:
+    return [sys.executable, "-c", before + MAIN, "demo", *arguments]
+
+
+def test_the_main_job_runs_from_profile_to_comparison_and_lowers_the_loss() -> None:
+    done = subprocess.run(demo("--json", "--training-s", "0"), capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {c["planner"] for c in document["candidates"]} == {"pipedream", "pipedream-2bw", "gpipe"}
+    best = max(document["candidates"], key=lambda c: c["predicted_samples_per_s"])
+    assert document["plan_id"] == best["id"] == document["plan"]["id"]
+    report = document["report"]
+    assert report["steps"] == len(report["losses"]) == 30
+    assert report["losses"][0] > 5.0
+    assert report["losses"][-1] < 0.8 * report["losses"][0]
+    assert len(report["ranks"]) == 2
+    assert report["throughput_samples_per_s"]["measured"] > 0
+    for stage in report["stages"]:
+        memory = stage["peak_memory_bytes"]
+        assert abs(memory["measured"] - memory["predicted"]) < 0.1 * memory["predicted"]
+
+
+def test_a_taken_port_is_one_sentence_and_leaves_no_process() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with subprocess.Popen(demo("--port", str(port)), stderr=subprocess.PIPE, text=True) as process:
+            _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"port {port} of 127.0.0.1 is taken" in stderr
+    assert len(stderr.strip().splitlines()) == 1
+    assert not processes_naming(f"--port {port}")
+
+
+def test_without_torch_it_says_what_to_install() -> None:
+    done = subprocess.run(
+        demo(before="import sys; sys.modules['torch'] = None; "),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: the demo trains a model: pip install 'pipeplan[worker]'\n"
+
+
+def test_a_dying_agent_ends_the_demo_in_one_sentence_and_leaves_no_process(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, log):
+        agent = wait_for_process(f"--work-dir {tmp_path}")
+        os.kill(agent, signal.SIGKILL)
+        assert process.wait(60) == 1
+        assert "error: the agent was killed by signal 9" in log.read_text()
+    assert_nothing_left(tmp_path)
+
+
+def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, _):
+        wait_for_process(f"--work-dir {tmp_path}")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert_nothing_left(tmp_path)
+
+
+def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, _):
+        wait_for_process(f"--work-dir {tmp_path}")
+        process.kill()
+    assert_nothing_left(tmp_path)
+
+
+class started:  # noqa: N801 (reads as a verb in a with statement)
+    """A demo whose files are under a folder of its own, so that its processes can be told from others."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "demo.log"
+        environment = os.environ | {"TMPDIR": str(folder)}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(demo(), stdout=subprocess.DEVNULL, stderr=log, env=environment)
+
+    def __enter__(self) -> tuple[subprocess.Popen[bytes], Path]:
+        return self.process, self.log
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def processes_naming(text: str) -> list[int]:
+    """The processes whose command line holds a text; this one is not among them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_text().replace("\0", " ")
+        except OSError:
+            continue
+        if text in line and int(path.parent.name) != os.getpid():
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_for_process(text: str) -> int:
+    """The first process whose command line holds a text, once there is one."""
+    deadline_s = time.monotonic() + 60
+    while not (found := processes_naming(text)):
+        assert time.monotonic() < deadline_s, f"no process with {text}"
+        time.sleep(0.05)
+    return found[0]
+
+
+def assert_nothing_left(folder: Path) -> None:
+    """Every process that names the folder ends soon."""
+    deadline_s = time.monotonic() + 30
+    while left := processes_naming(str(folder)):
+        assert time.monotonic() < deadline_s, f"left behind: {left}"
+        time.sleep(0.1)
