@@ -106,7 +106,7 @@ def test_a_model_that_fails_is_named_with_instruction_and_error(tmp_path: Path) 
 
 
 def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
-    result = finish(command(make_plan("1f1b", (0, 1)), tmp_path, "--learning-rate", "1000", steps=40, model=LINEAR))
+    result = finish(command(make_plan("1f1b", (0, 1)), tmp_path, "--learning-rate", "1000", steps=400, model=LINEAR))
     assert result.returncode == 1
     assert "try a lower learning rate" in result.stderr
     assert "rank 0 (stage 0, replica 0) failed (the loss is " in result.stderr
