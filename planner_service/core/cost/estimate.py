@@ -1,11 +1,12 @@
 """Estimate: profile + cluster + stages on devices -> the costs with which a plan's streams are played."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from planner_service.core.cluster import Cluster, Level
 from planner_service.core.cost.compute import recompute_s
 from planner_service.core.cost.memory import OPTIMIZER_COPIES
-from planner_service.core.cost.transfer import boundary_link, replica_link
+from planner_service.core.cost.transfer import boundary_link, ranks_by_stage
 from planner_service.core.plan import Stage, Worker
 from planner_service.core.profile import Measurement, Profile
 from planner_service.core.stage_costs import StageCosts
@@ -28,14 +29,14 @@ def estimate(
     has no split backward, all of it counts as the gradient of the input, so that splitting promises nothing.
     """
     measured = profile.at(microbatch_size)
-    replicas = [stage.replicas for stage in stages]
-    edges = [boundary_link(cluster, placement, index, replicas) for index in range(len(stages) - 1)]
+    ranks = ranks_by_stage(placement)
+    edges = [boundary_link(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
     return tuple(
         _stage_costs(
             profile,
             stage,
             measured,
-            group=replica_link(cluster, placement, index),
+            group=cluster.link(ranks[index]),
             before=edges[index - 1] if index > 0 else None,
             after=edges[index] if index < len(edges) else None,
             optimizer=optimizer,

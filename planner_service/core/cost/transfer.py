@@ -1,5 +1,6 @@
 """The transfer term: what moves between neighbouring stages, and which level of the network it crosses."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from math import lcm
 
@@ -40,29 +41,18 @@ class Bandwidths:
         return self.of_levels(self.levels(low, high))
 
 
-def boundary_link(cluster: Cluster, placement: Sequence[Worker], stage: int, replicas: Sequence[int]) -> Level:
-    """The slowest link between this stage and the next: minibatches go round robin over the replicas of both."""
-    ranks = {worker: rank for rank, worker in enumerate(placement)}
-    senders, receivers = replicas[stage], replicas[stage + 1]
-    rounds = range(lcm(senders, receivers))
-    links = [
-        cluster.link(
-            (
-                ranks[Worker(stage=stage, replica=k % senders)],
-                ranks[Worker(stage=stage + 1, replica=k % receivers)],
-            )
-        )
-        for k in rounds
-    ]
-    return _slowest(links)
+def ranks_by_stage(placement: Sequence[Worker]) -> tuple[tuple[int, ...], ...]:
+    """Every stage's ranks, by replica."""
+    ranks: dict[int, dict[int, int]] = defaultdict(dict)
+    for rank, worker in enumerate(placement):
+        ranks[worker.stage][worker.replica] = rank
+    return tuple(tuple(ranks[stage][r] for r in sorted(ranks[stage])) for stage in sorted(ranks))
 
 
-def replica_link(cluster: Cluster, placement: Sequence[Worker], stage: int) -> Level:
-    """The slowest link among the replicas of a stage."""
-    return cluster.link(rank for rank, worker in enumerate(placement) if worker.stage == stage)
-
-
-def _slowest(links: Sequence[Level]) -> Level:
+def boundary_link(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> Level:
+    """The slowest link between the ranks of two stages: minibatches go round robin over the replicas of both."""
+    rounds = range(lcm(len(senders), len(receivers)))
+    links = [cluster.link((senders[k % len(senders)], receivers[k % len(receivers)])) for k in rounds]
     return Level(
         size=2,
         bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s for link in links),

@@ -13,9 +13,12 @@ from planner_service.core.plan import Alternative, Stage
 from planner_service.core.planner.complete import Decision
 from planner_service.core.planner.pipeline_terms import UNPIPELINED, Links, PipelineTerms, Shape, orientations
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.reasons import shortfall, slower
+from planner_service.core.planner.reasons import as_fast, shortfall, slower
 from planner_service.core.planner.split import Costs, least_max, least_sum, min_max, min_sum
 from planner_service.core.planner.tables import Tables
+
+ROUNDING = 1e-9
+"""By how much sums in different orders may differ: a bound is trusted no further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,8 @@ class Evaluator:
         """The shape on the better orientation (the first if they are equal); None if no split fits."""
         least = least_sum if shape.schedule in UNPIPELINED else least_max
         options = [self.terms(shape, links) for links in self.links(shape)]
+        if options[0].least_bytes() > self.problem.cluster.device.memory_bytes * (1 + ROUNDING):
+            return None
         steps_s = [least(terms.fitting_s, shape.depth) for terms in options]
         step_s = min(steps_s)
         return candidate(shape, options[steps_s.index(step_s)], step_s) if math.isfinite(step_s) else None
@@ -193,12 +198,13 @@ def decision(
     )
 
 
-def lost(found: Candidate, stops: tuple[int, ...]) -> Alternative:
-    """It fits, but another is faster (or as fast and preferred)."""
+def lost(found: Candidate, stops: tuple[int, ...], chosen: Candidate) -> Alternative:
+    """It fits, but the chosen one is faster, or as fast and preferred."""
+    rate = found.throughput_samples_per_s
     return _alternative(
         found.shape,
-        slower(found.throughput_samples_per_s),
-        throughput_samples_per_s=found.throughput_samples_per_s,
+        slower(rate) if rate < chosen.throughput_samples_per_s else as_fast(rate),
+        throughput_samples_per_s=rate,
         memory_bytes=max(memory_by_stage(found.terms, stops)),
     )
 

@@ -57,7 +57,7 @@ def gpipe(problem: Problem) -> Answer:
     if not fitting:
         return _infeasible(problem, misses)
     (best, stops), *slower = fitting
-    alternatives = (*(lost(*other) for other in slower), *map(too_large, misses))
+    alternatives = (*(lost(*other, best) for other in slower), *map(too_large, misses))
     chosen = decision(NAME, "gpipe-2019-2.3", best, stops, considered=len(shapes), alternatives=alternatives)
     return complete(problem, chosen)
 

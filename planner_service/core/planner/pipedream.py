@@ -25,6 +25,9 @@ from planner_service.core.schedule.program import stages_in_a_row
 
 NAME = "pipedream"
 
+MAX_MACHINES = 8192
+"""Half a minute of searching; the recurrence takes the square of it."""
+
 
 def pipedream(problem: Problem) -> Answer:
     """The best partition onto all devices, or how many bytes the nearest miss lacks.
@@ -35,6 +38,10 @@ def pipedream(problem: Problem) -> Answer:
     """
     refuse_unused(NAME, problem.options, ("microbatch_size", "schedule", "synchronisation"))
     require_schedule(problem.options, (NAME,), NAME)
+    machines = problem.cluster.devices
+    require(
+        machines <= MAX_MACHINES, "cluster.levels", f"must make at most {MAX_MACHINES} devices for {NAME}", machines
+    )
     terms = _terms(problem)
     found = partition(terms.fastest())
     if found is None:

@@ -156,9 +156,16 @@ class PipelineTerms:
         return self.fitting(self.time_s(stage), stage)
 
     def least_bytes(self) -> float:
-        """No split holds less on its worst stage: what the last stage holds least, of a block and on the mean."""
-        least = self.tables.memory_bytes(self.held(self.shape.depth - 1))
-        return max(float(np.diagonal(least).max()), float(least[0, -1]) / self.shape.depth)
+        """No split holds less on its worst stage, whatever the stages are.
+
+        If none holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of weights
+        and a_s of activations; summed over the stages that bounds all activations, and x from below.
+        """
+        held = [self.held(stage) for stage in range(self.shape.depth)]
+        weights, activations = self.tables.total_bytes
+        most = max(counts.activations for counts in held)
+        shares = sum(1.0 / counts.activations for counts in held)
+        return (activations + held[0].weights * weights / most) / shares
 
     def _exchange_s(self, stage: int) -> FloatArray:
         share = all_reduce(np.asarray(float(self.shape.width)))

@@ -10,6 +10,11 @@ def slower(throughput_samples_per_s: float) -> str:
     return f"slower: {throughput_samples_per_s:.4g} samples/s"
 
 
+def as_fast(throughput_samples_per_s: float) -> str:
+    """It would train at the same rate as what the rules for ties prefer."""
+    return f"as fast: {throughput_samples_per_s:.4g} samples/s, on no fewer devices"
+
+
 def shortfall(stage: int, missing_bytes: int) -> str:
     """The stage that does not fit, and by how much."""
     return f"memory: stage {stage} misses {readable(missing_bytes)}"

@@ -60,6 +60,12 @@ class Tables:
             interval_maxima([block.workspace_bytes for block in self.measured]),
         )
 
+    @property
+    def total_bytes(self) -> tuple[float, float]:
+        """The whole model's weights and activations."""
+        weights, activations = self._held_bytes[:2]
+        return float(weights[0, -1]), float(activations[0, -1])
+
     def compute_s(self, *, recompute: bool = False, recompute_factor: float | None = None) -> FloatArray:
         """Seconds of compute a microbatch; infinite below the diagonal."""
         seconds = [compute_s(b, recompute=recompute, recompute_factor=recompute_factor) for b in self.measured]

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from planner_service.core.errors import require
 from planner_service.core.plan import SCHEDULES, Alternative, Answer, Infeasible, Reason
 from planner_service.core.planner.asked import (
     dividing_sizes,
@@ -22,6 +23,7 @@ from planner_service.core.planner.asked import (
     require_stages,
 )
 from planner_service.core.planner.candidate import (
+    ROUNDING,
     Candidate,
     Evaluator,
     Miss,
@@ -40,9 +42,6 @@ NAME = "pipedream-2bw"
 
 ALTERNATIVES = {"slower": 20, "memory": 10, "impossible": 20}
 """How many of each kind of alternative a plan keeps, the best first."""
-
-_ROUNDING = 1e-9
-"""By how much sums in different orders may differ: a bound is trusted no further."""
 
 _Class = tuple[str, int, int, bool]
 
@@ -63,6 +62,7 @@ def two_bw(problem: Problem) -> Answer:
     for size in dividing_sizes(problem):
         measured_at(problem, size)
     every = shapes(problem)
+    require(every.considered > 0, "stages", f"must be 1 for {options.schedule}", options.stages)
     search = _Search(evaluator=Evaluator(problem=problem))
     search.run(every.runnable)
     if not search.fitting:
@@ -74,7 +74,7 @@ def two_bw(problem: Problem) -> Answer:
         first,
         search.evaluator.stops(first),
         considered=every.considered,
-        alternatives=_alternatives(every, search, others),
+        alternatives=_alternatives(every, search, first, others),
     )
     return complete(problem, chosen)
 
@@ -95,10 +95,7 @@ class _Search:
             if bound < worst_kept:
                 break
             if self._look_at(shape):
-                kept = heapq.nlargest(
-                    ALTERNATIVES["slower"] + 1, (c.throughput_samples_per_s for c in self.fitting.values())
-                )
-                worst_kept = kept[-1] if len(kept) > ALTERNATIVES["slower"] else 0.0
+                worst_kept = self._worst_kept()
 
     def _worst_kept(self) -> float:
         """The throughput that a class must reach to be the answer or an alternative."""
@@ -111,7 +108,7 @@ class _Search:
         return sorted(self.fitting.values(), key=_order)
 
     def _bound(self, shape: Shape) -> float:
-        return shape.throughput_samples_per_s(self.evaluator.least_time_s(shape)) * (1 + _ROUNDING)
+        return shape.throughput_samples_per_s(self.evaluator.least_time_s(shape)) * (1 + ROUNDING)
 
     def _look_at(self, shape: Shape) -> bool:
         found = self.evaluator.fastest(shape)
@@ -132,7 +129,7 @@ class _Search:
         bounds.sort(key=lambda bound: (bound[0], _preference(bound[1])))
         nearest: list[Miss] = []
         for least_bytes, shape in bounds:
-            if len(nearest) >= count and least_bytes > nearest[count - 1].memory_bytes:
+            if len(nearest) >= count and least_bytes > nearest[count - 1].memory_bytes * (1 + ROUNDING):
                 break
             nearest.append(self.evaluator.nearest(shape))
             nearest.sort(key=lambda miss: (miss.missing_bytes, *_preference(miss.shape)))
@@ -155,10 +152,10 @@ def _order(found: Candidate) -> tuple[float | int, ...]:
     return -found.throughput_samples_per_s, *_preference(found.shape)
 
 
-def _alternatives(every: Shapes, search: _Search, others: list[Candidate]) -> list[Alternative]:
+def _alternatives(every: Shapes, search: _Search, first: Candidate, others: list[Candidate]) -> list[Alternative]:
     impossible = sorted(every.ruled_out, key=lambda out: (-out[0].devices, *_preference(out[0])))
     return [
-        *(lost(other, search.evaluator.stops(other)) for other in others[: ALTERNATIVES["slower"]]),
+        *(lost(other, search.evaluator.stops(other), first) for other in others[: ALTERNATIVES["slower"]]),
         *map(too_large, search.misses(ALTERNATIVES["memory"])),
         *(ruled_out(shape, reason) for shape, reason in impossible[: ALTERNATIVES["impossible"]]),
     ]

@@ -247,6 +247,11 @@ def test_nothing_fits_names_the_stage_and_the_missing_bytes() -> None:
     assert (answer.reasons[0].stage, answer.reasons[0].missing_bytes) == (0, 5)
 
 
+def test_more_machines_than_the_recurrence_can_search_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"cluster\.levels: must make at most 8192 devices .* got 100000"):
+        plan_of([Cell()], cluster((100_000, 1.0)))
+
+
 def test_blocks_that_take_no_time_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="must take some time"):
         plan_of([Cell(forward_s=0.0, backward_s=0.0)], cluster((1, 1.0)))

@@ -211,7 +211,7 @@ def test_equal_rates_go_to_fewer_devices_then_less_depth() -> None:
     assert isinstance(plan, Plan)
     assert (plan.schedule, plan.width, plan.depth) == ("data-parallel", 1, 1)
     reasons = {(a.schedule, a.width, a.depth): a.reason for a in plan.alternatives}
-    assert reasons["naive", 1, 2] == "slower: 0.1667 samples/s"
+    assert reasons["naive", 1, 2] == "as fast: 0.1667 samples/s, on no fewer devices"
     assert reasons["pipedream-2bw", 1, 2] == "m=1 < depth 2"
     assert reasons["data-parallel", 2, 1] == "batch: 1 is not divisible by w*b=2"
 
@@ -244,11 +244,12 @@ def test_more_stages_than_blocks_is_refused() -> None:
         (Options(synchronisation="all-reduce"), "synchronisation"),
         (Options(schedule="pipedream"), "schedule"),
         (Options(schedule="gpipe", recompute=False), "recompute"),
+        (Options(schedule="data-parallel", stages=2), "stages"),
     ],
 )
 def test_options_without_a_use_are_refused(options: Options, field: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        answer_for([Cell()], cluster((1, 1.0)), 1, options)
+        answer_for([Cell()] * 2, cluster((2, 1.0)), 2, options)
     assert caught.value.field == field
 
 
