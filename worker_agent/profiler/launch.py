@@ -1,7 +1,5 @@
 """Launch: starts the profiling processes of this node through torchrun's own agent, and tells why they failed."""
 
-import ast
-import logging
 import re
 import signal
 import sys
@@ -10,13 +8,14 @@ from collections.abc import Mapping
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import elastic_launch
 
-from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError
+from planner_service.core.errors import PipeplanError, RunFailedError
 from worker_agent.profiler.job import ProfileDirectory
 from worker_agent.profiler.progress import OnProgress, following
 from worker_agent.profiler.results import RankFigures, read_figures
-from worker_agent.runtime.results import RankFailure, read_failure
+from worker_agent.runtime.results import invalid_input, read_failure
+from worker_agent.torchrun import one_node
 
 
 def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress) -> tuple[RankFigures, ...]:
@@ -25,11 +24,10 @@ def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress)
     Raises the InvalidInputError that a process found, or RunFailedError with the last line of the log of the process
     that failed first. No process is left when it returns.
     """
-    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logs = DefaultLogsSpecs(log_dir=str(directory.logs), redirects=Std.ALL)
     try:
         with following(directory.progress, on_progress):
-            start = elastic_launch(_config(directory, processes), sys.executable)
+            start = elastic_launch(one_node(processes, logs), sys.executable)
             start("-m", "worker_agent.profiler.rank", str(directory.root))
     except ChildFailedError as error:
         raise _explained(directory, error.failures) from None
@@ -41,38 +39,15 @@ def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress)
     return tuple(figures for figures in found if figures is not None)
 
 
-def _config(directory: ProfileDirectory, processes: int) -> LaunchConfig:
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        run_id="pipeplan-profile",
-        max_restarts=0,
-        monitor_interval=0.05,
-        logs_specs=DefaultLogsSpecs(log_dir=str(directory.logs), redirects=Std.ALL),
-    )
-
-
 def _explained(directory: ProfileDirectory, failures: Mapping[int, ProcessFailure]) -> PipeplanError:
     """The likeliest cause among the processes that ended: what one said itself, else the first that was not stopped."""
     said = {rank: failure for rank in failures if (failure := read_failure(directory.failure(rank)))}
     for rank, failure in sorted(said.items()):
         if failure.kind == "input":
-            return _invalid_input(failure)
+            return invalid_input(failure)
         return RunFailedError(f"profiling failed on rank {rank}: {failure.message}", rank=rank)
     rank = min(failures, key=lambda r: (failures[r].exitcode == -signal.SIGTERM, failures[r].timestamp, r))
     return RunFailedError(f"profiling failed on rank {rank}: {_ending(directory, failures[rank], rank)}", rank=rank)
-
-
-def _invalid_input(failure: RankFailure) -> InvalidInputError:
-    try:
-        value = ast.literal_eval(failure.value or "None")
-    except (ValueError, SyntaxError):
-        value = failure.value
-    return InvalidInputError(failure.field or "model", failure.rule or failure.message, value)
 
 
 def _ending(directory: ProfileDirectory, failure: ProcessFailure, rank: int) -> str:

@@ -1,16 +1,14 @@
 """Launch: starts a run's ranks on this node through torchrun's own agent, watches them, and tells who failed."""
 
-import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import elastic_launch
 
 from planner_service.core.errors import InvalidInputError, RunFailedError
 from planner_service.core.schedule.program import Program, program_of
@@ -19,6 +17,7 @@ from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result
 from worker_agent.runtime.status import read_status
 from worker_agent.runtime.watch import watching
+from worker_agent.torchrun import one_node
 
 Progress = Callable[[int, float], None]
 """Called with the batches done and the newest loss while a run goes on."""
@@ -34,10 +33,9 @@ def launch(job: RunJob, on_progress: Progress) -> tuple[RankResult, ...]:
     directory = job.directory
     for stale in (*directory.ranks.glob("rank-*"), *directory.root.glob("logs/rank-*.log")):
         stale.unlink()
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         with watching(job, on_progress):
-            elastic_launch(_config(job.plan.workers), sys.executable)("-m", "worker_agent.runtime.rank", str(path))
+            elastic_launch(one_node(job.plan.workers), sys.executable)("-m", "worker_agent.runtime.rank", str(path))
     except ChildFailedError as error:
         raise _culprit(job, error.failures) from None
     except SignalException as error:
@@ -47,21 +45,6 @@ def launch(job: RunJob, on_progress: Progress) -> tuple[RankResult, ...]:
     if missing:
         raise RunFailedError(f"rank {missing[0]} ended without a result; log: {directory.log(missing[0])}")
     return tuple(result for result in found if result is not None)
-
-
-def _config(processes: int) -> LaunchConfig:
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        run_id="pipeplan",
-        max_restarts=0,
-        monitor_interval=0.05,
-        logs_specs=DefaultLogsSpecs(),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
