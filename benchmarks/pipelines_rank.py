@@ -1,4 +1,4 @@
-"""One of two processes of `benchmarks.pipelines`: the same model and data under our executor and torch's own, in turn."""
+"""One of the two processes of `benchmarks.pipelines`: the same work under our executor and torch's own, in turn."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def theirs(kind: type[Schedule1F1B] | type[ScheduleGPipe], rank: int, device: to
         for step in range(BATCHES):
             numbers = range(step * MICROBATCHES, (step + 1) * MICROBATCHES)
             inputs, targets = zip(*(source.microbatch(k) for k in numbers), strict=True)
-            _torch_step(schedule, rank, torch.cat(inputs), torch.cat(targets))  # type: ignore[arg-type]
+            _torch_step(schedule, rank, torch.cat(inputs), torch.cat(targets))
             optimizer.step()
             optimizer.zero_grad()
         ended_s = time.perf_counter()
@@ -104,7 +104,7 @@ def alone(rank: int) -> Contender:
         for step in range(BATCHES):
             for k in range(rank, MICROBATCHES, 2):
                 inputs, targets = source.microbatch(step * MICROBATCHES + k)
-                (default_loss(module(inputs), targets) / MICROBATCHES).backward()
+                torch.autograd.backward(default_loss(module(inputs), targets) / MICROBATCHES)
             optimizer.step()
             optimizer.zero_grad()
         ended_s = time.perf_counter()

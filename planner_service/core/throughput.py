@@ -1,20 +1,24 @@
 """Throughput: samples a second, read off a timeline."""
 
+from itertools import pairwise
+from statistics import median
+
 from planner_service.core.schedule.instructions import Update
 from planner_service.core.timeline import Timeline
 
 
 def throughput_samples_per_s(timeline: Timeline) -> float:
-    """Samples a second in steady state: from one batch's last update on the input stage to a later batch's.
+    """Samples a second in steady state: a batch over the median time between two batches' ends.
 
-    The first batch fills the pipeline and is left out where there is more than one. The input stage is the last to
-    update, so that this counts a flush's whole bubble.
+    A batch ends with its last update on the input stage, the last to update, so that a flush's whole bubble counts.
+    The first batch fills the pipeline and is left out where there is more than one. The median, as in profiles, leaves
+    out what other programs took from a few batches.
     """
-    done_s = _batch_ends_s(timeline)
-    if len(done_s) == 1:
+    ends_s = _batch_ends_s(timeline)
+    if len(ends_s) == 1:
         start_s = min(lane.start_s[0] for lane in timeline.lanes)
-        return timeline.batch_size / (done_s[0] - start_s)
-    return timeline.batch_size * (len(done_s) - 1) / (done_s[-1] - done_s[0])
+        return timeline.batch_size / (ends_s[0] - start_s)
+    return timeline.batch_size / median(later - earlier for earlier, later in pairwise(ends_s))
 
 
 def _batch_ends_s(timeline: Timeline) -> list[float]:

@@ -43,6 +43,7 @@ class Weights:
 
     def __init__(self, slots: Sequence[Slot], optimizer: OptimizerFactory, *, version: int = 0) -> None:
         self.slots = tuple(slots)
+        self.version_bytes = sum(slot.parameter.nbytes for slot in slots)
         self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: tuple(slot.parameter for slot in slots)}
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
@@ -50,11 +51,6 @@ class Weights:
         self._handles = tuple(nn.Parameter(torch.empty_like(slot.parameter)) for slot in slots)
         self._point_handles(self._versions[version])
         self.optimizer = optimizer(self._handles) if slots else None
-
-    @property
-    def version_bytes(self) -> int:
-        """The bytes of one version."""
-        return sum(slot.parameter.nbytes for slot in self.slots)
 
     @property
     def live_bytes(self) -> int:
