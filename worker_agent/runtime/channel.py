@@ -50,44 +50,47 @@ def open_groups(edges: Iterable[Edge], rank: int) -> dict[Edge, dist.ProcessGrou
 
 
 class Outbox:
-    """The sending end of an edge. A send never waits: its tensors are held until they are through."""
+    """The sending end of an edge. A send never waits; its tensors are held until they are through.
 
-    def __init__(self, edge: Edge, group: dist.ProcessGroup, *, header: bool) -> None:
+    gloo cannot be asked whether a send is through, only be waited for. But of the messages between two stages, in
+    either direction, no more than `window` can be under way: the most microbatches that the earlier stage ever has in
+    flight. Whatever was sent before those has arrived, and waiting for it takes no time.
+    """
+
+    def __init__(self, edge: Edge, group: dist.ProcessGroup, *, header: bool, window: int) -> None:
         self._edge = edge
         self._group = group
         self._header_due = header
-        self._pending: deque[tuple[dist.Work | None, Tensor]] = deque()
+        self._window = window
+        self._pending: deque[list[tuple[dist.Work | None, Tensor]]] = deque()
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Hands the tensors over, in order."""
+        message = []
         if self._header_due:
-            self._send_header(layouts_of(tensors))
-        for tensor in tensors:
-            self._post(tensor.detach().contiguous())
-        self._reap()
+            message += [self._post(tensor) for tensor in self._header(layouts_of(tensors))]
+            self._header_due = False
+        self._pending.append(message + [self._post(tensor.detach().contiguous()) for tensor in tensors])
+        while len(self._pending) > self._window:
+            self._finish_oldest()
 
     def flush(self) -> None:
         """Waits until all that was sent is through."""
         while self._pending:
-            work, _ = self._pending.popleft()
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        for work, _ in self._pending.popleft():
             if work is not None:
                 work.wait()
 
-    def _send_header(self, layouts: tuple[Layout, ...]) -> None:
+    def _header(self, layouts: tuple[Layout, ...]) -> tuple[Tensor, Tensor]:
         content = torch.frombuffer(bytearray(pickle.dumps(layouts)), dtype=torch.uint8)
-        self._post(_on(torch.tensor([content.numel()], dtype=torch.int64), self._group))
-        self._post(_on(content, self._group))
-        self._header_due = False
+        size = torch.tensor([content.numel()], dtype=torch.int64)
+        return _on(size, self._group), _on(content, self._group)
 
-    def _post(self, tensor: Tensor) -> None:
-        self._pending.append((dist.isend(tensor, self._edge.target, group=self._group), tensor))
-
-    def _reap(self) -> None:
-        while self._pending:
-            work, _ = self._pending[0]
-            if work is not None and not work.is_completed():
-                return
-            self._pending.popleft()
+    def _post(self, tensor: Tensor) -> tuple[dist.Work | None, Tensor]:
+        return dist.isend(tensor, self._edge.target, group=self._group), tensor
 
 
 class Inbox:

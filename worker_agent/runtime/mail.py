@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from planner_service.core.schedule.footprint import footprints
 from planner_service.core.schedule.instructions import (
     Instruction,
     RecvActivation,
@@ -14,7 +15,7 @@ from planner_service.core.schedule.instructions import (
     SendActivation,
     SendGradient,
 )
-from planner_service.core.schedule.program import Stream
+from planner_service.core.schedule.program import Program, Stream
 from worker_agent.runtime.channel import Edge, Inbox, Outbox, layouts_of
 
 
@@ -40,14 +41,18 @@ def _edge(rank: int, instruction: Instruction) -> Edge | None:
 class Mail:
     """The outboxes and inboxes of one rank, and the buffers that its microbatches hold until they are through."""
 
-    def __init__(self, stream: Stream, groups: Mapping[Edge, dist.ProcessGroup], device: torch.device) -> None:
-        self._rank = stream.rank
+    def __init__(
+        self, program: Program, rank: int, groups: Mapping[Edge, dist.ProcessGroup], device: torch.device
+    ) -> None:
+        stream = program.streams[rank]
+        self._rank = rank
         self._outboxes: dict[Edge, Outbox] = {}
         self._inboxes: dict[Edge, Inbox] = {}
         self._borrowed: dict[int, list[tuple[Inbox, list[Tensor]]]] = {}
         for edge, messages in edges_of(stream).items():
             if edge.source == stream.rank:
-                self._outboxes[edge] = Outbox(edge, groups[edge], header=not edge.gradients)
+                window = _most_in_flight(program, edge.target if edge.gradients else edge.source)
+                self._outboxes[edge] = Outbox(edge, groups[edge], header=not edge.gradients, window=window)
             else:
                 self._inboxes[edge] = Inbox(edge, groups[edge], messages=messages, device=device)
 
@@ -83,6 +88,12 @@ class Mail:
         tensors = inbox.receive()
         self._borrowed.setdefault(microbatch, []).append((inbox, tensors))
         return tensors
+
+
+def _most_in_flight(program: Program, rank: int) -> int:
+    stream = program.streams[rank]
+    held = footprints(stream.instructions, recompute=program.pipeline.recomputes(stream.stage))
+    return max(h.in_flight for h in held)
 
 
 def _floating(tensors: Sequence[Tensor]) -> list[Tensor]:

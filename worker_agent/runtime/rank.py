@@ -1,5 +1,6 @@
 """Rank: what one process of a run does, from its start under torchrun to its last word."""
 
+import gc
 import math
 import os
 import resource
@@ -84,8 +85,10 @@ class Rank:
         edges = {edge for stream in self.program.streams for edge in edges_of(stream)}
         groups = open_groups(edges, self.stream.rank)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
-        mail = Mail(self.stream, groups, self.device)
+        mail = Mail(self.program, self.stream.rank, groups, self.device)
         inputs, targets = self._feeds()
+        gc.collect()
+        gc.freeze()  # a full collection over torch's own objects would stall a step
         dist.barrier()
         recorder = Recorder(clock_for(self.device))
         Executor(

@@ -118,3 +118,21 @@ def test_a_lane_never_goes_back_in_time_and_counts_its_memory(tmp_path: Path) ->
     first = results[0].lane
     assert first.memory_bytes[-1] == 2 * weight_bytes
     assert first.peak_memory_bytes > first.memory_bytes[-1]
+
+
+def test_memory_does_not_grow_with_the_steps(tmp_path: Path) -> None:
+    """Sends that were never waited for once kept every activation until the run's end."""
+    plan = make_plan("1f1b", (0, 2, 4), microbatch_size=64)
+    peaks = []
+    for steps in (5, 100):
+        job = RunJob(
+            plan=plan,
+            model=MODEL.replace("width=8", "width=512"),
+            data=DATA.replace("width=8", "width=512"),
+            steps=steps,
+            out=str(tmp_path / str(steps)),
+            device="cpu",
+        )
+        peaks.append(max(result.peak_resident_bytes for result in run_ranks(job)))
+    message_bytes = 64 * 512 * 8
+    assert peaks[1] - peaks[0] < 50 * 4 * message_bytes  # a leak keeps 95 steps of 4 messages or more
