@@ -15,8 +15,9 @@ help:
 	@echo "make setup   only install, into $(VENV)"
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_INDEX) -e '.[service,worker,dev]'
+	@echo "installing into $(VENV): a minute or two, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_INDEX) -e '.[service,worker,dev]'
 	@touch $@
 
 setup: $(STAMP)

@@ -1,6 +1,6 @@
 """The mathematics of every schedule in one process: which weights a batch's gradient is taken at, and the update."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from worker_agent.models.losses import build_loss
 
 Weights = dict[str, Tensor]
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[list[Tensor], float], torch.optim.Optimizer]] = {
     "sgd": lambda weights, rate: torch.optim.SGD(weights, lr=rate),
     "momentum": lambda weights, rate: torch.optim.SGD(weights, lr=rate, momentum=0.9),
     "adam": lambda weights, rate: torch.optim.Adam(weights, lr=rate),
@@ -53,7 +53,7 @@ def train(
         for k in range(step * batch, (step + 1) * batch):
             inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
             outputs = functional_call(chain.root, used, (inputs,))
-            (build_loss(None)(outputs, targets) / batch).backward()
+            torch.autograd.backward(build_loss(None)(outputs, targets) / batch)
         for name, parameter in newest.items():
             parameter.grad = used[name].grad
         optimizer.step()

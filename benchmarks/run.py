@@ -1,0 +1,15 @@
+"""All measurements of docs/benchmarks.md, one after the other: `make bench`."""
+
+from benchmarks import pipelines, prediction
+
+
+def main() -> None:
+    """Prints every table."""
+    print("## The executor beside torch's own\n", flush=True)
+    pipelines.main()
+    print("\n## Predicted against measured\n", flush=True)
+    prediction.main()
+
+
+if __name__ == "__main__":
+    main()
