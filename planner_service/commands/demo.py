@@ -50,7 +50,9 @@ def demo(
             with agent(Path(folder), url) as working, ServiceClient(url) as client, _bars(notes) as on_progress:
                 outcome = main_job(client, working, on_progress, training_s=training_s)
             _show(outcome, url, as_json=as_json)
-            if keep:
+            if not keep:
+                notes.print("the service ends now; with --keep it stays up, and these pages with it")
+            else:
                 notes.print(f"the service stays up at {url}; Ctrl-C ends it")
                 _wait_for_interrupt(serving)
     if outcome.chosen is None:

@@ -19,7 +19,7 @@ MODEL = "hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128&at
 DATA = "worker_agent.models.text:standard_library?sequence_length=128"
 MICROBATCH_SIZES = (1, 2, 4, 8)
 OPTIMIZER: Final = "adam"
-LEARNING_RATE = 0.002
+LEARNING_RATE = 0.001
 BATCH_SIZE = 32
 PROCESSES = 2
 STEPS = (30, 120)

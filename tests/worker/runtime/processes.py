@@ -5,7 +5,7 @@ import os
 import traceback
 from multiprocessing.context import ForkServerContext
 
-from torch.distributed.distributed_c10d import TCPStore
+import torch.distributed as dist
 
 from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.rank import run_rank
@@ -16,7 +16,9 @@ def run_ranks(job: RunJob) -> tuple[RankResult, ...]:
     """Every rank's result. Fails with the first failing rank's traceback."""
     write_job(job)
     world_size = job.plan.workers
-    store = TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch re-exports it at run time only
+        "127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False
+    )
     context = fork_server()
     processes = [
         context.Process(target=_run, args=(job, rank, world_size, store.port), daemon=True)
