@@ -1,5 +1,7 @@
 """Plans made by hand, for executions whose mathematics is known."""
 
+from math import lcm
+
 from planner_service.core.plan import Plan, Stage
 from planner_service.core.profile import Model
 from planner_service.core.schedule.program import pipelines_in_a_row
@@ -28,7 +30,7 @@ def make_plan(
         dtype=dtype,
         profile_id="0" * 32,
         cluster_id="0" * 32,
-        batch_size=microbatch_size * microbatches * max(counts),
+        batch_size=microbatch_size * microbatches * lcm(*counts),
         stages=tuple(
             Stage(start=cuts[s], stop=cuts[s + 1], replicas=counts[s], recompute=recompute) for s in range(depth)
         ),

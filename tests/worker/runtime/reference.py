@@ -59,3 +59,37 @@ def train(
         optimizer.step()
         history.append({name: p.detach().clone() for name, p in newest.items()})
     return history[-1]
+
+
+def train_on_replicas(
+    plan: Plan, model: str, data: str, *, minibatches: int, seed: int, learning_rate: float
+) -> Weights:
+    """PipeDream with unequal replicas and plain SGD, minibatch by minibatch (2018, sections 3.3 and 3.4).
+
+    A stage of r replicas makes version u + 1 = W(u) - lr * mean gradient of its u-th r minibatches. Minibatch k (from
+    0) runs there on the newest version but (in flight - 1); ceil(workers from the stage on / r) are in flight.
+    """
+    chain = build_model(model, seed=seed, dtype=getattr(torch, plan.dtype))
+    source = open_data(data, microbatch_size=plan.microbatch_size, seed=seed)
+    start = {name: p.detach().clone() for name, p in chain.root.named_parameters()}
+    stages = [
+        {name for name in start if any(name.startswith(f"{i}.") for i in range(stage.start, stage.stop))}
+        for stage in plan.stages
+    ]
+    history = [[{name: start[name] for name in names}] for names in stages]
+    rounds: list[list[Weights]] = [[] for _ in stages]
+    for k in range(minibatches):
+        used: Weights = {}
+        for s, replicas in enumerate(plan.replicas):
+            in_flight = -(-sum(plan.replicas[s:]) // replicas)
+            version = history[s][max(k // replicas - (in_flight - 1), 0)]
+            used |= {name: p.clone().requires_grad_() for name, p in version.items()}
+        inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
+        torch.autograd.backward(build_loss(None)(functional_call(chain.root, used, (inputs,)), targets))
+        for s, names in enumerate(stages):
+            rounds[s].append({name: used[name].grad for name in names})  # type: ignore[misc]
+            if len(rounds[s]) == plan.replicas[s]:
+                mean = {name: sum(g[name] for g in rounds[s]) / plan.replicas[s] for name in names}
+                history[s].append({name: p - learning_rate * mean[name] for name, p in history[s][-1].items()})
+                rounds[s] = []
+    return {name: p for versions in history for name, p in versions[-1].items()}

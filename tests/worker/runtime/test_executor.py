@@ -1,5 +1,6 @@
 """The runtime equals the mathematics, for every schedule, in float64."""
 
+from math import lcm
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from planner_service.core.schedule.instructions import Checkpoint
 from planner_service.core.timeline import Lane
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
-from tests.worker.runtime.reference import Weights, train
+from tests.worker.runtime.reference import Weights, train, train_on_replicas
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.results import RankResult
 
@@ -73,6 +74,15 @@ def test_data_parallel_weights_equal_the_single_process_reference(tmp_path: Path
     plan = make_plan("data-parallel", CUTS[1], replicas=2)
     weights, _ = execute(plan, tmp_path)
     assert distance(weights, expected(plan)) < 1e-12
+
+
+@pytest.mark.parametrize("replicas", [(2, 1), (1, 2), (3, 1), (3, 2)])
+def test_pipedream_on_unequal_replicas_equals_its_formula(replicas: tuple[int, ...], tmp_path: Path) -> None:
+    plan = make_plan("pipedream", CUTS[2], replicas=replicas, microbatches=1)
+    weights, _ = execute(plan, tmp_path)
+    minibatches = STEPS * lcm(*replicas)
+    reference = train_on_replicas(plan, MODEL, DATA, minibatches=minibatches, seed=SEED, learning_rate=RATE)
+    assert distance(weights, reference) < 1e-12
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
