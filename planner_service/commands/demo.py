@@ -56,6 +56,7 @@ def demo(
                 notes.print(f"the service stays up at {url}; Ctrl-C ends it")
                 _wait_for_interrupt(serving)
     if outcome.chosen is None:
+        notes.print(f"no plan fits: {outcome.nearest_miss}", soft_wrap=True)
         raise SystemExit(INFEASIBLE)
 
 

@@ -75,6 +75,12 @@ class Outcome:
         answer = self.chosen.answer if self.chosen else None
         return answer if isinstance(answer, Plan) else None
 
+    @property
+    def nearest_miss(self) -> str:
+        """Why the first planner's closest configuration does not fit; empty where one does."""
+        reasons = [c.answer.reasons[0] for c in self.candidates if isinstance(c.answer, Infeasible)]
+        return f"{reasons[0].rule}: {reasons[0].detail}" if reasons else ""
+
 
 def main_job(client: ServiceClient, agent: Child, on_progress: OnProgress, *, training_s: float) -> Outcome:
     """Does the main job against a service with one agent. Raises PipeplanError in one sentence."""
