@@ -1,5 +1,6 @@
 """Launch: starts the profiling processes of this node through torchrun's own agent, and tells why they failed."""
 
+import os
 import re
 import signal
 import sys
@@ -28,7 +29,7 @@ def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress)
     try:
         with following(directory.progress, on_progress):
             start = elastic_launch(one_node(processes, logs), sys.executable)
-            start("-m", "worker_agent.profiler.rank", str(directory.root))
+            start("-m", "worker_agent.profiler.rank", str(directory.root), str(os.getpid()))
     except ChildFailedError as error:
         raise _explained(directory, error.failures) from None
     except SignalException as error:

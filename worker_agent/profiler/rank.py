@@ -122,9 +122,9 @@ def profile_rank(directory: ProfileDirectory) -> None:
 
 
 def main() -> None:
-    """The entry point under torchrun: `python -m worker_agent.profiler.rank DIRECTORY`."""
+    """The entry point under torchrun: `python -m worker_agent.profiler.rank DIRECTORY LAUNCHER`."""
     directory = ProfileDirectory(root=Path(sys.argv[1]))
-    exit_with_parent()
+    exit_with_parent(int(sys.argv[2]))
     try:
         profile_rank(directory)
     except InvalidInputError as error:

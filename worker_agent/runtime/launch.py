@@ -1,5 +1,6 @@
 """Launch: starts a run's ranks on this node through torchrun's own agent, watches them, and tells who failed."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -35,7 +36,8 @@ def launch(job: RunJob, on_progress: Progress) -> tuple[RankResult, ...]:
         stale.unlink()
     try:
         with watching(job, on_progress):
-            elastic_launch(one_node(job.plan.workers), sys.executable)("-m", "worker_agent.runtime.rank", str(path))
+            start = elastic_launch(one_node(job.plan.workers), sys.executable)
+            start("-m", "worker_agent.runtime.rank", str(path), str(os.getpid()))
     except ChildFailedError as error:
         raise _culprit(job, error.failures) from None
     except SignalException as error:

@@ -217,10 +217,10 @@ class PeerLostError(RunFailedError):
 
 
 def main() -> None:
-    """The entry point under torchrun: `python -m worker_agent.runtime.rank JOB`."""
+    """The entry point under torchrun: `python -m worker_agent.runtime.rank JOB LAUNCHER`."""
     job = read_job(Path(sys.argv[1]))
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    exit_with_parent()
+    exit_with_parent(int(sys.argv[2]))
     _redirect_output(job.directory.log(rank))
     try:
         run_rank(job, rank, local_rank)
