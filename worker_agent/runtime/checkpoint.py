@@ -2,7 +2,7 @@
 
     checkpoints/step-20/
         stage-0.safetensors          the stage's weights and buffers by their names in the whole model
-        stage-0.state.safetensors    older weight versions still needed, and the optimizer's states
+        stage-0.state                older weight versions still needed, and the optimizer's states
         manifest.json                written by whichever stage comes last; without it the checkpoint does not count
 
 A file is written aside, flushed and renamed, so that there is a whole one or none.
@@ -52,7 +52,7 @@ def save_stage(
     metadata = {"newest": str(newest), "older": json.dumps(list(older)), "plan_id": manifest.plan_id}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _save(directory / f"stage-{stage}.state.safetensors", state, metadata)
+        _save(directory / f"stage-{stage}.state", state, metadata)
         _save(directory / f"stage-{stage}.safetensors", weights.version_tensors(newest) | dict(buffers), metadata)
         if all((directory / f"stage-{s}.safetensors").exists() for s in range(manifest.stages)):
             _write_text(directory / "manifest.json", json.dumps(asdict(manifest), indent=2))
@@ -65,7 +65,7 @@ def load_stage(root: Path, step: int, *, stage: int, weights: Weights, buffers: 
     directory = step_directory(root, step)
     try:
         newest, metadata = _load(directory / f"stage-{stage}.safetensors")
-        state, _ = _load(directory / f"stage-{stage}.state.safetensors")
+        state, _ = _load(directory / f"stage-{stage}.state")
     except (OSError, SafetensorError) as error:
         raise InvalidInputError("resume", f"must have readable checkpoint files ({error})", str(directory)) from error
     weights.load_version(int(metadata["newest"]), newest)
@@ -79,9 +79,10 @@ def load_stage(root: Path, step: int, *, stage: int, weights: Weights, buffers: 
             buffer.copy_(newest[name])
 
 
-def latest(root: Path) -> Manifest | None:
-    """The newest checkpoint that every stage completed."""
-    found = [_manifest(path) for path in root.glob("step-*/manifest.json")]
+def latest(root: Path, *, before: int | None = None) -> Manifest | None:
+    """The newest checkpoint that every stage completed, among those before a step where one is given."""
+    manifests = [_manifest(path) for path in root.glob("step-*/manifest.json")]
+    found = [manifest for manifest in manifests if before is None or manifest.step < before]
     return max(found, key=lambda manifest: manifest.step, default=None)
 
 
@@ -98,7 +99,7 @@ def _manifest(path: Path) -> Manifest:
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    aside = path.with_suffix(".part")
+    aside = path.with_name(path.name + ".part")
     save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, aside, metadata=metadata)
     _commit(aside, path)
 

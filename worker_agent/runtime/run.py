@@ -25,12 +25,13 @@ class RunOutcome:
     timeline: Timeline
 
 
-def resumed(job: RunJob) -> RunJob:
+def resumed(job: RunJob, *, before: int | None = None) -> RunJob:
     """The job from its folder's newest whole checkpoint on; as it is, from step 0, if there is none.
 
-    Raises InvalidInputError if the checkpoint is of another plan or seed.
+    Checkpoints from the step `before` on are left aside. Raises InvalidInputError if the checkpoint is of another plan
+    or seed.
     """
-    found = latest(job.directory.checkpoints)
+    found = latest(job.directory.checkpoints, before=before)
     if found is None:
         return job
     rule = "must be the one that wrote the checkpoint"
