@@ -18,10 +18,12 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def serving(database: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(database: Path, *options: str, **settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL of a service that answers, and its process; it is ended with the block."""
     command = [*PIPEPLAN, "serve", "--port", "0", "--database", f"sqlite:///{database}", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(**settings)
+    )
     try:
         yield announced_url(process), process
     finally:
