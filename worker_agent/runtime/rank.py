@@ -5,7 +5,6 @@ import math
 import os
 import resource
 import sys
-from contextlib import ExitStack
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +37,7 @@ from worker_agent.runtime.replicas import open_replica_group
 from worker_agent.runtime.results import RankFailure, RankResult
 from worker_agent.runtime.stage import Stage
 from worker_agent.runtime.status import StatusWriter, read_status
+from worker_agent.runtime.torch_errors import cause_of
 from worker_agent.runtime.weights import Weights, find_slots
 
 
@@ -189,20 +189,20 @@ def run_rank(job: RunJob, rank: int, local_rank: int) -> None:
     status = StatusWriter(status_path)
     device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     backend = "nccl" if device.type == "cuda" else "gloo"
-    with ExitStack() as stack:
-        try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
-            stack.callback(dist.destroy_process_group)
-            results.write(job.directory.result(rank), Rank(job, program, rank, device).execute(status))
-        except RuntimeError as error:
-            raise _explained(error, instructions, status_path, rank) from error
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
+        results.write(job.directory.result(rank), Rank(job, program, rank, device).execute(status))
+    except RuntimeError as error:
+        # the connections stay open until this process has said why: else others are first to tell of a lost peer
+        raise _explained(error, instructions, status_path, rank) from error
+    dist.destroy_process_group()
 
 
 def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], status: Path, rank: int) -> PipeplanError:
     """What a failure inside torch means: at a transfer the other side is gone, elsewhere the model or device failed."""
     now = read_status(status)
     index = now.instruction if now else -1
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first_line = cause_of(error)
     if index < 0:
         return RunFailedError(f"starting failed: {first_line}", rank=rank)
     instruction = instructions[index]

@@ -9,12 +9,16 @@ from planner_service.core.errors import require
 from planner_service.core.identity import content_id
 from planner_service.core.predict import predict
 from planner_service.core.report import RankReport, RunReport, report_run
+from planner_service.core.schedule.program import program_of
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
 from worker_agent.runtime.checkpoint import latest
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.launch import Progress, launch
 from worker_agent.runtime.results import RankResult
+
+MOST_INSTRUCTIONS = 500_000
+"""A rank's longest stream: some 10,000 steps of 8 microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,12 @@ def resumed(job: RunJob, *, before: int | None = None) -> RunJob:
 
 
 def execute(job: RunJob, on_progress: Progress) -> RunOutcome:
-    """Runs the job and writes run.json and trace.json into its directory. Raises as `launch` does."""
+    """Runs the job and writes run.json and trace.json into its directory. Raises as `launch` does.
+
+    Every instruction of a run is made before it starts and recorded: a run of more than `MOST_INSTRUCTIONS` a rank is
+    refused with an InvalidInputError that says how far one goes.
+    """
+    _require_length(job)
     results = launch(job, on_progress)
     measured = Timeline(lanes=tuple(r.lane for r in results), batch_size=job.plan.batch_size, batches=job.batches)
     predicted = predict(job.plan, batches=job.batches, first_batch=job.first_step)
@@ -59,6 +68,14 @@ def execute(job: RunJob, on_progress: Progress) -> RunOutcome:
     trace = chrome_trace({"measured": measured, "predicted": predicted})
     (root / "trace.json").write_text(trace, encoding="utf-8")
     return RunOutcome(report=report, timeline=measured)
+
+
+def _require_length(job: RunJob) -> None:
+    streams = program_of(job.plan, batches=2).streams
+    a_batch = max(len(stream.instructions) for stream in streams) / 2
+    most = job.first_step + int(MOST_INSTRUCTIONS / a_batch)
+    rule = f"must be at most {most} in one go for this plan; train on from there with --resume"
+    require(job.steps <= most, "steps", rule, job.steps)
 
 
 def _losses(job: RunJob, results: Sequence[RankResult]) -> tuple[float, ...]:

@@ -62,7 +62,7 @@ def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     cluster = parse(Cluster, (tmp_path / "C.json").read_text())
     assert cluster.devices == 2 and cluster.levels[0].latency_s > 0
     assert cluster.device == profile.device
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["C.json", "P.json"]
+    assert not list(tmp_path.glob("pipeplan-*"))  # torch may leave a cache of its own
     assert processes_about(tmp_path) == []
 
 

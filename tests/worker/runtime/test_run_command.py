@@ -119,6 +119,7 @@ def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
         (("--model", "no.such.module:factory"), "model: "),
         (("--data", "worker_agent.models.presets:no_such_factory"), "data: "),
         (("--steps", "0"), "steps: must be a whole number of at least 1, got 0"),
+        (("--steps", "1000000"), "in one go for this plan; train on from there with --resume, got 1000000"),
         (("--learning-rate", "nan"), "learning_rate: must be a finite number above 0, got nan"),
         (("--device", "tpu"), "device: must be one of auto, cpu, cuda, got 'tpu'"),
     ],
