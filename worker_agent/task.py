@@ -9,8 +9,8 @@ from pathlib import Path
 
 from planner_service.contract.console import run_command
 from planner_service.contract.documents import dump, parse, parse_plan, read_text
+from planner_service.contract.extras import require_extra
 from planner_service.contract.jobs import ProfileResult, ProfileTask, Progress, RunResult, RunTask
-from worker_agent.commands.extras import require_worker
 from worker_agent.parent import exit_with_parent
 
 
@@ -29,7 +29,7 @@ def perform(folder: Path) -> None:
     """
     if (folder / "result.json").exists():
         return
-    require_worker()
+    require_extra("worker")
     if (folder / "profile.json").exists():
         result: ProfileResult | RunResult = _profile(parse(ProfileTask, read_text(folder / "profile.json")))
     else:

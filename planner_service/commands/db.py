@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from planner_service.commands.extras import require_service
+from planner_service.contract.extras import require_extra
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -19,7 +19,7 @@ def group() -> None:
 @app.command()
 def upgrade(database: DatabaseUrl = None) -> None:
     """Brings the database to the tables that this version needs; `pipeplan serve` does it at its start, too."""
-    require_service()
+    require_extra("service")
     from planner_service.settings import load_settings
     from planner_service.storage import migrations
     from planner_service.storage.database import Database

@@ -6,15 +6,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner_service.commands.extras import require_service
 from planner_service.contract.console import INFEASIBLE
-from planner_service.core.errors import MissingDependencyError
+from planner_service.contract.extras import require_extra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,9 +32,8 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Profiles a GPT-2 model on this machine, plans, trains it as the best plan says, and compares."""
-    require_service()
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        raise MissingDependencyError("the demo trains a model: pip install 'pipeplan[worker]'")
+    require_extra("service")
+    require_extra("worker")
     from rich.console import Console
 
     from planner_service.client import ServiceClient

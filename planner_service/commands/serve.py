@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner_service.commands.extras import require_service
+from planner_service.contract.extras import require_extra
 from planner_service.core.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def serve(
     host: Host = None, port: Port = None, database: DatabaseUrl = None, exit_with_parent: ExitWithParent = False
 ) -> None:
     """Serves the API and the dashboard until it is interrupted."""
-    require_service()
+    require_extra("service")
     import uvicorn
 
     from planner_service.app import create_app

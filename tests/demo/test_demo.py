@@ -56,7 +56,7 @@ def test_without_torch_it_says_what_to_install() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr == "error: the demo trains a model: pip install 'pipeplan[worker]'\n"
+    assert done.stderr == "error: this command needs torch: pip install 'pipeplan[worker]'\n"
 
 
 def test_a_dying_agent_ends_the_demo_in_one_sentence_and_leaves_no_process(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from planner_service.contract.documents import dump, parse
+from planner_service.contract.extras import require_extra
 from planner_service.contract.jobs import ProfileTask
 from planner_service.core.cluster import Cluster
 from planner_service.core.errors import InvalidInputError, PipeplanError
 from planner_service.core.profile import Profile
-from worker_agent.commands.extras import require_worker
 
 Spec = "package.module:factory?key=value&..."
 
@@ -38,7 +38,7 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="The profile on standard output, nothing else.")] = False,
 ) -> None:
     """Measures a model block by block on this node's devices, and the links between them."""
-    require_worker()
+    require_extra("worker")
     from worker_agent.profiler.job import ProfileJob
     from worker_agent.profiler.measure import measure
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner_service.contract.documents import read
+from planner_service.contract.extras import require_extra
 from planner_service.core.errors import require
 from planner_service.core.plan import Plan
 from planner_service.core.report import Compared
-from worker_agent.commands.extras import require_worker
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="The report on standard output, nothing else.")] = False,
 ) -> None:
     """Trains a model as a plan says, through torchrun, on this node."""
-    require_worker()
+    require_extra("worker")
     from worker_agent.runtime.job import RunJob
     from worker_agent.runtime.run import execute
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from worker_agent.commands.extras import require_worker
+from planner_service.contract.extras import require_extra
 
 
 def start(
@@ -21,7 +21,7 @@ def start(
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", help="End when its parent ends.")] = False,
 ) -> None:
     """Takes jobs from the service until it is interrupted, one at a time."""
-    require_worker()
+    require_extra("worker")
     from worker_agent import parent
     from worker_agent.agent import Agent
     from worker_agent.client import AgentClient
