@@ -14,11 +14,8 @@ from planner_service.core.planner.complete import Decision
 from planner_service.core.planner.pipeline_terms import UNPIPELINED, Links, PipelineTerms, Shape, orientations
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import as_fast, shortfall, slower
-from planner_service.core.planner.split import Costs, least_max, least_sum, min_max, min_sum
+from planner_service.core.planner.split import ROUNDING, Costs, Starts, least_sum, min_sum
 from planner_service.core.planner.tables import Tables
-
-ROUNDING = 1e-9
-"""By how much sums in different orders may differ: a bound is trusted no further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,23 +91,39 @@ class Evaluator:
 
     def fastest(self, shape: Shape) -> Candidate | None:
         """The shape on the better orientation (the first if they are equal); None if no split fits."""
-        least = least_sum if shape.schedule in UNPIPELINED else least_max
         options = [self.terms(shape, links) for links in self.links(shape)]
         if options[0].least_bytes() > self.problem.cluster.device.memory_bytes * (1 + ROUNDING):
             return None
-        steps_s = [least(terms.fitting_s, shape.depth) for terms in options]
+        starts = options[0].fitting_starts()
+        if starts is None:
+            return None
+        steps_s = [self._least_s(terms, starts) for terms in options]
         step_s = min(steps_s)
         return candidate(shape, options[steps_s.index(step_s)], step_s) if math.isfinite(step_s) else None
 
     def stops(self, found: Candidate) -> tuple[int, ...]:
         """Where the stages of its best split end."""
-        search = min_sum if found.shape.schedule in UNPIPELINED else min_max
-        return _existing(search(found.terms.fitting_s, found.shape.depth), found.shape)
+        terms = found.terms
+        starts = terms.fitting_starts()
+        if starts is None:
+            return _existing(None, found.shape)
+        if found.shape.schedule in UNPIPELINED:
+            return _existing(min_sum(terms.fitting(terms.time_s), starts), found.shape)
+        return _existing(terms.fastest(starts, self._about_s(found.shape)).min_max(), found.shape)
+
+    def _least_s(self, terms: PipelineTerms, starts: Starts) -> float:
+        """Its slowest stage at best, or all stages together without pipelining; infinite if nothing fits."""
+        if terms.shape.schedule in UNPIPELINED:
+            return least_sum(terms.fitting(terms.time_s), starts)
+        return terms.fastest(starts, self._about_s(terms.shape)).least_max()
+
+    def _about_s(self, shape: Shape) -> float:
+        return self.least_time_s(shape) / shape.slots
 
     def nearest(self, shape: Shape) -> Miss:
         """By how much the best split in terms of memory exceeds the device."""
         terms = self.terms(shape, self.links(shape)[0])
-        held_bytes = memory_by_stage(terms, _existing(min_max(terms.memory_bytes, shape.depth), shape))
+        held_bytes = memory_by_stage(terms, _existing(terms.smallest().min_max(), shape))
         stage = held_bytes.index(max(held_bytes))
         return Miss(
             shape=shape,
@@ -164,7 +177,7 @@ def memory_by_stage(terms: PipelineTerms, stops: tuple[int, ...]) -> list[int]:
 def _by_stage(costs: Costs, stops: tuple[int, ...]) -> list[float]:
     starts = (0, *stops[:-1])
     return [
-        float(costs(stage)[start - stage, stop - stage - 1])
+        float(costs(stage, slice(start, start + 1), slice(stop - 1, stop))[0, 0])
         for stage, (start, stop) in enumerate(zip(starts, stops, strict=True))
     ]
 
@@ -184,7 +197,7 @@ def decision(
         planner=planner,
         cost_model=cost_model,
         stages=tuple(_stages(chosen, stops)),
-        placement=chosen.terms.links.placement,
+        placement=chosen.terms.links.place((shape.width,) * shape.depth),
         schedule=shape.schedule,
         microbatch_size=shape.microbatch_size,
         microbatches=shape.microbatches,

@@ -86,10 +86,11 @@ def _balanced(evaluator: Evaluator, shape: Shape) -> tuple[int, ...] | None:
     terms = evaluator.terms(shape, evaluator.links(shape)[0])
     squares = np.square(evaluator.compute_s(shape.microbatch_size, False))
 
-    def variance(stage: int) -> FloatArray:
-        return terms.fitting(terms.window(squares, stage), stage)
+    def variance(_: int, firsts: slice, lasts: slice) -> FloatArray:
+        return squares[firsts, lasts]
 
-    return min_sum(variance, shape.depth)
+    starts = terms.fitting_starts()
+    return min_sum(terms.fitting(variance), starts) if starts else None
 
 
 def _timed(evaluator: Evaluator, shape: Shape, stops: tuple[int, ...]) -> tuple[Candidate, tuple[int, ...]]:

@@ -2,11 +2,11 @@
 
 A stage's time a microbatch is max(compute + activation transfer, gradient exchange / microbatches): every edge that
 the stage really has carries a microbatch's activations one way and their gradients the other. All tables are those of
-`split.Costs`: squares over the starts and stops that are possible for a stage.
+`split.Costs`.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from planner_service.core.cost.compute import FloatArray
 from planner_service.core.cost.memory import Copies, copies
 from planner_service.core.cost.transfer import Bandwidths
 from planner_service.core.plan import Worker
+from planner_service.core.planner.split import Costs, Search, Starts, every_start, starts_within
 from planner_service.core.planner.tables import Tables
 from planner_service.core.schedule.program import pipelines_in_a_row, stages_in_a_row
 
@@ -63,9 +64,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The bandwidths of an orientation: of every edge between stages, and among every stage's replicas."""
+    """The bandwidths of an orientation: of every edge between stages, and among every stage's replicas.
 
-    placement: tuple[Worker, ...]
+    `place` makes the placement from the stages' replicas.
+    """
+
+    place: Callable[[Sequence[int]], tuple[Worker, ...]]
     edges: FloatArray
     groups: FloatArray
 
@@ -80,13 +84,13 @@ def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
     stages = np.arange(depth)
     ranks = np.arange(width)[:, None] * depth + stages[:-1]
     pipelines = Links(
-        placement=pipelines_in_a_row((width,) * depth),
+        place=pipelines_in_a_row,
         edges=bandwidths.spanning(ranks, ranks + 1).min(axis=0),
         groups=bandwidths.spanning(stages, stages + (width - 1) * depth),
     )
     low = stages * width
     row = Links(
-        placement=stages_in_a_row((width,) * depth),
+        place=stages_in_a_row,
         # Replica r's edge spans the ranks [sw + r, (s + 1)w + r]; together they span [sw, sw + 2w - 1].
         edges=bandwidths.spanning(low[:-1], low[:-1] + 2 * width - 1),
         groups=bandwidths.spanning(low, low + width - 1),
@@ -107,27 +111,19 @@ class PipelineTerms:
     optimizer: str
     device_bytes: int
 
-    @cached_property
-    def _side(self) -> int:
-        return self.tables.blocks - self.shape.depth + 1
-
-    def window(self, table: FloatArray, stage: int) -> FloatArray:
-        """The part of a table over all intervals that is possible for the stage."""
-        possible = slice(stage, stage + self._side)
-        return table[possible, possible]
-
-    def time_s(self, stage: int) -> FloatArray:
+    def time_s(self, stage: int, starts: slice, lasts: slice) -> FloatArray:
         """A stage's time a microbatch."""
-        busy_s = self.window(self.compute_s, stage)
+        busy_s = self.compute_s[starts, lasts]
         if stage > 0:
-            before = self.tables.boundary_bytes[stage - 1 : stage - 1 + self._side]
+            before = self.tables.boundary_bytes[starts.start - 1 : starts.stop - 1]
             busy_s = busy_s + (before / self.links.edges[stage - 1])[:, None]
         if stage < self.shape.depth - 1:
-            after = self.tables.boundary_bytes[stage : stage + self._side]
-            busy_s = busy_s + after / self.links.edges[stage]
+            busy_s = busy_s + self.tables.boundary_bytes[lasts] / self.links.edges[stage]
         if self.shape.width == 1:
             return busy_s
-        return np.maximum(busy_s, self._exchange_s(stage) / self.shape.microbatches)
+        share = all_reduce(np.asarray(float(self.shape.width)))
+        exchange_s = share * self.tables.weight_bytes[starts, lasts] / self.links.groups[stage]
+        return np.asarray(np.maximum(busy_s, exchange_s / self.shape.microbatches))
 
     def held(self, stage: int) -> Copies:
         """What a worker of a stage holds, in counts."""
@@ -141,19 +137,42 @@ class PipelineTerms:
             microbatches=self.shape.microbatches,
         )
 
-    def memory_bytes(self, stage: int) -> FloatArray:
+    def memory_bytes(self, stage: int, starts: slice, lasts: slice) -> FloatArray:
         """What a worker of a stage holds; infinite below the diagonal."""
-        return self.tables.memory_bytes(self.held(stage), slice(stage, stage + self._side))
+        return self.tables.memory_bytes(self.held(stage), starts, lasts)
 
-    def fitting(self, cost: FloatArray, stage: int) -> FloatArray:
+    def fitting(self, costs: Costs) -> Costs:
         """A stage's costs, infinite where it does not fit its device."""
-        fits = self.tables.fits(self.held(stage), self.device_bytes)
-        possible = slice(stage, stage + self._side)
-        return cost if fits is None else np.where(fits[possible, possible], cost, np.inf)
 
-    def fitting_s(self, stage: int) -> FloatArray:
-        """A stage's time where it fits."""
-        return self.fitting(self.time_s(stage), stage)
+        def where_it_fits(stage: int, starts: slice, lasts: slice) -> FloatArray:
+            cost = costs(stage, starts, lasts)
+            if self.tables.all_fit(self.held(stage), self.device_bytes):
+                return cost
+            return np.where(self.memory_bytes(stage, starts, lasts) <= self.device_bytes, cost, np.inf)
+
+        return where_it_fits
+
+    def fitting_starts(self) -> Starts | None:
+        """Where the stages of splits that fit may start; None if none fits."""
+        return starts_within(self._held_sums, self.device_bytes, self._every_start)
+
+    def fastest(self, starts: Starts, about_s: float) -> Search:
+        """The search for the fastest split among those that fit."""
+        sums_s = [0.0, *self.compute_s[0].tolist()]
+        return Search(costs=self.fitting(self.time_s), works=lambda _: sums_s, starts=starts, about=about_s)
+
+    def smallest(self) -> Search:
+        """The search for the split whose worst stage holds the least."""
+        return Search(
+            costs=self.memory_bytes, works=self._held_sums, starts=self._every_start, about=self.least_bytes()
+        )
+
+    @property
+    def _every_start(self) -> Starts:
+        return every_start(self.tables.blocks, self.shape.depth)
+
+    def _held_sums(self, stage: int) -> list[float]:
+        return self.tables.held_sums(self.held(stage))
 
     def least_bytes(self) -> float:
         """No split holds less on its worst stage, whatever the stages are.
@@ -166,7 +185,3 @@ class PipelineTerms:
         most = max(counts.activations for counts in held)
         shares = sum(1.0 / counts.activations for counts in held)
         return (activations + held[0].weights * weights / most) / shares
-
-    def _exchange_s(self, stage: int) -> FloatArray:
-        share = all_reduce(np.asarray(float(self.shape.width)))
-        return np.asarray(share * self.window(self.tables.weight_bytes, stage) / self.links.groups[stage])

@@ -30,12 +30,13 @@ def play(plan: Plan) -> Simulated | None:
     timeline = one_pipeline(plan, batches=batches)
     lanes = [worker.stage if plan.width else rank for rank, worker in enumerate(plan.placement)]
     busy_fraction = timeline.busy_fraction
+    peak_bytes = [lane.peak_memory_bytes for lane in timeline.lanes]
     return Simulated(
         batches=batches,
         throughput_samples_per_s=throughput_samples_per_s(timeline) * (plan.width or 1),
         bubble_fraction=timeline.bubble_fraction,
         busy_fraction=tuple(busy_fraction[lane] for lane in lanes),
-        peak_memory_bytes=tuple(timeline.lanes[lane].peak_memory_bytes for lane in lanes),
+        peak_memory_bytes=tuple(peak_bytes[lane] for lane in lanes),
     )
 
 

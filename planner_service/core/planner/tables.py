@@ -15,6 +15,7 @@ from planner_service.core.cost.compute import (
 )
 from planner_service.core.cost.memory import Copies
 from planner_service.core.cost.transfer import boundary_bytes
+from planner_service.core.planner.split import ROUNDING
 from planner_service.core.profile import Measurement, Profile
 
 
@@ -24,7 +25,7 @@ class Tables:
 
     profile: Profile
     measured: tuple[Measurement, ...]
-    _fits: dict[tuple[Copies, int], BoolArray | None] = field(default_factory=dict)
+    _held_sums: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -71,21 +72,34 @@ class Tables:
         seconds = [compute_s(b, recompute=recompute, recompute_factor=recompute_factor) for b in self.measured]
         return interval_sums(seconds) + self._no_stage
 
-    def memory_bytes(self, held: Copies, part: slice = slice(None)) -> FloatArray:
-        """What a worker holds of a stage, for the intervals that begin and end in a part of the blocks."""
-        weights, activations, inputs, transients = (table[part, part] for table in self._held_bytes)
-        total = held.weights * weights + held.inputs * inputs + self._no_stage[part, part]
+    def memory_bytes(self, held: Copies, starts: slice = slice(None), lasts: slice = slice(None)) -> FloatArray:
+        """What a worker holds of a stage, for the intervals that begin and end in these ranges."""
+        weights, activations, inputs, transients = (table[starts, lasts] for table in self._held_bytes)
+        total = held.weights * weights + held.inputs * inputs + self._no_stage[starts, lasts]
         if held.activations:
             total += held.activations * activations
         if held.transients:
             total += held.transients * transients
         return np.asarray(total)
 
+    def held_sums(self, held: Copies) -> list[float]:
+        """What a worker holds at least of the blocks [0, i), for every i: weights and activations. Kept."""
+        key = (held.weights, held.activations)
+        if key not in self._held_sums:
+            weights, activations = (table[0] for table in self._held_bytes[:2])
+            self._held_sums[key] = [0.0, *(held.weights * weights + held.activations * activations).tolist()]
+        return self._held_sums[key]
+
+    def all_fit(self, held: Copies, device_bytes: int) -> bool:
+        """Whether a device holds any stage, by a bound on all of them."""
+        transients = self._held_bytes[3]
+        largest = self.held_sums(held)[-1] + held.inputs * self._largest_input + held.transients * transients[0, -1]
+        return bool(largest * (1 + ROUNDING) <= device_bytes)
+
+    @cached_property
+    def _largest_input(self) -> float:
+        return float(max(block.input_bytes for block in self.measured))
+
     def fits(self, held: Copies, device_bytes: int) -> BoolArray | None:
-        """Which stages fit a device; None for all. Asked for again and again, so it is kept."""
-        key = (held, device_bytes)
-        if key not in self._fits:
-            memory_bytes = self.memory_bytes(held)
-            largest = float(memory_bytes[0, -1] + held.inputs * self._held_bytes[2].max())
-            self._fits[key] = None if largest <= device_bytes else memory_bytes <= device_bytes
-        return self._fits[key]
+        """Which stages fit a device; None for all."""
+        return None if self.all_fit(held, device_bytes) else self.memory_bytes(held) <= device_bytes

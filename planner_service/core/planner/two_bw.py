@@ -23,7 +23,6 @@ from planner_service.core.planner.asked import (
     require_stages,
 )
 from planner_service.core.planner.candidate import (
-    ROUNDING,
     Candidate,
     Evaluator,
     Miss,
@@ -37,6 +36,7 @@ from planner_service.core.planner.pipeline_terms import Shape
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason
 from planner_service.core.planner.shapes import Shapes, shapes
+from planner_service.core.planner.split import ROUNDING
 
 NAME = "pipedream-2bw"
 

@@ -1,0 +1,90 @@
+"""The split of least largest cost, against every split there is; and that it looks at few starts."""
+
+from collections.abc import Iterator
+from itertools import accumulate, combinations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner_service.core.cost.compute import FloatArray, interval_sums, no_stage
+from planner_service.core.planner.split import Search, every_start, min_sum, starts_within
+
+INFINITE = float("inf")
+
+
+class Chain:
+    """Stages that cost their blocks' work, and beyond it what a stage of its own adds; some do not fit."""
+
+    def __init__(self, work: list[float], added: list[float], most_blocks: int) -> None:
+        self.work = work
+        self.added = added
+        self.most_blocks = most_blocks
+        self.looked_at = 0
+        self._sums = interval_sums(work) + no_stage(len(work))
+
+    def costs(self, stage: int, starts: slice, lasts: slice) -> FloatArray:
+        table = self._sums[starts, lasts] + self.added[stage % len(self.added)]
+        blocks = np.arange(lasts.start, lasts.stop) - np.arange(starts.start, starts.stop)[:, None] + 1
+        self.looked_at += table.size
+        return np.where(blocks <= self.most_blocks, table, INFINITE)
+
+    def works(self, _: int) -> list[float]:
+        return [0.0, *accumulate(self.work)]
+
+    def search(self, depth: int) -> Search:
+        about = max(sum(self.work) / depth, *self.work)
+        return Search(costs=self.costs, works=self.works, starts=every_start(len(self.work), depth), about=about)
+
+    def every_split(self, depth: int) -> Iterator[tuple[list[float], tuple[int, ...]]]:
+        """The stages' costs and stops of all splits that fit."""
+        blocks = len(self.work)
+        for cuts in combinations(range(1, blocks), depth - 1):
+            stops = (*cuts, blocks)
+            pairs = enumerate(zip((0, *cuts), stops, strict=True))
+            costs = [float(self.costs(s, slice(a, a + 1), slice(b - 1, b))[0, 0]) for s, (a, b) in pairs]
+            if max(costs) < INFINITE:
+                yield costs, stops
+
+
+chains = st.builds(
+    Chain,
+    st.lists(st.integers(0, 5).map(float), min_size=2, max_size=8),
+    st.lists(st.sampled_from([0.0, 1.0, 50.0]), min_size=1, max_size=3),
+    st.integers(1, 8),
+)
+
+
+@given(chain=chains, depth=st.integers(1, 8))
+def test_the_least_largest_cost_is_that_of_the_best_of_all_splits(chain: Chain, depth: int) -> None:
+    depth = min(depth, len(chain.work))
+    every = list(chain.every_split(depth))
+    least = min((max(costs) for costs, _ in every), default=INFINITE)
+    assert chain.search(depth).least_max() == least
+    tied = [(sum(c * c for c in costs), stops) for costs, stops in every if max(costs) == least]
+    assert chain.search(depth).min_max() == min(tied, default=(0.0, None))[1]
+
+
+@given(chain=chains, depth=st.integers(1, 8), limit=st.integers(0, 20))
+def test_starts_within_a_limit_leave_out_no_split_that_keeps_it(chain: Chain, depth: int, limit: int) -> None:
+    depth = min(depth, len(chain.work))
+    starts = starts_within(chain.works, limit, every_start(len(chain.work), depth))
+    for costs, stops in chain.every_split(depth):
+        if max(costs) <= limit:
+            assert starts is not None
+            assert all(may.start <= start < may.stop for may, start in zip(starts, (0, *stops), strict=True))
+
+
+@given(chain=chains, depth=st.integers(1, 8))
+def test_the_least_sum_is_that_of_the_best_of_all_splits(chain: Chain, depth: int) -> None:
+    depth = min(depth, len(chain.work))
+    every = [(sum(costs), stops) for costs, stops in chain.every_split(depth)]
+    found = min_sum(chain.costs, every_start(len(chain.work), depth))
+    assert found == min(every, default=(0.0, None))[1]
+
+
+def test_of_a_thousand_blocks_in_64_stages_few_starts_are_looked_at() -> None:
+    """All of them took a minute for the shapes of 64 devices."""
+    chain = Chain([1.0 + i % 7 for i in range(1000)], [0.0, 0.25], 1000)
+    assert chain.search(64).least_max() < 1.1 * sum(chain.work) / 64
+    assert chain.looked_at < 64 * 937 * 937 / 50
