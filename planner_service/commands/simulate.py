@@ -6,7 +6,7 @@ import typer
 
 from planner_service.contract.documents import dump
 from planner_service.core.draw import draw
-from planner_service.core.errors import require, require_amount, require_count
+from planner_service.core.errors import LEAST_AMOUNT, require, require_amount, require_count
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import footprints
 from planner_service.core.schedule.pipeline import Pipeline
@@ -55,7 +55,7 @@ def _costs(forward_s: float, backward_input_s: float, backward_weight_s: float) 
     require_amount("backward_input", backward_input_s)
     require_amount("backward_weight", backward_weight_s)
     total_s = forward_s + backward_input_s + backward_weight_s
-    require(total_s > 0, "forward", "must take some time together with the backward", total_s)
+    require(total_s >= LEAST_AMOUNT, "forward", "must take some time together with the backward", total_s)
     return unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
 
 

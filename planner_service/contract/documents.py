@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import content_id
@@ -18,16 +20,22 @@ PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s"})
 
 
 def parse(kind: type[T], content: str | bytes | dict[str, Any]) -> T:
-    """The dataclass or model that a JSON text (or its parsed value) describes. Raises InvalidInputError."""
+    """The dataclass or model that a JSON text (or its parsed value) describes. Raises InvalidInputError.
+
+    JSON has one type of number: 4.0 is a count and 4 an amount. But neither "4" nor true is a number.
+    """
     adapter: TypeAdapter[T] = TypeAdapter(kind)
+    text = json.dumps(content) if isinstance(content, dict) else content
     try:
-        if isinstance(content, dict):
-            return adapter.validate_python(content)
-        return adapter.validate_json(content)
+        return adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        mistyped = [finding for finding in error.errors(include_url=False) if _is_mistyped(finding)]
+        if mistyped:
+            raise _invalid_input(mistyped) from error
+    try:
+        return adapter.validate_json(text)
     except ValidationError as error:
         raise invalid_input(error) from error
-    except OverflowError as error:  # a whole number of hundreds of digits is JSON, but no quantity
-        raise InvalidInputError("document", "must not hold numbers beyond 1.8e308", "a longer one") from error
 
 
 def read(kind: type[T], path: Path) -> T:
@@ -40,9 +48,9 @@ def read(kind: type[T], path: Path) -> T:
 
 
 def read_text(path: Path) -> str:
-    """A file's text. Raises InvalidInputError where there is none to be read."""
+    """A file's text, without a byte order mark. Raises InvalidInputError where there is none to be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError("file", "must be a readable text file", str(path)) from error
 
@@ -80,7 +88,21 @@ def dump(content: Any) -> str:
 
 def invalid_input(error: ValidationError) -> InvalidInputError:
     """The first of pydantic's findings, as field, rule and value; how many more there are is said in the rule."""
-    findings = error.errors(include_url=False)
+    return _invalid_input(error.errors(include_url=False))
+
+
+def _is_mistyped(finding: ErrorDetails) -> bool:
+    """Whether a text or a truth value stands for a number, or a text or a number for a truth value."""
+    match finding["type"]:
+        case "int_type" | "float_type":
+            return isinstance(finding["input"], str | bool)
+        case "bool_type":
+            return isinstance(finding["input"], str | int | float)
+        case _:
+            return False
+
+
+def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
     first = findings[0]
     field = ".".join(str(part) for part in first["loc"])
     cause = first.get("ctx", {}).get("error")

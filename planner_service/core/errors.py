@@ -16,6 +16,15 @@
 import math
 from collections.abc import Sequence
 
+LARGEST_COUNT = 2**63 - 1
+"""What a database and an array hold."""
+
+LARGEST_AMOUNT = 1e24
+"""More seconds or bytes than there are: their sums, products and squares stay finite."""
+
+LEAST_AMOUNT = 1 / LARGEST_AMOUNT
+"""What is divided by is not less."""
+
 
 class PipeplanError(Exception):
     """The root: its text is one clear sentence for the user."""
@@ -70,16 +79,20 @@ def require(condition: bool, field: str, rule: str, value: object) -> None:
 
 
 def require_count(field: str, value: int, *, at_least: int = 1) -> None:
-    """Raises InvalidInputError unless the value is a whole number of at least `at_least`."""
+    """Raises InvalidInputError unless the value is a whole number of at least `at_least`, and one that 64 bits hold."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     require(whole and value >= at_least, field, f"must be a whole number of at least {at_least}", value)
+    require(value <= LARGEST_COUNT, field, f"must be at most {LARGEST_COUNT}", value)
 
 
 def require_amount(field: str, value: float, *, positive: bool = False) -> None:
-    """Raises InvalidInputError unless the value is finite and not negative (`positive`: above zero)."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Raises InvalidInputError unless the value is finite and not negative (`positive`: above zero), and a quantity."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and value < math.inf
     rule = "must be a finite number above 0" if positive else "must be a finite number of at least 0"
     require(number and (value > 0 if positive else value >= 0), field, rule, value)
+    require(value <= LARGEST_AMOUNT, field, f"must be at most {LARGEST_AMOUNT:g}", value)
+    if positive:
+        require(value >= LEAST_AMOUNT, field, f"must be at least {LEAST_AMOUNT:g}", value)
 
 
 def require_unique(field: str, rule: str, values: Sequence[object]) -> None:

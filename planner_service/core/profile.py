@@ -99,6 +99,7 @@ class Block:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
+        require(bool(self.name.strip()), "name", "must not be empty", self.name)
         require_amount("weight_bytes", self.weight_bytes)
         require(
             len(self.measurements) > 0,

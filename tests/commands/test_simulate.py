@@ -56,6 +56,7 @@ def test_two_bp_fills_the_gaps_and_draws_them() -> None:
         (("--schedule", "zigzag"), "schedule: must be one of naive, gpipe, 1f1b, pipedream, pipedream-2bw"),
         (("--schedule", "1f1b", "--forward", "-1"), "forward: must be a finite number of at least 0, got -1.0"),
         (("--schedule", "1f1b", "--forward", "nan"), "forward: must be a finite number of at least 0, got nan"),
+        (("--schedule", "1f1b", "--forward", "1e308"), "forward: must be at most 1e+24, got 1e+308"),
         (("--schedule", "1f1b", "--batches", "0"), "batches: must be a whole number of at least 1, got 0"),
         (("--schedule", "1f1b", "--batches", "100000000"), "must make at most"),
     ],

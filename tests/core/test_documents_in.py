@@ -1,13 +1,15 @@
 """What is wrong with a profile or a cluster is named by field, rule and value."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planner_service.contract.documents import dump, parse
+from planner_service.contract.documents import dump, parse, read
 from planner_service.core.cluster import Cluster
 from planner_service.core.errors import InvalidInputError
+from planner_service.core.planner.problem import Options
 from planner_service.core.profile import Profile
 
 MEASUREMENT = {
@@ -53,6 +55,14 @@ def test_the_least_documents_are_accepted_and_parse_back() -> None:
         ({"forward_s": -0.5}, "blocks.0.measurements.0.forward_s", "-0.5"),
         ({"microbatch_size": 0}, "blocks.0.measurements.0.microbatch_size", "0"),
         ({"output_bytes": -1}, "blocks.0.measurements.0.output_bytes", "-1"),
+        ({"output_bytes": 1.5}, "blocks.0.measurements.0.output_bytes", "1.5"),
+        ({"output_bytes": 10**25}, "blocks.0.measurements.0.output_bytes", "1" + 25 * "0"),
+        ({"forward_s": 1e308}, "blocks.0.measurements.0.forward_s", "1e+308"),
+        ({"forward_s": "16"}, "blocks.0.measurements.0.forward_s", "'16'"),
+        ({"forward_s": True}, "blocks.0.measurements.0.forward_s", "True"),
+        ({"microbatch_size": "1"}, "blocks.0.measurements.0.microbatch_size", "'1'"),
+        ({"microbatch_size": True}, "blocks.0.measurements.0.microbatch_size", "True"),
+        ({"microbatch_size": 2**63}, "blocks.0.measurements.0.microbatch_size", str(2**63)),
         ({"backward_input_s": 0.1}, "blocks.0.measurements.0.backward_input_s", "0.1"),
     ],
 )
@@ -67,7 +77,9 @@ def test_a_bad_measurement_is_named(measured: dict[str, Any], field: str, value:
     ("level", "field"),
     [
         ({"size": 0}, "levels.0.size"),
+        ({"size": "2"}, "levels.0.size"),
         ({"bandwidth_bytes_per_s": 0}, "levels.0.bandwidth_bytes_per_s"),
+        ({"bandwidth_bytes_per_s": 5e-324}, "levels.0.bandwidth_bytes_per_s"),
         ({"bandwidth_bytes_per_s": float("nan")}, "levels.0.bandwidth_bytes_per_s"),
         ({"latency_s": -1}, "levels.0.latency_s"),
         ({"latency_ms": 1}, "levels.0.latency_ms"),
@@ -78,6 +90,31 @@ def test_a_bad_level_is_named(level: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         parse(Cluster, cluster_document(**level))
     assert caught.value.field == field
+
+
+def test_a_whole_number_may_be_written_as_either_of_jsons_numbers() -> None:
+    profile = parse(Profile, json.dumps(profile_document(microbatch_size=1.0, output_bytes=2.0, forward_s=3)))
+    measured = profile.blocks[0].measurements[0]
+    assert (measured.microbatch_size, measured.output_bytes, measured.forward_s) == (1, 2, 3.0)
+    assert isinstance(measured.output_bytes, int)
+
+
+def test_a_block_without_a_name_is_refused() -> None:
+    document = profile_document()
+    document["blocks"][0]["name"] = " "
+    with pytest.raises(InvalidInputError, match=r"blocks\.0\.name: must not be empty, got ' '"):
+        parse(Profile, document)
+
+
+def test_a_text_is_no_truth_value() -> None:
+    with pytest.raises(InvalidInputError, match=r"recompute: .*, got 'yes'"):
+        parse(Options, {"recompute": "yes"})
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(cluster_document()), encoding="utf-8-sig")
+    assert read(Cluster, path).devices == 2
 
 
 def test_blocks_measured_at_different_sizes_are_refused() -> None:

@@ -1,6 +1,6 @@
 """Asked: what every planner checks of a problem before it plans."""
 
-from planner_service.core.errors import InvalidInputError, require
+from planner_service.core.errors import LEAST_AMOUNT, InvalidInputError, require
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.profile import Measurement
 
@@ -36,7 +36,7 @@ def measured_at(problem: Problem, microbatch_size: int) -> tuple[Measurement, ..
     """The blocks at this size. Raises InvalidInputError if they take no time at all, or it was not measured."""
     measured = problem.profile.at(microbatch_size)
     total_s = sum(block.compute_s for block in measured)
-    require(total_s > 0, "profile.blocks", "must take some time together, forward and backward", total_s)
+    require(total_s >= LEAST_AMOUNT, "profile.blocks", "must take some time together, forward and backward", total_s)
     return measured
 
 
