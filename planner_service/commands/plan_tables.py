@@ -12,8 +12,8 @@ from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanSummary
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Infeasible, Plan
+from planner_service.dashboard.formats import size
 
-GIB = 2**30
 PIPED_WIDTH = 200
 
 
@@ -34,7 +34,7 @@ def show_plan(plan: Plan) -> None:
             str(stage.replicas),
             "yes" if stage.recompute else "no",
             f"{1e3 * stage.time_s:.4g} ms",
-            f"{stage.memory_bytes / GIB:.3g} GiB",
+            size(stage.memory_bytes),
         )
     console.print(table)
 
@@ -82,7 +82,7 @@ def show_comparison(plans: Sequence[Plan]) -> None:
             plan.schedule,
             f"{plan.depth} x {plan.width or 'mixed'}",
             f"{plan.microbatches} x {plan.microbatch_size}",
-            f"{_most_memory_bytes(plan) / GIB:.3g} GiB",
+            size(_most_memory_bytes(plan)),
             f"{100 * plan.bubble_fraction:.1f} %",
             f"{plan.throughput_samples_per_s:,.4g}",
             f"{_speed(plan, plans[0]):.2f}x",

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from planner_service.commands.plan_tables import GIB, show_plan
+from planner_service.commands.plan_tables import show_plan
 from planner_service.core.draw import draw
 from planner_service.core.plan import Alternative, Plan, Simulated
 from planner_service.core.planner.play import one_pipeline
 from planner_service.core.schedule.instructions import is_compute
+from planner_service.dashboard.formats import size
 
 SHOWN_ALTERNATIVES = 10
 COLUMNS = 110
@@ -41,7 +42,7 @@ def picture(plan: Plan, simulated: Simulated) -> str:
 def _simulated(simulated: Simulated) -> str:
     return (
         f"simulated over {simulated.batches} batches: {simulated.throughput_samples_per_s:,.4g} samples/s, "
-        f"bubble {100 * simulated.bubble_fraction:.1f} %, at most {max(simulated.peak_memory_bytes) / GIB:.3g} GiB"
+        f"bubble {100 * simulated.bubble_fraction:.1f} %, at most {size(max(simulated.peak_memory_bytes))}"
     )
 
 

@@ -58,6 +58,30 @@ def test_without_json_tables_and_a_picture_are_shown(tmp_path: Path) -> None:
         assert text in ended.out
 
 
+def test_times_too_short_to_divide_by_are_refused(tmp_path: Path) -> None:
+    """A throughput of infinity ended in a traceback."""
+    document = profile_document()
+    for block in document["blocks"]:
+        for measured in block["measurements"]:
+            measured |= {"forward_s": 1e-320, "backward_s": 0}
+    profile = write(tmp_path / "profile.json", document)
+    cluster = write(tmp_path / "cluster.json", cluster_document())
+    asked = ("--planner", "pipedream-2bw", "--batch-size", "8", "--json")
+    ended = pipeplan("solve", "--profile", profile, "--cluster", cluster, *asked)
+    assert (ended.status, ended.out) == (2, "")
+    assert "profile.blocks: must take some time together" in ended.err
+
+
+def test_memory_below_a_gibibyte_is_shown_in_smaller_units(tmp_path: Path) -> None:
+    asked = ("--planner", "gpipe", "--batch-size", "8", "--microbatch-size", "1")
+    profile = write(tmp_path / "profile.json", profile_document(2, weight_bytes=5 * 2**20))
+    cluster = write(tmp_path / "cluster.json", cluster_document())
+    ended = pipeplan("solve", "--profile", profile, "--cluster", cluster, *asked)
+    # Weights and gradients of 5 MiB each, and a few bytes of activations.
+    assert ended.out.count("10 MiB") == 3
+    assert "GiB" not in ended.out
+
+
 def test_an_infeasible_problem_exits_3_with_stage_and_bytes_in_document_and_words(tmp_path: Path) -> None:
     ended = solve(
         tmp_path, "--planner", "pipedream", "--batch-size", "2", "--microbatch-size", "1", "--json", memory_bytes=3000
@@ -76,6 +100,10 @@ def test_an_infeasible_problem_exits_3_with_stage_and_bytes_in_document_and_word
         (("--planner", "magic", "--batch-size", "8"), "planner: must be one of pipedream"),
         (("--planner", "gpipe", "--batch-size", "0"), "batch_size: must be a whole number of at least 1, got 0"),
         (("--planner", "gpipe", "--batch-size", "-4"), "batch_size: must be a whole number of at least 1, got -4"),
+        (
+            ("--planner", "gpipe", "--batch-size", "1" + 400 * "0"),
+            "batch_size: must be at most 9223372036854775807, got",
+        ),
         (("--planner", "gpipe", "--batch-size", "8", "--stages", "9"), "stages: must not be more stages than blocks"),
         (("--planner", "pipedream", "--batch-size", "8"), "--microbatch-size"),
         (("--planner", "pipedream-2bw", "--batch-size", "7", "--microbatch-size", "2"), "batch_size: must be a mult"),
