@@ -36,7 +36,7 @@ def main() -> None:
             plan = _call("planner_service", "solve", *found, *asked, "--json")
             (folder / "plan.json").write_text(plan)
             steps = ["--steps", str(STEPS.get(schedule, 12)), "--learning-rate", "0.001"]
-            out = ["--plan", str(folder / "plan.json"), "--out", str(folder / schedule), "--json"]
+            out = ["--plan", str(folder / "plan.json"), "--out", str(folder / schedule), "--checkpoint-every", "0", "--json"]
             _print_row(schedule, json.loads(plan), json.loads(_call("worker_agent", "run", *model, *steps, *out)))
 
 
