@@ -35,8 +35,8 @@ def main() -> None:
             found = ["--profile", str(profile), "--cluster", str(cluster), "--planner", planner, "--optimizer", "adam"]
             plan = _call("planner_service", "solve", *found, *asked, "--json")
             (folder / "plan.json").write_text(plan)
-            steps = ["--steps", str(STEPS.get(schedule, 12)), "--learning-rate", "0.001"]
-            out = ["--plan", str(folder / "plan.json"), "--out", str(folder / schedule), "--checkpoint-every", "0", "--json"]
+            steps = ["--steps", str(STEPS.get(schedule, 12)), "--learning-rate", "0.001", "--checkpoint-every", "0"]
+            out = ["--plan", str(folder / "plan.json"), "--out", str(folder / schedule), "--json"]
             _print_row(schedule, json.loads(plan), json.loads(_call("worker_agent", "run", *model, *steps, *out)))
 
 
