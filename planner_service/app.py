@@ -9,10 +9,10 @@ from fastapi import FastAPI
 
 from planner_service.api import clusters, health, jobs, openapi, plans, problems, profiles, runs
 from planner_service.api.guard import Guard
-from planner_service.core.planner.solve import solve as solve_with_planner
 from planner_service.dashboard import pages
 from planner_service.services.context import Context, Solve, utc_now
 from planner_service.settings import Settings
+from planner_service.solvers.solve import solve as solve_with_planner
 from planner_service.storage.database import Database
 from planner_service.storage.migrations import upgrade
 

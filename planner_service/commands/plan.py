@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
 from planner_service.contract.documents import answer_document, plan_document, read
 from planner_service.contract.http import DEFAULT_URL
@@ -29,36 +30,18 @@ Source = "The id of a stored one, or a file, which is stored first."
 
 
 @app.command()
+@takes_options
 def create(
     profile: Annotated[str, typer.Option(help=Source)],
     cluster: Annotated[str, typer.Option(help=Source)],
     planner: Annotated[str, typer.Option(help="pipedream, pipedream-2bw, gpipe, ...")],
     batch_size: Annotated[int, typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a batch.")],
-    microbatch_size: Annotated[
-        int | None, typer.Option(help="Samples in a microbatch; default: the planner's.")
-    ] = None,
-    schedule: Annotated[str | None, typer.Option(help="The schedule; default: the planner's.")] = None,
-    stages: Annotated[int | None, typer.Option(help="The number of stages; default: the planner's.")] = None,
-    recompute: Annotated[bool | None, typer.Option("--recompute/--no-recompute")] = None,
-    synchronisation: Annotated[str | None, typer.Option(help="parameter-server or all-reduce.")] = None,
-    memory: Annotated[str, typer.Option(help="How memory is accounted: training or paper.")] = "training",
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
-    recompute_factor: Annotated[float | None, typer.Option(help="2BW's c_extra; default: from the profile.")] = None,
+    options: Options,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Asks a planner for the fastest plan that fits, and stores it."""
-    options = Options(
-        microbatch_size=microbatch_size,
-        schedule=schedule,
-        stages=stages,
-        recompute=recompute,
-        synchronisation=synchronisation,
-        memory=memory,
-        optimizer=optimizer,
-        recompute_factor=recompute_factor,
-    )
     with _service(url, token) as service:
         request = PlanRequest(
             profile_id=_profile_id(service, profile),

@@ -7,28 +7,24 @@ from typing import Annotated
 import typer
 
 from planner_service.commands.files import write_document
+from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
 from planner_service.contract.documents import answer_document, dump, read
 from planner_service.core.cluster import Cluster
 from planner_service.core.plan import Answer, Infeasible
 from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.planner.solve import solve as ask
 from planner_service.core.profile import Profile
+from planner_service.solvers.solve import PLANNERS
+from planner_service.solvers.solve import solve as ask
 
 
+@takes_options
 def solve(
     profile: Annotated[Path, typer.Option(help="The profile's file.")],
     cluster: Annotated[Path, typer.Option(help="The cluster's file.")],
-    planner: Annotated[str, typer.Option(help="pipedream, pipedream-2bw or gpipe.")],
+    planner: Annotated[str, typer.Option(help=", ".join(PLANNERS))],
     batch_size: Annotated[int, typer.Option(help="Samples in a batch.")],
-    microbatch_size: Annotated[int | None, typer.Option(help="Default: the best measured one.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="Plan for this schedule only.")] = None,
-    stages: Annotated[int | None, typer.Option(help="The number of stages; default: the best.")] = None,
-    recompute: Annotated[bool | None, typer.Option("--recompute/--no-recompute", help="Default: the better.")] = None,
-    synchronisation: Annotated[str | None, typer.Option(help="pipedream: parameter-server or all-reduce.")] = None,
-    memory: Annotated[str, typer.Option(help="How memory is accounted: training or paper.")] = "training",
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
-    recompute_factor: Annotated[float | None, typer.Option(help="2BW's c_extra; default: from the profile.")] = None,
+    options: Options,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
 ) -> None:
@@ -37,16 +33,7 @@ def solve(
         profile=read(Profile, profile),
         cluster=read(Cluster, cluster),
         batch_size=batch_size,
-        options=Options(
-            microbatch_size=microbatch_size,
-            schedule=schedule,
-            stages=stages,
-            recompute=recompute,
-            synchronisation=synchronisation,
-            memory=memory,
-            optimizer=optimizer,
-            recompute_factor=recompute_factor,
-        ),
+        options=options,
     )
     started_s = time.perf_counter()
     answer = ask(planner, problem)

@@ -12,8 +12,30 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """What a worker of a stage holds at its peak, by what it is. The sum is the stage's `memory_bytes`.
+
+    `activations` are those of the microbatches in flight (kept whole, or their inputs), `transient` the largest that a
+    block takes on top while it runs, `buffers` what is being sent and received.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    master_weights: int = 0
+    optimizer_states: int = 0
+    activations: int = 0
+    transient: int = 0
+    buffers: int = 0
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Blocks [start, stop) on `replicas` workers, with the planner's time a microbatch and memory a worker."""
+    """Blocks [start, stop) on `replicas` workers, with the planner's time a microbatch and memory a worker.
+
+    `device` names the type of its devices where a cluster has several.
+    """
 
     start: int
     stop: int
@@ -21,6 +43,8 @@ class Stage:
     recompute: bool = False
     time_s: float = 0.0
     memory_bytes: int = 0
+    memory: StageMemory | None = None
+    device: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -73,6 +97,29 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Why no plan of the kind that was searched can be better than `bound`: a lower bound that a reader can check.
+
+    `value` is what the plan reaches of the `quantity`, which is to be small; `gap` is (value - bound) / bound, 0 for a
+    proven optimum. `claim` says it in words. `witness` holds the numbers that prove it, named in the claim.
+    """
+
+    method: str
+    quantity: str
+    value: float
+    bound: float
+    claim: str
+    witness: tuple[float, ...] = ()
+
+    __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def gap(self) -> float:
+        """How far the plan may be from the optimum."""
+        return max(self.value - self.bound, 0.0) / self.bound if self.bound > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Which blocks run where, in which order, and what that was predicted to give.
 
@@ -80,6 +127,12 @@ class Plan:
     is never divided. `time_per_microbatch_s`, `throughput_samples_per_s` and `bubble_fraction` come from the
     closed form named by `cost_model`; `simulated` from the instruction streams, played with `costs`, a stage each:
     whoever has the plan can play them again, for any number of batches.
+
+    `order` is there where the model is a graph: the profile's blocks in the order in which the stages hold them, so
+    that a stage's [start, stop) are places in it. `estimated` says that the profile was computed, not measured.
+    `calibration_id` names the calibration that corrected the costs, `pareto` the plans that no other beats in both
+    throughput and memory. `master_weights`: the optimizer works on float32
+    copies of 16-bit weights. `split_backward`: 2BP.
     """
 
     planner: str
@@ -104,6 +157,13 @@ class Plan:
     configurations_considered: int
     simulated: Simulated | None = None
     alternatives: tuple[Alternative, ...] = ()
+    order: tuple[int, ...] | None = None
+    certificate: Certificate | None = None
+    pareto: tuple[Alternative, ...] = ()
+    master_weights: bool = False
+    split_backward: bool = False
+    estimated: bool = False
+    calibration_id: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -132,6 +192,9 @@ class Plan:
                 stage.start,
             )
             start = stage.stop
+        if self.order is not None:
+            rule = f"must hold each of the {start} blocks once"
+            require(sorted(self.order) == list(range(start)), "order", rule, self.order)
         require(len(self.costs) == self.depth, "costs", f"must hold one entry a stage ({self.depth})", len(self.costs))
 
     def _check_placement(self) -> None:

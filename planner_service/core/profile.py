@@ -13,15 +13,30 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator (or core) and the memory that a worker on it may use."""
+    """One accelerator (or core) and the memory that a worker on it may use.
+
+    `context_bytes` is what the framework, its kernels and communicators take before a tensor is made;
+    `allocator_reserve` the share of the rest that the allocator holds without a tensor being there.
+    """
 
     name: str
     memory_bytes: int
+    context_bytes: int = 0
+    allocator_reserve: float = 0.0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require_count("memory_bytes", self.memory_bytes)
+        require_count("context_bytes", self.context_bytes, at_least=0)
+        require(self.context_bytes < self.memory_bytes, "context_bytes", "must leave memory", self.context_bytes)
+        require_amount("allocator_reserve", self.allocator_reserve)
+        require(self.allocator_reserve < 1, "allocator_reserve", "must be below 1", self.allocator_reserve)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What tensors may take."""
+        return int((self.memory_bytes - self.context_bytes) * (1 - self.allocator_reserve))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +164,11 @@ class Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A model's blocks, in the order in which data passes them, as measured on one type of device."""
+    """A model's blocks, in the order in which data passes them, as measured on one type of device.
+
+    `edges` are there where the model is a graph: (i, j) says that block j reads the output of block i, and i < j. None
+    is a chain. `estimated` says that the measurements were computed from a datasheet, not measured.
+    """
 
     model: Model
     device: Device
@@ -157,6 +176,8 @@ class Profile:
     blocks: tuple[Block, ...]
     overheads: Overheads = Overheads()
     method: Method | None = None
+    edges: tuple[tuple[int, int], ...] | None = None
+    estimated: bool = False
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -168,6 +189,10 @@ class Profile:
         for i, block in enumerate(self.blocks):
             rule = f"must measure the same microbatch sizes as the first block, {list(sizes)}"
             require(_sizes(block) == sizes, f"blocks.{i}.measurements", rule, list(_sizes(block)))
+        for source, reader in self.edges or ():
+            rule = f"must join two of the {len(self.blocks)} blocks, the later one reading the earlier one"
+            require(0 <= source < reader < len(self.blocks), "edges", rule, (source, reader))
+        require_unique("edges", "must not hold an edge twice", self.edges or ())
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:

@@ -1,15 +1,21 @@
 """Asked: what every planner checks of a problem before it plans."""
 
+from dataclasses import fields
+
 from planner_service.core.errors import LEAST_AMOUNT, InvalidInputError, require
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.profile import Measurement
 
+ALWAYS_USED = ("memory", "optimizer", "master_weights")
+"""Options that every planner has a use for."""
+
 
 def refuse_unused(planner: str, options: Options, used: tuple[str, ...]) -> None:
     """Raises InvalidInputError for an option that is set and that the planner has no use for."""
-    for field in ("microbatch_size", "schedule", "stages", "recompute", "synchronisation", "recompute_factor"):
-        value = getattr(options, field)
-        require(value is None or field in used, field, f"is not an option of the planner {planner}", value)
+    for option in fields(options):
+        value = getattr(options, option.name)
+        fine = value == option.default or option.name in (*used, *ALWAYS_USED)
+        require(fine, option.name, f"is not an option of the planner {planner}", value)
 
 
 def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -> None:

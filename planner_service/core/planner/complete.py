@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from planner_service.core.cost.estimate import estimate
 from planner_service.core.identity import content_id
-from planner_service.core.plan import Alternative, Plan, Stage, Worker
+from planner_service.core.plan import Alternative, Certificate, Plan, Stage, Worker
 from planner_service.core.planner.play import play
 from planner_service.core.planner.problem import Problem
 
@@ -27,6 +27,7 @@ class Decision:
     optimal_in_flight: int
     configurations_considered: int
     alternatives: tuple[Alternative, ...] = ()
+    certificate: Certificate | None = None
 
 
 def complete(problem: Problem, decision: Decision) -> Plan:
@@ -63,5 +64,7 @@ def complete(problem: Problem, decision: Decision) -> Plan:
         optimal_in_flight=decision.optimal_in_flight,
         configurations_considered=decision.configurations_considered,
         alternatives=decision.alternatives,
+        certificate=decision.certificate,
+        estimated=problem.profile.estimated,
     )
     return replace(plan, simulated=play(plan))

@@ -5,7 +5,7 @@ import pytest
 from planner_service.core.cost.memory import Copies, copies, in_flight
 from planner_service.core.plan import Plan
 from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.planner.solve import solve
+from planner_service.solvers.solve import solve
 from tests.core.builders import Cell, cluster, profile
 
 W, A, I = 1000, 30, 7  # noqa: E741 (the appendix's letters: bytes of a stage's weights, activations and input)

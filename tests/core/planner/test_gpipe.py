@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.plan import Infeasible, Plan
 from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.planner.solve import solve
+from planner_service.solvers.solve import solve
 from tests.core.builders import PLENTY, Cell, cells, cluster, profile
 from tests.core.planner.test_pipedream import compositions
 

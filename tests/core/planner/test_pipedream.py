@@ -14,7 +14,7 @@ from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Infeasible, Plan
 from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.planner.solve import solve
+from planner_service.solvers.solve import solve
 from tests.core.builders import Cell, cells, cluster, clusters, profile
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}

@@ -12,7 +12,7 @@ from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Infeasible, Plan
 from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.planner.solve import solve
+from planner_service.solvers.solve import solve
 from tests.core.builders import Cell, cells, cluster, clusters, profile
 from tests.core.planner.test_pipedream import STATES, compositions
 
