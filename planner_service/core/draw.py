@@ -6,16 +6,11 @@ stage 1     F1 F2 F3 F4    B1    B2    B3    B4
 
 from collections.abc import Sequence
 
-from planner_service.core.schedule.instructions import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Instruction,
-    Recompute,
-    Update,
-)
-from planner_service.core.timeline import Event, Lane, Timeline
+from planner_service.core.schedule.text import COMPUTE_LETTERS, UPDATE_LETTER
+from planner_service.core.timeline import Lane, Timeline
+
+_Shown = tuple[str, float, float]
+"""What an instruction is called in the picture, and when it starts and ends."""
 
 
 def draw(timeline: Timeline, *, columns: int, until_s: float | None = None) -> str:
@@ -24,7 +19,7 @@ def draw(timeline: Timeline, *, columns: int, until_s: float | None = None) -> s
     What lies beyond the last column is left out, and "..." says so. Compute and updates that take time are shown, by
     their text form without the weight version.
     """
-    rows = [(lane, [event for event in lane.events() if _is_shown(event)]) for lane in timeline.lanes]
+    rows = [(lane, _shown(lane)) for lane in timeline.lanes]
     scale = columns / until_s if until_s else _natural_scale([event for _, events in rows for event in events])
     replicated = any(lane.replica > 0 for lane in timeline.lanes)
     heads = [_head(lane, replicated) for lane in timeline.lanes]
@@ -35,47 +30,34 @@ def draw(timeline: Timeline, *, columns: int, until_s: float | None = None) -> s
     )
 
 
-def _is_shown(event: Event) -> bool:
-    return event.end_s > event.start_s and _name(event.instruction) != ""
+def _shown(lane: Lane) -> list[_Shown]:
+    events = zip(lane.instructions, lane.start_s, lane.end_s, strict=True)
+    return [
+        (text.partition("@")[0], start_s, end_s)
+        for text, start_s, end_s in events
+        if end_s > start_s and (text[0] in COMPUTE_LETTERS or text[0] == UPDATE_LETTER)
+    ]
 
 
-def _natural_scale(events: Sequence[Event]) -> float:
+def _natural_scale(events: Sequence[_Shown]) -> float:
     """Columns a second at which every name fits into its event, with a blank behind it."""
-    return max(((1 + len(_name(e.instruction))) / (e.end_s - e.start_s) for e in events), default=1.0)
+    return max(((1 + len(name)) / (end_s - start_s) for name, start_s, end_s in events), default=1.0)
 
 
 def _head(lane: Lane, replicated: bool) -> str:
     return f"stage {lane.stage}.{lane.replica}" if replicated else f"stage {lane.stage}"
 
 
-def _row(events: Sequence[Event], scale: float, columns: int) -> str:
+def _row(events: Sequence[_Shown], scale: float, columns: int) -> str:
     row = ""
-    for event in events:
-        start, stop = round(event.start_s * scale), round(event.end_s * scale)
+    for name, start_s, end_s in events:
+        start, stop = round(start_s * scale), round(end_s * scale)
         if stop > columns:
             return f"{row:<{min(start, columns)}}..."
-        row = f"{row:<{start}}{_cell(_name(event.instruction), stop - start)}"
+        row = f"{row:<{start}}{_cell(name, stop - start)}"
     return row
 
 
 def _cell(name: str, width: int) -> str:
     """The name, drawn out to the event's end; the last column stays blank where there is room."""
     return f"{name[: max(width - 1, 1)]:-<{width - 1}} " if width > 1 else name[:width]
-
-
-def _name(instruction: Instruction) -> str:
-    match instruction:
-        case Forward(microbatch=k):
-            return f"F{k}"
-        case Recompute(microbatch=k):
-            return f"R{k}"
-        case Backward(microbatch=k):
-            return f"B{k}"
-        case BackwardInput(microbatch=k):
-            return f"I{k}"
-        case BackwardWeight(microbatches=numbers):
-            return "W" + ",".join(map(str, numbers))
-        case Update(version=version):
-            return f"U{version}"
-        case _:
-            return ""

@@ -14,7 +14,9 @@ class StageCosts:
     `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient occupy a link,
     `latency_s` what passes on top until they arrive. `version_bytes` is one version of its weights, `fixed_bytes` what
     is there from start to end (gradients, optimizer states, buffers), `activation_bytes` a microbatch kept whole,
-    `input_bytes` one of which only the stage's input is kept.
+    `input_bytes` one of which only the stage's input is kept. `activation_port_devices` says how many devices share the
+    port through which its output leaves them, `gradient_port_devices` the same of its input's gradient,
+    `reduce_port_devices` of its gradient exchange; 0 is a link of its own.
     """
 
     microbatch_size: int
@@ -33,6 +35,9 @@ class StageCosts:
     input_bytes: int = 0
     version_bytes: int = 0
     fixed_bytes: int = 0
+    activation_port_devices: int = 0
+    gradient_port_devices: int = 0
+    reduce_port_devices: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 

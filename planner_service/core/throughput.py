@@ -3,7 +3,7 @@
 from itertools import pairwise
 from statistics import median
 
-from planner_service.core.schedule.instructions import Update
+from planner_service.core.schedule.text import UPDATE_LETTER
 from planner_service.core.timeline import Timeline
 
 
@@ -24,6 +24,7 @@ def throughput_samples_per_s(timeline: Timeline) -> float:
 def _batch_ends_s(timeline: Timeline) -> list[float]:
     """When each batch was through on the input stage's first replica."""
     lane = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
-    ends_s = [event.end_s for event in lane.events() if isinstance(event.instruction, Update)]
+    columns = zip(lane.instructions, lane.end_s, strict=True)
+    ends_s = [end_s for text, end_s in columns if text[0] == UPDATE_LETTER]
     updates_a_batch = len(ends_s) // timeline.batches
     return ends_s[updates_a_batch - 1 :: updates_a_batch]

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from planner_service.core.errors import require, require_count
 from planner_service.core.profile import STRICT
-from planner_service.core.schedule.instructions import Instruction, is_compute
-from planner_service.core.schedule.text import parse_instruction
+from planner_service.core.schedule.instructions import Instruction
+from planner_service.core.schedule.text import COMPUTE_LETTERS, parse_instruction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ class Lane:
     @property
     def busy_s(self) -> float:
         """Seconds of compute: waiting for data, transfers and gradient exchange are not in it."""
-        return sum(e.end_s - e.start_s for e in self.events() if is_compute(e.instruction))
+        columns = zip(self.instructions, self.start_s, self.end_s, strict=True)
+        return sum(end_s - start_s for text, start_s, end_s in columns if text[0] in COMPUTE_LETTERS)
 
     @property
     def peak_memory_bytes(self) -> int:

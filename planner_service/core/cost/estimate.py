@@ -1,15 +1,26 @@
 """Estimate: profile + cluster + stages on devices -> the costs with which a plan's streams are played."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from planner_service.core.cluster import Cluster, Level
 from planner_service.core.cost.compute import recompute_s
 from planner_service.core.cost.memory import OPTIMIZER_COPIES
+from planner_service.core.cost.ports import boundary_port_devices, port_devices
 from planner_service.core.cost.transfer import boundary_link, ranks_by_stage
 from planner_service.core.plan import Stage, Worker
 from planner_service.core.profile import Measurement, Profile
 from planner_service.core.stage_costs import StageCosts
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """How many devices share the ports that a stage's transfers and its gradient exchange pass."""
+
+    activation: int
+    gradient: int
+    reduce: int
 
 
 def estimate(
@@ -31,11 +42,17 @@ def estimate(
     measured = profile.at(microbatch_size)
     ranks = ranks_by_stage(placement)
     edges = [boundary_link(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
+    ports = [boundary_port_devices(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
     return tuple(
         _stage_costs(
             profile,
             stage,
             measured,
+            ports=_Ports(
+                activation=ports[index] if index < len(ports) else 0,
+                gradient=ports[index - 1] if index > 0 else 0,
+                reduce=port_devices(cluster, ranks[index]),
+            ),
             group=cluster.link(ranks[index]),
             before=edges[index - 1] if index > 0 else None,
             after=edges[index] if index < len(edges) else None,
@@ -51,6 +68,7 @@ def _stage_costs(
     stage: Stage,
     measured: Sequence[Measurement],
     *,
+    ports: _Ports,
     group: Level,
     before: Level | None,
     after: Level | None,
@@ -77,6 +95,9 @@ def _stage_costs(
         input_bytes=blocks[0].input_bytes,
         version_bytes=weight_bytes,
         fixed_bytes=weight_bytes * (1 + OPTIMIZER_COPIES[optimizer]),
+        activation_port_devices=ports.activation,
+        gradient_port_devices=ports.gradient,
+        reduce_port_devices=ports.reduce,
     )
 
 

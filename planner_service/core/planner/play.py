@@ -1,12 +1,16 @@
 """Play: a plan's streams, played with its costs as far as that takes no longer than planning."""
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import lcm
 
+from planner_service.core.cost.transfer import ranks_by_stage
 from planner_service.core.plan import Plan, Simulated
 from planner_service.core.predict import predict
+from planner_service.core.schedule.instructions import Instruction, ReduceGradients, Update
 from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import build
+from planner_service.core.schedule.program import Program, Stream, build
 from planner_service.core.simulate import simulate
 from planner_service.core.stage_costs import StageCosts
 from planner_service.core.throughput import throughput_samples_per_s
@@ -41,9 +45,11 @@ def play(plan: Plan) -> Simulated | None:
 
 
 def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
-    """Replicas of equal width do the same at the same time: one pipeline for all, a lane a stage.
+    """Replicas of equal width do the same at the same time: one pipeline for all, a lane a stage, on the devices of
+    the first.
 
-    It pays for the exchange of gradients when it updates. Where the stages' replicas differ, all workers are played.
+    Its transfers take as long as those of all replicas that pass the same port at once. Where the stages' replicas
+    differ, all workers are played.
     """
     if plan.width is None:
         return predict(plan, batches=batches)
@@ -53,12 +59,46 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         batches=batches,
         recompute=tuple(stage.recompute for stage in plan.stages),
     )
-    return simulate(build(plan.schedule, pipeline), [_exchanging(stage) for stage in plan.costs])
+    ranks = ranks_by_stage(plan.placement)
+    program = build(plan.schedule, pipeline)
+    if plan.width > 1:
+        program = _exchanging(program)
+    costs = [_of_all_replicas(plan.costs, ranks, stage) for stage in range(plan.depth)]
+    return simulate(program, costs, devices=[workers[0] for workers in ranks])
 
 
-def _exchanging(costs: StageCosts) -> StageCosts:
-    """The costs of a stage that stands for all its replicas."""
-    return replace(costs, update_s=costs.update_s + costs.reduce_s)
+def _exchanging(program: Program) -> Program:
+    """With the gradient exchanges of a stage that stands for all its replicas."""
+    return replace(program, streams=tuple(replace(s, instructions=tuple(_exchange(s))) for s in program.streams))
+
+
+def _exchange(stream: Stream) -> Iterator[Instruction]:
+    for instruction in stream.instructions:
+        if isinstance(instruction, Update):
+            yield ReduceGradients(instruction.version)
+        yield instruction
+
+
+def _of_all_replicas(costs: Sequence[StageCosts], ranks: Sequence[Sequence[int]], stage: int) -> StageCosts:
+    """The costs of a stage whose transfers stand for those of all its replicas."""
+    own = costs[stage]
+    forwards = _passing(ranks[stage], ranks[stage + 1], own.activation_port_devices) if stage + 1 < len(ranks) else 1
+    backwards = _passing(ranks[stage], ranks[stage - 1], own.gradient_port_devices) if stage > 0 else 1
+    return replace(
+        own,
+        activation_transfer_s=forwards * own.activation_transfer_s,
+        gradient_transfer_s=backwards * own.gradient_transfer_s,
+    )
+
+
+def _passing(senders: Sequence[int], receivers: Sequence[int], port_devices: int) -> int:
+    """How many of the replicas' transfers pass the busiest port, out of a unit of devices or into one."""
+    if port_devices == 0:
+        return 1
+    crossing = [(a // port_devices, b // port_devices) for a, b in zip(senders, receivers, strict=True)]
+    crossing = [(a, b) for a, b in crossing if a != b]
+    busiest = [max(Counter(units).values()) for units in zip(*crossing, strict=True)]
+    return max(busiest, default=1)
 
 
 def _batches_to_play(plan: Plan) -> int:

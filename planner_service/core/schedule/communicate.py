@@ -1,6 +1,6 @@
 """The communication pass: adds what moves between the stages, and between a stage's replicas."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner_service.core.plan import Worker
 from planner_service.core.schedule.instructions import (
@@ -17,6 +17,8 @@ from planner_service.core.schedule.instructions import (
 )
 from planner_service.core.schedule.pipeline import Pipeline
 
+_BACKWARD = (Backward, BackwardInput)
+
 
 def communicate(
     instructions: Iterable[Instruction], pipeline: Pipeline, worker: Worker, ranks: Mapping[Worker, int]
@@ -25,23 +27,32 @@ def communicate(
 
     The peer of a microbatch is the replica of the neighbouring stage that computes it, in both directions.
     """
-    first, last = worker.stage == 0, worker.stage == pipeline.depth - 1
-
-    def peer(microbatch: int, stage: int) -> int:
-        return ranks[Worker(stage=stage, replica=pipeline.replica_of(microbatch, stage))]
-
+    before = _ranks(pipeline, worker.stage - 1, ranks)
+    after = _ranks(pipeline, worker.stage + 1, ranks)
+    replicated = pipeline.replicas[worker.stage] > 1
     for instruction in instructions:
-        before: Instruction | None = None
-        after: Instruction | None = None
-        match instruction:
-            case Forward(microbatch=k):
-                before = None if first else RecvActivation(k, peer(k, worker.stage - 1))
-                after = None if last else SendActivation(k, peer(k, worker.stage + 1))
-            case Backward(microbatch=k) | BackwardInput(microbatch=k):
-                before = None if last else RecvGradient(k, peer(k, worker.stage + 1))
-                after = None if first else SendGradient(k, peer(k, worker.stage - 1))
-            case Update(version=version):
-                before = ReduceGradients(version) if pipeline.replicas[worker.stage] > 1 else None
-            case _:
-                pass
-        yield from (i for i in (before, instruction, after) if i is not None)
+        if isinstance(instruction, Forward):
+            k = instruction.microbatch
+            if before:
+                yield RecvActivation(k, before[(k - 1) % len(before)])
+            yield instruction
+            if after:
+                yield SendActivation(k, after[(k - 1) % len(after)])
+        elif isinstance(instruction, _BACKWARD):
+            k = instruction.microbatch
+            if after:
+                yield RecvGradient(k, after[(k - 1) % len(after)])
+            yield instruction
+            if before:
+                yield SendGradient(k, before[(k - 1) % len(before)])
+        else:
+            if replicated and isinstance(instruction, Update):
+                yield ReduceGradients(instruction.version)
+            yield instruction
+
+
+def _ranks(pipeline: Pipeline, stage: int, ranks: Mapping[Worker, int]) -> Sequence[int]:
+    """The workers of a neighbouring stage by replica, which take its microbatches in turn; none beyond the ends."""
+    if not 0 <= stage < pipeline.depth:
+        return ()
+    return [ranks[Worker(stage=stage, replica=replica)] for replica in range(pipeline.replicas[stage])]

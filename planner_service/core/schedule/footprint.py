@@ -1,7 +1,9 @@
 """Footprint: what a worker holds after each instruction of its stream, in counts. Bytes are the reader's business."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import get_args
 
 from planner_service.core.schedule.instructions import (
     Backward,
@@ -13,6 +15,8 @@ from planner_service.core.schedule.instructions import (
     Recompute,
     Update,
 )
+
+_ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,46 +41,57 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
     last: dict[int, int] = {}
     newest = 0
     for index, instruction in enumerate(instructions):
-        match instruction:
-            case Forward() | Recompute() | Backward() | BackwardInput() | BackwardWeight():
-                last[instruction.version] = index
-            case Checkpoint(version=version, oldest=oldest):
-                last.update(dict.fromkeys(range(oldest, version + 1), index))
-            case Update(version=version):
-                last[version - 1] = index
-                newest = max(newest, version)
-            case _:
-                pass
+        if isinstance(instruction, _ON_A_VERSION):
+            last[instruction.version] = index
+        elif isinstance(instruction, Update):
+            last[instruction.version - 1] = index
+            newest = max(newest, instruction.version)
+        elif isinstance(instruction, Checkpoint):
+            last.update(dict.fromkeys(range(instruction.oldest, instruction.version + 1), index))
     last[newest] = len(instructions)
     return last
 
 
 def first_versions(instructions: Sequence[Instruction]) -> tuple[int, ...]:
     """The versions that must exist before the stream starts: those it uses and does not make."""
-    made = {i.version for i in instructions if isinstance(i, Update)}
-    return tuple(sorted(v for v in last_uses(instructions) if v not in made))
+    return _not_made(instructions, last_uses(instructions))
+
+
+def _not_made(instructions: Sequence[Instruction], used: Iterable[int]) -> tuple[int, ...]:
+    made = {i.version for i in instructions if type(i) is Update}
+    return tuple(sorted(v for v in used if v not in made))
 
 
 def footprints(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[Held]:
     """What is held after each instruction of one worker's stream."""
-    last = last_uses(instructions)
-    live = set(first_versions(instructions))
-    full: set[int] = set()
-    inputs: set[int] = set()
+    for activations, inputs, versions in held_counts(instructions, recompute=recompute):
+        yield Held(activations=activations, inputs=inputs, versions=versions)
+
+
+def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[tuple[int, int, int]]:
+    """The same as plain (activations, inputs, versions), for long streams."""
+    kinds = [type(instruction) for instruction in instructions]
+    whole, inputs = _INPUT_KEPT if recompute else _ALL_KEPT
+    whole_changes = [whole[kind] for kind in kinds]
     for index, instruction in enumerate(instructions):
-        match instruction:
-            case Forward(microbatch=k):
-                (inputs if recompute else full).add(k)
-            case Recompute(microbatch=k):
-                inputs.discard(k)
-                full.add(k)
-            case Backward(microbatch=k):
-                full.discard(k)
-            case BackwardWeight(microbatches=numbers):
-                full.difference_update(numbers)
-            case Update(version=version):
-                live.add(version)
-            case _:
-                pass
-        live = {v for v in live if last[v] > index}
-        yield Held(activations=len(full), inputs=len(inputs), versions=len(live))
+        if isinstance(instruction, BackwardWeight):
+            whole_changes[index] = -len(instruction.microbatches)
+    last = last_uses(instructions)
+    version_changes = [_MADE[kind] for kind in kinds]
+    for index in last.values():
+        if index < len(kinds):
+            version_changes[index] -= 1
+    versions = accumulate(version_changes, initial=len(_not_made(instructions, last)))
+    next(versions)
+    return zip(accumulate(whole_changes), accumulate([inputs[kind] for kind in kinds]), versions, strict=True)
+
+
+def _changes(**changes: int) -> dict[type[Instruction], int]:
+    """By how much instructions of each kind change a number."""
+    return {kind: changes.get(kind.__name__, 0) for kind in get_args(Instruction)}
+
+
+_ALL_KEPT = _changes(Forward=1, Backward=-1), _changes()
+_INPUT_KEPT = _changes(Recompute=1, Backward=-1), _changes(Forward=1, Recompute=-1)
+_MADE = _changes(Update=1)
+"""Microbatches kept whole, those of which the input is kept, and weight versions."""

@@ -38,6 +38,12 @@ _ON_VERSION: dict[str, Callable[[int, int], Instruction]] = {
     "I": BackwardInput,
     "C": Checkpoint,
 }
+COMPUTE_LETTERS = frozenset("FRBIW")
+"""What the text of forward and backward work begins with; that of sends and receives begins with its direction."""
+
+UPDATE_LETTER = "U"
+"""What the text of an update begins with."""
+
 _TRANSFERS: dict[str, Callable[[int, int], Instruction]] = {
     ">F": SendActivation,
     "<F": RecvActivation,
@@ -48,19 +54,22 @@ _ON_STAGE: dict[str, Callable[[int], Instruction]] = {"G": ReduceGradients, "U":
 _LETTER: dict[object, str] = {
     cls: letter for table in (_ON_VERSION, _TRANSFERS, _ON_STAGE) for letter, cls in table.items()
 }
+_WORK = (Forward, Recompute, Backward, BackwardInput)
+_TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
 _PATTERN = re.compile(r"([<>]?[A-Z])(\d+(?:,\d+)*)(?:([@:])(\d+))?")
 
 
 def format_instruction(instruction: Instruction) -> str:
     """The instruction's text form."""
+    if isinstance(instruction, _WORK):
+        text = f"{_LETTER[type(instruction)]}{instruction.microbatch}"
+        return f"{text}@{instruction.version}" if instruction.version else text
+    if isinstance(instruction, _TRANSFER):
+        return f"{_LETTER[type(instruction)]}{instruction.microbatch}:{instruction.peer}"
     match instruction:
-        case Forward() | Recompute() | Backward() | BackwardInput():
-            return f"{_LETTER[type(instruction)]}{instruction.microbatch}{_version(instruction.version)}"
         case BackwardWeight():
             numbers = ",".join(str(k) for k in instruction.microbatches)
             return f"W{numbers}{_version(instruction.version)}"
-        case SendActivation() | RecvActivation() | SendGradient() | RecvGradient():
-            return f"{_LETTER[type(instruction)]}{instruction.microbatch}:{instruction.peer}"
         case ReduceGradients() | Update():
             return f"{_LETTER[type(instruction)]}{instruction.version}"
         case Checkpoint():
