@@ -3,7 +3,7 @@
 import typer
 
 from planner_service.commands import db, demo, plan, profile, serve, simulate, solve
-from planner_service.contract.console import run_command
+from planner_service.contract.console import run_app
 
 app = typer.Typer(
     name="pipeplan",
@@ -24,4 +24,4 @@ app.add_typer(db.app, name="db")
 
 def main() -> None:
     """The command's entry point."""
-    run_command(app)
+    run_app(app)

@@ -2,7 +2,7 @@
 
 import typer
 
-from planner_service.contract.console import run_command
+from planner_service.contract.console import run_app
 from worker_agent.commands.profile import profile
 from worker_agent.commands.run import run
 from worker_agent.commands.start import start
@@ -27,4 +27,4 @@ def agent() -> None:
 
 def main() -> None:
     """The command's entry point."""
-    run_command(app)
+    run_app(app)

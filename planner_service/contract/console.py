@@ -1,23 +1,50 @@
 """How both commands end: one clear sentence on standard error, and an exit status that scripts can rely on."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import typer
 
 from planner_service.core.errors import InvalidInputError, PipeplanError
 
-DONE, FAILED, INVALID_INPUT, INFEASIBLE = 0, 1, 2, 3
+DONE, FAILED, INVALID_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def run_command(app: Callable[[], object]) -> None:
-    """Runs a command-line app; errors of ours become a sentence and an exit status, never a traceback."""
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a command line that it cannot read; it exports none but one of its kinds."""
+
+
+def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:
+    """Runs a command-line app and ends the process; `arguments` are those of the process unless given."""
+
+    def command() -> None:
+        raise SystemExit(app(args=arguments, standalone_mode=False) or DONE)
+
+    run_command(command)
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Runs a command; errors of ours become a sentence and an exit status, never a traceback."""
     try:
-        app()
+        command()
     except InvalidInputError as error:
         _fail(str(error), INVALID_INPUT)
     except PipeplanError as error:
         _fail(str(error), FAILED)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", INTERRUPTED)
+    except _UsageError as error:
+        _refuse(error)
+
+
+def _refuse(error: Exception) -> None:
+    """A command without what it needs shows its help; anything else is one sentence and where the help is."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]
+        raise SystemExit(INVALID_INPUT)
+    command = error.ctx.command_path  # type: ignore[attr-defined]
+    sentence = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    _fail(f"{sentence} (`{command} --help` lists what there is)", INVALID_INPUT)
 
 
 def _fail(sentence: str, status: int) -> None:

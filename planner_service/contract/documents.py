@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from planner_service.core.errors import InvalidInputError
+from planner_service.core.errors import InvalidInputError, require_unique
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Answer, Infeasible, Plan
 
@@ -42,9 +42,23 @@ def read(kind: type[T], path: Path) -> T:
     """The document in a file; its errors name the file."""
     text = read_text(path)
     try:
+        _refuse_repeated_keys(text)
         return parse_plan(text) if kind is Plan else parse(kind, text)  # type: ignore[return-value]
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error.field}", error.rule, error.value) from error
+
+
+def _refuse_repeated_keys(text: str) -> None:
+    """JSON parsers keep the last of two equal keys without a word; in a file that somebody wrote it is a mistake."""
+
+    def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        require_unique("document", "must not hold a key twice", [key for key, _ in pairs])
+        return dict(pairs)
+
+    try:
+        json.loads(text, object_pairs_hook=as_object)
+    except (json.JSONDecodeError, RecursionError):
+        return  # the parser says what is wrong with it
 
 
 def read_text(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_service.cli import app
-from planner_service.contract.console import run_command
+from planner_service.contract.console import run_app
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 
@@ -35,7 +35,7 @@ def pipeplan(*arguments: str | Path) -> Ended:
     status = 0
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            run_command(lambda: app([str(argument) for argument in arguments]))
+            run_app(app, [str(argument) for argument in arguments])
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
     return Ended(status, out.getvalue(), err.getvalue())

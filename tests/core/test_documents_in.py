@@ -122,3 +122,12 @@ def test_blocks_measured_at_different_sizes_are_refused() -> None:
     document["blocks"].append({"name": "b", "weight_bytes": 0, "measurements": [MEASUREMENT | {"microbatch_size": 2}]})
     with pytest.raises(InvalidInputError, match=r"blocks\.1\.measurements: must measure the same .*\[1\], got \[2\]"):
         parse(Profile, document)
+
+
+def test_a_key_that_a_file_holds_twice_is_refused(tmp_path: Path) -> None:
+    """The last one would win without a word."""
+    path = tmp_path / "cluster.json"
+    text = json.dumps(cluster_document())
+    path.write_text(text.replace('"size": 2', '"size": 2, "size": 3'), encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=r"cluster\.json: document: must not hold a key twice, got 'size'"):
+        read(Cluster, path)
