@@ -52,14 +52,16 @@ def _lane(stream: Stream, costs: StageCosts, recompute: bool, start_s: list[floa
     )
 
 
-class _HeldBytes(dict[tuple[int, int, int], int]):
-    """The bytes of (activations, inputs, versions), each computed once: there are few."""
+class _HeldBytes(dict[tuple[int, int, int, int], int]):
+    """The bytes of (activations, inputs, versions, weight gradients), each computed once: there are few."""
 
     def __init__(self, costs: StageCosts) -> None:
         super().__init__()
         self._costs = costs
 
-    def __missing__(self, held: tuple[int, int, int]) -> int:
-        activations, inputs, versions = held
-        self[held] = self._costs.held_bytes(activations=activations, inputs=inputs, versions=versions)
+    def __missing__(self, held: tuple[int, int, int, int]) -> int:
+        activations, inputs, versions, weight_gradients = held
+        self[held] = self._costs.held_bytes(
+            activations=activations, inputs=inputs, versions=versions, weight_gradients=weight_gradients
+        )
         return self[held]

@@ -27,7 +27,6 @@ from planner_service.core.schedule.instructions import (
     Update,
 )
 from planner_service.core.schedule.program import Stream
-from planner_service.core.schedule.text import format_instruction
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.replicas import average
@@ -106,9 +105,12 @@ class Executor:
             case Recompute(microbatch=k, version=version):
                 self._weights.use(version)
                 self._stage.recompute_forward(k)
-            case Backward(microbatch=k, version=version):
+            case Backward(microbatch=k, version=version) | BackwardInput(microbatch=k, version=version):
                 self._weights.grade(version)
                 self._backward(k)
+            case BackwardWeight(microbatches=numbers, version=version):
+                self._weights.grade(version)
+                self._backward_weight(numbers)
             case SendActivation(microbatch=k, peer=peer):
                 self._mail.send_activation(peer, self._outgoing.pop(k))
             case RecvActivation(microbatch=k, peer=peer):
@@ -124,8 +126,6 @@ class Executor:
                 self._hooks.on_update(version, self._take_loss())
             case Checkpoint():
                 self._hooks.on_checkpoint(instruction)
-            case BackwardInput() | BackwardWeight():
-                raise ScheduleError(f"{format_instruction(instruction)}: this runtime does not split the backward")
             case _:
                 assert_never(instruction)
 
@@ -150,7 +150,12 @@ class Executor:
         to_inputs = self._stage.backward(k, tuple(gradients))
         if self._inputs is None:
             self._outgoing_gradients[k] = to_inputs
-        self._mail.release(k)
+        self._mail.release(k, kept=self._stage.kept_storages(k))
+
+    def _backward_weight(self, microbatches: Sequence[int]) -> None:
+        self._stage.backward_weight(microbatches)
+        for k in microbatches:
+            self._mail.release(k)
 
     def _reduce(self) -> None:
         if self._replicas is None:
@@ -165,9 +170,10 @@ class Executor:
         return loss
 
     def _held_bytes(self) -> int:
-        """Bytes of versions, gradients, optimizer states, and microbatches kept whole or by their input."""
-        weights, kept = self._weights, self._stage.kept.values()
+        """Bytes of versions, gradients, optimizer states, and microbatches kept whole, by their input, or for p2."""
+        stage, weights, kept = self._stage, self._weights, self._stage.kept.values()
         graphs = sum(1 for k in kept if k.roots)
         inputs = sum(t.nbytes for k in kept if not k.roots for t in k.inputs)
+        deferred = len(stage.deferred) * (stage.weight_gradient_bytes or 0)
         fixed = weights.version_bytes + weights.optimizer_bytes
-        return fixed + weights.live_bytes + graphs * self._stage.activation_bytes + inputs
+        return fixed + weights.live_bytes + graphs * stage.activation_bytes + inputs + deferred

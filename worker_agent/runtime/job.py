@@ -16,7 +16,8 @@ DEVICES = ("auto", "cpu", "cuda")
 class RunJob:
     """An execution of a plan: batches [first_step, steps) of the data, from a seed or from a checkpoint.
 
-    Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank.
+    Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank. `concatenate`: with a
+    split backward (2BP), weight gradients of several microbatches are computed as one product, not in a loop.
     """
 
     plan: Plan
@@ -31,6 +32,7 @@ class RunJob:
     out: str
     device: str = "auto"
     timeout_s: float = 300.0
+    concatenate: bool = False
 
     __pydantic_config__: ClassVar = STRICT
 

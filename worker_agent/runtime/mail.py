@@ -1,7 +1,7 @@
 """Mail: every channel of one rank, found by what a stream's transfer instructions name."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -73,10 +73,16 @@ class Mail:
         """Waits for the gradients of a stage's outputs; they stay valid until the microbatch is released."""
         return self._receive(microbatch, Edge(peer, self._rank, gradients=True))
 
-    def release(self, microbatch: int) -> None:
-        """Gives the microbatch's buffers back, to receive others."""
+    def release(self, microbatch: int, *, kept: Set[int] = frozenset()) -> None:
+        """Gives the microbatch's buffers back, to receive others, but for messages in memory that is `kept`."""
+        held = []
         for inbox, tensors in self._borrowed.pop(microbatch, ()):
-            inbox.release(tensors)
+            if any(t.untyped_storage().data_ptr() in kept for t in tensors):
+                held.append((inbox, tensors))
+            else:
+                inbox.release(tensors)
+        if held:
+            self._borrowed[microbatch] = held
 
     def flush(self) -> None:
         """Waits until everything sent is through."""

@@ -7,9 +7,8 @@ from statistics import fmean
 from planner_service.contract.documents import dump
 from planner_service.core.errors import require
 from planner_service.core.identity import content_id
-from planner_service.core.predict import predict
+from planner_service.core.predict import predict, program_of
 from planner_service.core.report import RankReport, RunReport, report_run
-from planner_service.core.schedule.program import program_of
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
 from worker_agent.runtime.checkpoint import latest

@@ -3,13 +3,16 @@
 A block takes and returns one tensor or a tuple of tensors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+
+from worker_agent.runtime.backward import Deferred, Split, add_weight_gradients
 
 Tensors = tuple[Tensor, ...]
 Criterion = Callable[[Any, Any], Tensor]
@@ -20,12 +23,18 @@ class Kept:
     """What one microbatch keeps: its inputs (leaves of its graph), its targets, and the graph's roots by their edges.
 
     A root stands for a floating-point output, None where nothing trainable leads to it. The outputs themselves are not
-    kept: the next stage has them, and the backward needs their place in the graph only.
+    kept: the next stage has them, and the backward needs their place in the graph only. `split` is there where the
+    backward is split in two.
     """
 
     inputs: Tensors
     targets: Any = None
     roots: list[Any] = field(default_factory=list)
+    split: Split | None = None
+
+    def splitting(self) -> AbstractContextManager[Any]:
+        """What is to be active in the forward with a graph and in the backward."""
+        return self.split or nullcontext()
 
 
 class Stage:
@@ -45,12 +54,18 @@ class Stage:
         recompute: bool,
         seed: int,
         device: torch.device,
+        split_backward: bool = False,
+        concatenate: bool = False,
     ) -> None:
         self.blocks = tuple(blocks)
         self.criterion = criterion
         self.recompute = recompute
         self.kept: dict[int, Kept] = {}
+        self.deferred: dict[int, list[Deferred]] = {}
         self.activation_bytes = 0
+        self.weight_gradient_bytes: int | None = None
+        self._split_backward = split_backward
+        self._concatenate = concatenate
         self._measured = False
         self._first_block = first_block
         self._seed = seed
@@ -76,12 +91,35 @@ class Stage:
         kept = self.kept.pop(microbatch)
         reached = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root is not None]
         if reached:
-            torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
+            with kept.splitting():
+                torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
+        if kept.split:
+            self._defer(microbatch, kept.split.deferred)
         wanted = [t for t in kept.inputs if t.is_floating_point()]
         return tuple(t.grad if t.grad is not None else torch.zeros_like(t) for t in wanted)
 
+    def backward_weight(self, microbatches: Iterable[int]) -> None:
+        """Adds what the backwards of these microbatches left out, and keeps nothing of them any more."""
+        add_weight_gradients([self.deferred.pop(k) for k in microbatches], concatenate=self._concatenate)
+
+    def kept_storages(self, microbatch: int) -> frozenset[int]:
+        """The addresses of the memory that the microbatch's weight gradients still need."""
+        return frozenset(address for call in self.deferred.get(microbatch, ()) for address in call.storages())
+
+    def _defer(self, microbatch: int, deferred: list[Deferred]) -> None:
+        self.deferred[microbatch] = deferred
+        if self.weight_gradient_bytes is None:
+            storages = {address: size for call in deferred for address, size in call.storages().items()}
+            owned = self._owned_storages()
+            self.weight_gradient_bytes = sum(size for address, size in storages.items() if address not in owned)
+
+    def _owned_storages(self) -> set[int]:
+        return {t.untyped_storage().data_ptr() for b in self.blocks for t in (*b.parameters(), *b.buffers())}
+
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
-        outputs = self._measure(microbatch, kept) if not self._measured else self._run(microbatch, kept)
+        kept.split = Split() if self._split_backward else None
+        with kept.splitting():
+            outputs = self._measure(microbatch, kept) if not self._measured else self._run(microbatch, kept)
         floating = [t for t in outputs if t.is_floating_point()]
         kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in floating]
         return tuple(t.detach() for t in outputs)
@@ -98,7 +136,7 @@ class Stage:
 
     def _measure(self, microbatch: int, kept: Kept) -> Tensors:
         """Runs once with every saved tensor seen, to count what a microbatch keeps (storages, without the weights)."""
-        owned = {t.untyped_storage().data_ptr() for b in self.blocks for t in (*b.parameters(), *b.buffers())}
+        owned = self._owned_storages()
         saved: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:

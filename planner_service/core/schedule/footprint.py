@@ -21,11 +21,15 @@ _ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """After one instruction: microbatches with all activations kept, with the input only, live weight versions."""
+    """After one instruction: microbatches with all activations kept, with the input only, live weight versions.
+
+    `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only what p2 needs is kept.
+    """
 
     activations: int
     inputs: int
     versions: int
+    weight_gradients: int = 0
 
     @property
     def in_flight(self) -> int:
@@ -64,18 +68,18 @@ def _not_made(instructions: Sequence[Instruction], used: Iterable[int]) -> tuple
 
 def footprints(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[Held]:
     """What is held after each instruction of one worker's stream."""
-    for activations, inputs, versions in held_counts(instructions, recompute=recompute):
-        yield Held(activations=activations, inputs=inputs, versions=versions)
+    for activations, inputs, versions, weight_gradients in held_counts(instructions, recompute=recompute):
+        yield Held(activations=activations, inputs=inputs, versions=versions, weight_gradients=weight_gradients)
 
 
-def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[tuple[int, int, int]]:
-    """The same as plain (activations, inputs, versions), for long streams."""
+def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[tuple[int, int, int, int]]:
+    """The same as plain (activations, inputs, versions, weight gradients), for long streams."""
     kinds = [type(instruction) for instruction in instructions]
     whole, inputs = _INPUT_KEPT if recompute else _ALL_KEPT
-    whole_changes = [whole[kind] for kind in kinds]
+    deferred_changes = [_DEFERRED[kind] for kind in kinds]
     for index, instruction in enumerate(instructions):
         if isinstance(instruction, BackwardWeight):
-            whole_changes[index] = -len(instruction.microbatches)
+            deferred_changes[index] = -len(instruction.microbatches)
     last = last_uses(instructions)
     version_changes = [_MADE[kind] for kind in kinds]
     for index in last.values():
@@ -83,7 +87,13 @@ def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iter
             version_changes[index] -= 1
     versions = accumulate(version_changes, initial=len(_not_made(instructions, last)))
     next(versions)
-    return zip(accumulate(whole_changes), accumulate([inputs[kind] for kind in kinds]), versions, strict=True)
+    return zip(
+        accumulate([whole[kind] for kind in kinds]),
+        accumulate([inputs[kind] for kind in kinds]),
+        versions,
+        accumulate(deferred_changes),
+        strict=True,
+    )
 
 
 def _changes(**changes: int) -> dict[type[Instruction], int]:
@@ -91,7 +101,8 @@ def _changes(**changes: int) -> dict[type[Instruction], int]:
     return {kind: changes.get(kind.__name__, 0) for kind in get_args(Instruction)}
 
 
-_ALL_KEPT = _changes(Forward=1, Backward=-1), _changes()
-_INPUT_KEPT = _changes(Recompute=1, Backward=-1), _changes(Forward=1, Recompute=-1)
+_ALL_KEPT = _changes(Forward=1, Backward=-1, BackwardInput=-1), _changes()
+_INPUT_KEPT = _changes(Recompute=1, Backward=-1, BackwardInput=-1), _changes(Forward=1, Recompute=-1)
+_DEFERRED = _changes(BackwardInput=1)
 _MADE = _changes(Update=1)
-"""Microbatches kept whole, those of which the input is kept, and weight versions."""
+"""Microbatches kept whole, those of which the input is kept, those that wait for p2, and weight versions."""

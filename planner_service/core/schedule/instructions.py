@@ -42,7 +42,10 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class BackwardInput:
-    """2BP's backward-p1: the gradient of the stage's input alone. Keeps what BackwardWeight needs."""
+    """2BP's backward-p1: the gradient of the stage's input alone.
+
+    Keeps what BackwardWeight needs, inputs and output gradients of the layers with weights, and releases the rest.
+    """
 
     microbatch: int
     version: int = 0

@@ -13,7 +13,7 @@ from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.predict import predict
 from planner_service.core.profile import Device, Model, Profile
 from planner_service.core.schedule.check import check
-from planner_service.core.schedule.program import program_of
+from planner_service.core.predict import program_of
 from planner_service.imports.pipedream_graph import import_pipedream_graph
 from planner_service.solvers.solve import PLANNERS, solve
 from tests.core.builders import Cell, cluster, profile

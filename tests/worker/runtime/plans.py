@@ -18,6 +18,7 @@ def make_plan(
     recompute: bool = False,
     optimizer: str = "sgd",
     dtype: str = "float64",
+    split_backward: bool = False,
 ) -> Plan:
     """A plan with stages between the cuts: (0, 2, 4) are two stages of two blocks."""
     depth = len(cuts) - 1
@@ -46,4 +47,5 @@ def make_plan(
         bubble_fraction=0.0,
         optimal_in_flight=depth,
         configurations_considered=1,
+        split_backward=split_backward,
     )

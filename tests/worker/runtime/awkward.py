@@ -1,0 +1,49 @@
+"""A chain whose blocks hand on several tensors, drop out, and train parameters of several kinds. Named by SPECs."""
+
+import torch
+from torch import Tensor, nn
+
+
+def awkward(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width)."""
+    return [Fork(width), Mix(width), Mix(width), Join(width)]
+
+
+class Fork(nn.Module):
+    """(B, width) -> (B, width) twice, and numbers that are no floating-point ones."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.norm = nn.LayerNorm(2 * width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        left, right = torch.tanh(self.norm(self.up(x))).chunk(2, dim=1)
+        return left, right, torch.arange(len(x))
+
+
+class Mix(nn.Module):
+    """A weight used twice, dropout, and a scale that no layer holds."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.drop = nn.Dropout(0.25)
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, left: Tensor, right: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        left = self.drop(torch.tanh(self.linear(left))) + right[numbers] * self.scale
+        return left, torch.tanh(self.linear(right)), numbers
+
+
+class Join(nn.Module):
+    """A convolution over what was handed on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(2, 1, 3, padding=1)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, left: Tensor, right: Tensor, numbers: Tensor) -> Tensor:
+        joined = self.convolution(torch.stack([left, right[numbers]], dim=1)).squeeze(1)
+        return torch.as_tensor(self.out(joined))

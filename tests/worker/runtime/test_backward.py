@@ -1,0 +1,308 @@
+"""2BP's split equals the fused backward: bit for bit in float64, on modules of every awkward kind."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from planner_service.core.errors import RunFailedError
+from worker_agent.models.chain import build_model
+from worker_agent.runtime.backward import Split, add_weight_gradients
+
+Inputs = tuple[Tensor, ...]
+
+
+def real(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(0, 16, shape, generator=torch.Generator().manual_seed(1))
+
+
+class Calls(nn.Module):
+    """A module with given parameters whose forward is a function of it and its inputs."""
+
+    def __init__(self, run: Callable[..., Any], **modules: nn.Module | Tensor) -> None:
+        super().__init__()
+        self.run = run
+        for name, module in modules.items():
+            setattr(self, name, nn.Parameter(module) if isinstance(module, Tensor) else module)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.run(self, *inputs)
+
+
+class ConvolutionBlock(nn.Module):
+    """Convolution, batch norm and a residual connection, with activations in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Conv2d(4, 4, 3, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norms[0](self.first(x)), inplace=True)
+        y = self.norms[1](self.second(y))
+        return functional.relu(y.add_(x), inplace=True)
+
+
+def attention(m: Any, x: Tensor) -> Tensor:
+    b, s, h = x.shape
+    q, k, v = m.qkv(x).view(b, s, 3, 2, h // 2 // 1 // 1).permute(2, 0, 3, 1, 4).unbind(0)
+    mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
+    return m.out(mixed.transpose(1, 2).reshape(b, s, h)) + x
+
+
+def frozen(module: nn.Module, name: str) -> nn.Module:
+    module.get_parameter(name).requires_grad_(False)
+    return module
+
+
+def blocks_of(spec: str) -> nn.Module:
+    return nn.Sequential(*build_model(spec, seed=0, dtype=torch.float64).blocks)
+
+
+ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Inputs]]] = {
+    "linear on vectors": (lambda: nn.Linear(6, 5), lambda: (real(6),)),
+    "linear on 2 dimensions": (lambda: nn.Linear(6, 5), lambda: (real(7, 6),)),
+    "linear on 3 dimensions": (lambda: nn.Linear(6, 5), lambda: (real(3, 7, 6),)),
+    "linear on 4 dimensions": (lambda: nn.Linear(6, 5), lambda: (real(2, 3, 7, 6),)),
+    "linear without bias": (lambda: nn.Linear(6, 5, bias=False), lambda: (real(3, 7, 6),)),
+    "linear on a transposed input": (lambda: nn.Linear(6, 5), lambda: (real(3, 6, 7).transpose(1, 2),)),
+    "linear on one row": (lambda: nn.Linear(6, 5), lambda: (real(1, 6),)),
+    "linear on no rows": (lambda: nn.Linear(6, 5), lambda: (real(0, 6),)),
+    "linear into activation in place": (
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 4)),
+        lambda: (real(3, 7, 6),),
+    ),
+    "output changed in place": (
+        lambda: Calls(lambda m, x: m.a(x).mul_(2).add_(1), a=nn.Linear(6, 6)),
+        lambda: (real(3, 6),),
+    ),
+    "output summed": (lambda: Calls(lambda m, x: m.a(x).sum(), a=nn.Linear(6, 6)), lambda: (real(3, 4, 6),)),
+    "views": (
+        lambda: Calls(
+            lambda m, x: m.b(m.a(x.view(4, 3, 6)[:, 1:].transpose(0, 1))[..., :4].reshape(-1, 2, 4)).unsqueeze(0),
+            a=nn.Linear(6, 8),
+            b=nn.Linear(4, 3),
+        ),
+        lambda: (real(12, 6),),
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6), nn.Dropout(0.3)),
+        lambda: (real(9, 6),),
+    ),
+    "a weight used three times": (
+        lambda: Calls(lambda m, x: m.a(torch.tanh(m.a(torch.tanh(m.a(x))))), a=nn.Linear(6, 6)),
+        lambda: (real(3, 5, 6),),
+    ),
+    "a weight that is also its input": (
+        lambda: Calls(lambda m, x: x @ (m.w @ m.w), w=real(6, 6)),
+        lambda: (real(5, 6),),
+    ),
+    "a weight also used elsewhere": (
+        lambda: Calls(lambda m, x: m.a(x) + x @ m.a.weight.t().tanh(), a=nn.Linear(6, 6)),
+        lambda: (real(5, 6),),
+    ),
+    "a bias that two layers share": (
+        lambda: Calls(
+            lambda m, x: functional.linear(functional.linear(x, m.v, m.b), m.w, m.b),
+            v=real(6, 6),
+            w=real(6, 6),
+            b=real(6),
+        ),
+        lambda: (real(5, 6),),
+    ),
+    "products": (
+        lambda: Calls(
+            lambda m, x: torch.addmm(m.b, (x @ m.v).matmul(m.w).flatten(0, 1).mm(m.w), m.w),
+            v=real(6, 6),
+            w=real(6, 6),
+            b=real(6),
+        ),
+        lambda: (real(3, 5, 6),),
+    ),
+    "other products": (
+        lambda: Calls(
+            lambda m, x: torch.addmm(m.c, m.w @ x, m.w, beta=0.5) + torch.einsum("ij,jk->ik", x, m.w) + m.w.mm(x),
+            w=real(6, 6),
+            c=real(6, 6),
+        ),
+        lambda: (real(6, 6),),
+    ),
+    "a weight that is computed": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)),
+        lambda: (real(3, 6),),
+    ),
+    "a frozen weight": (
+        lambda: nn.Sequential(frozen(nn.Linear(6, 6), "weight"), nn.Linear(6, 6)),
+        lambda: (real(3, 6),),
+    ),
+    "a frozen bias": (lambda: nn.Sequential(frozen(nn.Linear(6, 6), "bias"), nn.Linear(6, 6)), lambda: (real(3, 6),)),
+    "convolution, batch norm, residual": (ConvolutionBlock, lambda: (real(2, 4, 5, 5),)),
+    "convolution with everything": (
+        lambda: nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2),
+        lambda: (real(2, 4, 9, 8),),
+    ),
+    "convolution of channels last": (
+        lambda: nn.Conv2d(4, 6, 3),
+        lambda: (real(2, 4, 9, 8).contiguous(memory_format=torch.channels_last),),
+    ),
+    "convolutions with words for padding": (
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding="valid")),
+        lambda: (real(2, 4, 6, 6),),
+    ),
+    "convolution padded by reflection": (
+        lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+        lambda: (real(2, 4, 6, 6),),
+    ),
+    "convolution of one sample": (lambda: nn.Conv2d(4, 4, 3), lambda: (real(4, 6, 6),)),
+    "convolution in 1 dimension": (lambda: nn.Conv1d(4, 6, 3, padding=1, groups=2), lambda: (real(2, 4, 9),)),
+    "convolution in 3 dimensions": (lambda: nn.Conv3d(2, 3, 2), lambda: (real(2, 2, 4, 4, 4),)),
+    "transposed convolutions": (
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2),
+            nn.Flatten(2),
+            nn.ConvTranspose1d(6, 2, 3, dilation=2),
+        ),
+        lambda: (real(2, 4, 4, 4),),
+    ),
+    "self attention": (
+        lambda: Calls(
+            lambda m, x: m.a(x, x, x, need_weights=False)[0],
+            a=nn.MultiheadAttention(6, 2, dropout=0.1, batch_first=True),
+        ),
+        lambda: (real(2, 5, 6),),
+    ),
+    "cross attention": (
+        lambda: Calls(lambda m, x, y: m.a(x, y, y)[0], a=nn.MultiheadAttention(6, 2)),
+        lambda: (real(5, 2, 6), real(3, 2, 6)),
+    ),
+    "scaled dot product attention": (
+        lambda: Calls(attention, qkv=nn.Linear(8, 24), out=nn.Linear(8, 8)),
+        lambda: (real(2, 5, 8),),
+    ),
+    "a transformer layer": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
+        lambda: (real(2, 5, 8),),
+    ),
+    "embedding, norm and head": (
+        lambda: nn.Sequential(nn.Embedding(16, 6), nn.LayerNorm(6), nn.Linear(6, 16)),
+        lambda: (tokens(3, 5),),
+    ),
+    "bilinear": (
+        lambda: Calls(lambda m, x, y: m.b(m.a(x, y)), a=nn.Bilinear(6, 4, 5), b=nn.Linear(5, 5)),
+        lambda: (real(3, 6), real(3, 4)),
+    ),
+    "recurrent": (
+        lambda: Calls(lambda m, x: m.b(m.a(x)[0]), a=nn.LSTM(6, 5), b=nn.Linear(5, 5)),
+        lambda: (real(3, 2, 6),),
+    ),
+    "a product of two inputs": (
+        lambda: Calls(lambda m, x, y: m.a(x) @ y.t() + functional.linear(x, y), a=nn.Linear(6, 6)),
+        lambda: (real(3, 6), real(4, 6)),
+    ),
+    "several outputs": (
+        lambda: Calls(lambda m, x: (m.a(x), x * 2, m.a(x).sum(0)), a=nn.Linear(6, 6)),
+        lambda: (real(3, 6),),
+    ),
+    "checkpointed inside": (
+        lambda: Calls(
+            lambda m, x: checkpoint(m.a, x, use_reentrant=False),
+            a=nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)),
+        ),
+        lambda: (real(3, 6),),
+    ),
+    "checkpointed inside, reentrant": (
+        lambda: Calls(
+            lambda m, x: checkpoint(m.a, x, use_reentrant=True),
+            a=nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)),
+        ),
+        lambda: (real(3, 6),),
+    ),
+    "vectorised over samples": (
+        lambda: Calls(lambda m, x: m.b(torch.vmap(m.a)(x)), a=nn.Linear(6, 6), b=nn.Linear(6, 6)),
+        lambda: (real(3, 6),),
+    ),
+    "GPT-2": (
+        lambda: blocks_of("hf:gpt2?n_layer=2&n_embd=16&n_head=2&vocab_size=16&n_positions=8"),
+        lambda: (tokens(2, 8),),
+    ),
+    "Llama": (
+        lambda: blocks_of(
+            "hf:llama?num_hidden_layers=2&hidden_size=16&num_attention_heads=2&num_key_value_heads=1&intermediate_size=24"
+            "&vocab_size=16&max_position_embeddings=8"
+        ),
+        lambda: (tokens(2, 8),),
+    ),
+    "BERT": (
+        lambda: blocks_of(
+            "hf:bert?num_hidden_layers=2&hidden_size=16&num_attention_heads=2&intermediate_size=24&vocab_size=16"
+            "&max_position_embeddings=8"
+        ),
+        lambda: (tokens(2, 8),),
+    ),
+}
+REASSOCIATED = {"a weight also used elsewhere", "a bias that two layers share", "other products"}
+"""A gradient with parts from p1 and from p2, or from p2 of two weights, is added up in another order."""
+
+
+def make(name: str) -> tuple[nn.Module, Inputs]:
+    """A module of the zoo and its inputs, the same each time."""
+    torch.manual_seed(0)
+    build, inputs = ZOO[name]
+    return build().double().train(), tuple(t.requires_grad_(t.is_floating_point()) for t in inputs())
+
+
+def roots_of(module: nn.Module, inputs: Inputs, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+    torch.manual_seed(seed)
+    outputs = module(*inputs)
+    roots = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    return roots, [real(*root.shape) for root in roots]
+
+
+def fused(name: str, microbatches: int) -> list[Tensor | None]:
+    module, inputs = make(name)
+    for seed in range(microbatches):
+        torch.autograd.backward(*roots_of(module, inputs, seed))
+    return gradients(module, inputs)
+
+
+def split(name: str, microbatches: int, *, concatenate: bool = False) -> list[Tensor | None]:
+    module, inputs = make(name)
+    splits = [Split() for _ in range(microbatches)]
+    for seed, active in enumerate(splits):
+        with active:
+            torch.autograd.backward(*roots_of(module, inputs, seed))
+    add_weight_gradients([active.deferred for active in splits], concatenate=concatenate)
+    assert not any(active.deferred for active in splits)
+    return gradients(module, inputs)
+
+
+def gradients(module: nn.Module, inputs: Inputs) -> list[Tensor | None]:
+    return [t.grad for t in (*inputs, *module.parameters())]
+
+
+def distance(one: list[Tensor | None], other: list[Tensor | None]) -> float:
+    """The largest difference, relative to the largest entry; infinite where one is missing."""
+    assert [g is None for g in one] == [g is None for g in other]
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None and a.numel()]
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-300)) for a, b in pairs) if pairs else 0.0
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_split_gradients_equal_the_fused_ones_bit_for_bit(name: str) -> None:
+    difference = distance(fused(name, 1), split(name, 1))
+    assert difference < 1e-13 if name in REASSOCIATED else difference == 0.0
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_over_several_microbatches_a_loop_or_concatenated_they_are_equal_to_rounding(name: str) -> None:
+    expected = fused(name, 3)
+    assert distance(expected, split(name, 3)) < 1e-13
+    assert distance(expected, split(name, 3, concatenate=True)) < 1e-12

@@ -1,0 +1,207 @@
+"""Operations: calls with a trainable weight whose two gradients, of the input and of the weight, can be had apart.
+
+A rule reads the arguments of one torch function and finds the call in them, or None where it is of another kind. The
+formulas are those of autograd, so that splitting changes no bit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Rows = tuple[Tensor, Tensor]
+"""The inputs and output gradients of a call, so that the first dimension counts what several calls may be joined in."""
+
+
+class Operation(Protocol):
+    """A function of an input, a weight and perhaps a bias. Operations that are equal may be joined over their rows."""
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What the call returns."""
+
+    def input_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """The gradient of the input, from that of the output: backward-p1."""
+
+    def rows(self, x: Tensor, gradient: Tensor) -> Rows:
+        """The input and the output's gradient as rows."""
+
+    def weight_gradients(self, rows: Rows, weight: Tensor, *, biased: bool) -> tuple[Tensor, Tensor | None]:
+        """The gradients of the weight and, if wanted, of the bias: backward-p2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operation."""
+
+    operation: Operation
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x W^T + b, for a weight (out, in) and an input (..., in)."""
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """(..., out)."""
+        return functional.linear(x, weight, bias)
+
+    def input_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """(..., in)."""
+        return _flat(gradient).mm(weight).view(x.shape)
+
+    def rows(self, x: Tensor, gradient: Tensor) -> Rows:
+        """(rows, in) and (rows, out)."""
+        return _flat(x), _flat(gradient)
+
+    def weight_gradients(self, rows: Rows, weight: Tensor, *, biased: bool) -> tuple[Tensor, Tensor | None]:
+        """(out, in) and (out)."""
+        x, gradient = rows
+        return gradient.t().mm(x), gradient.sum(0) if biased else None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """y = x W + b, for a weight (in, out) and an input (..., in); with a bias the input is (rows, in)."""
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """(..., out)."""
+        return torch.matmul(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+    def input_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """(..., in)."""
+        return _flat(gradient).mm(weight.t()).view(x.shape)
+
+    def rows(self, x: Tensor, gradient: Tensor) -> Rows:
+        """(rows, in) and (rows, out)."""
+        return _flat(x), _flat(gradient)
+
+    def weight_gradients(self, rows: Rows, weight: Tensor, *, biased: bool) -> tuple[Tensor, Tensor | None]:
+        """(in, out) and (out)."""
+        x, gradient = rows
+        return x.t().mm(gradient), gradient.sum(0) if biased else None
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution, transposed or not, of a batch (B, in, ...); numbers a dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """(B, out, ...)."""
+        return torch.convolution(x, weight, bias, *self._settings())
+
+    def input_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """(B, in, ...)."""
+        return self._gradients(gradient, x, weight, [True, False, False])[0]
+
+    def rows(self, x: Tensor, gradient: Tensor) -> Rows:
+        """As they are: samples are the rows."""
+        return x, gradient
+
+    def weight_gradients(self, rows: Rows, weight: Tensor, *, biased: bool) -> tuple[Tensor, Tensor | None]:
+        """Shaped as the weight, and (out)."""
+        x, gradient = rows
+        _, of_weight, of_bias = self._gradients(gradient, x, weight, [False, True, biased])
+        return of_weight, of_bias if biased else None
+
+    def _gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, wanted: list[bool]) -> Any:
+        channels = [gradient.shape[1]] if wanted[2] else None
+        return torch.ops.aten.convolution_backward(gradient, x, weight, channels, *self._settings(), wanted)
+
+    def _settings(self) -> tuple[Any, ...]:
+        return (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:  # noqa: A002 (torch's name)
+    return Call(Linear(), input, weight, bias) if weight.dim() == 2 and input.dim() > 1 else None
+
+
+def _matmul(input: Tensor, other: Any) -> Call | None:  # noqa: A002 (torch's name)
+    fits = isinstance(other, Tensor) and other.dim() == 2 and input.dim() > 1
+    return Call(Product(), input, other) if fits else None
+
+
+def _mm(input: Tensor, mat2: Tensor, **others: Any) -> Call | None:  # noqa: A002 (torch's name)
+    return None if others else _matmul(input, mat2)
+
+
+def _addmm(input: Tensor, mat1: Any, mat2: Any = None, *others: Any, **named: Any) -> Call | None:  # noqa: A002
+    plain = isinstance(mat1, Tensor) and isinstance(mat2, Tensor) and not others and not named
+    return Call(Product(), mat1, mat2, input) if plain and input.dim() == 1 else None
+
+
+def _convolution(dimensions: int) -> Callable[..., Call | None]:
+    def rule(
+        input: Tensor,  # noqa: A002 (torch's name)
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Call | None:
+        if input.dim() != dimensions + 2 or isinstance(padding, str):
+            return None
+        settings = (_each(value, dimensions) for value in (stride, padding, dilation))
+        return Call(Convolution(*settings, False, (0,) * dimensions, groups), input, weight, bias)
+
+    return rule
+
+
+def _transposed(dimensions: int) -> Callable[..., Call | None]:
+    def rule(
+        input: Tensor,  # noqa: A002 (torch's name)
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Call | None:
+        if input.dim() != dimensions + 2:
+            return None
+        settings = (_each(value, dimensions) for value in (stride, padding, dilation))
+        return Call(Convolution(*settings, True, _each(output_padding, dimensions), groups), input, weight, bias)
+
+    return rule
+
+
+def _each(value: Any, dimensions: int) -> tuple[int, ...]:
+    """A setting given once for all dimensions, or for each."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dimensions if len(values) == 1 else values
+
+
+RULES: dict[Callable[..., Any], Callable[..., Call | None]] = {
+    functional.linear: _linear,
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.__matmul__: _matmul,
+    torch.mm: _mm,
+    Tensor.mm: _mm,
+    torch.addmm: _addmm,
+    Tensor.addmm: _addmm,
+    functional.conv1d: _convolution(1),
+    functional.conv2d: _convolution(2),
+    functional.conv3d: _convolution(3),
+    functional.conv_transpose1d: _transposed(1),
+    functional.conv_transpose2d: _transposed(2),
+    functional.conv_transpose3d: _transposed(3),
+}
+"""What is split; a parameter that enters the model in any other way gets its gradient in backward-p1."""
