@@ -1,8 +1,8 @@
 """Backward: 2BP's split of autograd's own backward (2024), for any module.
 
-A function mode watches a microbatch's forward and replaces the calls that `operations` has rules for. Their backward
-gives the gradient of the input, and notes input and output gradient: with these, later, p2 computes the gradients of
-weight and bias. All other parameters get their gradients in p1, as they always do.
+In a microbatch's forward the parameters replace the calls that they are the weights of, where `operations` has a rule.
+The backward of such a call gives the gradient of the input, and notes input and output gradient: with these, later, p2
+computes the gradients of weight and bias. All other parameters get their gradients in p1, as they always do.
 
     forward under the split      y = x W^T         keeps the graph
     backward-p1                  dx = dy W         keeps x, dy and the Parameter W; the graph is gone
@@ -10,20 +10,19 @@ weight and bias. All other parameters get their gradients in p1, as they always 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from planner_service.core.errors import RunFailedError
 from worker_agent.runtime.operations import RULES, Call, Operation, Rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deferred:
     """A call whose weight's gradient is still to be computed. `bias` is there if it is trained."""
 
@@ -49,36 +48,74 @@ class Deferred:
         return self.operation.rows(self.x, self.gradient)
 
 
-class Split(TorchFunctionMode):
-    """One microbatch's split: to be active in its forward, and in its p1, for models that recompute parts in there."""
+class Waiting(nn.Parameter):
+    """What a parameter is while a split is active: calls that it takes part in are seen, and all others cost nothing.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.deferred: list[Deferred] = []
+    It is the same object all the time, with another class: the leaf of its weight version.
+    """
 
+    active_split: "Split"  # no tensor has an attribute of this name
+
+    @classmethod
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Calls `func`, or the form of it that defers its weight's gradient."""
         named = kwargs or {}
-        rule = RULES.get(func)
-        if rule is not None and _splits_here():
-            call = rule(*args, **named)
-            if call is not None and _can_wait(call):
-                return _Deferring.apply(self.deferred, call.operation, call.x, call.weight, call.bias)  # type: ignore[no-untyped-call]
-        elif func in _MADE_OF_OTHERS and _step_into is not None:
-            with self:
-                return _step_into(func, types, args, named)
-        return func(*args, **named)
+        if func is functional.multi_head_attention_forward and _step_into is not None:
+            return _step_into(func, types, args, named)
+        with torch._C.DisableTorchFunctionSubclass():
+            rule = RULES.get(func)
+            call = rule(*args, **named) if rule is not None and _splits_here() else None
+            if call is None or not _can_wait(call):
+                return func(*args, **named)
+            split = call.weight.active_split  # type: ignore[attr-defined]
+            return _Deferring.apply(split, call.operation, call.x, call.weight, call.bias)  # type: ignore[no-untyped-call]
 
 
-_MADE_OF_OTHERS = frozenset({functional.multi_head_attention_forward, torch.autograd.backward})
-"""Functions inside which there are calls to be seen: projections, and what a model recomputes in its backward."""
+class Split:
+    """One microbatch's split. It concerns the given parameters, but for those with hooks, which want their gradient at
+    once.
+
+    It is to be active in the microbatch's forward, and in its p1 with `deferring`: only that backward may leave
+    gradients out, not one that a model runs by itself in its forward.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.deferred: list[Deferred] = []
+        self.deferring = False
+        self._parameters = [p for p in parameters if _may_wait(p)]
+
+    @contextmanager
+    def active(self, *, deferring: bool) -> Iterator[None]:
+        """While it is active, calls with the parameters as weights are replaced."""
+        self.deferring = deferring
+        for parameter in self._parameters:
+            parameter.__class__ = Waiting
+            parameter.active_split = self  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            self.deferring = False
+            for parameter in self._parameters:
+                parameter.__class__ = nn.Parameter
+                del parameter.active_split  # type: ignore[attr-defined]
+
 
 _step_into: Callable[[Any, Any, Sequence[Any], Mapping[str, Any]], Any] | None = getattr(
     torch._C, "_skip_one_hop_torch_function", None
 )
-"""Calls a function so that a mode sees what is called inside it. Early releases of torch cannot."""
+"""Calls a function of torch whose own calls are to be seen. Early releases cannot: there attention is not split."""
+
+
+def _may_wait(parameter: nn.Parameter) -> bool:
+    return (
+        type(parameter) is nn.Parameter
+        and parameter.requires_grad
+        and parameter.is_leaf
+        and not parameter._backward_hooks
+        and not getattr(parameter, "_post_accumulate_grad_hooks", None)
+    )
 
 
 def _splits_here() -> bool:
@@ -87,12 +124,12 @@ def _splits_here() -> bool:
 
 
 def _can_wait(call: Call) -> bool:
-    """Whether the weight's gradient is nobody's business but the update's, and the formulas hold."""
+    """Whether both gradients may wait, and the formulas hold."""
     bias = call.bias
     return (
-        _is_waiting_leaf(call.weight)
-        and (bias is None or not bias.requires_grad or _is_waiting_leaf(bias))
-        and type(call.x) in (Tensor, nn.Parameter)
+        type(call.weight) is Waiting
+        and (bias is None or not bias.requires_grad or type(bias) is Waiting)
+        and type(call.x) in (Tensor, nn.Parameter, Waiting)
         and call.x.layout is torch.strided
         and not call.x.is_complex()
         and call.x.numel() > 0
@@ -100,26 +137,15 @@ def _can_wait(call: Call) -> bool:
     )
 
 
-def _is_waiting_leaf(tensor: Tensor) -> bool:
-    """A trained parameter without hooks: those want the gradient when the backward comes to it."""
-    return (
-        type(tensor) is nn.Parameter
-        and tensor.requires_grad
-        and tensor.is_leaf
-        and not tensor._backward_hooks
-        and not getattr(tensor, "_post_accumulate_grad_hooks", None)
-    )
-
-
 class _Deferring(torch.autograd.Function):
-    """An operation whose backward computes the input's gradient alone."""
+    """An operation whose backward computes the input's gradient alone, if the others are deferred."""
 
     @staticmethod
     def forward(
-        ctx: Any, deferred: list[Deferred], operation: Operation, x: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any, split: Split, operation: Operation, x: Tensor, weight: nn.Parameter, bias: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(x, weight)  # saved, so that autograd refuses what was changed in place
-        ctx.deferred, ctx.operation = deferred, operation
+        ctx.split, ctx.operation = split, operation
         ctx.weight, ctx.bias = (
             weight,
             bias if bias is not None and bias.requires_grad else None,
@@ -128,20 +154,28 @@ class _Deferring(torch.autograd.Function):
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # what comes next may change it in place
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None, None, None]:
-        x = ctx.saved_tensors[0].detach()  # else it would keep the graph that it comes from
-        ctx.deferred.append(Deferred(ctx.operation, x, gradient, ctx.weight, ctx.bias, x._version))
-        wanted = ctx.needs_input_grad[2]
-        return None, None, ctx.operation.input_gradient(gradient, x, ctx.weight) if wanted else None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        with torch._C.DisableTorchFunctionSubclass():
+            if ctx.split.deferring:
+                kept = x.detach()  # else it would keep the graph that it comes from
+                ctx.split.deferred.append(Deferred(ctx.operation, kept, gradient, ctx.weight, ctx.bias, kept._version))
+                weight, of_weight, of_bias = ctx.weight, None, None
+            else:
+                rows = ctx.operation.rows(x, gradient)
+                of_weight = ctx.operation.weight_gradient(rows, weight, None)
+                of_bias = None if ctx.bias is None else ctx.operation.bias_gradient(rows)
+            of_x = ctx.operation.input_gradient(gradient, x, weight) if ctx.needs_input_grad[2] else None
+        return None, None, of_x, of_weight, of_bias
 
 
 @torch.no_grad()
 def add_weight_gradients(microbatches: Iterable[list[Deferred]], *, concatenate: bool = False) -> None:
     """Backward-p2: adds to `.grad` what the microbatches deferred, and empties their lists.
 
-    In a loop the sums are those of the fused backward, in its order. With `concatenate` equal calls of all
-    microbatches are joined over their rows, for fewer and larger products: equal up to rounding.
+    With `concatenate` equal calls of all microbatches are joined over their rows, for fewer and larger products;
+    without, they are added one by one. Both equal the fused backward up to rounding; one microbatch's gradients are
+    its own bit for bit, but for the order in which a parameter's uses in p1 and p2 are added up.
     """
     if concatenate:
         _add_all([call for deferred in microbatches for call in _taken(deferred)], joined=True)
@@ -163,16 +197,15 @@ def _add_all(calls: list[Deferred], *, joined: bool) -> None:
     calls.clear()
     for weight in list(by_weight):
         uses = by_weight.pop(weight)
-        parts = list(_join(uses) if joined else ((call, call.rows()) for call in uses))
-        gradients = [
-            call.operation.weight_gradients(rows, weight, biased=call.bias is not None) for call, rows in parts
-        ]
-        _add(weight, [of_weight for of_weight, _ in gradients])
-        for bias in dict.fromkeys(call.bias for call, _ in parts if call.bias is not None):
-            _add(
-                bias,
-                [g for (call, _), (_, g) in zip(parts, gradients, strict=True) if call.bias is bias and g is not None],
-            )
+        parts = list(_join(uses)) if joined else [(call, call.rows()) for call in uses]
+        for call, rows in parts:
+            if call.bias is not None:
+                _add(call.bias, call.operation.bias_gradient(rows))
+        if len(parts) == 1 and weight.grad is not None:
+            call, rows = parts[0]
+            call.operation.weight_gradient(rows, weight, weight.grad)
+        else:
+            _add(weight, *(call.operation.weight_gradient(rows, weight, None) for call, rows in parts))
 
 
 def _join(uses: list[Deferred]) -> Iterator[tuple[Deferred, Rows]]:
@@ -189,14 +222,13 @@ def _join(uses: list[Deferred]) -> Iterator[tuple[Deferred, Rows]]:
         yield first, rows
 
 
-def _add(parameter: nn.Parameter, gradients: Sequence[Tensor]) -> None:
+def _add(parameter: nn.Parameter, gradient: Tensor, *others: Tensor) -> None:
     """Adds a sum to a parameter's gradient, which lies in memory as the parameter does."""
-    total, *others = gradients
-    for gradient in others:
-        total = total + gradient
+    for other in others:
+        gradient = gradient + other
     if parameter.grad is not None:
-        parameter.grad.add_(total)
-    elif total.stride() == parameter.stride():
-        parameter.grad = total
+        parameter.grad.add_(gradient)
+    elif gradient.stride() == parameter.stride():
+        parameter.grad = gradient
     else:
-        parameter.grad = torch.empty_like(parameter).copy_(total)
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)

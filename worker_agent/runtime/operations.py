@@ -28,8 +28,11 @@ class Operation(Protocol):
     def rows(self, x: Tensor, gradient: Tensor) -> Rows:
         """The input and the output's gradient as rows."""
 
-    def weight_gradients(self, rows: Rows, weight: Tensor, *, biased: bool) -> tuple[Tensor, Tensor | None]:
-        """The gradients of the weight and, if wanted, of the bias: backward-p2."""
+    def weight_gradient(self, rows: Rows, weight: Tensor, onto: Tensor | None) -> Tensor:
+        """The gradient of the weight, added to `onto` in place if that is given: backward-p2."""
+
+    def bias_gradient(self, rows: Rows) -> Tensor:
+        """The gradient of the bias: backward-p2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,14 @@ class Linear:
         """(rows, in) and (rows, out)."""
         return _flat(x), _flat(gradient)
 
-    def weight_gradients(self, rows: Rows, weight: Tensor, *, biased: bool) -> tuple[Tensor, Tensor | None]:
-        """(out, in) and (out)."""
+    def weight_gradient(self, rows: Rows, weight: Tensor, onto: Tensor | None) -> Tensor:
+        """(out, in)."""
         x, gradient = rows
-        return gradient.t().mm(x), gradient.sum(0) if biased else None
+        return gradient.t().mm(x) if onto is None else onto.addmm_(gradient.t(), x)
+
+    def bias_gradient(self, rows: Rows) -> Tensor:
+        """(out)."""
+        return rows[1].sum(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +87,14 @@ class Product:
         """(rows, in) and (rows, out)."""
         return _flat(x), _flat(gradient)
 
-    def weight_gradients(self, rows: Rows, weight: Tensor, *, biased: bool) -> tuple[Tensor, Tensor | None]:
-        """(in, out) and (out)."""
+    def weight_gradient(self, rows: Rows, weight: Tensor, onto: Tensor | None) -> Tensor:
+        """(in, out)."""
         x, gradient = rows
-        return x.t().mm(gradient), gradient.sum(0) if biased else None
+        return x.t().mm(gradient) if onto is None else onto.addmm_(x.t(), gradient)
+
+    def bias_gradient(self, rows: Rows) -> Tensor:
+        """(out)."""
+        return rows[1].sum(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +114,26 @@ class Convolution:
 
     def input_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """(B, in, ...)."""
-        return self._gradients(gradient, x, weight, [True, False, False])[0]
+        of_input: Tensor = self._gradients(gradient, x, weight, [True, False, False])[0]
+        return of_input
 
     def rows(self, x: Tensor, gradient: Tensor) -> Rows:
         """As they are: samples are the rows."""
         return x, gradient
 
-    def weight_gradients(self, rows: Rows, weight: Tensor, *, biased: bool) -> tuple[Tensor, Tensor | None]:
-        """Shaped as the weight, and (out)."""
+    def weight_gradient(self, rows: Rows, weight: Tensor, onto: Tensor | None) -> Tensor:
+        """Shaped as the weight."""
         x, gradient = rows
-        _, of_weight, of_bias = self._gradients(gradient, x, weight, [False, True, biased])
-        return of_weight, of_bias if biased else None
+        of_weight: Tensor = self._gradients(gradient, x, weight, [False, True, False])[1]
+        return of_weight if onto is None else onto.add_(of_weight)
+
+    def bias_gradient(self, rows: Rows) -> Tensor:
+        """(out)."""
+        gradient = rows[1]
+        return gradient.sum([0, *range(2, gradient.dim())])
 
     def _gradients(self, gradient: Tensor, x: Tensor, weight: Tensor, wanted: list[bool]) -> Any:
-        channels = [gradient.shape[1]] if wanted[2] else None
-        return torch.ops.aten.convolution_backward(gradient, x, weight, channels, *self._settings(), wanted)
+        return torch.ops.aten.convolution_backward(gradient, x, weight, None, *self._settings(), wanted)
 
     def _settings(self) -> tuple[Any, ...]:
         return (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
@@ -127,27 +143,27 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:  # noqa: A002 (torch's name)
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:
     return Call(Linear(), input, weight, bias) if weight.dim() == 2 and input.dim() > 1 else None
 
 
-def _matmul(input: Tensor, other: Any) -> Call | None:  # noqa: A002 (torch's name)
+def _matmul(input: Tensor, other: Any) -> Call | None:
     fits = isinstance(other, Tensor) and other.dim() == 2 and input.dim() > 1
     return Call(Product(), input, other) if fits else None
 
 
-def _mm(input: Tensor, mat2: Tensor, **others: Any) -> Call | None:  # noqa: A002 (torch's name)
+def _mm(input: Tensor, mat2: Tensor, **others: Any) -> Call | None:
     return None if others else _matmul(input, mat2)
 
 
-def _addmm(input: Tensor, mat1: Any, mat2: Any = None, *others: Any, **named: Any) -> Call | None:  # noqa: A002
+def _addmm(input: Tensor, mat1: Any, mat2: Any = None, *others: Any, **named: Any) -> Call | None:
     plain = isinstance(mat1, Tensor) and isinstance(mat2, Tensor) and not others and not named
     return Call(Product(), mat1, mat2, input) if plain and input.dim() == 1 else None
 
 
 def _convolution(dimensions: int) -> Callable[..., Call | None]:
     def rule(
-        input: Tensor,  # noqa: A002 (torch's name)
+        input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
         stride: Any = 1,
@@ -157,15 +173,22 @@ def _convolution(dimensions: int) -> Callable[..., Call | None]:
     ) -> Call | None:
         if input.dim() != dimensions + 2 or isinstance(padding, str):
             return None
-        settings = (_each(value, dimensions) for value in (stride, padding, dilation))
-        return Call(Convolution(*settings, False, (0,) * dimensions, groups), input, weight, bias)
+        operation = Convolution(
+            stride=_each(stride, dimensions),
+            padding=_each(padding, dimensions),
+            dilation=_each(dilation, dimensions),
+            transposed=False,
+            output_padding=(0,) * dimensions,
+            groups=groups,
+        )
+        return Call(operation, input, weight, bias)
 
     return rule
 
 
 def _transposed(dimensions: int) -> Callable[..., Call | None]:
     def rule(
-        input: Tensor,  # noqa: A002 (torch's name)
+        input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
         stride: Any = 1,
@@ -176,8 +199,15 @@ def _transposed(dimensions: int) -> Callable[..., Call | None]:
     ) -> Call | None:
         if input.dim() != dimensions + 2:
             return None
-        settings = (_each(value, dimensions) for value in (stride, padding, dilation))
-        return Call(Convolution(*settings, True, _each(output_padding, dimensions), groups), input, weight, bias)
+        operation = Convolution(
+            stride=_each(stride, dimensions),
+            padding=_each(padding, dimensions),
+            dilation=_each(dilation, dimensions),
+            transposed=True,
+            output_padding=_each(output_padding, dimensions),
+            groups=groups,
+        )
+        return Call(operation, input, weight, bias)
 
     return rule
 

@@ -3,7 +3,7 @@
 A block takes and returns one tensor or a tuple of tensors.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,9 +32,9 @@ class Kept:
     roots: list[Any] = field(default_factory=list)
     split: Split | None = None
 
-    def splitting(self) -> AbstractContextManager[Any]:
-        """What is to be active in the forward with a graph and in the backward."""
-        return self.split or nullcontext()
+    def splitting(self, *, deferring: bool) -> AbstractContextManager[None]:
+        """What is to be active in the forward with a graph and, deferring, in the backward."""
+        return self.split.active(deferring=deferring) if self.split else nullcontext()
 
 
 class Stage:
@@ -91,7 +91,7 @@ class Stage:
         kept = self.kept.pop(microbatch)
         reached = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root is not None]
         if reached:
-            with kept.splitting():
+            with kept.splitting(deferring=True):
                 torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
         if kept.split:
             self._defer(microbatch, kept.split.deferred)
@@ -113,12 +113,16 @@ class Stage:
             owned = self._owned_storages()
             self.weight_gradient_bytes = sum(size for address, size in storages.items() if address not in owned)
 
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        """Those of the version in use, each once."""
+        return (parameter for block in self.blocks for parameter in block.parameters())
+
     def _owned_storages(self) -> set[int]:
         return {t.untyped_storage().data_ptr() for b in self.blocks for t in (*b.parameters(), *b.buffers())}
 
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
-        kept.split = Split() if self._split_backward else None
-        with kept.splitting():
+        kept.split = Split(self._parameters()) if self._split_backward else None
+        with kept.splitting(deferring=False):
             outputs = self._measure(microbatch, kept) if not self._measured else self._run(microbatch, kept)
         floating = [t for t in outputs if t.is_floating_point()]
         kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in floating]

@@ -1,5 +1,6 @@
 """2BP's split equals the fused backward: bit for bit in float64, on modules of every awkward kind."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -53,9 +54,17 @@ class ConvolutionBlock(nn.Module):
 
 def attention(m: Any, x: Tensor) -> Tensor:
     b, s, h = x.shape
-    q, k, v = m.qkv(x).view(b, s, 3, 2, h // 2 // 1 // 1).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k, v = m.qkv(x).view(b, s, 3, 2, h // 2).permute(2, 0, 3, 1, 4).unbind(0)
     mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
-    return m.out(mixed.transpose(1, 2).reshape(b, s, h)) + x
+    return torch.as_tensor(m.out(mixed.transpose(1, 2).reshape(b, s, h)) + x)
+
+
+def forces(m: Any, x: Tensor) -> Tensor:
+    """An energy's gradient, differentiated again, and one that is taken as a constant."""
+    energy = m.c(torch.tanh(m.a(x)).square().unsqueeze(1)).square().sum()
+    (force,) = torch.autograd.grad(energy, x, create_graph=True)
+    (constant,) = torch.autograd.grad(torch.tanh(m.b(x)).sum(), x)
+    return force * constant + m.b(x)
 
 
 def frozen(module: nn.Module, name: str) -> nn.Module:
@@ -225,6 +234,10 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Inputs]]] = {
         ),
         lambda: (real(3, 6),),
     ),
+    "a gradient inside the forward": (
+        lambda: Calls(forces, a=nn.Linear(6, 6), b=nn.Linear(6, 6), c=nn.Conv1d(1, 2, 3)),
+        lambda: (real(3, 6),),
+    ),
     "vectorised over samples": (
         lambda: Calls(lambda m, x: m.b(torch.vmap(m.a)(x)), a=nn.Linear(6, 6), b=nn.Linear(6, 6)),
         lambda: (real(3, 6),),
@@ -275,10 +288,12 @@ def fused(name: str, microbatches: int) -> list[Tensor | None]:
 
 def split(name: str, microbatches: int, *, concatenate: bool = False) -> list[Tensor | None]:
     module, inputs = make(name)
-    splits = [Split() for _ in range(microbatches)]
+    splits = [Split(module.parameters()) for _ in range(microbatches)]
     for seed, active in enumerate(splits):
-        with active:
-            torch.autograd.backward(*roots_of(module, inputs, seed))
+        with active.active(deferring=False):
+            roots = roots_of(module, inputs, seed)
+        with active.active(deferring=True):
+            torch.autograd.backward(*roots)
     add_weight_gradients([active.deferred for active in splits], concatenate=concatenate)
     assert not any(active.deferred for active in splits)
     return gradients(module, inputs)
@@ -306,3 +321,109 @@ def test_over_several_microbatches_a_loop_or_concatenated_they_are_equal_to_roun
     expected = fused(name, 3)
     assert distance(expected, split(name, 3)) < 1e-13
     assert distance(expected, split(name, 3, concatenate=True)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "waiting"),
+    [
+        ("linear on 3 dimensions", {"weight", "bias"}),
+        ("a frozen bias", {"0.weight", "1.weight", "1.bias"}),
+        ("a frozen weight", {"1.weight", "1.bias"}),
+        ("a weight used three times", {"a.weight", "a.bias"}),
+        ("convolution, batch norm, residual", {"first.weight", "second.weight", "second.bias"}),
+        ("transposed convolutions", {"0.weight", "0.bias", "2.weight", "2.bias"}),
+        ("products", {"v", "w", "b"}),
+        ("other products", set()),
+        (
+            "self attention",
+            {f"a.{name}" for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")},
+        ),
+        ("embedding, norm and head", {"2.weight", "2.bias"}),
+        ("a product of two inputs", {"a.weight", "a.bias"}),
+        ("checkpointed inside", {"a.0.weight", "a.0.bias", "a.2.weight", "a.2.bias"}),
+        ("vectorised over samples", {"b.weight", "b.bias"}),
+    ],
+)
+def test_weights_of_linear_and_convolution_layers_wait_for_p2(name: str, waiting: set[str]) -> None:
+    module, inputs = make(name)
+    split = Split(module.parameters())
+    with split.active(deferring=False):
+        roots = roots_of(module, inputs, 0)
+    with split.active(deferring=True):
+        torch.autograd.backward(*roots)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    deferred = {id(p) for call in split.deferred for p in (call.weight, call.bias)}
+    assert {name for name, p in trained.items() if id(p) in deferred} == waiting
+    assert waiting == {name for name, p in trained.items() if p.grad is None}
+
+
+def test_between_p1_and_p2_nothing_but_inputs_and_output_gradients_of_layers_is_kept() -> None:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 6), nn.Softmax(dim=1)).double()
+    seen: dict[str, weakref.ref[Tensor]] = {}
+    for index, layer in enumerate(module):
+        layer.register_forward_hook(lambda _m, _i, out, index=index: seen.update({str(index): weakref.ref(out)}))
+    split = Split(module.parameters())
+    x = real(3, 6).requires_grad_()
+    with split.active(deferring=False):
+        edge = torch.autograd.graph.get_gradient_edge(module(x))
+    with split.active(deferring=True):
+        torch.autograd.backward([edge], [real(3, 6)])
+    del edge
+    assert all(out() is None for out in seen.values())
+    assert [call.x.shape for call in split.deferred] == [(3, 6), (3, 6)]
+    assert all(call.x.grad_fn is None and call.gradient.grad_fn is None for call in split.deferred)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_parameter_with_a_hook_gets_its_gradient_in_p1(register: str) -> None:
+    module = nn.Linear(6, 6).double()
+    called: list[Tensor] = []
+    getattr(module.weight, register)(lambda g: called.append(g))
+    split = Split(module.parameters())
+    with split.active(deferring=False):
+        out = module(real(3, 6))
+    with split.active(deferring=True):
+        torch.autograd.backward(out, real(3, 6))
+    assert len(called) == 1 and module.weight.grad is not None and not split.deferred
+
+
+def test_mixed_precision_is_left_to_autograd() -> None:
+    module = nn.Linear(6, 6)
+    split = Split(module.parameters())
+    with split.active(deferring=False), torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(real(3, 6).float())
+    with split.active(deferring=True):
+        torch.autograd.backward(out, torch.ones_like(out))
+    assert out.dtype == torch.bfloat16
+    assert not split.deferred and module.weight.grad is not None
+
+
+def test_an_input_that_changes_between_p1_and_p2_is_refused() -> None:
+    module, x = nn.Linear(6, 6).double(), real(3, 6)
+    split = Split(module.parameters())
+    with split.active(deferring=False):
+        out = module(x)
+    with split.active(deferring=True):
+        torch.autograd.backward(out, real(3, 6))
+    x.zero_()
+    with pytest.raises(RunFailedError, match="changed a layer's input in place"):
+        add_weight_gradients([split.deferred])
+
+
+def test_an_input_that_changes_before_p1_is_refused_by_autograd() -> None:
+    module, x = nn.Linear(6, 6).double(), real(3, 6)
+    split = Split(module.parameters())
+    with split.active(deferring=False):
+        out = module(x)
+    x.zero_()
+    with split.active(deferring=True), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.backward(out, real(3, 6))
+
+
+def test_outside_a_split_parameters_are_what_they_were() -> None:
+    module = nn.Linear(6, 6)
+    split = Split(module.parameters())
+    with pytest.raises(KeyError), split.active(deferring=False):
+        assert type(module.weight) is not nn.Parameter
+        raise KeyError
+    assert type(module.weight) is nn.Parameter and not hasattr(module.weight, "active_split")

@@ -1,5 +1,6 @@
 """Runs with 2BP end on the weights of the fused single-process reference, in float64."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 
 from planner_service.core.plan import Plan
 from planner_service.core.predict import predict, program_of
-from planner_service.core.schedule.instructions import BackwardWeight, Checkpoint
+from planner_service.core.schedule.instructions import BackwardWeight
+from planner_service.core.schedule.program import Program
+from planner_service.core.timeline import Lane
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import OPTIMIZERS, Weights
@@ -16,9 +19,15 @@ from tests.worker.runtime.test_executor import CUTS, checkpoint_weights, distanc
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
+from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.mail import Mail
+from worker_agent.runtime.optimizers import build_optimizer
+from worker_agent.runtime.recorder import HostClock, Recorder
 from worker_agent.runtime.results import RankResult
-from worker_agent.runtime.stage import random_seed
+from worker_agent.runtime.stage import Stage, random_seed
+from worker_agent.runtime.weights import Weights as Versions
+from worker_agent.runtime.weights import find_slots
 
 MODEL = "tests.worker.runtime.awkward:awkward?width=8"
 DATA = "worker_agent.models.presets:regression?width=8&samples=64"
@@ -70,9 +79,7 @@ def reference(plan: Plan) -> Weights:
     return {name: p.detach() for name, p in chain.root.named_parameters()}
 
 
-@pytest.mark.parametrize("concatenate", [False, True])
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize(("depth", "recompute", "concatenate"), [(2, True, True), (4, False, True), (4, True, False)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_weights_equal_the_fused_reference(
     name: str, depth: int, recompute: bool, concatenate: bool, tmp_path: Path
@@ -82,17 +89,94 @@ def test_weights_equal_the_fused_reference(
     assert distance(weights, reference(plan)) < 1e-13
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b-2"])
 def test_weights_of_replicas_equal_the_fused_reference(name: str, tmp_path: Path) -> None:
     plan = plan_of(name, 2, replicas=2, optimizer="adam")
     weights, _ = execute(plan, tmp_path)
     assert distance(weights, reference(plan)) < 1e-11
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+def test_data_parallel_weights_equal_the_fused_reference(tmp_path: Path) -> None:
+    plan = make_plan("data-parallel", CUTS[1], replicas=2, split_backward=True)
+    weights, _ = execute(plan, tmp_path)
+    assert distance(weights, reference(plan)) < 1e-13
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b-2"])
 def test_the_runtime_executes_exactly_the_split_streams_that_the_simulator_plays(name: str, tmp_path: Path) -> None:
     plan = plan_of(name, 4)
     _, results = execute(plan, tmp_path, checkpoint_every=1)
     for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
         assert any(text.startswith("W") for text in lane.instructions)
         assert without_checkpoints(result.lane) == lane.instructions
+
+
+@pytest.mark.parametrize("concatenate", [False, True])
+def test_a_run_resumed_between_checkpoints_ends_bit_for_bit_like_one_that_never_stopped(
+    concatenate: bool, tmp_path: Path
+) -> None:
+    plan = plan_of("1f1b-2", 4, optimizer="momentum")
+    whole, _ = execute(plan, tmp_path / "whole", concatenate=concatenate)
+    execute(plan, tmp_path / "stopped", steps=3, checkpoint_every=3, concatenate=concatenate)
+    weights, _ = execute(plan, tmp_path / "stopped", first_step=3, concatenate=concatenate)
+    assert distance(weights, whole) == 0.0
+
+
+def run_alone(program: Program, model: str = MODEL) -> tuple[Weights, Lane]:
+    """Executes a program of one stage in this process: its weights afterwards and its lane."""
+    chain = build_model(model, seed=SEED, dtype=torch.float64)
+    cpu = torch.device("cpu")
+    stage = Stage(
+        chain.blocks,
+        first_block=0,
+        criterion=build_loss(None),
+        recompute=False,
+        seed=SEED,
+        device=cpu,
+        split_backward=True,
+    )
+    weights = Versions(find_slots(chain.blocks, chain.names()), lambda p: build_optimizer("sgd", p, RATE))
+    source = open_data(DATA, microbatch_size=2, seed=SEED)
+    recorder = Recorder(HostClock())
+    Executor(
+        stream=program.streams[0],
+        stage=stage,
+        weights=weights,
+        mail=Mail(program, 0, {}, cpu),
+        replicas=None,
+        recorder=recorder,
+        hooks=Hooks(on_instruction=lambda _: None, on_update=lambda *_: None, on_checkpoint=lambda _: None),
+        inputs=lambda k: source.microbatch(k - 1)[0].double(),  # type: ignore[union-attr]
+        targets=lambda k: source.microbatch(k - 1)[1].double(),  # type: ignore[union-attr]
+        update_microbatches=4,
+    ).run()
+    return weights.version_tensors(STEPS), recorder.lane(rank=0, stage=0, replica=0)
+
+
+def test_weights_without_p2_are_others() -> None:
+    """What the other tests compare would not be equal if p2 were left out."""
+    plan = make_plan("1f1b", (0, 4), split_backward=True)
+    split = program_of(plan, batches=STEPS)
+    assert distance(run_alone(split)[0], reference(plan)) < 1e-13
+    assert distance(run_alone(split_off(split))[0], reference(plan)) > 1e-3
+
+
+def split_off(program: Program) -> Program:
+    """The program without its p2."""
+    streams = [
+        replace(stream, instructions=tuple(i for i in stream.instructions if not isinstance(i, BackwardWeight)))
+        for stream in program.streams
+    ]
+    return replace(program, streams=tuple(streams))
+
+
+def test_what_p1_lets_go_and_p2_keeps_is_counted() -> None:
+    """Four linear layers: their inputs and output gradients, where the graph had kept inputs, outputs and targets."""
+    program = program_of(make_plan("gpipe", (0, 4), split_backward=True), batches=STEPS)
+    lane = run_alone(program, model="worker_agent.models.presets:mlp?width=8&depth=4")[1]
+    held = dict(zip(lane.instructions, lane.memory_bytes, strict=True))
+    tensor = 2 * 8 * torch.float64.itemsize
+    activations, kept, empty = (4 + 2) * tensor, (4 + 4) * tensor, held["U1"]
+    assert [held[f"F{k}"] - empty for k in (1, 2, 3, 4)] == [k * activations for k in (1, 2, 3, 4)]
+    assert [held[f"I{k}"] - empty for k in (1, 2, 3, 4)] == [(4 - k) * activations + k * kept for k in (1, 2, 3, 4)]
+    assert held["W1,2,3,4"] == empty
