@@ -56,7 +56,8 @@ def attention(m: Any, x: Tensor) -> Tensor:
     b, s, h = x.shape
     q, k, v = m.qkv(x).view(b, s, 3, 2, h // 2).permute(2, 0, 3, 1, 4).unbind(0)
     mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
-    return torch.as_tensor(m.out(mixed.transpose(1, 2).reshape(b, s, h)) + x)
+    out: Tensor = m.out(mixed.transpose(1, 2).reshape(b, s, h)) + x
+    return out
 
 
 def forces(m: Any, x: Tensor) -> Tensor:
@@ -64,7 +65,8 @@ def forces(m: Any, x: Tensor) -> Tensor:
     energy = m.c(torch.tanh(m.a(x)).square().unsqueeze(1)).square().sum()
     (force,) = torch.autograd.grad(energy, x, create_graph=True)
     (constant,) = torch.autograd.grad(torch.tanh(m.b(x)).sum(), x)
-    return force * constant + m.b(x)
+    out: Tensor = force * constant + m.b(x)
+    return out
 
 
 def frozen(module: nn.Module, name: str) -> nn.Module:

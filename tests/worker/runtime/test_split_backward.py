@@ -178,5 +178,5 @@ def test_what_p1_lets_go_and_p2_keeps_is_counted() -> None:
     tensor = 2 * 8 * torch.float64.itemsize
     activations, kept, empty = (4 + 2) * tensor, (4 + 4) * tensor, held["U1"]
     assert [held[f"F{k}"] - empty for k in (1, 2, 3, 4)] == [k * activations for k in (1, 2, 3, 4)]
-    assert [held[f"I{k}"] - empty for k in (1, 2, 3, 4)] == [(4 - k) * activations + k * kept for k in (1, 2, 3, 4)]
-    assert held["W1,2,3,4"] == empty
+    assert [held[f"I{k}"] - empty for k in (4, 3, 2, 1)] == [(4 - n) * activations + n * kept for n in (1, 2, 3, 4)]
+    assert held["W4,3,2,1"] == empty
