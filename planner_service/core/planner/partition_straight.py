@@ -34,71 +34,67 @@ class Straight:
         """
         if stages > self.space.last:
             return None
-        bound = max(float(self.space.compute_s[-1]) / stages, 0.0) if not self.of_bytes else np.inf
-        while True:
-            bound *= 2
-            best = self._values(stages, bound)[-1][0]
-            if best <= bound or bound > self.space.compute_s[-1] * 2:
-                break
-        if not np.isfinite(best):
-            return None
-        return float(best), tuple(self._preferred(stages, float(best)))
+        total_s = float(self.space.compute_s[-1])
+        bound_s, best = 0.0, np.inf
+        while best > bound_s and bound_s < total_s:
+            bound_s = total_s if self.of_bytes else min(max(2 * bound_s, 2 * total_s / stages), total_s)
+            best = float(self._values(stages, bound_s)[stages, 0])
+        return (best, tuple(self._preferred(stages, best))) if np.isfinite(best) else None
 
-    def _windows(self, bound: float) -> Iterator[tuple[int, slice]]:
-        """By state, from the last: the states that a stage within the bound may end at."""
-        ends = np.searchsorted(self.space.compute_s, (self.space.compute_s + bound) * (1 + ROUNDING), side="right")
-        for here in reversed(range(self.space.last)):
-            yield here, slice(here + 1, int(ends[here]))
+    def _rows(self, stages: int, bound_s: float) -> Iterator[tuple[int, slice, FloatArray]]:
+        """By first state, from the last: the states that a stage within the bound may end at, and what it takes.
 
-    def _values(self, stages: int, bound: float) -> list[FloatArray]:
+        Where memory counts, by j as well.
+        """
+        space, held = self.space, np.arange(1, stages + 1)[:, None]
+        ends = np.searchsorted(space.compute_s, (space.compute_s + bound_s) * (1 + ROUNDING), side="right")
+        for here in reversed(range(space.last)):
+            window = slice(here + 1, int(ends[here]))
+            cost = (space.compute_s[window] - space.compute_s[here])[None]
+            if self.memory is not None:
+                columns = np.arange(window.start, window.stop)
+                held_bytes = self.memory.held_bytes(np.array([here]), columns, held)
+                fits = held_bytes <= self.memory.law.limit_bytes
+                cost = held_bytes if self.of_bytes else np.where(fits, cost, np.inf)
+            yield here, window, cost if space.before is None else np.where(space.before[here, window], cost, np.inf)
+
+    def _values(self, stages: int, bound_s: float) -> FloatArray:
         """V by j and first state."""
-        tables = [np.full(len(self.space), np.inf)]
-        tables[0][-1] = 0.0
-        windows = list(self._windows(bound))
-        for j in range(1, stages + 1):
-            rest = np.maximum(tables[-1], self._cut_s(j - 1))
-            best = np.full(len(self.space), np.inf)
-            for here, window in windows:
-                best[here] = np.maximum(self._stage(here, window, j), rest[window]).min(initial=np.inf)
-            tables.append(best)
-        return tables
+        values = np.full((stages + 1, len(self.space)), np.inf)
+        values[0, -1] = 0.0
+        after = values.copy()
+        cuts_s = self._cuts_s(stages)
+        for here, window, cost in self._rows(stages, bound_s):
+            values[1:, here] = np.maximum(cost, after[:-1, window]).min(axis=1, initial=np.inf)
+            after[:, here] = np.maximum(values[:, here], cuts_s[:, here])
+        return values
 
-    def _stage(self, here: int, window: slice, held: int) -> FloatArray:
-        """What a stage takes, from here to each state of the window; infinite where none is, or fits."""
-        space = self.space
-        cost = space.compute_s[window] - space.compute_s[here]
-        if self.memory is not None:
-            columns = np.arange(window.start, window.stop)
-            held_bytes = self.memory.held_bytes(np.array([here]), columns, held)[0]
-            fits = held_bytes <= self.memory.law.limit_bytes
-            cost = held_bytes if self.of_bytes else np.where(fits, cost, np.inf)
-        return cost if space.before is None else np.where(space.before[here, window], cost, np.inf)
-
-    def _cut_s(self, behind: int) -> FloatArray:
-        """What a cut takes with so many stages behind it, at each state."""
-        if behind == 0 or self.of_bytes:
-            return np.zeros(len(self.space))
-        level = max(k for k in range(len(self.space.levels)) if behind % self.space.devices_inside(k) == 0)
-        return np.asarray(2.0 * self.space.boundary_bytes / self.space.levels[level].bandwidth_bytes_per_s)
+    def _cuts_s(self, stages: int) -> FloatArray:
+        """What a cut takes at each state, by the number of stages behind it."""
+        if self.of_bytes:
+            return np.zeros((stages + 1, len(self.space)))
+        behind = np.arange(stages + 1)
+        bandwidth = np.full(stages + 1, np.inf)
+        for level, links in enumerate(self.space.levels):
+            bandwidth[behind % self.space.devices_inside(level) == 0] = links.bandwidth_bytes_per_s
+        bandwidth[0] = np.inf
+        return np.asarray(2.0 * self.space.boundary_bytes / bandwidth[:, None])
 
     def _preferred(self, stages: int, cost: float) -> Iterator[tuple[int, int, int]]:
         limit = cost * (1 + 2 * ROUNDING)
-        windows = dict(self._windows(np.inf if self.of_bytes else limit))
-        tables = [np.full(len(self.space), np.inf)]
-        tables[0][-1] = 0.0
-        for j in range(1, stages + 1):
-            best = np.full(len(self.space), np.inf)
-            for here, window in windows.items():
-                best[here] = self._sent(here, window, j, limit, tables[-1]).min(initial=np.inf)
-            tables.append(best)
+        within = self._cuts_s(stages) <= limit
+        sent = np.full((stages + 1, len(self.space)), np.inf)
+        sent[0, -1] = 0.0
+        rows = list(self._rows(stages, float(self.space.compute_s[-1]) if self.of_bytes else limit))
+        choices = {}
+        for here, window, stage in rows:
+            beyond = np.where(within[:-1, window], sent[:-1, window] + 2 * self.space.boundary_bytes[window], np.inf)
+            moved = np.where(stage <= limit, beyond, np.inf)
+            sent[1:, here] = moved.min(axis=1, initial=np.inf)
+            enough = sent[1:, here, None] * (1 + ROUNDING)
+            choices[here] = window.start + (moved <= enough).argmax(axis=1) if moved.size else None
         here = 0
-        for j in reversed(range(1, stages + 1)):
-            window = windows[here]
-            sent = self._sent(here, window, j, limit, tables[j - 1])
-            stop = window.start + int(np.flatnonzero(sent <= tables[j][here] * (1 + ROUNDING))[0])
+        for j in reversed(range(stages)):
+            stop = int(choices[here][j])
             yield here, stop, 1
             here = stop
-
-    def _sent(self, here: int, window: slice, j: int, limit: float, table: FloatArray) -> FloatArray:
-        within = (self._stage(here, window, j) <= limit) & (self._cut_s(j - 1)[window] <= limit)
-        return np.where(within, table[window] + 2 * self.space.boundary_bytes[window], np.inf)
