@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from planner_service.commands.calibrate import read_calibration
 from planner_service.commands.files import write_document
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
@@ -26,6 +27,7 @@ def solve(
     batch_size: Annotated[int, typer.Option(help="Samples in a batch.")],
     options: Options,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
 ) -> None:
     """Finds the fastest plan that fits; where none does, says by how much (exit status 3)."""
@@ -34,6 +36,7 @@ def solve(
         cluster=read(Cluster, cluster),
         batch_size=batch_size,
         options=options,
+        calibration=read_calibration(calibration),
     )
     started_s = time.perf_counter()
     answer = ask(planner, problem)

@@ -342,25 +342,38 @@ def _level(cluster: Cluster, ranks: Sequence[int]) -> int:
 
 
 def _exchange_factor(seen: Sequence[_Observed], profile: Profile, cluster: Cluster) -> Term | None:
-    """How many times longer an exchange takes than its bytes over the corrected link."""
+    """How many times longer an exchange takes than its bytes over the corrected link.
+
+    What it waits for a port that others use, as the simulated run shows it, is not its own.
+    """
     plain = replace(profile, overheads=replace(profile.overheads, exchange_factor=1.0))
     factors = []
     for o in seen:
+        if not o.exchanges:
+            continue
         costs = costs_of(o.plan, plain, cluster)
+        simulated = exchange_samples(_simulated(o.run, costs))
         ranks = ranks_by_stage(o.plan.placement)
         for stage, found in o.exchanges.items():
             latency_s = cluster.link(ranks[stage]).latency_s
-            moving_s = costs[stage].reduce_s - latency_s
-            if moving_s > 0 and found.value > latency_s:
-                factors.append((found.value - latency_s) / moving_s)
+            waits_s = max(simulated[stage].value - costs[stage].reduce_s, 0.0)
+            moving_s, seen_s = costs[stage].reduce_s - latency_s, found.value - waits_s - latency_s
+            if moving_s > 0 and seen_s > 0:
+                factors.append(seen_s / moving_s)
     return _term(factors)
+
+
+def _simulated(run: MeasuredRun, costs: tuple[StageCosts, ...]) -> MeasuredRun:
+    """The run as it would have gone with these costs."""
+    timeline = predict(replace(run.plan, costs=costs), batches=run.timeline.batches)
+    return MeasuredRun(plan=run.plan, timeline=timeline)
 
 
 def _activation_factor(seen: Sequence[_Observed]) -> Term | None:
     """What a microbatch keeps, measured over profile: from the peaks beyond what is there whatever is in flight."""
     factors = []
     for o in seen:
-        predicted = predict(replace(o.plan, costs=o.costs), batches=o.run.timeline.batches)
+        predicted = _simulated(o.run, o.costs).timeline
         for ours, theirs in zip(predicted.lanes, o.run.timeline.lanes, strict=True):
             costs = o.costs[ours.stage]
             in_flight = ours.peak_memory_bytes - min(ours.memory_bytes, default=0)

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 
 from planner_service.core.cost.estimate import estimate
+from planner_service.core.cost.memory import keeps_master_weights
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Alternative, Certificate, Plan, Stage, Worker
 from planner_service.core.planner.play import play
 from planner_service.core.planner.problem import Problem
+from planner_service.core.stage_costs import StageCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +35,7 @@ class Decision:
 def complete(problem: Problem, decision: Decision) -> Plan:
     """The plan. `simulated` is left out where playing it would take longer than planning it."""
     options = problem.options
-    costs = estimate(
-        problem.profile,
-        problem.cluster,
-        decision.stages,
-        decision.placement,
-        microbatch_size=decision.microbatch_size,
-        optimizer=options.optimizer,
-        recompute_factor=options.recompute_factor,
-    )
+    master_weights = keeps_master_weights(problem.profile.dtype, options.master_weights)
     plan = Plan(
         planner=decision.planner,
         cost_model=decision.cost_model,
@@ -51,7 +45,7 @@ def complete(problem: Problem, decision: Decision) -> Plan:
         cluster_id=content_id(problem.cluster),
         batch_size=decision.batch_size,
         stages=decision.stages,
-        costs=costs,
+        costs=_costs(problem, decision, master_weights=master_weights),
         placement=decision.placement,
         schedule=decision.schedule,
         microbatch_size=decision.microbatch_size,
@@ -65,6 +59,28 @@ def complete(problem: Problem, decision: Decision) -> Plan:
         configurations_considered=decision.configurations_considered,
         alternatives=decision.alternatives,
         certificate=decision.certificate,
+        master_weights=master_weights,
         estimated=problem.profile.estimated,
+        interpolated=decision.microbatch_size not in problem.profile.microbatch_sizes,
     )
     return replace(plan, simulated=play(plan))
+
+
+def _costs(problem: Problem, decision: Decision, *, master_weights: bool) -> tuple[StageCosts, ...]:
+    """Every stage's, from the profile of the type of its devices."""
+    options = problem.options
+    on_type = {
+        name: estimate(
+            problem.profile_on(name),
+            problem.cluster,
+            decision.stages,
+            decision.placement,
+            microbatch_size=decision.microbatch_size,
+            optimizer=options.optimizer,
+            schedule=decision.schedule,
+            recompute_factor=options.recompute_factor,
+            master_weights=master_weights,
+        )
+        for name in {stage.device for stage in decision.stages}
+    }
+    return tuple(on_type[stage.device][index] for index, stage in enumerate(decision.stages))
