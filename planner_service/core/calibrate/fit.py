@@ -17,8 +17,8 @@ COMMON_DEVIATION = 3.0
 BLOCK_DEVIATION = 0.05
 """How far a block's own factor is expected from the one that all share."""
 
-LEAST_DEVIATION = 1e-5
-"""No observation is taken for more certain than this."""
+LEAST_DEVIATION, MOST_DEVIATION = 1e-5, 0.05
+"""No observation is taken for more certain than this, nor for less: medians leave out what disturbed it."""
 
 LEAST_SLOWNESS = 0.1
 """A bandwidth ten times the known one is no longer what a few delays can say: both terms are then scaled alike."""
@@ -72,7 +72,8 @@ def block_factors(stages: Sequence[StageSeconds], blocks: int) -> FloatArray:
         dense[list(stage.blocks)] = weights[row]
         shared[row] = [dense[list(other.blocks)] @ weights[column] for column, other in enumerate(stages)]
     measured = np.asarray([stage.factor for stage in stages])
-    noise = np.asarray([max(stage.relative_spread, LEAST_DEVIATION) * stage.factor for stage in stages])
+    spreads = np.asarray([stage.relative_spread for stage in stages])
+    noise = np.clip(spreads, LEAST_DEVIATION, MOST_DEVIATION) * measured
     covariance = COMMON_DEVIATION**2 + BLOCK_DEVIATION**2 * shared + np.diag(noise**2)
     pulls = np.linalg.solve(covariance, measured - 1.0)
     factors = np.full(blocks, 1.0 + COMMON_DEVIATION**2 * pulls.sum())

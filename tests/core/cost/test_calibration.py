@@ -252,7 +252,7 @@ def test_forwards_that_other_programs_disturbed_move_no_median() -> None:
     disturbed, quiet = calibrate(PROFILE, CLUSTER, [slow]).forward, calibrate(PROFILE, CLUSTER, [run]).forward
     assert late_s > 0
     assert disturbed is not None and quiet is not None
-    assert disturbed.values == pytest.approx(quiet.values, rel=1e-6)
+    assert disturbed.values == pytest.approx(quiet.values, rel=1e-3)
 
 
 def test_processes_tell_what_they_hold_beside_tensors() -> None:
