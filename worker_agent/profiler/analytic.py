@@ -1,0 +1,115 @@
+"""Analytic: a profile from a model's shapes and a device's datasheet. Nothing is computed, no device is needed.
+
+The model's blocks are built and run on fake tensors, which find out what every block does, moves and keeps; the
+datasheet says how long that takes. Bytes are exact where the measuring profiler's are; times are estimates, and the
+profile says so.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from planner_service.core.cluster import Cluster, Level
+from planner_service.core.errors import InvalidInputError, PipeplanError, require, require_count
+from planner_service.core.profile import Block, Measurement, Method, Model, Overheads, Profile
+from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.data import open_data
+from worker_agent.models.defaults import DefaultFeed, default_feed
+from worker_agent.models.losses import build_loss
+from worker_agent.profiler.counts import BlockCounts, count_blocks
+from worker_agent.profiler.datasheet import Datasheet
+from worker_agent.profiler.job import ProfileJob
+from worker_agent.profiler.roofline import duration_s, update_s_per_byte
+
+CLOCK = "datasheet"
+"""What an estimated profile's `method.clock` says."""
+
+_SEED = 0
+
+OnSize = Callable[[int], None]
+"""Told the microbatch size that comes next."""
+
+
+def estimate_profile(job: ProfileJob, sheet: Datasheet, on_size: OnSize = lambda _: None) -> Profile:
+    """The profile that the datasheet's device would have.
+
+    Of the job, what only measuring needs (devices, rounds, clock) is left aside. Raises InvalidInputError for a model,
+    data or loss that cannot be, blocks that need their tensors' contents, or a dtype that the datasheet does not name.
+    """
+    task = job.task
+    rule = f"must be one in which {sheet.name}'s datasheet gives its speed: {', '.join(sheet.flops_per_s)}"
+    require(task.dtype in sheet.flops_per_s, "dtype", rule, task.dtype)
+    fake = FakeTensorMode()
+    chain = _built(fake, job)
+    feed = default_feed(chain) if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
+    sizes = []
+    for size in task.microbatch_sizes:
+        on_size(size)
+        sizes.append(_counts(fake, chain, feed, size, gpu=sheet.kind == "gpu", dtype=task.dtype))
+    return Profile(
+        model=Model(name=chain.name, spec=task.model),
+        device=sheet.device(),
+        dtype=task.dtype,
+        blocks=tuple(
+            Block(
+                name=name,
+                weight_bytes=weight_bytes,
+                measurements=tuple(
+                    _measurement(size, counts[index], sheet)
+                    for size, counts in zip(task.microbatch_sizes, sizes, strict=True)
+                ),
+            )
+            for index, (name, weight_bytes) in enumerate(zip(chain.block_names, chain.weight_bytes(), strict=True))
+        ),
+        overheads=Overheads(update_s_per_byte=update_s_per_byte(task.optimizer, sheet)),
+        method=Method(warm_up_rounds=0, rounds=0, clock=CLOCK, torch_version=torch.__version__),
+        estimated=True,
+    )
+
+
+def estimate_cluster(sheet: Datasheet, devices: int) -> Cluster:
+    """So many of the datasheet's devices under one level, joined by its link. Raises InvalidInputError without one."""
+    require_count("devices", devices)
+    bandwidth = sheet.link_bandwidth_bytes_per_s
+    if bandwidth is None:
+        raise InvalidInputError("link_bandwidth_bytes_per_s", "is needed to write a cluster", bandwidth)
+    level = Level(size=devices, bandwidth_bytes_per_s=bandwidth, latency_s=sheet.link_latency_s)
+    return Cluster(device=sheet.device(), levels=(level,))
+
+
+def _built(fake: FakeTensorMode, job: ProfileJob) -> Chain:
+    """The chain with fake weights: they take no memory, whatever the model's size."""
+    try:
+        with fake:
+            return build_model(job.task.model, seed=_SEED, dtype=getattr(torch, job.task.dtype))
+    except PipeplanError:
+        raise
+    except Exception as error:  # the factory is the user's: anything may be raised
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        rule = f"must be a model that can be built of tensors without contents to be estimated ({cause})"
+        raise InvalidInputError("model", rule, job.task.model) from error
+
+
+def _counts(
+    fake: FakeTensorMode, chain: Chain, feed: DefaultFeed, microbatch_size: int, *, gpu: bool, dtype: str
+) -> tuple[BlockCounts, ...]:
+    source = open_data(feed.data, microbatch_size=microbatch_size, seed=_SEED)
+    floating = getattr(torch, dtype)
+    return count_blocks(fake, chain.blocks, build_loss(feed.loss), source.microbatch(0), floating=floating, gpu=gpu)
+
+
+def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) -> Measurement:
+    backward_s = duration_s(counts.backward, sheet)
+    input_s = min(duration_s(counts.backward_input, sheet), backward_s)
+    return Measurement(
+        microbatch_size=microbatch_size,
+        forward_s=duration_s(counts.forward, sheet),
+        backward_s=backward_s,
+        backward_input_s=input_s,
+        backward_weight_s=backward_s - input_s,
+        input_bytes=counts.input_bytes,
+        output_bytes=counts.output_bytes,
+        activation_bytes=counts.activation_bytes,
+        workspace_bytes=counts.workspace_bytes,
+    )
