@@ -44,6 +44,7 @@ def estimate(
     schedule: str | None = None,
     recompute_factor: float | None = None,
     master_weights: bool = False,
+    devices: Sequence[int] | None = None,
 ) -> tuple[StageCosts, ...]:
     """Every stage's costs on the devices that the placement gives it.
 
@@ -54,6 +55,8 @@ def estimate(
     """
     measured = profile.at(microbatch_size)
     ranks = ranks_by_stage(placement)
+    if devices is not None:
+        ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
     edges = [boundary_link(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
     ports = [boundary_port_devices(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
     return tuple(

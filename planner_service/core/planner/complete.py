@@ -13,7 +13,10 @@ from planner_service.core.stage_costs import StageCosts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a planner has to say for itself; everything else of a plan follows from it and the problem."""
+    """What a planner has to say for itself; everything else of a plan follows from it and the problem.
+
+    `devices` are those of the ranks, where devices in between stay idle.
+    """
 
     planner: str
     cost_model: str
@@ -30,6 +33,7 @@ class Decision:
     configurations_considered: int
     alternatives: tuple[Alternative, ...] = ()
     certificate: Certificate | None = None
+    devices: tuple[int, ...] | None = None
 
 
 def complete(problem: Problem, decision: Decision) -> Plan:
@@ -80,6 +84,7 @@ def _costs(problem: Problem, decision: Decision, *, master_weights: bool) -> tup
             schedule=decision.schedule,
             recompute_factor=options.recompute_factor,
             master_weights=master_weights,
+            devices=decision.devices,
         )
         for name in {stage.device for stage in decision.stages}
     }
