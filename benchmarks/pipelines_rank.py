@@ -26,7 +26,7 @@ from benchmarks.workload import (
     ROUNDS,
     plan_for,
 )
-from planner_service.core.schedule.program import program_of
+from planner_service.core.predict import program_of
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss

@@ -68,13 +68,18 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What the instruction streams give when they are played with the plan's costs."""
+    """What the instruction streams give when they are played with the plan's costs.
+
+    Where a batch is too long to be played, two shorter ones were, the longer one of `extrapolated_from` microbatches:
+    time, work and memory grow with the microbatches in a straight line once the pipeline is full.
+    """
 
     batches: int
     throughput_samples_per_s: float
     bubble_fraction: float
     busy_fraction: tuple[float, ...]
     peak_memory_bytes: tuple[int, ...]
+    extrapolated_from: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -1,9 +1,18 @@
-"""Predict: plan in, timeline out. The same streams that the runtime executes, played with the plan's costs."""
+"""Predict: plan in, streams and timeline out. The runtime executes the same streams; here the plan's costs play them."""
 
 from planner_service.core.plan import Plan
-from planner_service.core.schedule.program import program_of
+from planner_service.core.schedule.pipeline import pipeline_of
+from planner_service.core.schedule.program import Program, build
 from planner_service.core.simulate import simulate
+from planner_service.core.split_backward import split_backward
 from planner_service.core.timeline import Timeline
+
+
+def program_of(plan: Plan, *, batches: int, first_batch: int = 0, checkpoint_every: int = 0) -> Program:
+    """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one."""
+    pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
+    program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every)
+    return split_backward(program, plan.costs) if plan.split_backward else program
 
 
 def predict(plan: Plan, *, batches: int, first_batch: int = 0) -> Timeline:

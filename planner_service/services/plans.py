@@ -11,9 +11,8 @@ from planner_service.core.errors import InvalidInputError, require
 from planner_service.core.identity import canonical_json, content_id
 from planner_service.core.plan import Answer, Plan
 from planner_service.core.planner.problem import Problem
-from planner_service.core.predict import predict
+from planner_service.core.predict import predict, program_of
 from planner_service.core.profile import Profile
-from planner_service.core.schedule.program import program_of
 from planner_service.core.schedule.text import format_stream
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace

@@ -12,7 +12,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import elastic_launch
 
 from planner_service.core.errors import InvalidInputError, RunFailedError
-from planner_service.core.schedule.program import Program, program_of
+from planner_service.core.predict import program_of
+from planner_service.core.schedule.program import Program
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result

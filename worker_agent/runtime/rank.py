@@ -19,7 +19,8 @@ from planner_service.core.identity import content_id
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import first_versions
 from planner_service.core.schedule.instructions import Checkpoint, Instruction, ReduceGradients, is_compute
-from planner_service.core.schedule.program import Program, Stream, program_of, updates_a_batch
+from planner_service.core.predict import program_of
+from planner_service.core.schedule.program import Program, Stream, updates_a_batch
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import open_data

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planner_service.core.errors import require
-from planner_service.core.plan import SCHEDULES, Plan, Worker
+from planner_service.core.plan import SCHEDULES, Worker
 from planner_service.core.schedule.communicate import communicate
 from planner_service.core.schedule.data_parallel import data_parallel
 from planner_service.core.schedule.gpipe import gpipe
@@ -19,7 +19,7 @@ from planner_service.core.schedule.instructions import (
 from planner_service.core.schedule.naive import naive
 from planner_service.core.schedule.one_f_one_b import one_f_one_b
 from planner_service.core.schedule.pipedream import pipedream
-from planner_service.core.schedule.pipeline import Pipeline, pipeline_of
+from planner_service.core.schedule.pipeline import Pipeline
 from planner_service.core.schedule.two_bw import two_bw
 
 Generator = Callable[[Pipeline, Worker], Iterator[Instruction]]
@@ -84,12 +84,6 @@ def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *
         pipeline=pipeline,
         streams=tuple(stream(rank, worker) for rank, worker in enumerate(workers)),
     )
-
-
-def program_of(plan: Plan, *, batches: int, first_batch: int = 0, checkpoint_every: int = 0) -> Program:
-    """The plan's streams for the batches [first_batch, first_batch + batches)."""
-    pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
-    return build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every)
 
 
 def pipelines_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
