@@ -15,7 +15,8 @@ from planner_service.core.stage_costs import StageCosts
 class Decision:
     """What a planner has to say for itself; everything else of a plan follows from it and the problem.
 
-    `devices` are those of the ranks, where devices in between stay idle.
+    `devices` are those of the ranks, where devices in between stay idle. `order` are a graph's blocks as the stages
+    hold them.
     """
 
     planner: str
@@ -34,6 +35,7 @@ class Decision:
     alternatives: tuple[Alternative, ...] = ()
     certificate: Certificate | None = None
     devices: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = None
 
 
 def complete(problem: Problem, decision: Decision) -> Plan:
@@ -62,6 +64,7 @@ def complete(problem: Problem, decision: Decision) -> Plan:
         optimal_in_flight=decision.optimal_in_flight,
         configurations_considered=decision.configurations_considered,
         alternatives=decision.alternatives,
+        order=None if problem.profile.edges is None else decision.order,
         certificate=decision.certificate,
         master_weights=master_weights,
         estimated=problem.profile.estimated,
@@ -85,6 +88,7 @@ def _costs(problem: Problem, decision: Decision, *, master_weights: bool) -> tup
             recompute_factor=options.recompute_factor,
             master_weights=master_weights,
             devices=decision.devices,
+            order=decision.order,
         )
         for name in {stage.device for stage in decision.stages}
     }

@@ -285,7 +285,7 @@ def _partition(search: Search, parts: tuple[Part, ...], cost_s: float, proof: Pr
     return Partition(
         shares=tuple(_shares(search.space, search.outermost, parts, 1, 0.0)),
         cost_s=cost_s,
-        placement=tuple(_placement(parts, count())),
+        placement=tuple(placement_of(parts, count())),
         proof=proof,
     )
 
@@ -310,10 +310,10 @@ def _shares(space: Space, level: int, parts: Sequence[Part], copies: int, around
         )
 
 
-def _placement(parts: Sequence[Part], numbers: Iterator[int]) -> list[tuple[int, int]]:
+def placement_of(parts: Sequence[Part], numbers: Iterator[int]) -> list[tuple[int, int]]:
     """(stage, replica) by device. Replica k of a part's stage sits on unit k mod units: a minibatch stays in a unit."""
     placed = []
     for part in parts:
-        inside = _placement(part.inside, numbers) if part.inside else [(next(numbers), 0)]
+        inside = placement_of(part.inside, numbers) if part.inside else [(next(numbers), 0)]
         placed += [(stage, replica * part.units + unit) for unit in range(part.units) for stage, replica in inside]
     return placed

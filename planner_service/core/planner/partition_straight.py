@@ -46,7 +46,7 @@ class Straight:
 
         Where memory counts, by j as well.
         """
-        space, held = self.space, np.arange(1, stages + 1)[:, None]
+        space, held = self.space, np.arange(1.0, stages + 1)[:, None]
         ends = np.searchsorted(space.compute_s, (space.compute_s + bound_s) * (1 + ROUNDING), side="right")
         for here in reversed(range(space.last)):
             window = slice(here + 1, int(ends[here]))
@@ -92,7 +92,7 @@ class Straight:
             moved = np.where(stage <= limit, beyond, np.inf)
             sent[1:, here] = moved.min(axis=1, initial=np.inf)
             enough = sent[1:, here, None] * (1 + ROUNDING)
-            choices[here] = window.start + (moved <= enough).argmax(axis=1) if moved.size else None
+            choices[here] = window.start + (moved <= enough).argmax(axis=1) if moved.size else np.zeros(stages)
         here = 0
         for j in reversed(range(stages)):
             stop = int(choices[here][j])

@@ -11,19 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
 
-import numpy as np
-
-from planner_service.core.cost.compute import IntArray
 from planner_service.core.errors import InvalidInputError, require
 from planner_service.core.plan import Alternative, Answer, Infeasible, Stage, Worker
 from planner_service.core.planner.asked import measured_at, refuse_unused, require_schedule
 from planner_service.core.planner.complete import Decision, complete
+from planner_service.core.planner.graph_states import CutStates, cut_states
 from planner_service.core.planner.partition import Partition, Search, data_parallel, nearest, partition
 from planner_service.core.planner.partition_memory import in_flight
-from planner_service.core.planner.pipedream_terms import search, stage, synchronisation
+from planner_service.core.planner.pipedream_release import Release
+from planner_service.core.planner.pipedream_terms import network, released, search, stage, synchronisation
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason, shortfall, slower
-from planner_service.core.planner.states import States, chain_states
+from planner_service.core.planner.states import States
 
 NAME = "pipedream"
 
@@ -35,17 +34,29 @@ USED = (
     "fewer_machines",
     "semantics",
     "compression_ratio",
+    "cuts",
 )
+
+
+MAX_STATES = 12_000
+"""Cuts of a model: a few seconds of searching; it takes the square of them."""
+
+MAX_RELEASED = 2e10
+"""Entries that the released program's tables compare: about a minute."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """What is cut: the states of a problem's model, and the blocks before each of them."""
+    """What is cut: the states of a problem's model, and what stands for them in its profile."""
 
     problem: Problem
     microbatch_size: int
-    states: States
-    blocks_before: IntArray
+    cuts: CutStates
+
+    @property
+    def states(self) -> States:
+        """Where it can be cut."""
+        return self.cuts.states
 
     def stages(self, found: Partition) -> tuple[Stage, ...]:
         """As a plan has them."""
@@ -56,7 +67,13 @@ class Model:
         )
 
     def _blocks(self, start: int, stop: int) -> tuple[int, int]:
-        return int(self.blocks_before[start]), int(self.blocks_before[stop])
+        return int(self.cuts.blocks_before[start]), int(self.cuts.blocks_before[stop])
+
+    def order(self, found: Partition) -> tuple[int, ...] | None:
+        """The blocks of a graph, so that each stage's stand together; None for a chain."""
+        if self.problem.profile.edges is None:
+            return None
+        return self.cuts.order_of([0, *(share.stop for share in found.shares)])
 
 
 def pipedream(problem: Problem) -> Answer:
@@ -69,10 +86,28 @@ def pipedream(problem: Problem) -> Answer:
     _check(problem)
     model = _model(problem)
     wanted = search(problem, model.states)
-    found = partition(wanted)
+    found = _released(model, wanted) if released(problem) else partition(wanted)
     if found is None:
         return _nearest_miss(model, wanted)
     return complete(problem, _decision(model, wanted, found))
+
+
+def _released(model: Model, wanted: Search) -> Partition | None:
+    """As the authors' program; it does not look at memory."""
+    states, outermost = len(model.states), model.problem.cluster.levels[-1].size
+    inside = model.problem.cluster.levels[:-1]
+    entries = states**2 * outermost**2 / 2 + sum(states**3 * level.size**2 / 6 for level in inside)
+    rule = f"must be what the released program's tables hold ({MAX_RELEASED:g} entries) on {states} cuts"
+    require(entries <= MAX_RELEASED, "cluster.levels", rule, [level.size for level in model.problem.cluster.levels])
+    options = model.problem.options
+    tables = Release(
+        model.states,
+        network(model.problem),
+        ratio=options.compression_ratio,
+        straight=wanted.straight,
+        fewer=wanted.fewer,
+    )
+    return tables.partition()
 
 
 def _check(problem: Problem) -> None:
@@ -81,9 +116,17 @@ def _check(problem: Problem) -> None:
     require_schedule(options, (NAME,), NAME)
     types = [group.device.name for group in problem.cluster.groups]
     require(len(set(types)) <= 1, "cluster.groups", f"must be of one type for the planner {NAME}", types)
-    released = options.semantics == "release"
     rule = "is an option of --semantics release only"
-    require(options.compression_ratio is None or released, "compression_ratio", rule, options.compression_ratio)
+    require(
+        options.compression_ratio is None or released(problem), "compression_ratio", rule, options.compression_ratio
+    )
+    if released(problem):
+        rule = "must be parameter-server for --semantics release, which knows no other"
+        require(synchronisation(problem) == "parameter-server", "synchronisation", rule, options.synchronisation)
+        rule = "cannot be asked of several levels with --semantics release: which devices of a server would idle?"
+        require(not options.fewer_machines or len(problem.cluster.levels) == 1, "fewer_machines", rule, True)
+    rule = "is an option for a model that is a graph"
+    require(options.cuts is None or problem.profile.edges is not None, "cuts", rule, options.cuts)
 
 
 def minibatch_size(problem: Problem) -> int:
@@ -106,12 +149,16 @@ def minibatch_size(problem: Problem) -> int:
 
 def _model(problem: Problem) -> Model:
     size = minibatch_size(problem)
-    states = chain_states(problem.profile, size)
-    model = Model(problem=problem, microbatch_size=size, states=states, blocks_before=np.arange(len(states)))
+    blocks = len(problem.profile.blocks)
+    rule = f"must be at most {MAX_STATES} for the planner {NAME}"
+    require(blocks < MAX_STATES, "profile.blocks", rule, blocks)
+    model = Model(
+        problem=problem, microbatch_size=size, cuts=cut_states(problem.profile, size, cuts=problem.options.cuts)
+    )
     if problem.options.straight and not problem.options.fewer_machines:
-        cuts, devices = len(states) - 1, problem.cluster.devices
-        rule = f"needs a stage for each of the {devices} devices, and the model can be cut into {cuts} at most"
-        require(devices <= cuts, "straight", rule, True)
+        parts, devices = len(model.states) - 1, problem.cluster.devices
+        rule = f"needs a stage for each of the {devices} devices, and the model can be cut into {parts} at most"
+        require(devices <= parts, "straight", rule, True)
     return model
 
 
@@ -121,7 +168,8 @@ def _decision(model: Model, wanted: Search, found: Partition) -> Decision:
     size = model.microbatch_size
     return Decision(
         planner=NAME,
-        cost_model=f"pipedream-2018-3.2/{synchronisation(model.problem)}",
+        order=model.order(found),
+        cost_model=cost_model(model.problem),
         stages=stages,
         placement=tuple(Worker(stage=index, replica=replica) for index, replica in found.placement),
         schedule=NAME,
@@ -137,6 +185,15 @@ def _decision(model: Model, wanted: Search, found: Partition) -> Decision:
     )
 
 
+def cost_model(problem: Problem) -> str:
+    """The name of the closed form."""
+    if released(problem):
+        ratio = problem.options.compression_ratio
+        return "pipedream-release" if ratio is None else f"pipedream-release/compression-{ratio:g}"
+    paper = "2018-3.2" if len(problem.cluster.levels) == 1 else "2019-3.1"
+    return f"pipedream-{paper}/{synchronisation(problem)}"
+
+
 def _considered(wanted: Search) -> int:
     before = wanted.space.before
     states = len(wanted.space)
@@ -145,7 +202,12 @@ def _considered(wanted: Search) -> int:
 
 
 def _alternatives(model: Model, wanted: Search, found: Partition) -> Iterator[Alternative]:
-    """The two that everybody knows, where they are not the answer: data parallelism and a straight pipeline."""
+    """The two that everybody knows, where they are not the answer: data parallelism and a straight pipeline.
+
+    Their rates are the paper's: with other semantics they are left out.
+    """
+    if released(model.problem):
+        return
     if len(found.shares) > 1:
         yield _alternative(model, wanted, data_parallel(wanted))
     if len(found.shares) < wanted.devices < len(model.states):

@@ -17,15 +17,24 @@ def synchronisation(problem: Problem) -> str:
     return problem.options.synchronisation or "parameter-server"
 
 
-def search(problem: Problem, states: States, *, straight: bool | None = None) -> Search:
-    """The search that the problem asks for."""
-    levels = [
+def released(problem: Problem) -> bool:
+    """Whether the authors' program is asked for, not their papers."""
+    return problem.options.semantics == "release"
+
+
+def network(problem: Problem) -> list[LevelLinks]:
+    """The cluster's levels."""
+    return [
         LevelLinks(units=level.size, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s)
         for level in problem.cluster.levels
     ]
+
+
+def search(problem: Problem, states: States, *, straight: bool | None = None) -> Search:
+    """The search that the problem asks for."""
     return search_of(
         states,
-        levels,
+        network(problem),
         exchange=FACTORS[synchronisation(problem)],
         law=law(problem),
         straight=problem.options.straight if straight is None else straight,
