@@ -18,6 +18,9 @@ class PlanRequest(Wire):
     planner: str = Field(min_length=1, max_length=64, examples=["pipedream-2bw"])
     batch_size: int = Field(ge=1, le=MAX_BATCH_SIZE, description="samples in a batch")
     options: Options = Options()
+    other_profile_ids: tuple[str, ...] = Field(
+        default=(), max_length=16, description="the same model's profiles on the cluster's other types of devices"
+    )
 
 
 class PlanSummary(Wire):
