@@ -40,7 +40,7 @@ class Questions:
         return self._tables[kind]
 
     def shared(self, kind: Kind) -> Kind:
-        """The kind without what makes no difference: where replicas differ, a stage's number, and workers in between."""
+        """The kind without what makes no difference where replicas differ: its number, and workers in between."""
         if self.shape.width is not None:
             return kind
         held = -(-kind.workers // kind.replicas)

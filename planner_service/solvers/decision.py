@@ -7,7 +7,6 @@ the cuts lie, which type of device each stage takes, how many of them, how many 
 One worker and a limit in the solver's deterministic seconds make the same question give the same answer.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -141,7 +140,7 @@ class _Model:
 
     def _levels(self, places: Places) -> None:
         """The levels that every stage and every boundary reaches up to, from where its type's devices begin."""
-        rows, pairs = _place_rows(places), _pair_rows(places)
+        rows, pairs = _Rows(places), _pair_rows(places)
         top = len(places.cluster.levels) - 1
         owns: list[cp_model.IntVar] = []
         anchors: list[cp_model.IntVar] = []
@@ -178,7 +177,10 @@ class _Model:
 
 
 class _Rows(dict[Team, list[tuple[int, int, int]]]):
-    """For a team: (first of its type's devices, the level its replicas reach up to, its first device)."""
+    """For a team: (first of its type's devices, the level its replicas reach up to, the unit its first device is in).
+
+    A unit is one of the innermost level: how far devices lie apart depends on their units alone.
+    """
 
     def __init__(self, places: Places) -> None:
         super().__init__()
@@ -188,17 +190,13 @@ class _Rows(dict[Team, list[tuple[int, int, int]]]):
         ranks = self._places.ranks[team.type]
         lows, highs = ranks[: len(ranks) - team.replicas + 1], ranks[team.replicas - 1 :]
         levels = self._places.bandwidths.levels(lows, highs)
-        self[team] = [
-            (first, int(level), int(low)) for first, (level, low) in enumerate(zip(levels, lows, strict=True))
-        ]
+        units = lows // self._places.cluster.levels[0].size
+        self[team] = list(zip(range(len(lows)), levels.tolist(), units.tolist(), strict=True))
         return self[team]
 
 
-def _place_rows(places: Places) -> _Rows:
-    return _Rows(places)
-
-
-def _pair_rows(places: Places) -> Sequence[tuple[int, int, int]]:
-    """The level between any two devices."""
-    devices = range(places.cluster.devices)
-    return [(low, high, places.level(low, high)) for low, high in product(devices, devices)]
+def _pair_rows(places: Places) -> list[tuple[int, int, int]]:
+    """The level between any two units."""
+    size = places.cluster.levels[0].size
+    units = range(places.cluster.devices // size)
+    return [(low, high, places.level(low * size, high * size)) for low, high in product(units, units)]

@@ -1,11 +1,11 @@
 """Exact: the planner for what no recurrence expresses, by OR-tools CP-SAT, with a proof or a gap.
 
-Stages are contiguous blocks; each recomputes or not, fits its own device under the schedule's real number of microbatches
-in flight, and runs on one of the cluster's types of devices, whose own profile gives its times. Cuts may be forced and
-forbidden. The objective is the schedule's: PipeDream's slowest stage or boundary with replicas of its own for every
-stage, or that of PipeDream-2BW's appendix A.1 at equal widths, with the flush of 1F1B and GPipe. The closed forms are
-those of `core.cost`, as the recurrences have them. Where a cluster has several levels, PipeDream's stages lie in a row
-on its devices, and a transfer is as slow as the slowest level that it crosses.
+Stages are contiguous blocks; each recomputes or not, fits its own device under the schedule's real number of
+microbatches in flight, and runs on one of the cluster's types of devices, whose own profile gives its times. Cuts may
+be forced and forbidden. The objective is the schedule's: PipeDream's slowest stage or boundary with replicas of its own
+for every stage, or that of PipeDream-2BW's appendix A.1 at equal widths, with the flush of 1F1B and GPipe. The closed
+forms are those of `core.cost`, as the recurrences have them. Where a cluster has several levels, PipeDream's stages lie
+in a row on its devices, and a transfer is as slow as the slowest level that it crosses.
 """
 
 from collections.abc import Iterator

@@ -129,7 +129,7 @@ class Tabulated:
 
     def compute_s(self, kind_type: int) -> FloatArray:
         """The least compute of all intervals on a type of device."""
-        return np.minimum.reduce([self._compute_s[kind_type, recompute] for recompute in self.recomputes])
+        return np.asarray(np.minimum.reduce([self._compute_s[kind_type, way] for way in self.recomputes]))
 
     @cached_property
     def may_be_stage(self) -> BoolArray:
@@ -170,9 +170,6 @@ class Tabulated:
         if fitting:
             return min(fitting, key=lambda way: (way.time_s, way.recompute))
         return min(ways, key=lambda way: (way.memory.total, way.recompute))
-
-    def _better(self, tables: list[FloatArray]) -> FloatArray:
-        return np.where(self.may_be_stage, np.minimum.reduce(tables), np.inf)
 
     def _fitting_s(self, shape: Shape, kind: Kind, recompute: bool) -> FloatArray:
         fits = self._held(shape, kind, recompute) <= self.types[kind.type].usable_bytes
