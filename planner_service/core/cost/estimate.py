@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner_service.core.cluster import Cluster, Level
+from planner_service.core.cost.boundaries import Boundary, boundaries, in_order
 from planner_service.core.cost.compute import recompute_s
 from planner_service.core.cost.memory import fixed_copies
 from planner_service.core.cost.ports import boundary_port_devices, port_devices
@@ -45,6 +46,7 @@ def estimate(
     recompute_factor: float | None = None,
     master_weights: bool = False,
     devices: Sequence[int] | None = None,
+    order: Sequence[int] | None = None,
 ) -> tuple[StageCosts, ...]:
     """Every stage's costs on the devices that the placement gives it.
 
@@ -52,7 +54,10 @@ def estimate(
     its planner assumed. A transfer takes its bytes over the slowest link that the boundary crosses. Where a profile
     has no split backward, all of it counts as the gradient of the input, so that splitting promises nothing. The
     `schedule` decides which of the profile's shares and overheads a stage has (`Overheads`; None: those of none).
+    `order` is the graph's blocks as the stages hold them.
     """
+    tensors = boundaries(profile, microbatch_size, stages, order)
+    profile = profile if order is None else in_order(profile, order)
     measured = profile.at(microbatch_size)
     ranks = ranks_by_stage(placement)
     if devices is not None:
@@ -64,6 +69,7 @@ def estimate(
             profile,
             stage,
             measured,
+            boundary=tensors[index],
             ports=_Ports(
                 activation=ports[index] if index < len(ports) else 0,
                 gradient=ports[index - 1] if index > 0 else 0,
@@ -85,6 +91,7 @@ def _stage_costs(
     stage: Stage,
     measured: Sequence[Measurement],
     *,
+    boundary: Boundary,
     ports: _Ports,
     group: Level,
     before: Level | None,
@@ -106,12 +113,12 @@ def _stage_costs(
         recompute_s=shares.recompute * recompute_s(blocks, recompute_factor),
         update_s=weight_bytes * shares.update_s_per_byte,
         reduce_s=_reduce_s(weight_bytes * overheads.exchange_factor, stage.replicas, group),
-        activation_transfer_s=_transfer_s(blocks[-1].output_bytes, after),
-        gradient_transfer_s=_transfer_s(measured[stage.start - 1].output_bytes, before),
+        activation_transfer_s=_transfer_s(boundary.sent_bytes, after),
+        gradient_transfer_s=_transfer_s(boundary.received_bytes, before),
         latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
         instruction_s=overheads.instruction_s,
         activation_bytes=sum(block.activation_bytes for block in blocks),
-        input_bytes=blocks[0].input_bytes,
+        input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
         fixed_bytes=weight_bytes * fixed,
         activation_port_devices=ports.activation,
