@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 
-from planner_service.core.errors import require
+from planner_service.core.errors import MissingDependencyError, require
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Answer, Plan
 from planner_service.core.planner.auto import auto
 from planner_service.core.planner.gpipe import gpipe
+from planner_service.core.planner.on_chain import on_chain
 from planner_service.core.planner.pipedream import pipedream
 from planner_service.core.planner.problem import Planner, Problem
 from planner_service.core.planner.two_bw import two_bw
@@ -15,13 +17,21 @@ from planner_service.solvers.progress import Observer, unobserved
 
 
 def exact(problem: Problem, observe: Observer = unobserved) -> Answer:
-    """The solver's planner; OR-tools is imported when it is asked."""
+    """The solver's planner; OR-tools is imported when it is asked. Raises MissingDependencyError without it."""
+    if find_spec("ortools") is None:
+        raise MissingDependencyError("the planner exact needs OR-tools: pip install 'pipeplan[service]'")
     from planner_service.solvers.exact import exact as planner
 
     return planner(problem, observe)
 
 
-PLANNERS: dict[str, Planner] = {"pipedream": pipedream, "pipedream-2bw": two_bw, "gpipe": gpipe, "exact": exact}
+PLANNERS: dict[str, Planner] = {
+    "pipedream": pipedream,
+    "pipedream-2bw": on_chain(two_bw),
+    "gpipe": on_chain(gpipe),
+    "exact": on_chain(exact),
+}
+"""Of these only pipedream plans graphs as they are."""
 PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
 
 
@@ -32,7 +42,8 @@ def solve(planner: str, problem: Problem, observe: Observer = unobserved) -> Ans
     """
     require(planner in PLANNERS, "planner", f"must be one of {', '.join(PLANNERS)}", planner)
     _require_one_type(planner, problem)
-    answer = exact(problem.corrected, observe) if planner == "exact" else PLANNERS[planner](problem.corrected)
+    asked = on_chain(partial(exact, observe=observe)) if planner == "exact" else PLANNERS[planner]
+    answer = asked(problem.corrected)
     if problem.calibration is None or not isinstance(answer, Plan):
         return answer
     return replace(
