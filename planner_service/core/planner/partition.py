@@ -12,6 +12,7 @@ from itertools import count
 
 import numpy as np
 
+from planner_service.core.cost.compute import FloatArray, IntArray
 from planner_service.core.planner.partition_level import Level, Optimum
 from planner_service.core.planner.partition_memory import (
     FittingSearch,
@@ -21,7 +22,7 @@ from planner_service.core.planner.partition_memory import (
     memory_of,
     smallest,
 )
-from planner_service.core.planner.partition_probe import Stages
+from planner_service.core.planner.partition_probe import Stages, units_before
 from planner_service.core.planner.partition_recurrence import Problem, Recurrence
 from planner_service.core.planner.partition_space import LevelLinks, Space, space_of
 from planner_service.core.planner.partition_straight import Straight
@@ -54,16 +55,17 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Why nothing is better: no plan is below `bound_s`.
+    """Why nothing is better: no plan is below `bound_s`, were memory no matter (`probe`), or as every one was compared.
 
-    `least` (by state) are devices, or units of the outermost level, that are needed from each state to the end at
-    the bottleneck `refuted_s`; of the first state more than there are. Empty where every plan was compared.
+    `rows` are of the bottleneck `refuted_s`: by state, how many units of the outermost level are needed at least from
+    there to the end; of the first state more than there are. A second row says the same of plans of which at least
+    one stage has two units or more; then the first only counts for it.
     """
 
     method: str
     bound_s: float
     refuted_s: float = 0.0
-    least: tuple[float, ...] = ()
+    rows: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,7 @@ def partition(search: Search) -> Partition | None:
         return _straight(search)
     level = Level(search.space, search.outermost, fewer=search.fewer)
     optimum = level.optimum(0, search.space.last)
-    found = _partition(search, _parts(level, 0, search.space.last), optimum.cost_s, _proof(search, optimum))
+    found = _partition(search, _parts(level, 0, search.space.last), optimum.cost_s, _proof(search, level))
     if search.memory is None or fits(search, found):
         return found
     return _fitting(search, level, optimum)
@@ -152,12 +154,26 @@ def _parts(level: Level, start: int, stop: int) -> tuple[Part, ...]:
     )
 
 
-def _proof(search: Search, optimum: Optimum) -> Proof:
-    least = [0.0] * len(search.space)
-    if optimum.refutation is not None:
-        for state, units in zip(optimum.refutation.states.tolist(), optimum.refutation.least.tolist(), strict=True):
-            least[search.space.original[state]] = units
-    return Proof(method="probe", bound_s=optimum.cost_s, refuted_s=optimum.refuted_s, least=tuple(least))
+def _proof(search: Search, level: Level) -> Proof:
+    optimum = level.refutation(0, search.space.last)
+    table = optimum.refutation
+    if table is None:
+        return Proof(method="probe", bound_s=0.0)
+    before = units_before(level.needs(optimum.refuted_s), table.states)
+    rows = [table.least] if table.replicated is None else [table.least, table.replicated]
+    return Proof(
+        method="probe",
+        bound_s=optimum.cost_s,
+        refuted_s=optimum.refuted_s,
+        rows=tuple(_row(search.space, table.states, np.minimum(row, level.units + 1 - before)) for row in rows),
+    )
+
+
+def _row(space: Space, states: IntArray, least: FloatArray) -> tuple[float, ...]:
+    """By state as given; 0 for those that may not be cut."""
+    row = np.zeros(len(space))
+    row[space.original[states]] = least
+    return tuple(row.tolist())
 
 
 def _straight(search: Search) -> Partition | None:
@@ -200,10 +216,10 @@ def _fitting(search: Search, level: Level, optimum: Optimum) -> Partition | None
     if smallest(memory, search.space, search.devices)[0] > memory.law.limit_bytes:
         return None
     if search.outermost > 0:
-        return _on_one_level(search, optimum)
+        return _on_one_level(search, level)
     found = FittingSearch(level, memory).search(optimum.refuted_s)
     parts = tuple(Part(start=a, stop=b, units=m) for a, b, m in found.stages or ())
-    return _partition(search, parts, found.cost_s, Proof(method="bounds", bound_s=found.refuted_s)) if parts else None
+    return _partition(search, parts, found.cost_s, _proof(search, level)) if parts else None
 
 
 def _memory(search: Search) -> Memory:
@@ -212,10 +228,10 @@ def _memory(search: Search) -> Memory:
     return search.memory
 
 
-def _on_one_level(search: Search, optimum: Optimum) -> Partition | None:
+def _on_one_level(search: Search, level: Level) -> Partition | None:
     """As if every link were the slowest: a plan that is possible, and no faster than it says."""
     found = partition(replace(search, space=replace(search.space, levels=_one_level(search.space))))
-    return None if found is None else replace(found, proof=Proof(method="bounds", bound_s=optimum.cost_s))
+    return None if found is None else replace(found, proof=_proof(search, level))
 
 
 def nearest(search: Search) -> tuple[Partition, int, float]:

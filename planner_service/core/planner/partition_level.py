@@ -7,7 +7,7 @@ the way of a found plan and whose bounds differ are solved inside.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -105,6 +105,15 @@ class Level:
             bisect = bisect and best.cost_s > low_s * (1 + 1e-9)
         return Optimum(cost_s=best.cost_s, stages=best.stages, refuted_s=low_s, refutation=table)
 
+    def refutation(self, start: int, stop: int) -> Optimum:
+        """The optimum with a table that refutes all below it, wherever bounds alone had done so."""
+        optimum = self.optimum(start, stop)
+        below_s = optimum.cost_s * (1 - STEP)
+        if optimum.refutation is not None and optimum.refuted_s >= below_s * (1 - STEP):
+            return optimum
+        _, table = self.probe(start, stop, below_s)
+        return replace(optimum, refuted_s=below_s, refutation=table)
+
     def measured(self, stages: Stages) -> Optimum:
         """Stages at their true cost, boundaries included."""
         costs = [self.stage_s(*stage) for stage in stages]
@@ -162,7 +171,7 @@ class Level:
         replicas = least_with_replicas(needs, table)
         if replicas.least[0] <= self.units:
             return self.spread(path(needs, table, replicas)), table
-        return straight_path(needs, table, self.units), table
+        return straight_path(needs, table, self.units), replace(table, replicated=replicas.least)
 
     def spread(self, stages: Stages) -> Stages:
         """The units that are left over go to the first stage that has more than one."""

@@ -81,10 +81,14 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """R by position among the states that may be cut. Too large where more than there is would be needed in all."""
+    """R by position among the states that may be cut. Too large where more than there is would be needed in all.
+
+    `replicated`, where it mattered: the same with at least one stage of two units or more.
+    """
 
     states: IntArray
     least: FloatArray
+    replicated: FloatArray | None = None
 
 
 def least_units(needs: Needs, states: IntArray, units: int) -> Table:

@@ -8,7 +8,7 @@ program computes (`pipedream_release`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from planner_service.core.errors import InvalidInputError, require
@@ -18,6 +18,7 @@ from planner_service.core.planner.complete import Decision, complete
 from planner_service.core.planner.graph_states import CutStates, cut_states
 from planner_service.core.planner.partition import Partition, Search, data_parallel, nearest, partition
 from planner_service.core.planner.partition_memory import in_flight
+from planner_service.core.planner.pipedream_certificate import certificate
 from planner_service.core.planner.pipedream_release import Release
 from planner_service.core.planner.pipedream_terms import network, released, search, stage, synchronisation
 from planner_service.core.planner.problem import Problem
@@ -182,6 +183,7 @@ def _decision(model: Model, wanted: Search, found: Partition) -> Decision:
         optimal_in_flight=-(-sum(replicas) // replicas[0]),
         configurations_considered=_considered(wanted),
         alternatives=tuple(_alternatives(model, wanted, found)),
+        certificate=certificate(model.problem, found),
     )
 
 
@@ -209,13 +211,14 @@ def _alternatives(model: Model, wanted: Search, found: Partition) -> Iterator[Al
     if released(model.problem):
         return
     if len(found.shares) > 1:
-        yield _alternative(model, wanted, data_parallel(wanted))
+        yield _alternative(model, data_parallel(wanted))
     if len(found.shares) < wanted.devices < len(model.states):
         straight = search(model.problem, model.states, straight=True)
-        yield _alternative(model, wanted, partition(straight) or nearest(straight)[0])
+        loser = partition(straight) or partition(replace(straight, memory=None))
+        yield from [_alternative(model, loser)] if loser else []
 
 
-def _alternative(model: Model, wanted: Search, loser: Partition) -> Alternative:
+def _alternative(model: Model, loser: Partition) -> Alternative:
     index, memory_bytes = _largest(model, loser)
     missing_bytes = memory_bytes - model.problem.cluster.device.usable_bytes
     throughput_samples_per_s = model.microbatch_size / loser.cost_s
