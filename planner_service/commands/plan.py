@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner_service.commands.calibrate import read_calibration
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
 from planner_service.contract.documents import answer_document, plan_document, read
@@ -37,6 +38,7 @@ def create(
     planner: Annotated[str, typer.Option(help="pipedream, pipedream-2bw, gpipe, ...")],
     batch_size: Annotated[int, typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a batch.")],
     options: Options,
+    calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: AsJson = False,
@@ -49,6 +51,7 @@ def create(
             planner=planner,
             batch_size=batch_size,
             options=options,
+            calibration=read_calibration(calibration),
             other_profile_ids=tuple(_profile_id(service, other) for other in profile[1:]),
         )
         created = service.create_plan(request)

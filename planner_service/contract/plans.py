@@ -5,6 +5,7 @@ from datetime import datetime
 from pydantic import Field
 
 from planner_service.contract.jobs import Wire
+from planner_service.core.cost.calibration import Calibration
 from planner_service.core.planner.problem import Options
 
 MAX_BATCH_SIZE = 2**31 - 1
@@ -20,6 +21,9 @@ class PlanRequest(Wire):
     options: Options = Options()
     other_profile_ids: tuple[str, ...] = Field(
         default=(), max_length=16, description="the same model's profiles on the cluster's other types of devices"
+    )
+    calibration: Calibration | None = Field(
+        default=None, description="corrects profile and cluster; `pipeplan calibrate` makes it from runs"
     )
 
 

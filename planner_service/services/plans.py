@@ -153,6 +153,7 @@ def _problem(context: Context, request: PlanRequest) -> Problem:
         batch_size=request.batch_size,
         options=request.options,
         other_profiles=others,
+        calibration=request.calibration,
     )
 
 

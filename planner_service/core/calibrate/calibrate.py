@@ -23,10 +23,12 @@ from planner_service.core.cost.transfer import ranks_by_stage
 from planner_service.core.errors import require
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Plan
-from planner_service.core.predict import predict
+from planner_service.core.predict import program_of
 from planner_service.core.profile import Measurement, Profile
+from planner_service.core.simulate import simulate
 from planner_service.core.stage_costs import StageCosts
 from planner_service.core.throughput import throughput_samples_per_s
+from planner_service.core.timeline import Timeline
 
 Seconds = Callable[[Measurement], float]
 
@@ -99,6 +101,10 @@ def require_run_of(profile: Profile, run: MeasuredRun, field: str) -> None:
         ("profile_id", plan.profile_id, content_id(profile)),
     ):
         require(given == wanted, f"{field}.plan.{name}", f"must be the profile's, {wanted!r}", given)
+    devices = sorted({stage.device for stage in plan.stages if stage.device is not None} - {profile.device.name})
+    require(
+        not devices, f"{field}.plan.stages", f"must all run on the profile's device, {profile.device.name}", devices
+    )
 
 
 def costs_of(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[StageCosts, ...]:
@@ -112,12 +118,18 @@ def costs_of(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[StageCosts
         optimizer=plan.optimizer,
         schedule=plan.schedule,
         master_weights=plan.master_weights,
+        order=plan.order,
     )
 
 
 def predicted_samples_per_s(plan: Plan, profile: Profile, cluster: Cluster, *, batches: int) -> float:
     """The throughput that the plan's streams give with the costs of this profile and cluster."""
-    return throughput_samples_per_s(predict(replace(plan, costs=costs_of(plan, profile, cluster)), batches=batches))
+    return throughput_samples_per_s(_played(plan, costs_of(plan, profile, cluster), batches=batches))
+
+
+def _played(plan: Plan, costs: Sequence[StageCosts], *, batches: int) -> Timeline:
+    """The streams that the plan has, whatever costs they are played with."""
+    return simulate(program_of(plan, batches=batches), costs)
 
 
 def _run_used(found: Calibration, profile: Profile, cluster: Cluster, run: MeasuredRun) -> RunUsed:
@@ -365,8 +377,7 @@ def _exchange_factor(seen: Sequence[_Observed], profile: Profile, cluster: Clust
 
 def _simulated(run: MeasuredRun, costs: tuple[StageCosts, ...]) -> MeasuredRun:
     """The run as it would have gone with these costs."""
-    timeline = predict(replace(run.plan, costs=costs), batches=run.timeline.batches)
-    return MeasuredRun(plan=run.plan, timeline=timeline)
+    return MeasuredRun(plan=run.plan, timeline=_played(run.plan, costs, batches=run.timeline.batches))
 
 
 def _activation_factor(seen: Sequence[_Observed]) -> Term | None:
