@@ -24,7 +24,7 @@ from planner_service.core.planner.partition_probe import (
 )
 from planner_service.core.planner.partition_space import ROUNDING, STEP, Space
 
-_NOTHING = 1e-18
+NOTHING = 1e-18
 """Of a known time: what is tested first where no bound but 0 is known."""
 
 
@@ -94,7 +94,7 @@ class Level:
         while best.cost_s * (1 - STEP) > low_s:
             bottleneck_s = best.cost_s * (1 - STEP)
             if bisect:
-                least_s = max(low_s * (1 + STEP), best.cost_s * _NOTHING)
+                least_s = max(low_s * (1 + STEP), best.cost_s * NOTHING)
                 bottleneck_s = min(max(math.sqrt(low_s * best.cost_s), least_s), bottleneck_s)
             found, probed = self.probe(start, stop, bottleneck_s)
             if found is None:

@@ -13,7 +13,7 @@ from itertools import count
 import numpy as np
 
 from planner_service.core.cost.compute import FloatArray, IntArray
-from planner_service.core.planner.partition_level import Level
+from planner_service.core.planner.partition_level import NOTHING, Level
 from planner_service.core.planner.partition_probe import Needs, Stages, least_units, units_before
 from planner_service.core.planner.partition_space import ROUNDING
 
@@ -51,15 +51,16 @@ class Edges:
 def preferred(level: Level, start: int, stop: int) -> Stages:
     """The stages of the optimum from one state to another that the rule prefers."""
     optimum = level.optimum(start, stop)
-    limit_s = optimum.cost_s * (1 + 2 * ROUNDING)
     everything = (start, stop, level.units)
+    limit_s = optimum.cost_s * (1 + 2 * ROUNDING)
     if not level.fewer and level.stage_s(*everything) <= limit_s:
         return (everything,)
-    states = level.states(start, stop, optimum.cost_s)
-    needs = level.needs(optimum.cost_s)
+    within_s = optimum.cost_s or level.stage_s(*everything) * NOTHING
+    states = level.states(start, stop, within_s)
+    needs = level.needs(within_s)
     while True:
         stages = _preferred(level, needs, states)
-        if all(level.stage_s(*stage) <= limit_s for stage in stages):
+        if all(level.stage_s(*stage) <= max(limit_s, within_s) for stage in stages):
             return stages
 
 
