@@ -6,6 +6,7 @@ profile says so.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,38 +32,69 @@ OnSize = Callable[[int], None]
 """Told the microbatch size that comes next."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCounts:
+    """What a model's blocks do, whatever the device: `sizes` are the microbatch sizes of `blocks`, an entry each."""
+
+    model: Model
+    dtype: str
+    block_names: tuple[str, ...]
+    weight_bytes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    blocks: tuple[tuple[BlockCounts, ...], ...]
+
+
 def estimate_profile(job: ProfileJob, sheet: Datasheet, on_size: OnSize = lambda _: None) -> Profile:
     """The profile that the datasheet's device would have.
 
     Of the job, what only measuring needs (devices, rounds, clock) is left aside. Raises InvalidInputError for a model,
     data or loss that cannot be, blocks that need their tensors' contents, or a dtype that the datasheet does not name.
     """
-    task = job.task
     rule = f"must be one in which {sheet.name}'s datasheet gives its speed: {', '.join(sheet.flops_per_s)}"
-    require(task.dtype in sheet.flops_per_s, "dtype", rule, task.dtype)
+    require(job.task.dtype in sheet.flops_per_s, "dtype", rule, job.task.dtype)
+    return profile_of(count_model(job, gpu=sheet.kind == "gpu", on_size=on_size), sheet, job.task.optimizer)
+
+
+def count_model(job: ProfileJob, *, gpu: bool, on_size: OnSize = lambda _: None) -> ModelCounts:
+    """The counts of the job's model and data, with a GPU's kernels or this machine's CPU's."""
+    task = job.task
     fake = FakeTensorMode()
     chain = _built(fake, job)
     feed = default_feed(chain) if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
-    sizes = []
+    blocks = []
     for size in task.microbatch_sizes:
         on_size(size)
-        sizes.append(_counts(fake, chain, feed, size, gpu=sheet.kind == "gpu", dtype=task.dtype))
-    return Profile(
+        microbatch = open_data(feed.data, microbatch_size=size, seed=_SEED).microbatch(0)
+        dtype = getattr(torch, task.dtype)
+        blocks.append(count_blocks(fake, chain.blocks, build_loss(feed.loss), microbatch, floating=dtype, gpu=gpu))
+    return ModelCounts(
         model=Model(name=chain.name, spec=task.model),
-        device=sheet.device(),
         dtype=task.dtype,
+        block_names=chain.block_names,
+        weight_bytes=chain.weight_bytes(),
+        sizes=task.microbatch_sizes,
+        blocks=tuple(blocks),
+    )
+
+
+def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile:
+    """What the counts take by the datasheet. Raises InvalidInputError for a dtype that the datasheet does not name."""
+    blocks = zip(counts.block_names, counts.weight_bytes, zip(*counts.blocks, strict=True), strict=True)
+    return Profile(
+        model=counts.model,
+        device=sheet.device(),
+        dtype=counts.dtype,
         blocks=tuple(
             Block(
                 name=name,
                 weight_bytes=weight_bytes,
                 measurements=tuple(
-                    _measurement(size, counts[index], sheet)
-                    for size, counts in zip(task.microbatch_sizes, sizes, strict=True)
+                    _measurement(size, block, sheet) for size, block in zip(counts.sizes, by_size, strict=True)
                 ),
             )
-            for index, (name, weight_bytes) in enumerate(zip(chain.block_names, chain.weight_bytes(), strict=True))
+            for name, weight_bytes, by_size in blocks
         ),
-        overheads=Overheads(update_s_per_byte=update_s_per_byte(task.optimizer, sheet)),
+        overheads=Overheads(update_s_per_byte=update_s_per_byte(optimizer, counts.dtype, sheet)),
         method=Method(warm_up_rounds=0, rounds=0, clock=CLOCK, torch_version=torch.__version__),
         estimated=True,
     )
@@ -89,14 +121,6 @@ def _built(fake: FakeTensorMode, job: ProfileJob) -> Chain:
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         rule = f"must be a model that can be built of tensors without contents to be estimated ({cause})"
         raise InvalidInputError("model", rule, job.task.model) from error
-
-
-def _counts(
-    fake: FakeTensorMode, chain: Chain, feed: DefaultFeed, microbatch_size: int, *, gpu: bool, dtype: str
-) -> tuple[BlockCounts, ...]:
-    source = open_data(feed.data, microbatch_size=microbatch_size, seed=_SEED)
-    floating = getattr(torch, dtype)
-    return count_blocks(fake, chain.blocks, build_loss(feed.loss), source.microbatch(0), floating=floating, gpu=gpu)
 
 
 def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) -> Measurement:

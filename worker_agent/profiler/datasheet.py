@@ -7,9 +7,9 @@ from typing import ClassVar
 from planner_service.core.errors import require, require_amount
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Device
 
-COMPUTE_EFFICIENCY = 0.65
-MEMORY_EFFICIENCY = 0.55
-LAUNCH_S = 50e-6
+COMPUTE_EFFICIENCY = 0.7
+MEMORY_EFFICIENCY = 0.5
+LAUNCH_S = 55e-6
 """Fitted, all three, to training iterations measured on A100s (docs/benchmarks.md): in eager mode, by Python."""
 
 KINDS = ("gpu", "cpu")

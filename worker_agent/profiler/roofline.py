@@ -6,11 +6,10 @@ Patterson 2009, "Roofline"), each at the share of the peak that the datasheet st
 
 from collections.abc import Sequence
 
+from planner_service.core.cost.memory import OPTIMIZER_COPIES
+from planner_service.core.profile import DTYPE_BYTES
 from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.operations import Operation
-
-UPDATE_PASSES = {"sgd": 3, "momentum": 5, "adam": 7, "adamw": 7}
-"""Reads and writes of an array as large as the weights: gradients in, weights in and out, every state in and out."""
 
 
 def duration_s(operations: Sequence[Operation], sheet: Datasheet) -> float:
@@ -29,6 +28,14 @@ def _computing_s(operation: Operation, sheet: Datasheet) -> float:
     return max(arithmetic_s, operation.moved_bytes / sheet.reached_bytes_per_s)
 
 
-def update_s_per_byte(optimizer: str, sheet: Datasheet) -> float:
-    """Seconds of an optimizer's fused step a byte of weights, all in the weights' dtype: its traffic alone."""
-    return UPDATE_PASSES[optimizer] / sheet.reached_bytes_per_s
+def update_s_per_byte(optimizer: str, dtype: str, sheet: Datasheet) -> float:
+    """Seconds of an optimizer's fused step a byte of weights: its memory traffic.
+
+    It reads gradients, and reads and writes weights and states. Weights of 16 bits have float32 copies, on which it
+    works and of which it writes the weights.
+    """
+    weight_bytes = DTYPE_BYTES[dtype]
+    worked_on_bytes = max(weight_bytes, DTYPE_BYTES["float32"])
+    written_bytes = weight_bytes if worked_on_bytes > weight_bytes else 0
+    moved_bytes = weight_bytes + 2 * worked_on_bytes * (1 + OPTIMIZER_COPIES[optimizer]) + written_bytes
+    return moved_bytes / weight_bytes / sheet.reached_bytes_per_s

@@ -47,7 +47,7 @@ def test_a_profile_says_what_it_is() -> None:
     assert profile.model.spec == GPT2 and profile.microbatch_sizes == (1, 2)
     assert [block.name for block in profile.blocks] == ["embedding", "layer.0", "layer.1", "layer.2", "head"]
     assert tuple(block.weight_bytes for block in profile.blocks) == build_model(GPT2, seed=0).weight_bytes()
-    assert profile.overheads.update_s_per_byte == update_s_per_byte("sgd", DATASHEETS["a100-80gb"])
+    assert profile.overheads.update_s_per_byte == update_s_per_byte("sgd", "float32", DATASHEETS["a100-80gb"])
 
 
 def test_the_split_backward_adds_up_and_the_first_block_has_no_input_gradient() -> None:
@@ -64,15 +64,19 @@ def test_seventy_billion_parameters_are_profiled_exactly() -> None:
     assert profile.weight_bytes == 2 * (80 * layer + 2 * hidden * vocabulary + hidden)
     first, last = (profile.blocks[i].at(4) for i in (1, 80))
     assert first == last
-    # 512 tokens a sample; at this size arithmetic at 0.65 of the peak is nearly all of it
-    flops = 4 * 512 * 2 * (layer - 2 * hidden)
-    assert flops / 989.4e12 / 0.65 < first.forward_s < 1.5 * flops / 989.4e12 / 0.65
+    # 512 tokens a sample; at this size arithmetic is nearly all of it
+    reached = 4 * 512 * 2 * (layer - 2 * hidden) / (989.4e12 * 0.7)
+    assert reached < first.forward_s < 1.6 * reached
 
 
 def test_twice_the_peaks_take_half_the_time() -> None:
     slow = Datasheet(name="x", memory_bytes=10**9, flops_per_s={"float32": 1e12}, memory_bandwidth_bytes_per_s=1e10)
     fast = Datasheet(
-        name="x", memory_bytes=10**9, flops_per_s={"float32": 2e12}, memory_bandwidth_bytes_per_s=2e10, launch_s=25e-6
+        name="x",
+        memory_bytes=10**9,
+        flops_per_s={"float32": 2e12},
+        memory_bandwidth_bytes_per_s=2e10,
+        launch_s=55e-6 / 2,
     )
     for a, b in zip(estimate(GPT2, 4, sheet=slow).at(4), estimate(GPT2, 4, sheet=fast).at(4), strict=True):
         assert a.forward_s == pytest.approx(2 * b.forward_s)
