@@ -8,36 +8,16 @@ from hypothesis import strategies as st
 
 from planner_service.core.calibrate.calibrate import calibrate, costs_of, predicted_samples_per_s
 from planner_service.core.calibrate.samples import MeasuredRun
-from planner_service.core.cluster import Cluster, Level
 from planner_service.core.cost.calibration import Calibration, Term, apply
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import content_id
-from planner_service.core.plan import Plan, Stage
-from planner_service.core.planner.complete import Decision, complete
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.predict import predict
-from planner_service.core.profile import Model, Overheads, Profile
-from planner_service.core.schedule.program import pipelines_in_a_row
+from planner_service.core.planner.problem import Problem
+from planner_service.core.profile import Model, Profile
 from planner_service.core.throughput import throughput_samples_per_s
-from tests.core.builders import Cell, cluster, profile
+from tests.core.builders import profile
+from tests.core.measured import CELLS, CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
 
-CELLS = [
-    Cell(
-        forward_s=0.01 + 0.001 * index,
-        backward_s=0.02 + 0.002 * index,
-        weight_bytes=1000 * (index + 1),
-        output_bytes=100 * (index + 1),
-        activation_bytes=5000,
-    )
-    for index in range(6)
-]
-PROFILE = replace(
-    profile(CELLS, input_bytes=50),
-    overheads=Overheads(update_s_per_byte=1e-6, version_s_per_byte=5e-7, instruction_s=1e-4),
-)
-CLUSTER = cluster((4, 1e6), latency_s=1e-4)
 FORWARD, BACKWARD = 1.3, 0.8
-BATCHES = 4
 
 ALL = (
     ("naive", (3, 6), 1),
@@ -49,58 +29,6 @@ ALL = (
     ("pipedream", (3, 4, 6), 1),
     ("pipedream", (6,), 2),
 )
-
-
-def plan_for(schedule: str, stops: tuple[int, ...], replicas: int, *, recompute: bool = False) -> Plan:
-    stages = tuple(
-        Stage(start=start, stop=stop, replicas=replicas, recompute=recompute)
-        for start, stop in zip((0, *stops), stops, strict=False)
-    )
-    microbatches = 1 if schedule == "pipedream" else 4
-    decision = Decision(
-        planner="test",
-        cost_model="none",
-        stages=stages,
-        placement=pipelines_in_a_row((replicas,) * len(stages)),
-        schedule=schedule,
-        microbatch_size=1,
-        microbatches=microbatches,
-        batch_size=microbatches * replicas,
-        time_per_microbatch_s=1.0,
-        throughput_samples_per_s=1.0,
-        bubble_fraction=0.0,
-        optimal_in_flight=len(stages),
-        configurations_considered=1,
-    )
-    return complete(Problem(profile=PROFILE, cluster=CLUSTER, batch_size=4, options=Options()), decision)
-
-
-def batches_of(plan: Plan) -> int:
-    return 10 * BATCHES if plan.schedule == "pipedream" else BATCHES
-
-
-def executed(plan: Plan, hidden: tuple[Profile, Cluster]) -> MeasuredRun:
-    """What a run measures where these costs are the true ones."""
-    truth = replace(plan, costs=costs_of(plan, *hidden))
-    return MeasuredRun(plan=plan, timeline=predict(truth, batches=batches_of(plan)))
-
-
-def scaled(forward: tuple[float, ...], backward: tuple[float, ...], **overheads: float) -> Profile:
-    blocks = tuple(
-        replace(
-            block,
-            measurements=tuple(
-                replace(m, forward_s=m.forward_s * f, backward_s=m.backward_s * b) for m in block.measurements
-            ),
-        )
-        for block, f, b in zip(PROFILE.blocks, forward, backward, strict=True)
-    )
-    return replace(PROFILE, blocks=blocks, overheads=replace(PROFILE.overheads, **overheads))
-
-
-def network(bandwidth_bytes_per_s: float, latency_s: float) -> Cluster:
-    level = Level(size=4, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
-    return replace(CLUSTER, levels=(level,))
 
 
 def known(term: Term | None) -> float:
