@@ -87,7 +87,8 @@ def calibrate(profile: Profile, cluster: Cluster, runs: Sequence[MeasuredRun]) -
     found = replace(found, levels=_levels(seen, cluster, _overhead_s(found, profile)))
     found = _with_compute(found, seen, profile)
     found = _with_updates(found, seen, profile)
-    found = replace(found, exchange_factor=_exchange_factor(seen, *apply(found, profile, cluster)))
+    exchange_factor = _exchange_factor(seen, *apply(found, profile, cluster))
+    found = replace(found, exchange_factor=exchange_factor or _unseen_exchange(found, profile, cluster))
     return replace(found, runs=tuple(_run_used(found, profile, cluster, run) for run in ordered))
 
 
@@ -373,6 +374,21 @@ def _exchange_factor(seen: Sequence[_Observed], profile: Profile, cluster: Clust
             if moving_s > 0 and seen_s > 0:
                 factors.append(seen_s / moving_s)
     return _term(factors)
+
+
+def _unseen_exchange(found: Calibration, profile: Profile, cluster: Cluster) -> Term | None:
+    """Where no run exchanged gradients: messages that pass faster than known do not make exchanges faster.
+
+    Part of a message's way may lie in what its send costs, and no send hides an exchange. Slower links slow both.
+    """
+    faster = {terms.level: terms.bandwidth_bytes_per_s for terms in found.levels}
+    ratios = [
+        faster.get(i, level.bandwidth_bytes_per_s) / level.bandwidth_bytes_per_s
+        for i, level in enumerate(cluster.levels)
+    ]
+    if min(ratios) <= 1:
+        return None
+    return Term(value=profile.overheads.exchange_factor * min(ratios))
 
 
 def _simulated(run: MeasuredRun, costs: tuple[StageCosts, ...]) -> MeasuredRun:

@@ -293,3 +293,11 @@ def test_a_calibration_is_addressed_by_its_content() -> None:
     first, second = (calibrate(PROFILE, CLUSTER, [TestRefusals.RUN]) for _ in range(2))
     assert content_id(first) == content_id(second)
     assert isinstance(first, Calibration)
+
+
+def test_messages_that_pass_faster_than_known_do_not_make_unseen_exchanges_faster() -> None:
+    found = calibrate(PROFILE, CLUSTER, [executed(plan_for("1f1b", (2, 4, 6), 1), (PROFILE, network(3e6, 1e-4)))])
+    before = costs_of(plan_for("data-parallel", (6,), 2), PROFILE, CLUSTER)[0]
+    after = costs_of(plan_for("data-parallel", (6,), 2), *apply(found, PROFILE, CLUSTER))[0]
+    assert found.levels[0].bandwidth_bytes_per_s > 2e6
+    assert after.reduce_s == pytest.approx(before.reduce_s, rel=0.02)
