@@ -6,12 +6,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner_service.core.cost.compute import BoolArray, FloatArray
-from planner_service.solvers.decision import Branch, Question
+from planner_service.core.errors import LEAST_AMOUNT
+from planner_service.solvers.decision import Branch, Question, Work
 from planner_service.solvers.kinds import Kind, Shape, Tabulated
 from planner_service.solvers.places import Placed, Places, Team
 
 Levels = tuple[int | None, int | None, int | None]
 """Those of a stage's own links, and of the boundaries before and behind it."""
+
+_UNITS = 1e6
+"""Of work in a step of one worker."""
+
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,7 +62,32 @@ class Questions:
         branches = tuple(tuple(self._branches(stage, step_s)) for stage in range(self.shape.depth))
         everything = self.shape.width is None and not self.fewer
         blocks = self.tabulated.blocks
-        yield Asked(asked=Question(blocks=blocks, branches=branches, places=self.places, all_devices=everything))
+        asked = Question(
+            blocks=blocks,
+            branches=branches,
+            places=self.places,
+            all_devices=everything,
+            work=self._work(step_s),
+        )
+        yield Asked(asked=asked)
+
+    def _work(self, step_s: float) -> Work | None:
+        """Compute on the first type of device; a worker of another does at most so many times as much in a step.
+
+        None where types differ so much that it says little.
+        """
+        seconds = [np.diagonal(self.tabulated.compute_s(kind)) for kind in range(len(self.places.counts))]
+        times = [float(np.max(seconds[0] / np.maximum(other, LEAST_AMOUNT))) for other in seconds]
+        if not np.isfinite(step_s) or max(times) > _UNITS:
+            return None
+        units = _UNITS / step_s * (self.shape.width or 1) * (1 - _ROUNDING)
+        before = np.concatenate(([0.0], np.cumsum(seconds[0]))) * units
+        behind = np.concatenate((np.cumsum(seconds[0][::-1])[::-1], [0.0])) * units
+        return Work(
+            before=tuple(before.astype(np.int64).tolist()),
+            behind=tuple(behind.astype(np.int64).tolist()),
+            rates=tuple(int(np.ceil(max(more, 1.0) * _UNITS)) for more in times),
+        )
 
     def _allowed(self, kind: Kind, step_s: float) -> BoolArray:
         table = self.table(kind)

@@ -8,7 +8,7 @@ One worker and a limit in the solver's deterministic seconds make the same quest
 """
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -42,13 +42,26 @@ class Branch:
 class Question:
     """Every stage's branches. `places` is None where the stages' places are given with their branches.
 
-    `all_devices`: none may stay idle.
+    `all_devices`: none may stay idle. `work` says nothing new, but what would take the solver long to find out.
     """
 
     blocks: int
     branches: tuple[tuple[Branch, ...], ...]
     places: Places | None = None
     all_devices: bool = False
+    work: "Work | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """The work of the blocks before each cut and behind it, and what a worker of each type can do, in whole units.
+
+    Blocks are rounded down and workers up: no stages whose workers do less are left out.
+    """
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    rates: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +102,8 @@ class _Model:
             *(self.model.new_int_var(s, blocks - self.depth + s, f"cut{s}") for s in inner),
             self.model.new_constant(blocks),
         ]
+        for start, stop in pairwise(self.cuts):
+            self.model.add(start < stop)
         self.takes = [
             [self.model.new_bool_var(f"takes{s}_{k}") for k in range(len(branches))]
             for s, branches in enumerate(question.branches)
@@ -125,8 +140,26 @@ class _Model:
             for branch, taken in zip(branches, self.takes[stage], strict=True):
                 if branch.workers is not None:
                     self.model.add_linear_constraint(workers, *branch.workers).only_enforce_if(taken)
+        if self.question.work is not None:
+            self._work(self.question.work)
         if any(branch.own is not None for branches in self.question.branches for branch in branches):
             self._levels(places)
+
+    def _work(self, work: Work) -> None:
+        """The workers before a stage, and from it on, can do what lies before its first block and behind it."""
+        total = cp_model.LinearExpr.sum([self._does(work, s) for s in range(self.depth)])
+        for stage in range(1, self.depth):
+            done = cp_model.LinearExpr.sum([self._does(work, s) for s in range(stage)])
+            before = self.model.new_int_var(0, work.before[-1], "")
+            behind = self.model.new_int_var(0, work.behind[0], "")
+            self.model.add_element(self.cuts[stage], work.before, before)
+            self.model.add_element(self.cuts[stage], work.behind, behind)
+            self.model.add(before <= done)
+            self.model.add(behind <= total - done)
+
+    def _does(self, work: Work, stage: int) -> cp_model.LinearExprT:
+        rates = [b.team.replicas * work.rates[b.team.type] for b in self.question.branches[stage]]
+        return cp_model.LinearExpr.weighted_sum(self.takes[stage], rates)
 
     def _replicas(self, stage: int, kind: int | None = None) -> cp_model.LinearExprT:
         """The stage's replicas; with a type those of this type."""

@@ -133,7 +133,9 @@ class Search:
         shape, blocks = questions.shape, questions.tabulated.blocks
         for placed in self.first_places(questions):
             self.spent += _FIRST_PLAN_COST * blocks * blocks * shape.depth
-            self._keep(solution(questions, placed))
+            found = solution(questions, placed)
+            if found is not None and found.sample_s < self._target_s():
+                self._keep(found)
             if self.spent >= self.limit and self.best is not None:
                 return
 
@@ -153,11 +155,9 @@ class Search:
             if self.spent >= self.limit:
                 return
 
-    def _keep(self, found: Solution | None) -> None:
-        """A solution that is better by more than the precision takes the place of the best."""
-        if found is not None and (self.best is None or found.sample_s < self._target_s()):
-            self.best = found
-            self._tell()
+    def _keep(self, found: Solution) -> None:
+        self.best = found
+        self._tell()
 
     def _tell(self) -> None:
         undecided = [shape.bound_s for shape in self._open if not shape.decided]
@@ -196,6 +196,8 @@ class Search:
             if verdict.found is not None:
                 placed = question.placed or self.places.in_a_row(verdict.found[0])
                 found = solution(shape.questions, placed)
+                if found is None or found.sample_s >= (self.best.sample_s if self.best else inf):
+                    raise ArithmeticError(f"the solver's plan is not within the limit that it was given: {target_s}")
                 self._keep(found)
                 return found, False
             proven = proven and verdict.proven
