@@ -23,8 +23,8 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Corrects a profile's and a cluster's terms by runs of plans that were made from them."""
-    measured = read(Profile, profile)
-    found = fit(measured, read(Cluster, cluster), [read_run(folder) for folder in run])
+    measured, network = read(Profile, profile), read(Cluster, cluster)
+    found = fit(measured, network, [read_run(folder) for folder in run])
     document = dump(asdict(found))
     if output is not None:
         write_document(output, document)
@@ -33,7 +33,7 @@ def calibrate(
     else:
         from planner_service.commands.calibration_tables import show_calibration
 
-        show_calibration(found, measured)
+        show_calibration(found, measured, network)
 
 
 def read_calibration(path: Path | None) -> Calibration | None:

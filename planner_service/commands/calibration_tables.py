@@ -1,10 +1,13 @@
 """A calibration in the terminal: what it corrects, and how far off predictions are without it and with it."""
 
+import sys
 from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
 
+from planner_service.commands.plan_tables import PIPED_WIDTH
+from planner_service.core.cluster import Cluster
 from planner_service.core.cost.calibration import BlockFactors, Calibration, Term, mean_absolute_error
 from planner_service.core.identity import content_id
 from planner_service.core.profile import Profile
@@ -14,11 +17,11 @@ Row = tuple[str, str, str, str, str]
 """The term, its value in the profile, the corrected one, the spread, and how many observations."""
 
 
-def show_calibration(found: Calibration, profile: Profile) -> None:
+def show_calibration(found: Calibration, profile: Profile, cluster: Cluster) -> None:
     """All of it, on standard output."""
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     console.print(f"calibration {content_id(found)} of {found.model.name} on {found.device}, {found.dtype}")
-    console.print(_table(("Term", "Profile", "Calibrated", "Spread", "Observations"), _terms(found, profile)))
+    console.print(_table(("Term", "Profile", "Calibrated", "Spread", "Observations"), _terms(found, profile, cluster)))
     console.print(_table(("Run", "Stages", "Measured samples/s", "Profile", "Calibrated"), _runs(found)))
     before = mean_absolute_error([run.error_before for run in found.runs])
     after = mean_absolute_error([run.error_after for run in found.runs])
@@ -34,7 +37,7 @@ def _table(headings: Row, rows: Iterator[Row]) -> Table:
     return table
 
 
-def _terms(found: Calibration, profile: Profile) -> Iterator[Row]:
+def _terms(found: Calibration, profile: Profile, cluster: Cluster) -> Iterator[Row]:
     known = profile.overheads
     for name, factors in (
         ("forward, by block", found.forward),
@@ -52,12 +55,16 @@ def _terms(found: Calibration, profile: Profile) -> Iterator[Row]:
     yield from _term("gradient exchange", known.exchange_factor, found.exchange_factor)
     yield from _term("activation bytes", 1.0, found.activation_factor)
     for terms in found.levels:
-        rate = f"{terms.bandwidth_bytes_per_s / 1e9:.3g} GB/s after {terms.latency_s * 1e6:.3g} us"
-        yield f"network level {terms.level}", "", rate, "", str(terms.observations)
+        rates = (_rate(level.bandwidth_bytes_per_s, level.latency_s) for level in (cluster.levels[terms.level], terms))
+        yield (f"network level {terms.level}", *rates, "", str(terms.observations))  # type: ignore[misc]
     if found.context_bytes is not None:
         held, spread = size(round(found.context_bytes.value)), size(round(found.context_bytes.spread))
         before = size(profile.device.context_bytes)
         yield "beside the tensors", before, held, spread, str(found.context_bytes.observations)
+
+
+def _rate(bandwidth_bytes_per_s: float, latency_s: float) -> str:
+    return f"{bandwidth_bytes_per_s / 1e9:.3g} GB/s, {latency_s * 1e6:.3g} us"
 
 
 def _factors(name: str, factors: BlockFactors | None) -> Iterator[Row]:
