@@ -14,6 +14,7 @@ from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import mean
+from typing import Final
 
 from planner_service.contract.jobs import ProfileTask
 from planner_service.core.cluster import Cluster
@@ -24,14 +25,13 @@ from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.profile import Profile
 from planner_service.core.stage_costs import StageCosts
 from worker_agent.profiler.analytic import ModelCounts, count_model, estimate_cluster, profile_of
-from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.datasheets import find_datasheet
 from worker_agent.profiler.job import ProfileJob
 
 FILE = Path(__file__).parent / "data" / "vtrain-a100-single-node.csv"
 SHEET = find_datasheet("a100-80gb")
-OPTIMIZER = "adam"
-DTYPE = "float16"
+OPTIMIZER: Final = "adam"
+DTYPE: Final = "float16"
 VOCABULARY = 50304
 """GPT-2's, as Megatron rounds it up to a multiple of 128."""
 
@@ -40,7 +40,6 @@ FITTED_MODELS = frozenset({(1024, 24), (2048, 12)})
 
 ATTENTIONS = {"eager": "plain attention", "sdpa": "fused attention"}
 
-FIELDS = ("compute_efficiency", "memory_efficiency", "launch_s")
 GRID = (
     (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
     (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
@@ -48,7 +47,8 @@ GRID = (
 )
 STEPS = (0.2, 0.1, 0.05, 0.02)
 
-Efficiencies = tuple[float, ...]
+Efficiencies = tuple[float, float, float]
+"""Of compute, of memory, and seconds a launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,8 @@ class Predictor:
     """Predicts rows with one set of efficiencies, under one assumption of how the measured program was built."""
 
     def __init__(self, efficiencies: Efficiencies, *, attention: str, recompute: bool) -> None:
-        self._sheet: Datasheet = replace(SHEET, **dict(zip(FIELDS, efficiencies, strict=True)))
+        compute, memory, launch_s = efficiencies
+        self._sheet = replace(SHEET, compute_efficiency=compute, memory_efficiency=memory, launch_s=launch_s)
         self._attention = attention
         self._recompute = recompute
         self._profiles: dict[tuple[int, int, int, int], Profile] = {}
@@ -196,7 +197,7 @@ def fit(rows: Sequence[Row], *, attention: str, recompute: bool) -> Efficiencies
         predictor = Predictor(efficiencies, attention=attention, recompute=recompute)
         return mean(abs(predictor.quick_s(row) / row.iteration_s - 1) for row in rows)
 
-    best = min(product(*GRID), key=error)
+    best: Efficiencies = min(product(*GRID), key=error)
     for step in STEPS:
         while (better := min(_around(best, step), key=error)) != best:
             best = better
@@ -206,9 +207,11 @@ def fit(rows: Sequence[Row], *, attention: str, recompute: bool) -> Efficiencies
 def _around(center: Efficiencies, step: float) -> Iterator[Efficiencies]:
     """The centre first, so that nothing that is as good replaces it."""
     yield center
-    for index, factor in product(range(len(center)), (1 - step, 1 + step)):
-        moved = [value * factor if i == index else value for i, value in enumerate(center)]
-        yield min(moved[0], 1.0), min(moved[1], 1.0), moved[2]
+    compute, memory, launch_s = center
+    for factor in (1 - step, 1 + step):
+        yield min(compute * factor, 1.0), memory, launch_s
+        yield compute, min(memory * factor, 1.0), launch_s
+        yield compute, memory, launch_s * factor
 
 
 def errors(rows: Iterable[Row], predictor: Predictor) -> list[float]:
@@ -243,7 +246,7 @@ def main() -> None:
 
 
 def _print_defaults(rows: Sequence[Row]) -> None:
-    defaults = tuple(float(getattr(SHEET, field)) for field in FIELDS)
+    defaults = (SHEET.compute_efficiency, SHEET.memory_efficiency, SHEET.launch_s)
     predictor = Predictor(defaults, attention="eager", recompute=False)
     print("\nWith the defaults of a datasheet:\n")
     print("| hidden x layers | iterations | mean error | mean of the differences | largest |\n|---|---|---|---|---|")

@@ -28,7 +28,7 @@ class PlanRequest(Wire):
 
 
 class PlanSummary(Wire):
-    """A stored plan: its shape and the predicted throughput."""
+    """A stored plan: its shape and the predicted throughput; `estimated` if its profile was not measured."""
 
     id: str
     planner: str
@@ -46,6 +46,7 @@ class PlanSummary(Wire):
     bubble_fraction: float
     solve_time_s: float
     created_at: datetime
+    estimated: bool = False
 
 
 class StreamText(Wire):
