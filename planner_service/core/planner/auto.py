@@ -1,8 +1,8 @@
 """Auto: asks every planner, plays what they propose as instruction streams, and takes what is fastest then.
 
 The planners' closed forms know neither latency nor transfers that wait for each other, nor how well computing hides
-them; the streams do. So every planner proposes its answer and the best of its alternatives, and all proposals are
-ranked alike:
+them; the streams do. So every planner proposes its answer and the best of its alternatives, PipeDream-2BW's also its
+best of every depth that is a power of two, and all proposals are ranked alike:
 
 1. Those that fit: by their planner's accounting, and by the most that the play holds at a time (`memory=training`).
    No stage may update after more samples than the batch has.

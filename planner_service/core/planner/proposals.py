@@ -89,7 +89,7 @@ class Asked:
 
 
 def ask_all(problem: Problem, planners: Mapping[str, Planner]) -> Asked:
-    """Every planner's answer first, then the best of its alternatives."""
+    """Every planner's answer first, then the best of its alternatives and depths that are powers of two."""
     asked = Asked()
     answered: list[tuple[Proposer, Plan]] = []
     for proposer in _proposers(problem, planners):
@@ -109,8 +109,8 @@ def ask_all(problem: Problem, planners: Mapping[str, Planner]) -> Asked:
             answered.append((proposer, answer))
     asked.answered = len(asked.proposals)
     for proposer, answer in answered:
-        for other in _next_best(answer.alternatives):
-            plan = _ask_again(proposer, planners, problem, other)
+        for put in _further(proposer, problem, answer.alternatives):
+            plan = _ask_again(planners[proposer.planner], put)
             if plan is not None:
                 asked.propose(plan, proposer)
     return asked
@@ -147,22 +147,31 @@ def _next_best(alternatives: Sequence[Alternative]) -> list[Alternative]:
     return [*fastest, *(other for other in front[-NEXT_BEST:] if other not in fastest)]
 
 
-def _ask_again(
-    proposer: Proposer, planners: Mapping[str, Planner], problem: Problem, other: Alternative
-) -> Plan | None:
-    """The whole plan behind an alternative; None where its planner cannot be asked for it."""
+def _further(proposer: Proposer, problem: Problem, alternatives: Sequence[Alternative]) -> Iterator[Problem]:
+    """What else a planner is asked: for the whole plans behind its best alternatives, and for depths of its own."""
     put = proposer.asked(problem)
     if put is None or proposer.planner == "pipedream":
-        return None
-    options = replace(
-        put.options,
-        schedule=other.schedule,
-        stages=other.depth,
-        microbatch_size=other.microbatch_size,
-        recompute=other.recompute,
-    )
+        return
+    for other in _next_best(alternatives):
+        options = replace(
+            put.options,
+            schedule=other.schedule,
+            stages=other.depth,
+            microbatch_size=other.microbatch_size,
+            recompute=other.recompute,
+        )
+        yield replace(put, options=options)
+    if proposer.planner == "pipedream-2bw" and put.options.stages is None:
+        deepest = min(problem.cluster.devices, len(problem.profile.blocks))
+        for depth in (2**power for power in range(1, deepest.bit_length())):
+            schedule = put.options.schedule or "pipedream-2bw"
+            yield replace(put, options=replace(put.options, schedule=schedule, stages=depth))
+
+
+def _ask_again(planner: Planner, put: Problem) -> Plan | None:
+    """The plan; None where there is none, or this cannot be asked."""
     try:
-        answer = planners[proposer.planner](replace(put, options=options))
+        answer = planner(put)
     except InvalidInputError:
         return None
     return answer if isinstance(answer, Plan) else None
