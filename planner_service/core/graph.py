@@ -208,8 +208,38 @@ def membership(cuts: Sequence[int], blocks: int) -> FloatArray:
     return np.asarray(bits[:, :blocks], dtype=np.float64)
 
 
+def crossing_by_cut(graph: Graph, inside: FloatArray, output_bytes: FloatArray) -> FloatArray:
+    """By cut, a row of `membership`, the outputs of its blocks that a block behind it reads."""
+    sources = [block for block, readers in enumerate(graph.read_by) if readers and output_bytes[block] > 0]
+    if not sources:
+        return np.zeros(len(inside))
+    readers = [graph.read_by[block] for block in sources]
+    starts = np.cumsum([0, *map(len, readers[:-1])])
+    all_read = np.minimum.reduceat(inside[:, [reader for each in readers for reader in each]], starts, axis=1)
+    return np.asarray((inside[:, sources] - all_read) @ output_bytes[sources])
+
+
 def places_of(order: Sequence[int]) -> IntArray:
     """By block its place in the order."""
     place = np.empty(len(order), dtype=np.int64)
     place[np.asarray(order)] = np.arange(len(order))
     return place
+
+
+def closures(graph: Graph) -> tuple[list[int], list[int]]:
+    """By block, the cut of it and all that it depends on; and the set of it and all that depends on it.
+
+    For blocks that stand behind what they read.
+    """
+    forwards = range(len(graph))
+    return _closed(graph.reads, forwards), _closed(graph.read_by, reversed(forwards))
+
+
+def _closed(neighbours: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+    closed = [0] * len(neighbours)
+    for block in order:
+        own = 1 << block
+        for other in neighbours[block]:
+            own |= closed[other]
+        closed[block] = own
+    return closed

@@ -9,7 +9,16 @@ import numpy as np
 
 from planner_service.core.cost.boundaries import loaded_bytes
 from planner_service.core.cost.compute import BoolArray, FloatArray, IntArray
-from planner_service.core.graph import Graph, crossing_bytes, graph_of, ideals, line_of, members, membership
+from planner_service.core.graph import (
+    Graph,
+    crossing_by_cut,
+    crossing_bytes,
+    graph_of,
+    ideals,
+    line_of,
+    members,
+    membership,
+)
 from planner_service.core.planner.states import States, chain_states
 from planner_service.core.profile import Measurement, Profile
 
@@ -40,6 +49,12 @@ class CutStates:
         Between two states they stand in the profile's own order: identity where that is such an order already.
         """
         return tuple(block for start, stop in pairwise(path) for block in sorted(self._between(start, stop)))
+
+    def cut(self, state: int) -> int:
+        """The set of blocks before a state."""
+        if self.cuts is not None:
+            return self.cuts[state]
+        return sum(1 << block for block in self.order[: int(self.blocks_before[state])])
 
     def _between(self, start: int, stop: int) -> Sequence[int]:
         if self.cuts is not None:
@@ -102,7 +117,7 @@ def states_of(
     """The states of these cuts, which hold the empty and the full one and are sorted by size."""
     inside = membership(cuts, len(graph))
     sums = [inside @ values for values in _summed(profile, measured)]
-    boundary = _crossing(graph, inside, np.asarray([block.output_bytes for block in measured], dtype=np.float64))
+    boundary = crossing_by_cut(graph, inside, np.asarray([block.output_bytes for block in measured], dtype=np.float64))
     return CutStates(
         states=States(
             compute_s=sums[0],
@@ -123,16 +138,21 @@ def states_of(
 def _summed(profile: Profile, measured: Sequence[Measurement]) -> tuple[FloatArray, FloatArray, FloatArray]:
     """By block what a stage adds up: seconds, weights, activations."""
     return (
-        _exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
+        exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
         np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64),
         np.asarray([block.activation_bytes for block in measured], dtype=np.float64),
     )
 
 
-def _exactly_summed(seconds: FloatArray) -> FloatArray:
-    """The seconds on a grid of 2^-52 of all together: sums come out the same in any order."""
-    grid_s = 2.0 ** (frexp(float(seconds.sum()))[1] - 52)
-    return np.asarray(np.rint(seconds / grid_s) * grid_s)
+def exactly_summed(seconds: FloatArray) -> FloatArray:
+    """The seconds on a grid: sums come out the same in any order."""
+    unit_s = grid_s(float(seconds.sum()))
+    return np.asarray(np.rint(seconds / unit_s) * unit_s)
+
+
+def grid_s(total_s: float) -> float:
+    """2^-51 of the whole, a power of two: a double holds every sum of multiples of it."""
+    return float(2.0 ** (frexp(total_s)[1] - 51))
 
 
 def _inputs(graph: Graph, measured: Sequence[Measurement], boundary: FloatArray) -> FloatArray:
@@ -140,17 +160,6 @@ def _inputs(graph: Graph, measured: Sequence[Measurement], boundary: FloatArray)
     inputs = boundary.copy()
     inputs[0] = loaded_bytes(graph, measured)
     return inputs
-
-
-def _crossing(graph: Graph, inside: FloatArray, output_bytes: FloatArray) -> FloatArray:
-    """By state the outputs of the blocks before it that one behind it reads."""
-    sources = [block for block, readers in enumerate(graph.read_by) if readers and output_bytes[block] > 0]
-    if not sources:
-        return np.zeros(len(inside))
-    readers = [graph.read_by[block] for block in sources]
-    starts = np.cumsum([0, *map(len, readers[:-1])])
-    all_read = np.minimum.reduceat(inside[:, [reader for each in readers for reader in each]], starts, axis=1)
-    return np.asarray((inside[:, sources] - all_read) @ output_bytes[sources])
 
 
 def _inclusion(inside: FloatArray) -> BoolArray:
