@@ -1,6 +1,6 @@
 """Plan: the answer of a planner, complete enough to be executed; or Infeasible: why there is none."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count
@@ -28,6 +28,11 @@ class StageMemory:
     buffers: int = 0
 
     __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(getattr(self, item.name) for item in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +142,8 @@ class Plan:
     that a stage's [start, stop) are places in it. `estimated` says that the profile was computed, not measured.
     `calibration_id` names the calibration that corrected the costs, `pareto` the plans that no other beats in both
     throughput and memory. `master_weights`: the optimizer works on float32
-    copies of 16-bit weights. `split_backward`: 2BP.
+    copies of 16-bit weights. `split_backward`: 2BP. `interpolated`: the microbatch size was not measured, the costs lie
+    between those of the measured sizes next to it.
     """
 
     planner: str
@@ -168,6 +174,7 @@ class Plan:
     master_weights: bool = False
     split_backward: bool = False
     estimated: bool = False
+    interpolated: bool = False
     calibration_id: str | None = None
 
     __pydantic_config__: ClassVar = STRICT

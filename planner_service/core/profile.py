@@ -249,7 +249,8 @@ def interpolate(below: Measurement, above: Measurement, microbatch_size: int) ->
 
     def between(field: str) -> float:
         low: float = getattr(below, field)
-        return low + share * (getattr(above, field) - low)
+        high: float = getattr(above, field)
+        return low + share * (high - low)
 
     split = below.backward_input_s is not None and above.backward_input_s is not None
     return Measurement(
