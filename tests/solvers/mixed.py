@@ -46,9 +46,7 @@ def mixed_problem(
 
 def profile_on(chain: Profile, gpu: Gpu) -> Profile:
     """The chain as measured on this type."""
-    return replace(
-        chain, device=_device(gpu), blocks=tuple(_slower(block, gpu.slowness) for block in chain.blocks)
-    )
+    return replace(chain, device=_device(gpu), blocks=tuple(_slower(block, gpu.slowness) for block in chain.blocks))
 
 
 def _device(gpu: Gpu) -> Device:

@@ -61,9 +61,7 @@ def test_it_proves_the_optimum_that_two_bws_recurrence_finds(
         options = replace(options, stages=None)
     if options.schedule == "gpipe":
         options = replace(options, recompute=True)
-    problem = Problem(
-        profile=profile(blocks, sizes=SIZES), cluster=machines, batch_size=batch_size, options=options
-    )
+    problem = Problem(profile=profile(blocks, sizes=SIZES), cluster=machines, batch_size=batch_size, options=options)
     _same_optimum(problem, "pipedream-2bw")
 
 
@@ -97,9 +95,7 @@ def test_stages_recompute_only_where_memory_makes_them() -> None:
     blocks = [Cell(activation_bytes=4)] * 3
     options = Options(schedule="1f1b", stages=3)
     plan = plan_of(
-        Problem(
-            profile=profile(blocks), cluster=cluster((3, 1.0), memory_bytes=8), batch_size=6, options=options
-        )
+        Problem(profile=profile(blocks), cluster=cluster((3, 1.0), memory_bytes=8), batch_size=6, options=options)
     )
     assert [stage.recompute for stage in plan.stages] == [True, False, False]
     assert [stage.memory_bytes for stage in plan.stages] == [4, 8, 4]
@@ -241,13 +237,12 @@ def test_what_cannot_be_asked_is_refused_by_its_name(
 def test_blocks_that_take_no_time_are_planned_around() -> None:
     blocks = [Cell(forward_s=0.0, backward_s=0.0), Cell(), Cell(forward_s=0.0, backward_s=0.0)]
     plan = plan_of(
-        Problem(
-            profile=profile(blocks), cluster=cluster((2, 1.0)), batch_size=8, options=Options(schedule="pipedream")
-        )
+        Problem(profile=profile(blocks), cluster=cluster((2, 1.0)), batch_size=8, options=Options(schedule="pipedream"))
     )
     assert plan.throughput_samples_per_s == pytest.approx(2 / 3.0)
 
 
 def test_one_block_on_one_device_is_a_plan() -> None:
     plan = plan_of(Problem(profile=profile([Cell()]), cluster=cluster((1, 1.0)), batch_size=1))
-    assert (plan.depth, plan.width, plan.throughput_samples_per_s) == (1, 1, pytest.approx(1 / 3.0))
+    assert (plan.depth, plan.width) == (1, 1)
+    assert plan.throughput_samples_per_s == pytest.approx(1 / 3.0)
