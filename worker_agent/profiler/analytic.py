@@ -21,7 +21,7 @@ from worker_agent.models.losses import build_loss
 from worker_agent.profiler.counts import BlockCounts, count_blocks
 from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.job import ProfileJob
-from worker_agent.profiler.roofline import duration_s, update_s_per_byte
+from worker_agent.profiler.roofline import duration_s, update_s_per_byte, version_s_per_byte
 
 CLOCK = "datasheet"
 """What an estimated profile's `method.clock` says."""
@@ -94,7 +94,10 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
             )
             for name, weight_bytes, by_size in blocks
         ),
-        overheads=Overheads(update_s_per_byte=update_s_per_byte(optimizer, counts.dtype, sheet)),
+        overheads=Overheads(
+            update_s_per_byte=update_s_per_byte(optimizer, counts.dtype, sheet),
+            version_s_per_byte=version_s_per_byte(sheet),
+        ),
         method=Method(warm_up_rounds=0, rounds=0, clock=CLOCK, torch_version=torch.__version__),
         estimated=True,
     )

@@ -39,3 +39,8 @@ def update_s_per_byte(optimizer: str, dtype: str, sheet: Datasheet) -> float:
     written_bytes = weight_bytes if worked_on_bytes > weight_bytes else 0
     moved_bytes = weight_bytes + 2 * worked_on_bytes * (1 + OPTIMIZER_COPIES[optimizer]) + written_bytes
     return moved_bytes / weight_bytes / sheet.reached_bytes_per_s
+
+
+def version_s_per_byte(sheet: Datasheet) -> float:
+    """Seconds of copying weights aside, a byte of them: read once, written once."""
+    return 2 / sheet.reached_bytes_per_s

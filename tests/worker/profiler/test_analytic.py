@@ -76,7 +76,7 @@ def test_twice_the_peaks_take_half_the_time() -> None:
         memory_bytes=10**9,
         flops_per_s={"float32": 2e12},
         memory_bandwidth_bytes_per_s=2e10,
-        launch_s=55e-6 / 2,
+        launch_s=52e-6 / 2,
     )
     for a, b in zip(estimate(GPT2, 4, sheet=slow).at(4), estimate(GPT2, 4, sheet=fast).at(4), strict=True):
         assert a.forward_s == pytest.approx(2 * b.forward_s)
@@ -135,6 +135,7 @@ def test_the_commands_go_from_a_spec_to_a_plan_that_says_estimated(tmp_path: Pat
     wanted = ("--planner", "pipedream-2bw", "--batch-size", "16")
     solved = pipeplan("solve", "--profile", profile, "--cluster", cluster, *wanted, "--json")
     assert solved.status == 0 and solved.document["estimated"] is True
+    assert "samples/s (estimated)" in pipeplan("solve", "--profile", profile, "--cluster", cluster, *wanted).out
 
 
 def test_json_is_the_profile_alone() -> None:

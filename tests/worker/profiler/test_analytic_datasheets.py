@@ -11,7 +11,7 @@ from planner_service.core.errors import InvalidInputError
 from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.datasheets import DATASHEETS, find_datasheet
 from worker_agent.profiler.operations import Operation
-from worker_agent.profiler.roofline import duration_s, update_s_per_byte
+from worker_agent.profiler.roofline import duration_s, update_s_per_byte, version_s_per_byte
 
 SHEET = Datasheet(
     name="slow",
@@ -71,6 +71,10 @@ def test_an_update_moves_gradients_weights_and_states(optimizer: str, dtype: str
     assert update_s_per_byte(optimizer, dtype, SHEET) == passes / 2.0
 
 
+def test_a_version_is_read_and_written() -> None:
+    assert version_s_per_byte(SHEET) == 1.0
+
+
 @pytest.mark.parametrize("name", sorted(DATASHEETS))
 def test_datasheets_with_names_hold_what_their_kind_has(name: str) -> None:
     sheet = find_datasheet(name)
@@ -84,7 +88,7 @@ def test_a_file_is_read_with_documented_defaults(tmp_path: Path) -> None:
     path = tmp_path / "slow.json"
     path.write_text(json.dumps(DOCUMENT))
     found = find_datasheet(str(path))
-    assert (found.compute_efficiency, found.memory_efficiency, found.launch_s) == (0.7, 0.5, 55e-6)
+    assert (found.compute_efficiency, found.memory_efficiency, found.launch_s) == (0.7, 0.5, 52e-6)
     assert (found.kind, found.context_bytes, found.link_bandwidth_bytes_per_s) == ("gpu", 0, None)
 
 
