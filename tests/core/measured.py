@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner_service.core.calibrate.calibrate import costs_of
+from planner_service.core.calibrate.observed import costs_of
 from planner_service.core.calibrate.samples import MeasuredRun
 from planner_service.core.cluster import Cluster, Level
 from planner_service.core.plan import Plan, Stage

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.calibrate.calibrate import calibrate, costs_of, predicted_samples_per_s
+from planner_service.core.calibrate.calibrate import calibrate, predicted_samples_per_s
+from planner_service.core.calibrate.fit import StageSeconds, block_factors
+from planner_service.core.calibrate.observed import costs_of
 from planner_service.core.calibrate.samples import MeasuredRun
 from planner_service.core.cost.calibration import Calibration, Term, apply
 from planner_service.core.errors import InvalidInputError
@@ -274,9 +276,17 @@ def test_absurd_profiles_and_timelines_give_an_answer() -> None:
     assert (found.forward, found.backward, found.update_s_per_byte) == (None, None, None)
 
 
-def test_a_hundred_thousand_blocks_are_fitted() -> None:
-    from planner_service.core.calibrate.fit import StageSeconds, block_factors
+def test_a_run_whose_batches_took_no_time_is_refused() -> None:
+    plan = plan_for("naive", (3, 6), 1)
+    run = executed(plan, HIDDEN)
+    still = tuple(
+        replace(lane, start_s=(0.0,) * len(lane.start_s), end_s=(0.0,) * len(lane.end_s)) for lane in run.timeline.lanes
+    )
+    with pytest.raises(InvalidInputError, match="timeline: must be such that a batch takes some time"):
+        calibrate(PROFILE, CLUSTER, [replace(run, timeline=replace(run.timeline, lanes=still))])
 
+
+def test_a_hundred_thousand_blocks_are_fitted() -> None:
     half = 50_000
     stages = [
         StageSeconds(
