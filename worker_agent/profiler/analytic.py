@@ -12,14 +12,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner_service.core.cluster import Cluster, Level
-from planner_service.core.errors import InvalidInputError, PipeplanError, require, require_count
+from planner_service.core.errors import InvalidInputError, require, require_count
 from planner_service.core.profile import Block, Measurement, Method, Model, Overheads, Profile
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import open_data
+from worker_agent.models.data import Microbatch, open_data
 from worker_agent.models.defaults import DefaultFeed, default_feed
-from worker_agent.models.losses import build_loss
+from worker_agent.models.losses import Loss, build_loss
 from worker_agent.profiler.counts import BlockCounts, count_blocks
 from worker_agent.profiler.datasheet import Datasheet
+from worker_agent.profiler.foreign import foreign_code
 from worker_agent.profiler.job import ProfileJob
 from worker_agent.profiler.roofline import duration_s, update_s_per_byte, version_s_per_byte
 
@@ -61,12 +62,12 @@ def count_model(job: ProfileJob, *, gpu: bool, on_size: OnSize = lambda _: None)
     fake = FakeTensorMode()
     chain = _built(fake, job)
     feed = default_feed(chain) if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
+    loss = _loss(feed.loss)
     blocks = []
     for size in task.microbatch_sizes:
         on_size(size)
-        microbatch = open_data(feed.data, microbatch_size=size, seed=_SEED).microbatch(0)
-        dtype = getattr(torch, task.dtype)
-        blocks.append(count_blocks(fake, chain.blocks, build_loss(feed.loss), microbatch, floating=dtype, gpu=gpu))
+        microbatch = _microbatch(feed.data, size)
+        blocks.append(count_blocks(fake, chain.blocks, loss, microbatch, floating=getattr(torch, task.dtype), gpu=gpu))
     return ModelCounts(
         model=Model(name=chain.name, spec=task.model),
         dtype=task.dtype,
@@ -115,15 +116,19 @@ def estimate_cluster(sheet: Datasheet, devices: int) -> Cluster:
 
 def _built(fake: FakeTensorMode, job: ProfileJob) -> Chain:
     """The chain with fake weights: they take no memory, whatever the model's size."""
-    try:
-        with fake:
-            return build_model(job.task.model, seed=_SEED, dtype=getattr(torch, job.task.dtype))
-    except PipeplanError:
-        raise
-    except Exception as error:  # the factory is the user's: anything may be raised
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        rule = f"must be a model that can be built of tensors without contents to be estimated ({cause})"
-        raise InvalidInputError("model", rule, job.task.model) from error
+    rule = "must be a model that can be built of tensors without contents to be estimated"
+    with foreign_code("model", rule, job.task.model), fake:
+        return build_model(job.task.model, seed=_SEED, dtype=getattr(torch, job.task.dtype))
+
+
+def _microbatch(data: str, microbatch_size: int) -> Microbatch:
+    with foreign_code("data", "must be a factory of microbatches that can be read", data):
+        return open_data(data, microbatch_size=microbatch_size, seed=_SEED).microbatch(0)
+
+
+def _loss(spec: str | None) -> Loss:
+    with foreign_code("loss", "must be a loss or a factory of one", spec):
+        return build_loss(spec)
 
 
 def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) -> Measurement:

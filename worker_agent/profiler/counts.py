@@ -5,7 +5,7 @@ stage of its own, its gradients there already. Equal blocks with equal inputs ar
 """
 
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from planner_service.core.errors import InvalidInputError, PipeplanError, require
+from planner_service.core.errors import require
 from worker_agent.models.data import Microbatch, Value
 from worker_agent.models.losses import Loss
+from worker_agent.profiler.foreign import foreign_code
 from worker_agent.profiler.gpu_kernels import GpuKernels
 from worker_agent.profiler.memory import KeptStorages
 from worker_agent.profiler.operations import Operation, OperationRecorder
@@ -156,19 +157,10 @@ def _backward(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
 
 
-@contextmanager
-def _explained(index: int, block: nn.Module) -> Iterator[None]:
-    """What goes wrong in a block's own code is wrong input: one sentence names the block and the cause."""
-    try:
-        yield
-    except PipeplanError:
-        raise
-    except Exception as error:  # the block's code is the user's: anything may be raised
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        rule = (
-            f"must have blocks that run on tensors without contents to be estimated; block {index} does not ({cause})"
-        )
-        raise InvalidInputError("model", rule, type(block).__name__) from error
+def _explained(index: int, block: nn.Module) -> AbstractContextManager[None]:
+    """What goes wrong in a block's own code is wrong input."""
+    rule = f"must have blocks that run on tensors without contents to be estimated; block {index} does not"
+    return foreign_code("model", rule, type(block).__name__)
 
 
 def _fake(fake: FakeTensorMode, value: Value, floating: torch.dtype) -> tuple[Tensor, ...]:

@@ -109,6 +109,28 @@ def test_a_model_that_cannot_be_is_refused(spec: str, sentence: str) -> None:
     assert str(caught.value).startswith(sentence)
 
 
+def raising_data(*, microbatch_size: int) -> None:
+    raise KeyError("the file is not here")
+
+
+def raising_loss(*, scale: float = 1.0) -> None:
+    raise OSError("the file is not here")
+
+
+@pytest.mark.parametrize(
+    ("data", "loss", "sentence"),
+    [
+        ("raising_data", None, "data: must be a factory of microbatches that can be read (KeyError: 'the file is"),
+        ("raising_data", "raising_loss", "loss: must be a loss or a factory of one (OSError: the file is not here)"),
+    ],
+)
+def test_data_and_losses_that_raise_are_refused(data: str, loss: str | None, sentence: str) -> None:
+    here = "tests.worker.profiler.test_analytic:"
+    with pytest.raises(InvalidInputError) as caught:
+        estimate(GPT2, data=here + data, loss=None if loss is None else here + loss)
+    assert str(caught.value).startswith(sentence)
+
+
 def test_a_dtype_that_the_device_does_not_have_is_refused() -> None:
     with pytest.raises(
         InvalidInputError, match="dtype: must be one in which V100-SXM2-16GB's datasheet gives its speed"
