@@ -45,6 +45,10 @@ class Questions:
             self._tables[kind] = self.tabulated.time_s(self.shape, kind)
         return self._tables[kind]
 
+    def forget(self) -> None:
+        """Lets the tables go."""
+        self._tables.clear()
+
     def shared(self, kind: Kind) -> Kind:
         """The kind without what makes no difference where replicas differ: its number, and workers in between."""
         if self.shape.width is not None:

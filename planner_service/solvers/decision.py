@@ -13,13 +13,14 @@ from itertools import pairwise, product
 import numpy as np
 from ortools.sat.python import cp_model
 
-from planner_service.core.cost.compute import BoolArray
+from planner_service.core.cost.compute import BoolArray, IntArray
 from planner_service.solvers.places import Places, Team
 
 _SEED = 1
 
-_EACH_MODEL = 0.01
-"""Deterministic seconds that making a model counts, so that a limit on them bounds the number of models too."""
+_EACH_MODEL, _EACH_ENTRY = 0.002, 2e-5
+"""Deterministic seconds that making and presolving a model counts, and every entry of its tables: measured, because the
+solver's own count leaves them out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,6 +52,12 @@ class Question:
     all_devices: bool = False
     work: "Work | None" = None
 
+    @property
+    def entries(self) -> int:
+        """The size of the model: of every branch how far each start reaches, and the exceptions."""
+        every = (branch.allowed for branches in self.branches for branch in branches)
+        return sum(len(allowed) + len(_exceptions(allowed)) for allowed in every)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
@@ -77,16 +84,32 @@ def decide(question: Question, limit: float) -> Verdict:
     """Finds stages, proves that there are none, or ends undecided after this many deterministic seconds."""
     if not all(question.branches):
         return Verdict(found=None, proven=True, spent=_EACH_MODEL)
+    making = _EACH_MODEL + _EACH_ENTRY * question.entries
+    if making >= limit:
+        return Verdict(found=None, proven=False, spent=limit)
     model = _Model(question)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = _SEED
     solver.parameters.cp_model_probing_level = 0  # it finds nothing here, and takes most of the time of small questions
-    solver.parameters.max_deterministic_time = max(limit - _EACH_MODEL, 0.0)
+    solver.parameters.max_deterministic_time = limit - making
     status = solver.solve(model.model)
-    spent = _EACH_MODEL + solver.response_proto.deterministic_time
+    spent = making + solver.response_proto.deterministic_time
     found = model.read(solver) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
     return Verdict(found=found, proven=status == cp_model.INFEASIBLE, spent=spent)
+
+
+def _reach(allowed: BoolArray) -> IntArray:
+    """The last stop that is allowed for every start; 0 where none is."""
+    reach = np.where(allowed.any(axis=1), len(allowed) - np.argmax(allowed[:, ::-1], axis=1), 0)
+    return np.asarray(reach, dtype=np.int64)
+
+
+def _exceptions(allowed: BoolArray) -> IntArray:
+    """The (start, stop) within reach that are not allowed all the same."""
+    blocks = len(allowed)
+    within = np.tri(blocks, dtype=bool).T & (np.arange(blocks) < _reach(allowed)[:, None])
+    return np.argwhere(within & ~allowed) + np.array([0, 1])
 
 
 class _Model:
@@ -120,13 +143,10 @@ class _Model:
         """Where the stage stops, by where it starts."""
         start, stop = self.cuts[stage], self.cuts[stage + 1]
         blocks = self.question.blocks
-        reach = np.where(allowed.any(axis=1), blocks - np.argmax(allowed[:, ::-1], axis=1), 0)
         reached = self.model.new_int_var(0, blocks, "")
-        self.model.add_element(start, [*reach.tolist(), 0], reached)
+        self.model.add_element(start, [*_reach(allowed).tolist(), 0], reached)
         self.model.add(stop <= reached).only_enforce_if(taken)
-        below = np.tri(blocks, dtype=bool).T & (np.arange(blocks)[None, :] < reach[:, None])
-        exceptions = np.argwhere(below & ~allowed)
-        exceptions[:, 1] += 1
+        exceptions = _exceptions(allowed)
         if len(exceptions):
             self.model.add_forbidden_assignments([start, stop], exceptions.tolist()).only_enforce_if(taken)
 

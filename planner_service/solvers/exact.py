@@ -9,6 +9,7 @@ in a row on its devices, and a transfer is as slow as the slowest level that it 
 """
 
 from collections.abc import Iterator
+from math import log
 
 from planner_service.core.cost.memory import in_flight
 from planner_service.core.errors import require
@@ -33,10 +34,11 @@ USED_BY_PIPEDREAM = ("synchronisation", "straight", "fewer_machines")
 
 DEFAULT_TIME_LIMIT_S = 20.0
 
-MAX_BLOCKS = 512
-MAX_DEVICES = 512
+MAX_BLOCKS = 256
+MAX_DEVICES = 256
 MAX_PIPEDREAM_DEVICES = 64
-"""Beyond these the tables alone take longer than anybody waits."""
+MAX_ENTRIES = 10**8
+"""Beyond these, the last of which counts the entries of all tables of a shape, the tables alone take too long."""
 
 
 def exact(problem: Problem, observe: Observer = unobserved) -> Answer:
@@ -69,11 +71,31 @@ def _check(problem: Problem) -> None:
     most = MAX_PIPEDREAM_DEVICES if pipedream else MAX_DEVICES
     rule = f"must make at most {most} devices for the planner {NAME}" + (" and pipedream" if pipedream else "")
     require(cluster.devices <= most, "cluster.levels", rule, cluster.devices)
+    entries = _entries(problem)
+    rule = f"must be fewer devices, levels or types of devices for {blocks} blocks: {NAME} would look at"
+    require(
+        entries <= MAX_ENTRIES,
+        "cluster",
+        f"{rule} {entries:.1g} stages, and {MAX_ENTRIES:.0g} are the most",
+        cluster.devices,
+    )
     require(problem.profile.edges is None, "profile.edges", f"must be none: {NAME} plans chains", "a graph")
     for field in ("forced_cuts", "forbidden_cuts"):
         for cut in getattr(options, field):
             require(cut < blocks, field, f"must stand before one of the blocks 1 to {blocks - 1}", cut)
     require_stages(problem)
+
+
+def _entries(problem: Problem) -> float:
+    """Stages that a shape may have: intervals of blocks times places as far as they differ."""
+    cluster = problem.cluster
+    levels = len(cluster.levels) ** 3
+    if problem.options.schedule == PIPEDREAM:
+        places = len(cluster.types) * cluster.devices * (1 + log(cluster.devices)) * levels
+    else:
+        deepest = min(cluster.devices, len(problem.profile.blocks))
+        places = deepest * (len(cluster.types) * levels if len(cluster.types) > 1 else 1)
+    return places * len(problem.profile.blocks) ** 2
 
 
 def _shapes(problem: Problem) -> Iterator[Shape]:

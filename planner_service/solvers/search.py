@@ -88,11 +88,13 @@ class Search:
         for shape in self._open:
             if shape.bound_s < self._target_s() and self.spent < self.limit:
                 self._first_plans(shape.questions)
+                shape.questions.forget()
         for share in (0.5, 1.0):
             for place, shape in enumerate(self._open):
                 left = sum(not other.decided for other in self._open[place:])
                 allowed = (self.limit - self.spent) * share if left else 0.0
                 self._settle(shape, self.spent + allowed / max(left, 1) if share < 1 else self.limit)
+                shape.questions.forget()
         bound_s = min((shape.bound_s for shape in self._open), default=inf)
         decided = all(shape.decided for shape in self._open)
         best_s = self.best.sample_s if self.best else inf
