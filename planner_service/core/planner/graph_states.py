@@ -1,7 +1,7 @@
 """Graph states: where a model can be cut, and the order of its blocks in which the chosen stages are contiguous."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import frexp
 
@@ -11,6 +11,7 @@ from planner_service.core.cost.boundaries import loaded_bytes
 from planner_service.core.cost.compute import BoolArray, FloatArray, IntArray
 from planner_service.core.graph import (
     Graph,
+    Line,
     crossing_by_cut,
     crossing_bytes,
     graph_of,
@@ -62,15 +63,17 @@ class CutStates:
         return self.order[int(self.blocks_before[start]) : int(self.blocks_before[stop])]
 
 
-def cut_states(profile: Profile, microbatch_size: int, *, cuts: str | None = None) -> CutStates:
+def cut_states(
+    profile: Profile, microbatch_size: int, *, cuts: str | None = None, at_most: int = STATES_AT_MOST
+) -> CutStates:
     """The states of a chain, or of a graph.
 
     A graph has one for every set of blocks that holds all that its members read, but that blocks from the side which
     cost nothing (no time, no bytes) stand with the first that reads them: anywhere earlier would be the same.
     What crosses such a cut is the output of every block before it that one behind it reads; a stage in between
     forwards what it does not read itself (SOSP 2019; the antichains of PipeDream's optimizer are these sets).
-    `cuts="single-tensor"` leaves those that one output alone crosses. Where a graph has more than `STATES_AT_MOST`,
-    the answer is incomplete: the places of one order (`graph.line_of`).
+    `cuts="single-tensor"` leaves those that one output alone crosses. Where a graph has more than `at_most`,
+    the answer is the places of one order (`graph.line_of`): incomplete unless the graph is a path.
     """
     if profile.edges is None:
         states = chain_states(profile, microbatch_size)
@@ -78,24 +81,33 @@ def cut_states(profile: Profile, microbatch_size: int, *, cuts: str | None = Non
         return CutStates(states=states, blocks_before=np.arange(blocks + 1), order=tuple(range(blocks)))
     measured = profile.at(microbatch_size)
     graph = graph_of(len(measured), profile.edges)
+    line = line_of(graph, [block.output_bytes for block in measured])
+    every_place = range(len(graph) + 1)
     if cuts == "single-tensor":
-        return line_states(profile, graph, measured, single_tensor=True)
-    listed = ideals(graph, _limit(measured), late=_costing_nothing(profile, graph, measured))
-    if listed is None:
-        return line_states(profile, graph, measured)
-    return states_of(profile, graph, measured, listed)
+        return _line_states(profile, graph, measured, line, line.single_tensor)
+    if all(source in graph.reads[reader] for source, reader in pairwise(line.order)):
+        return _line_states(profile, graph, measured, line, every_place)
+    listed = ideals(graph, min(at_most, _limit(measured)), late=_costing_nothing(profile, graph, measured))
+    if listed is not None:
+        return states_of(profile, graph, measured, listed)
+    some = every_place if not any(block.workspace_bytes for block in measured) else evenly(every_place, STATES_AT_MOST)
+    return replace(_line_states(profile, graph, measured, line, some), complete=False)
 
 
-def line_states(
-    profile: Profile, graph: Graph, measured: Sequence[Measurement], *, single_tensor: bool = False
+def evenly(values: Sequence[int], count: int) -> Sequence[int]:
+    """So many of the values, from the first to the last."""
+    if len(values) <= count:
+        return values
+    return [values[index] for index in np.linspace(0, len(values) - 1, count).astype(int).tolist()]
+
+
+def _line_states(
+    profile: Profile, graph: Graph, measured: Sequence[Measurement], line: Line, chosen: Sequence[int]
 ) -> CutStates:
-    """The places of one order; only those that a single tensor crosses, or all, which is not all that there are."""
-    outputs = [block.output_bytes for block in measured]
-    line = line_of(graph, outputs)
-    places = np.asarray(line.single_tensor) if single_tensor else np.arange(len(graph) + 1)
-    order = np.asarray(line.order)
+    """These places of an order."""
+    order, places = np.asarray(line.order), np.asarray(chosen)
     sums = [np.concatenate(([0.0], np.cumsum(values[order])))[places] for values in _summed(profile, measured)]
-    boundary = crossing_bytes(graph, line.order, outputs)[places]
+    boundary = crossing_bytes(graph, line.order, [block.output_bytes for block in measured])[places]
     return CutStates(
         states=States(
             compute_s=sums[0],
@@ -107,7 +119,6 @@ def line_states(
         ),
         blocks_before=places,
         order=line.order,
-        complete=single_tensor,
     )
 
 
@@ -198,7 +209,7 @@ def _transients_by_place(workspace_bytes: Sequence[int], places: IntArray) -> Fl
 
 def _limit(measured: Sequence[Measurement]) -> int:
     sizes = len({block.workspace_bytes for block in measured} - {0})
-    return min(STATES_AT_MOST, int((ENTRIES_AT_MOST / max(sizes, 1)) ** 0.5))
+    return int((ENTRIES_AT_MOST / max(sizes, 1)) ** 0.5)
 
 
 def _costing_nothing(profile: Profile, graph: Graph, measured: Sequence[Measurement]) -> frozenset[int]:

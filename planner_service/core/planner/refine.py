@@ -3,11 +3,11 @@
 1. The cuts of one order of the blocks (`graph.line_of`) are solved as any states are.
 2. A bound over all cuts of the graph says how much better a plan could be (`graph_bound`).
 3. Unless that is next to nothing, cuts are added: those of few bytes that the bound came across, and around each cut
-   of the plan what becomes of it if one block moves to the other side with all that has to follow. What no better plan
-   can use, because crossing it takes longer than the plan, is left out. The states are solved again, as long as that
-   helps, `ROUNDS` times at most.
+   of the plan those that differ by a few blocks, or by one that moves to the other side with all that has to follow.
+   The states are solved again, as long as that helps, `ROUNDS` times at most.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from planner_service.core.planner.graph_bound import (
     compute_bound,
     windows_of,
 )
-from planner_service.core.planner.graph_states import CutStates, exactly_summed, states_of
+from planner_service.core.planner.graph_states import CutStates, evenly, exactly_summed, states_of
 from planner_service.core.planner.partition import Partition, partition
 from planner_service.core.planner.pipedream_certificate import QUANTITY
 from planner_service.core.planner.pipedream_terms import FACTORS, search, synchronisation
@@ -36,6 +36,9 @@ ROUNDS = 4
 
 CUTS_AT_MOST = 1200
 """States that are solved at once after the first time."""
+
+STEPS_AT_MOST = 100_000
+"""Blocks that are looked at for the cuts next to one of a plan: a few hundredths of a second."""
 
 NEAR = 1e-3
 """A gap that is not worth another round."""
@@ -142,11 +145,12 @@ class _Cut:
         chosen = dict.fromkeys((0, *own))
         allowed = np.flatnonzero(cuts.states.boundary_bytes <= self._limit_bytes(found)).tolist()
         room = CUTS_AT_MOST // 3
-        for few in (cheap, [cuts.cut(state) for state in _evenly(allowed, room)]):
-            chosen |= dict.fromkeys(_evenly(few, room))
+        for few in (cheap, [cuts.cut(state) for state in evenly(allowed, room)]):
+            chosen |= dict.fromkeys(evenly(few, room))
         room = (CUTS_AT_MOST - len(chosen)) // max(len(own) - 1, 1)
         for cut in own[:-1]:
-            chosen |= dict.fromkeys(self._moved(cut, self._limit_bytes(found), room))
+            chosen |= dict.fromkeys(self._moved(cut, self._limit_bytes(found), room // 2))
+            chosen |= dict.fromkeys(self._stepped(cut, room // 2))
         return sorted(chosen, key=lambda cut: (cut.bit_count(), cut))
 
     def _limit_bytes(self, found: Partition) -> float:
@@ -167,9 +171,18 @@ class _Cut:
         nearest = np.argsort(np.abs(seconds - before_s), kind="stable")
         return [moved[index] for index in nearest.tolist() if crossing[index] <= limit_bytes][:room]
 
-
-def _evenly(values: Sequence[int], count: int) -> list[int]:
-    """So many of the values, from the first to the last."""
-    if len(values) <= count:
-        return list(values)
-    return [values[index] for index in np.linspace(0, len(values) - 1, count).astype(int).tolist()]
+    def _stepped(self, cut: int, room: int) -> list[int]:
+        """The cuts that differ by one block, then by two, and so on."""
+        blocks = range(len(self._blocks.graph))
+        room = min(room, STEPS_AT_MOST // len(blocks))
+        found = {cut: None}
+        queue = deque([cut])
+        while queue and len(found) <= room:
+            here = queue.popleft()
+            for block in blocks:
+                own = 1 << block
+                ahead = self._dependent[block] & here if here & own else self._needed[block] & ~here
+                if ahead == own and here ^ own not in found:
+                    found[here ^ own] = None
+                    queue.append(here ^ own)
+        return list(found)[:room]
