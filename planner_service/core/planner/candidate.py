@@ -173,7 +173,7 @@ class Evaluator:
         found = search.least_max(ceiling_bytes)
         if found is None:
             return None
-        held_bytes = [int(terms.memory_bytes(*place)[0, 0]) for place in terms.slices(search.stops(found))]
+        held_bytes = [int(terms.memory_bytes(*place)[0, 0]) for place in terms.slices(search.any_stops(found))]
         stage = held_bytes.index(max(held_bytes))
         return Miss(
             shape=shape,

@@ -68,8 +68,10 @@ def _by_bytes(search: Search) -> Iterator[tuple[float, Shape]]:
             least_bytes = search.bounds[place].least_bytes(found)
             entries += [(value, len(several), index) for index, value in enumerate(least_bytes.tolist())]
             several.append(found)
-    for least_bytes_, which, index in sorted(entries):
-        yield least_bytes_, search.shape(several[which], index)
+    if search.best is not None:
+        entries = [entry for entry in entries if entry[0] > search.evaluator.device_bytes]
+    for bound, which, index in sorted(entries):
+        yield bound, search.shape(several[which], index)
 
 
 def _distinct(found: Configurations) -> Configurations:

@@ -21,6 +21,12 @@ from planner_service.core.cost.compute import FloatArray
 ROUNDING = 1e-9
 """By how much sums in different orders may differ: a bound is trusted no further."""
 
+NEAR = 1 / 64
+"""How near the limit of a search is brought to the least that leaves any starts."""
+
+HALVINGS = 12
+"""How often at most the gap is halved for that."""
+
 Costs = Callable[[int, slice, slice], FloatArray]
 """For a stage, its costs as (starts, stops): of the blocks [i, j), i and j of the two ranges; infinite if it may
 not be."""
@@ -99,17 +105,35 @@ class Search:
     about: float
 
     def least_max(self, ceiling: float = inf) -> Found | None:
-        """The least largest cost; None if there is no split, or none at or below the ceiling."""
-        for slack in (0.125, 0.5, 2.0, 8.0, inf):
-            limit = min(self.about * (1 + slack), ceiling) if slack < inf else ceiling
+        """The least largest cost; None if there is no split, or none at or below the ceiling.
+
+        The limit is brought near to the least one that leaves any starts. What is found among those is reached by a
+        split, so that the least largest cost is among the starts that it leaves.
+        """
+        limit = self._least_limit(ceiling)
+        while limit is not None:
             starts = starts_within(self.limits, limit, self.starts)
-            if starts is not None:
-                worst = max(_fold(self.costs(starts, self.about), starts, np.maximum)[0].item(0), self.about)
-                if worst <= limit:
-                    return Found(worst, starts) if isfinite(worst) else None
-            if limit >= ceiling:
+            if starts is None:
                 return None
+            worst = max(_fold(self.costs(starts, self.about), starts, np.maximum)[0].item(0), self.about)
+            if worst <= limit:
+                return Found(worst, starts) if isfinite(worst) else None
+            limit = min(worst, ceiling) if limit < ceiling else None
         return None
+
+    def _least_limit(self, ceiling: float) -> float | None:
+        """A limit that leaves starts, not much above those that leave none; None if there is none up to the ceiling."""
+        if starts_within(self.limits, ceiling, self.starts) is None:
+            return None
+        low, high = self.about, min(self.about * 2, ceiling)
+        while high < ceiling and starts_within(self.limits, high, self.starts) is None:
+            low, high = high, min(high * 4, ceiling) if high > 0 else ceiling
+        for _ in range(HALVINGS):
+            if high > low * (1 + NEAR) and isfinite(high):
+                middle = (low + high) / 2
+                leaves = starts_within(self.limits, middle, self.starts) is not None
+                low, high = (low, middle) if leaves else (middle, high)
+        return high
 
     def stops(self, found: Found) -> tuple[int, ...]:
         """The stops of the split found, of several that of the least sum of squares."""
@@ -121,6 +145,11 @@ class Search:
 
         return min_sum(squares, found.starts)
 
+    def any_stops(self, found: Found) -> tuple[int, ...]:
+        """The stops of one split found: less work where it does not matter which."""
+        starts = starts_within(self.limits, found.worst, found.starts) or found.starts
+        return _walk(self.costs(starts, 0.0), starts, np.maximum)
+
 
 def least_sum(costs: Costs, starts: Starts) -> float:
     """The least sum of a split; infinite if there is no split."""
@@ -129,13 +158,7 @@ def least_sum(costs: Costs, starts: Starts) -> float:
 
 def min_sum(costs: Costs, starts: Starts) -> tuple[int, ...]:
     """The stops of the split of the least sum. There must be one."""
-    suffixes = _fold(costs, starts, np.add)
-    stops = [0]
-    for stage in range(len(starts) - 1):
-        here = slice(stops[-1], stops[-1] + 1)
-        best = np.argmin(costs(stage, here, starts[stage + 1])[0] + suffixes[stage + 1])
-        stops.append(starts[stage + 1].start + int(best))
-    return tuple(stops[1:])
+    return _walk(costs, starts, np.add)
 
 
 def least_squares(costs: Callable[[Starts], Costs], work: Sequence[float], starts: Starts) -> tuple[int, ...] | None:
@@ -170,6 +193,17 @@ def _near_even(work: Sequence[float], excess: float, among: Starts) -> Starts | 
             return None
         starts.append(slice(low, high))
     return tuple(starts)
+
+
+def _walk(costs: Costs, starts: Starts, combine: np.ufunc) -> tuple[int, ...]:
+    """The stops of the best split, the first best from the front."""
+    suffixes = _fold(costs, starts, combine)
+    stops = [0]
+    for stage in range(len(starts) - 1):
+        here = slice(stops[-1], stops[-1] + 1)
+        best = np.argmin(combine(costs(stage, here, starts[stage + 1])[0], suffixes[stage + 1]))
+        stops.append(starts[stage + 1].start + int(best))
+    return tuple(stops[1:])
 
 
 def _fold(costs: Costs, starts: Starts, combine: np.ufunc) -> list[FloatArray]:
