@@ -11,6 +11,9 @@ from planner_service.core.planner.problem import Planner, Problem
 NEXT_BEST = 3
 """How many of a planner's alternatives are proposed by their throughput, and as many by their memory."""
 
+LARGE = 1_000_000
+"""Devices times blocks above which only answers are proposed: further questions would take minutes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Proposer:
@@ -150,7 +153,8 @@ def _next_best(alternatives: Sequence[Alternative]) -> list[Alternative]:
 def _further(proposer: Proposer, problem: Problem, alternatives: Sequence[Alternative]) -> Iterator[Problem]:
     """What else a planner is asked: for the whole plans behind its best alternatives, and for depths of its own."""
     put = proposer.asked(problem)
-    if put is None or proposer.planner == "pipedream":
+    large = problem.cluster.devices * len(problem.profile.blocks) > LARGE
+    if put is None or large or proposer.planner == "pipedream":
         return
     for other in _next_best(alternatives):
         options = replace(

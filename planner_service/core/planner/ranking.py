@@ -10,10 +10,10 @@ from planner_service.core.planner.proposals import Proposal
 from planner_service.core.planner.reasons import shortfall
 from planner_service.core.schedule.program import FLUSHES
 
-PLAYED_INSTRUCTIONS = 1_200_000
-"""Of all proposals together: about three seconds."""
+PLAYED_INSTRUCTIONS = 600_000
+"""Of all proposals together: about a second and a half."""
 
-LONGEST_PLAY = 120_000
+LONGEST_PLAY = 60_000
 """Of one proposal."""
 
 SPLIT_PROPOSALS = 3
