@@ -52,6 +52,8 @@ def execute(job: RunJob, on_progress: Progress) -> RunOutcome:
     """
     rule = "must be false: the executor does not split the backward (2BP) yet"
     require(not job.plan.split_backward, "plan.split_backward", rule, job.plan.split_backward)
+    rule = "must be the blocks' own order, or none: the executor runs chains"
+    require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
     _require_length(job)
     results = launch(job, on_progress)
     measured = Timeline(lanes=tuple(r.lane for r in results), batch_size=job.plan.batch_size, batches=job.batches)
