@@ -169,5 +169,5 @@ class Executor:
         weights, kept = self._weights, self._stage.kept.values()
         graphs = sum(1 for k in kept if k.roots)
         inputs = sum(t.nbytes for k in kept if not k.roots for t in k.inputs)
-        fixed = weights.version_bytes + weights.optimizer_bytes
+        fixed = weights.version_bytes + weights.master_bytes + weights.optimizer_bytes
         return fixed + weights.live_bytes + graphs * self._stage.activation_bytes + inputs

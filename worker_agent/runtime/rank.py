@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError, require
 from planner_service.core.identity import content_id
+from planner_service.core.predict import program_of
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import first_versions
 from planner_service.core.schedule.instructions import Checkpoint, Instruction, ReduceGradients, is_compute
-from planner_service.core.predict import program_of
 from planner_service.core.schedule.program import Program, Stream, updates_a_batch
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.models.chain import Chain, build_model
@@ -68,6 +68,7 @@ class Rank:
             find_slots(self.blocks, names),
             lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.learning_rate),
             version=max(first_versions(self.stream.instructions)),
+            master_weights=job.plan.master_weights,
         )
         self.buffers = checkpoint.buffers_of(self.blocks, names)
         if job.first_step:
