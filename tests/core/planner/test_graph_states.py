@@ -118,7 +118,7 @@ def test_more_cuts_than_can_be_listed_are_the_places_of_one_order() -> None:
 
 
 def test_a_path_of_very_many_blocks_is_a_chain() -> None:
-    blocks = 20_000
+    blocks = 10_000
     path = graph([Cell(output_bytes=1)] * blocks, tuple((k, k + 1) for k in range(blocks - 1)))
     found = cut_states(path, 1)
     assert found.states.before is None and found.complete

@@ -61,7 +61,7 @@ def test_the_optimum_over_all_cuts_lies_between_bound_and_plan(problem: Problem)
 def branches(count: int, length: int, *, output_bytes: int = 1) -> tuple[list[Cell], Edges]:
     """A block, so many branches of so many blocks, and a block behind them; costs differ from branch to branch."""
     last = count * length + 1
-    edges = []
+    edges: list[tuple[int, int]] = []
     for branch in range(count):
         places = [0, *range(1 + branch * length, 1 + (branch + 1) * length), last]
         edges += pairwise(places)
