@@ -149,7 +149,10 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     fixed = {"tie_word_embeddings": False, "use_cache": False}
     try:
         config = transformers.AutoConfig.for_model(name, **found | options | fixed)
+        _check_window(config)
         return kind.from_config(config, attn_implementation=attention)  # type: ignore[no-any-return]
+    except InvalidInputError:
+        raise
     except (StrictDataclassError, ValueError, TypeError, RuntimeError) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
         raise InvalidInputError("model", f"must be possible for {name} ({sentence})", text) from error
@@ -161,6 +164,12 @@ def _check_options(config: Any, options: dict[str, Any]) -> None:
         require(key in known, f"model.{key}", f"is not a key of {config.model_type}'s config that can be set", value)
     rule = "cannot be true: the embedding and the head would share a parameter, and they may be in different stages"
     require(not options.get("tie_word_embeddings"), "model.tie_word_embeddings", rule, True)
+
+
+def _check_window(config: Any) -> None:
+    window = getattr(config, "sliding_window", None)
+    rule = f"must be null, or not below the {config.max_position_embeddings} positions: layers look at whole sequences"
+    require(window is None or window >= config.max_position_embeddings, "model.sliding_window", rule, window)
 
 
 def _causal_mask(hidden: Tensor) -> Tensor:
@@ -190,5 +199,8 @@ def _cut_bert(root: Any, mask: bool) -> tuple[nn.Module, ...]:
 _CUTS: dict[str, Callable[[Any, bool], tuple[nn.Module, ...]]] = {
     "gpt2": _cut_gpt2,
     "llama": _cut_llama,
+    "mistral": _cut_llama,
+    "qwen2": _cut_llama,
+    "qwen3": _cut_llama,
     "bert": _cut_bert,
 }

@@ -11,10 +11,16 @@ from planner_service.core.errors import InvalidInputError
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss
 
+NARROW = (
+    "num_hidden_layers=2&hidden_size=32&num_attention_heads=2&num_key_value_heads=1&intermediate_size=48&vocab_size=50"
+    "&max_position_embeddings=16"
+)
 SPECS = {
     "gpt2": "hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=50&n_positions=16",
-    "llama": "hf:llama?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&num_key_value_heads=1&head_dim=16"
-    "&intermediate_size=48&vocab_size=50&max_position_embeddings=16",
+    "llama": f"hf:llama?{NARROW}&head_dim=16",
+    "mistral": f"hf:mistral?{NARROW}&sliding_window=null",
+    "qwen2": f"hf:qwen2?{NARROW}",
+    "qwen3": f"hf:qwen3?{NARROW}&head_dim=16",
     "bert": "hf:bert?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&intermediate_size=48&vocab_size=50"
     "&max_position_embeddings=16",
 }
@@ -75,7 +81,8 @@ def test_rotary_frequencies_stay_exact_in_a_model_of_16_bits() -> None:
     [
         ("hf:gpt2?n_layers=2", "model.n_layers: is not a key of gpt2's config that can be set, got 2"),
         ("hf:gpt2?use_cache=true", "model.use_cache: is not a key of gpt2's config that can be set, got True"),
-        ("hf:gpt5", "model: must be of a known family: bert, gpt2, llama, got 'gpt5'"),
+        ("hf:gpt5", "model: must be of a known family: bert, gpt2, llama, mistral, qwen2, qwen3, got 'gpt5'"),
+        ("hf:mistral?sliding_window=8", "model.sliding_window: must be null, or not below the 131072 positions"),
         ("hf:gpt2?tie_word_embeddings=true", "model.tie_word_embeddings: cannot be true"),
         ("hf:gpt2?attn_implementation=fast", "model.attn_implementation: must be one of sdpa, eager, got 'fast'"),
         ("hf:gpt2?n_head=5", "model: must be possible for gpt2 (`embed_dim` must be divisible by num_heads"),
@@ -106,7 +113,10 @@ def test_a_config_file_names_family_and_options_and_the_query_goes_over_them(tmp
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ('{"model_type": "mamba"}', "model.model_type: must be of a known family: bert, gpt2, llama, got 'mamba'"),
+        (
+            '{"model_type": "mamba"}',
+            "model.model_type: must be of a known family: bert, gpt2, llama, mistral, qwen2, qwen3, got 'mamba'",
+        ),
         ('{"n_layer": 2}', "model: must name a Hugging Face config: a JSON object with a model_type, got"),
         ("[]", "model: must name a Hugging Face config: a JSON object with a model_type, got"),
         ("{", "model: must name a file with a JSON document ("),
