@@ -1,6 +1,6 @@
 """All measurements of docs/benchmarks.md, one after the other: `make bench`."""
 
-from benchmarks import pipelines, prediction
+from benchmarks import analytic, pipelines, prediction
 
 
 def main() -> None:
@@ -9,6 +9,8 @@ def main() -> None:
     pipelines.main()
     print("\n## Predicted against measured\n", flush=True)
     prediction.main()
+    print("\n## Estimated profiles against measured A100s\n", flush=True)
+    analytic.main()
 
 
 if __name__ == "__main__":

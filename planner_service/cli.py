@@ -2,7 +2,19 @@
 
 import typer
 
-from planner_service.commands import db, demo, plan, profile, serve, simulate, solve
+from planner_service.commands import (
+    calibrate,
+    db,
+    demo,
+    largest,
+    plan,
+    profile,
+    serve,
+    simulate,
+    smallest,
+    solve,
+    sweep,
+)
 from planner_service.contract.console import run_app
 
 app = typer.Typer(
@@ -16,7 +28,11 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(serve.serve)
 app.command()(solve.solve)
+app.command()(calibrate.calibrate)
 app.command()(simulate.simulate)
+app.command()(smallest.smallest)
+app.command()(largest.largest)
+app.command()(sweep.sweep)
 app.add_typer(profile.app, name="profile")
 app.add_typer(plan.app, name="plan")
 app.add_typer(db.app, name="db")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner_service.commands.calibrate import read_calibration
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
 from planner_service.contract.documents import answer_document, plan_document, read
@@ -32,11 +33,12 @@ Source = "The id of a stored one, or a file, which is stored first."
 @app.command()
 @takes_options
 def create(
-    profile: Annotated[str, typer.Option(help=Source)],
+    profile: Annotated[list[str], typer.Option(help=f"{Source} For unequal devices one for each type.")],
     cluster: Annotated[str, typer.Option(help=Source)],
     planner: Annotated[str, typer.Option(help="pipedream, pipedream-2bw, gpipe, ...")],
     batch_size: Annotated[int, typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a batch.")],
     options: Options,
+    calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: AsJson = False,
@@ -44,11 +46,13 @@ def create(
     """Asks a planner for the fastest plan that fits, and stores it."""
     with _service(url, token) as service:
         request = PlanRequest(
-            profile_id=_profile_id(service, profile),
+            profile_id=_profile_id(service, profile[0]),
             cluster_id=_cluster_id(service, cluster),
             planner=planner,
             batch_size=batch_size,
             options=options,
+            calibration=read_calibration(calibration),
+            other_profile_ids=tuple(_profile_id(service, other) for other in profile[1:]),
         )
         created = service.create_plan(request)
     _show_answer(created, as_json=as_json)

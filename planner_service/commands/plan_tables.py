@@ -22,7 +22,7 @@ def show_plan(plan: Plan) -> None:
     console = _console()
     console.print(f"plan {content_id(plan)}  {plan.planner}, {plan.schedule}")
     console.print(
-        f"{plan.throughput_samples_per_s:,.4g} samples/s, bubble {100 * plan.bubble_fraction:.1f} %, "
+        f"{plan.throughput_samples_per_s:,.4g} samples/s{_mark(plan)}, bubble {100 * plan.bubble_fraction:.1f} %, "
         f"{plan.workers} workers, {plan.microbatches} microbatches of {plan.microbatch_size}",
         highlight=False,
     )
@@ -53,7 +53,7 @@ def show_list(page: Page[PlanSummary]) -> None:
             plan.schedule,
             f"{plan.depth} x {plan.width or 'mixed'}",
             str(plan.batch_size),
-            f"{plan.throughput_samples_per_s:,.4g}",
+            f"{plan.throughput_samples_per_s:,.4g}{_mark(plan)}",
             f"{100 * plan.bubble_fraction:.1f} %",
         )
     _console().print(table)
@@ -84,7 +84,7 @@ def show_comparison(plans: Sequence[Plan]) -> None:
             f"{plan.microbatches} x {plan.microbatch_size}",
             size(_most_memory_bytes(plan)),
             f"{100 * plan.bubble_fraction:.1f} %",
-            f"{plan.throughput_samples_per_s:,.4g}",
+            f"{plan.throughput_samples_per_s:,.4g}{_mark(plan)}",
             f"{_speed(plan, plans[0]):.2f}x",
         )
     _console().print(table)
@@ -107,6 +107,10 @@ def show_reasons(answer: Infeasible) -> None:
         where = "" if reason.stage is None else f" (nearest miss: stage {reason.stage}"
         by = "" if reason.missing_bytes is None else f", {reason.missing_bytes:,} bytes over"
         console.print(f"  {reason.rule}: {reason.detail}{where}{by}{')' if where else ''}")
+
+
+def _mark(plan: Plan | PlanSummary) -> str:
+    return " (estimated)" if plan.estimated else ""
 
 
 def _most_memory_bytes(plan: Plan) -> int:

@@ -7,8 +7,9 @@ import typer
 
 from planner_service.commands.files import write_document
 from planner_service.contract.documents import dump, read_text
-from planner_service.core.errors import require
-from planner_service.core.profile import Device, Model
+from planner_service.core.errors import InvalidInputError, require, require_count
+from planner_service.core.planner.problem import CUTS
+from planner_service.core.profile import DTYPE_BYTES, Device, Model
 from planner_service.imports.pipedream_graph import import_pipedream_graph
 
 app = typer.Typer(no_args_is_help=True, help="Profiles from other systems' files.")
@@ -34,15 +35,25 @@ def import_profile(
     device_name: Annotated[str, typer.Option(help="The device that the file was measured on.")] = "unknown",
     device_memory_bytes: Annotated[int, typer.Option(help="That device's memory.")] = UNKNOWN_DEVICE_BYTES,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
+    cuts: Annotated[str, typer.Option(help="any keeps the graph, single-tensor makes a chain of it.")] = "any",
 ) -> None:
-    """Writes a profile from another system's measurements; a graph with branches becomes a chain of blocks."""
+    """Writes a profile from another system's measurements; a model with branches stays the graph that it is."""
     require(source in FORMATS, "format", f"must be one of {', '.join(FORMATS)}", source)
-    profile = import_pipedream_graph(
-        read_text(file),
-        microbatch_size=microbatch_size,
-        model=Model(name=model_name or file.name.partition(".")[0]),
-        device=Device(name=device_name, memory_bytes=device_memory_bytes),
-        dtype=dtype,
-    )
+    require(cuts in CUTS, "cuts", f"must be one of {', '.join(CUTS)}", cuts)
+    model = Model(name=model_name or file.name.partition(".")[0])
+    device = Device(name=device_name, memory_bytes=device_memory_bytes)
+    require_count("microbatch_size", microbatch_size)
+    require(dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", dtype)
+    try:
+        profile = import_pipedream_graph(
+            read_text(file),
+            microbatch_size=microbatch_size,
+            model=model,
+            device=device,
+            dtype=dtype,
+            single_tensor=cuts == "single-tensor",
+        )
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{file}, {error.field}", error.rule, error.value) from error
     write_document(output, dump(profile))
     typer.echo(f"{output}: {profile.model.name}, {len(profile.blocks)} blocks", err=True)

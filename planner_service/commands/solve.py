@@ -1,42 +1,50 @@
 """`pipeplan solve`: plans offline, from a profile and a cluster in files."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from planner_service.commands.calibrate import read_calibration
 from planner_service.commands.files import write_document
 from planner_service.commands.planner_options import takes_options
+from planner_service.commands.solver_progress import shown
 from planner_service.contract.console import INFEASIBLE
 from planner_service.contract.documents import answer_document, dump, read
 from planner_service.core.cluster import Cluster
 from planner_service.core.plan import Answer, Infeasible
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.profile import Profile
+from planner_service.solvers.progress import unobserved
 from planner_service.solvers.solve import PLANNERS
 from planner_service.solvers.solve import solve as ask
 
 
 @takes_options
 def solve(
-    profile: Annotated[Path, typer.Option(help="The profile's file.")],
+    profile: Annotated[list[Path], typer.Option(help="The profile's file; for unequal devices one for each type.")],
     cluster: Annotated[Path, typer.Option(help="The cluster's file.")],
     planner: Annotated[str, typer.Option(help=", ".join(PLANNERS))],
     batch_size: Annotated[int, typer.Option(help="Samples in a batch.")],
     options: Options,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
 ) -> None:
     """Finds the fastest plan that fits; where none does, says by how much (exit status 3)."""
     problem = Problem(
-        profile=read(Profile, profile),
+        profile=read(Profile, profile[0]),
         cluster=read(Cluster, cluster),
         batch_size=batch_size,
         options=options,
+        calibration=read_calibration(calibration),
+        other_profiles=tuple(read(Profile, other) for other in profile[1:]),
     )
     started_s = time.perf_counter()
-    answer = ask(planner, problem)
+    with shown() if planner == "exact" else nullcontext(unobserved) as observe:
+        answer = ask(planner, problem, observe)
     document = dump(answer_document(answer) | {"solve_time_s": time.perf_counter() - started_s})
     if output is not None:
         write_document(output, document)

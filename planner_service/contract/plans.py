@@ -5,6 +5,7 @@ from datetime import datetime
 from pydantic import Field
 
 from planner_service.contract.jobs import Wire
+from planner_service.core.cost.calibration import Calibration
 from planner_service.core.planner.problem import Options
 
 MAX_BATCH_SIZE = 2**31 - 1
@@ -18,10 +19,16 @@ class PlanRequest(Wire):
     planner: str = Field(min_length=1, max_length=64, examples=["pipedream-2bw"])
     batch_size: int = Field(ge=1, le=MAX_BATCH_SIZE, description="samples in a batch")
     options: Options = Options()
+    other_profile_ids: tuple[str, ...] = Field(
+        default=(), max_length=16, description="the same model's profiles on the cluster's other types of devices"
+    )
+    calibration: Calibration | None = Field(
+        default=None, description="corrects profile and cluster; `pipeplan calibrate` makes it from runs"
+    )
 
 
 class PlanSummary(Wire):
-    """A stored plan: its shape and the predicted throughput."""
+    """A stored plan: its shape and the predicted throughput; `estimated` if its profile was not measured."""
 
     id: str
     planner: str
@@ -39,6 +46,7 @@ class PlanSummary(Wire):
     bubble_fraction: float
     solve_time_s: float
     created_at: datetime
+    estimated: bool = False
 
 
 class StreamText(Wire):

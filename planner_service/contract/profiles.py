@@ -6,7 +6,10 @@ from planner_service.contract.jobs import Wire
 
 
 class ProfileSummary(Wire):
-    """A stored profile: what identifies it, without its measurements."""
+    """A stored profile: what identifies it, without its measurements.
+
+    `estimated` says that they were computed from a datasheet.
+    """
 
     id: str
     model: str
@@ -14,3 +17,4 @@ class ProfileSummary(Wire):
     dtype: str
     blocks: int
     created_at: datetime
+    estimated: bool = False

@@ -1,11 +1,11 @@
 """Cluster: how many devices there are, and what lies between any two of them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
-from planner_service.core.errors import require, require_amount, require_count
+from planner_service.core.errors import require, require_amount, require_count, require_unique
 from planner_service.core.profile import STRICT, Device
 
 MAX_DEVICES = 1_000_000
@@ -28,14 +28,30 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """Equal devices under levels, from the inside out: 8 GPUs a server over NVLink, 8 servers over Ethernet.
-
-    Devices are numbered so that neighbours are near: device r sits in server `r // levels[0].size`.
-    """
+class DeviceGroup:
+    """So many devices of one type, in a row."""
 
     device: Device
+    count: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("count", self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Devices under levels, from the inside out: 8 GPUs a server over NVLink, 8 servers over Ethernet.
+
+    Devices are numbered so that neighbours are near: device r sits in server `r // levels[0].size`. All are of the type
+    `device`, unless there are `groups`, in the order of the devices; `device` is then the first group's and may be left
+    out. A type may come in several groups.
+    """
+
+    device: Device = field(default=None)  # type: ignore[assignment]  # filled in from the groups, never None
     levels: tuple[Level, ...]
+    groups: tuple[DeviceGroup, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -43,6 +59,31 @@ class Cluster:
         require(len(self.levels) > 0, "levels", "must hold at least one level", self.levels)
         rule = f"must make at most {MAX_DEVICES} devices together"
         require(self.devices <= MAX_DEVICES, "levels", rule, self.devices)
+        if self.groups:
+            self._check_groups()
+        require(self.device is not None, "device", "is required where there are no groups", None)
+
+    def _check_groups(self) -> None:
+        counted = sum(group.count for group in self.groups)
+        require(counted == self.devices, "groups", f"must count the {self.devices} devices of the levels", counted)
+        first = self.groups[0].device
+        require(self.device in (None, first), "device", "must be the first group's, or left out", self.device)
+        object.__setattr__(self, "device", first)
+        types = {group.device for group in self.groups}
+        rule = "must describe devices of one name in one way"
+        require_unique("groups", rule, sorted(device.name for device in types))
+
+    @property
+    def types(self) -> tuple[Device, ...]:
+        """The types of its devices, in the order in which they come."""
+        return tuple(dict.fromkeys(group.device for group in self.groups)) or (self.device,)
+
+    def ranks_of(self, device: Device) -> tuple[int, ...]:
+        """The devices of a type, ascending."""
+        if not self.groups:
+            return tuple(range(self.devices)) if device == self.device else ()
+        every = (group.device for group in self.groups for _ in range(group.count))
+        return tuple(rank for rank, kind in enumerate(every) if kind == device)
 
     @property
     def devices(self) -> int:

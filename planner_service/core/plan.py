@@ -1,6 +1,6 @@
 """Plan: the answer of a planner, complete enough to be executed; or Infeasible: why there is none."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count
@@ -28,6 +28,11 @@ class StageMemory:
     buffers: int = 0
 
     __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(getattr(self, item.name) for item in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +73,18 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What the instruction streams give when they are played with the plan's costs."""
+    """What the instruction streams give when they are played with the plan's costs.
+
+    Where a batch is too long to be played, two shorter ones were, the longer one of `extrapolated_from` microbatches:
+    time, work and memory grow with the microbatches in a straight line once the pipeline is full.
+    """
 
     batches: int
     throughput_samples_per_s: float
     bubble_fraction: float
     busy_fraction: tuple[float, ...]
     peak_memory_bytes: tuple[int, ...]
+    extrapolated_from: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -132,7 +142,8 @@ class Plan:
     that a stage's [start, stop) are places in it. `estimated` says that the profile was computed, not measured.
     `calibration_id` names the calibration that corrected the costs, `pareto` the plans that no other beats in both
     throughput and memory. `master_weights`: the optimizer works on float32
-    copies of 16-bit weights. `split_backward`: 2BP.
+    copies of 16-bit weights. `split_backward`: 2BP. `interpolated`: the microbatch size was not measured, the costs lie
+    between those of the measured sizes next to it.
     """
 
     planner: str
@@ -163,6 +174,7 @@ class Plan:
     master_weights: bool = False
     split_backward: bool = False
     estimated: bool = False
+    interpolated: bool = False
     calibration_id: str | None = None
 
     __pydantic_config__: ClassVar = STRICT

@@ -1,5 +1,6 @@
 """Profile: what a model costs, block by block, measured at one or more microbatch sizes."""
 
+from bisect import bisect
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -132,21 +133,41 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """What a step costs beside the blocks, measured: the optimizer's update by weight byte, and an instruction."""
+    """What a step costs beside the blocks, measured.
+
+    `update_s_per_byte` is the optimizer's update by byte of weights, `version_s_per_byte` what it takes longer where the
+    version before it is still needed and must not be written to. `instruction_s` comes on top of every forward,
+    backward, send and receive. `exchange_factor` says how many times longer gradients take to exchange than their bytes
+    take over the slowest link.
+
+    Shares of what the blocks take: `forward_without_graph` of a forward, by one that keeps nothing for a backward (of a
+    stage that recomputes), `recompute` by the forward that is run again; `backward_after_forward` of a backward, by one
+    right after the forward of its microbatch (of last stages, and where it is run again): what it reads is in caches.
+    """
 
     update_s_per_byte: float = 0.0
+    version_s_per_byte: float = 0.0
     instruction_s: float = 0.0
+    forward_without_graph: float = 1.0
+    recompute: float = 1.0
+    backward_after_forward: float = 1.0
+    exchange_factor: float = 1.0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        require_amount("update_s_per_byte", self.update_s_per_byte)
-        require_amount("instruction_s", self.instruction_s)
+        for field in ("update_s_per_byte", "version_s_per_byte", "instruction_s"):
+            require_amount(field, getattr(self, field))
+        for field in ("forward_without_graph", "recompute", "backward_after_forward", "exchange_factor"):
+            require_amount(field, getattr(self, field), positive=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How a profile was measured: rounds before and during, the clock, and how many devices were loaded at once."""
+    """How a profile was measured: rounds before and during, the clock, and how many devices were loaded at once.
+
+    A profile that was computed from a datasheet has 0 rounds.
+    """
 
     warm_up_rounds: int
     rounds: int
@@ -158,7 +179,7 @@ class Method:
 
     def __post_init__(self) -> None:
         require_count("warm_up_rounds", self.warm_up_rounds, at_least=0)
-        require_count("rounds", self.rounds)
+        require_count("rounds", self.rounds, at_least=0)
         require_count("concurrent_devices", self.concurrent_devices)
 
 
@@ -205,11 +226,44 @@ class Profile:
         return sum(b.weight_bytes for b in self.blocks)
 
     def at(self, microbatch_size: int) -> tuple[Measurement, ...]:
-        """Every block's measurement at one size. Raises InvalidInputError if it was not measured."""
+        """Every block at one size: as measured, or interpolated between the two sizes measured next to it.
+
+        Raises InvalidInputError beyond the smallest and the largest size that was measured.
+        """
         measured = self.microbatch_sizes
-        rule = f"must be one of the measured sizes {list(measured)}"
-        require(microbatch_size in measured, "microbatch_size", rule, microbatch_size)
-        return tuple(b.at(microbatch_size) for b in self.blocks)
+        if microbatch_size in measured:
+            return tuple(b.at(microbatch_size) for b in self.blocks)
+        rule = f"must be one of the measured sizes {list(measured)}, or lie between them"
+        require(measured[0] < microbatch_size < measured[-1], "microbatch_size", rule, microbatch_size)
+        above = bisect(measured, microbatch_size)
+        below_size, above_size = measured[above - 1], measured[above]
+        return tuple(interpolate(b.at(below_size), b.at(above_size), microbatch_size) for b in self.blocks)
+
+
+def interpolate(below: Measurement, above: Measurement, microbatch_size: int) -> Measurement:
+    """A block between two sizes at which it was measured: linear in the size, bytes to the nearest whole one.
+
+    A split backward is there if both have one; spreads are those of measurements, and not there.
+    """
+    share = (microbatch_size - below.microbatch_size) / (above.microbatch_size - below.microbatch_size)
+
+    def between(field: str) -> float:
+        low: float = getattr(below, field)
+        high: float = getattr(above, field)
+        return low + share * (high - low)
+
+    split = below.backward_input_s is not None and above.backward_input_s is not None
+    return Measurement(
+        microbatch_size=microbatch_size,
+        forward_s=between("forward_s"),
+        backward_s=between("backward_s"),
+        input_bytes=round(between("input_bytes")),
+        output_bytes=round(between("output_bytes")),
+        activation_bytes=round(between("activation_bytes")),
+        backward_input_s=between("backward_input_s") if split else None,
+        backward_weight_s=between("backward_weight_s") if split else None,
+        workspace_bytes=round(between("workspace_bytes")),
+    )
 
 
 def _sizes(block: Block) -> tuple[int, ...]:

@@ -20,19 +20,15 @@ _STAGE = re.compile(r"stage_id=-?\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An operation of the model: milliseconds, and the bytes of its output and its weights."""
+    """An operation of the model: milliseconds, and the bytes of its output and its weights. `line` counts from 1."""
 
+    line: int
     name: str
     description: str
     forward_ms: float
     backward_ms: float
     output_bytes: int
     weight_bytes: int
-
-    @property
-    def is_input(self) -> bool:
-        """Whether it stands for the data loader."""
-        return self.description.startswith("Input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +89,7 @@ def _node(number: int, line: str) -> Node:
     for field in _FIELDS:
         _require(field in values, number, f"must give {field}", parts[-1])
     return Node(
+        line=number,
         name=parts[0],
         description=" -- ".join(parts[1:-1]),
         forward_ms=values["forward_compute_time"],

@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass
 
+from sqlalchemy import Connection
+
 from planner_service.contract.documents import parse, parse_plan
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanRequest, PlanSummary, Streams, StreamText
@@ -26,6 +28,9 @@ MAX_PLAYED_INSTRUCTIONS = 500_000
 
 MAX_COUNT = 2**63 - 1
 """What the database's columns hold."""
+
+MAX_TIME_LIMIT_S = 60.0
+"""How long one request may have a solver search."""
 
 INSTRUCTIONS_A_MICROBATCH = 7
 """Forward, recomputation, backward, and two tensors in and out: the most that a worker executes for one."""
@@ -133,16 +138,27 @@ def _require_storable(answer: Answer, request: PlanRequest) -> None:
 
 
 def _problem(context: Context, request: PlanRequest) -> Problem:
+    limit_s = request.options.time_limit_s
+    rule = f"must be at most {MAX_TIME_LIMIT_S:g} s for a service"
+    require(limit_s is None or limit_s <= MAX_TIME_LIMIT_S, "options.time_limit_s", rule, limit_s)
     with context.database.read() as connection:
-        profile = profiles.content(connection, request.profile_id)
+        profile = _profile(connection, "profile_id", request.profile_id)
+        others = tuple(_profile(connection, "other_profile_ids", other) for other in request.other_profile_ids)
         cluster = clusters.content(connection, request.cluster_id)
-    if profile is None:
-        raise InvalidInputError("profile_id", "must be the id of a stored profile", request.profile_id)
     if cluster is None:
         raise InvalidInputError("cluster_id", "must be the id of a stored cluster", request.cluster_id)
     return Problem(
-        profile=parse(Profile, profile),
+        profile=profile,
         cluster=parse(Cluster, cluster),
         batch_size=request.batch_size,
         options=request.options,
+        other_profiles=others,
+        calibration=request.calibration,
     )
+
+
+def _profile(connection: Connection, field: str, profile_id: str) -> Profile:
+    content = profiles.content(connection, profile_id)
+    if content is None:
+        raise InvalidInputError(field, "must be the id of a stored profile", profile_id)
+    return parse(Profile, content)

@@ -1,16 +1,60 @@
 """Solve: the planners by name, and the one function that asks them."""
 
-from planner_service.core.errors import require
-from planner_service.core.plan import Answer
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+
+from planner_service.core.errors import MissingDependencyError, require
+from planner_service.core.identity import content_id
+from planner_service.core.plan import Answer, Plan
+from planner_service.core.planner.auto import auto
 from planner_service.core.planner.gpipe import gpipe
+from planner_service.core.planner.on_chain import on_chain
 from planner_service.core.planner.pipedream import pipedream
 from planner_service.core.planner.problem import Planner, Problem
 from planner_service.core.planner.two_bw import two_bw
+from planner_service.solvers.progress import Observer, unobserved
 
-PLANNERS: dict[str, Planner] = {"pipedream": pipedream, "pipedream-2bw": two_bw, "gpipe": gpipe}
+
+def exact(problem: Problem, observe: Observer = unobserved) -> Answer:
+    """The solver's planner; OR-tools is imported when it is asked. Raises MissingDependencyError without it."""
+    if find_spec("ortools") is None:
+        raise MissingDependencyError("the planner exact needs OR-tools: pip install 'pipeplan[service]'")
+    from planner_service.solvers.exact import exact as planner
+
+    return planner(problem, observe)
 
 
-def solve(planner: str, problem: Problem) -> Answer:
-    """The planner's answer. Raises InvalidInputError for a planner that does not exist, or what it cannot be asked."""
+PLANNERS: dict[str, Planner] = {
+    "pipedream": pipedream,
+    "pipedream-2bw": on_chain(two_bw),
+    "gpipe": on_chain(gpipe),
+    "exact": on_chain(exact),
+}
+"""Of these only pipedream plans graphs as they are."""
+PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
+
+
+def solve(planner: str, problem: Problem, observe: Observer = unobserved) -> Answer:
+    """The planner's answer to the problem as its calibration corrects it, with the ids of what was given.
+
+    Raises InvalidInputError for a planner that does not exist, or what it cannot be asked.
+    """
     require(planner in PLANNERS, "planner", f"must be one of {', '.join(PLANNERS)}", planner)
-    return PLANNERS[planner](problem)
+    _require_one_type(planner, problem)
+    asked = on_chain(partial(exact, observe=observe)) if planner == "exact" else PLANNERS[planner]
+    answer = asked(problem.corrected)
+    if problem.calibration is None or not isinstance(answer, Plan):
+        return answer
+    return replace(
+        answer,
+        profile_id=content_id(problem.profile),
+        cluster_id=content_id(problem.cluster),
+        calibration_id=content_id(problem.calibration),
+    )
+
+
+def _require_one_type(planner: str, problem: Problem) -> None:
+    names = [device.name for device in problem.cluster.types]
+    rule = f"must be of one type for the planner {planner}: exact and auto plan for several"
+    require(len(names) == 1 or planner in ("exact", "auto"), "cluster.groups", rule, names)

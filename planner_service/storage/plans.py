@@ -40,6 +40,7 @@ def add(connection: Connection, plan: Plan, request: PlanRequest, solve_time_s: 
         throughput_samples_per_s=plan.throughput_samples_per_s,
         bubble_fraction=plan.bubble_fraction,
         created_at=now,
+        estimated=plan.estimated,
     )
     return insert_once(connection, row)
 

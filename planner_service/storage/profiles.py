@@ -28,6 +28,7 @@ def add(connection: Connection, profile: Profile, now: datetime) -> tuple[str, b
         dtype=profile.dtype,
         blocks=len(profile.blocks),
         created_at=now,
+        estimated=profile.estimated,
     )
     return profile_id, insert_once(connection, row)
 
@@ -56,4 +57,5 @@ def _summary(row: Row[Any]) -> ProfileSummary:
         dtype=row.dtype,
         blocks=row.blocks,
         created_at=row.created_at,
+        estimated=row.estimated,
     )

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    false,
 )
 
 
@@ -60,6 +62,10 @@ def _id() -> Column[str]:
     return Column("id", String(32), nullable=False, unique=True)
 
 
+def _estimated() -> Column[bool]:
+    return Column("estimated", Boolean, nullable=False, server_default=false())
+
+
 def _time(name: str, *, nullable: bool = False) -> Column[datetime]:
     return Column(name, UtcTime(), nullable=nullable)
 
@@ -75,6 +81,7 @@ profiles = Table(
     Column("dtype", String(16), nullable=False),
     Column("blocks", Integer, nullable=False),
     _time("created_at"),
+    _estimated(),
 )
 
 clusters = Table(
@@ -110,6 +117,7 @@ plans = Table(
     Column("throughput_samples_per_s", Float, nullable=False),
     Column("bubble_fraction", Float, nullable=False),
     _time("created_at"),
+    _estimated(),
 )
 
 jobs = Table(

@@ -17,13 +17,14 @@ def line(name: str, description: str = "Conv", *, size: str = "8.0") -> str:
     return f"{name} -- {description} -- {times}, activation_size={size}, parameter_size=4.000"
 
 
-def imported(*lines: str) -> Profile:
+def imported(*lines: str, single_tensor: bool = False) -> Profile:
     return import_pipedream_graph(
         "\n".join(lines),
         microbatch_size=3,
         model=Model(name="m"),
         device=Device(name="d", memory_bytes=1),
         dtype="float32",
+        single_tensor=single_tensor,
     )
 
 
@@ -48,11 +49,24 @@ def test_the_data_loader_is_no_block_and_its_time_is_not_the_devices() -> None:
     assert (measured.forward_s, measured.input_bytes, measured.activation_bytes) == (0.001, 5, 8)
 
 
-def test_a_residual_connection_is_one_block() -> None:
-    #  a - b - c - d - e, and b - d
-    edges = ["\ta -- b", "\tb -- c", "\tc -- d", "\tb -- d", "\td -- e"]
-    profile = imported(*(line(name) for name in "abcde"), *edges)
-    assert names(profile) == ["a Conv", "b Conv", "c..d", "e Conv"]
+RESIDUAL = ("\ta -- b", "\tb -- c", "\tc -- d", "\tb -- d", "\td -- e")
+"""
+a - b -+- c -+- d - e
+       +-----+
+"""
+
+
+def test_a_graph_keeps_its_nodes_and_what_they_read() -> None:
+    profile = imported(*(line(name) for name in "edcba"), *RESIDUAL)
+    assert names(profile) == ["a Conv", "b Conv", "c Conv", "d Conv", "e Conv"]
+    assert profile.edges == ((0, 1), (1, 2), (1, 3), (2, 3), (3, 4))
+    assert [block.measurements[0].input_bytes for block in profile.blocks] == [0, 8, 8, 16, 8]
+
+
+def test_of_single_tensors_a_residual_connection_is_one_block() -> None:
+    profile = imported(*(line(name) for name in "abcde"), *RESIDUAL, single_tensor=True)
+    assert names(profile) == ["a Conv", "b Conv", "c Conv..d Conv", "e Conv"]
+    assert profile.edges is None
     assert profile.blocks[2].measurements[0].forward_s == 0.002
     assert profile.blocks[2].measurements[0].activation_bytes == 16
     assert profile.blocks[2].measurements[0].input_bytes == 8
@@ -61,16 +75,34 @@ def test_a_residual_connection_is_one_block() -> None:
 def test_a_side_input_stands_right_before_its_reader() -> None:
     """An encoder is not glued to the decoder by the decoder's own embedding."""
     edges = ["\tenc1 -- enc2", "\tenc2 -- dec", "\temb -- dec", "\tin -- emb"]
-    profile = imported(line("emb"), line("in", "Input1"), line("enc1"), line("enc2"), line("dec"), *edges)
-    assert names(profile) == ["enc1 Conv", "enc2 Conv", "emb..dec"]
+    lines = (line("emb"), line("in", "Input1"), line("enc1"), line("enc2"), line("dec"), *edges)
+    assert names(imported(*lines)) == ["enc1 Conv", "enc2 Conv", "emb Conv", "dec Conv"]
+    assert names(imported(*lines, single_tensor=True)) == ["enc1 Conv", "enc2 Conv", "emb Conv..dec Conv"]
 
 
-def test_an_output_that_nobody_reads_belongs_to_its_producers_block() -> None:
+def test_an_output_that_nobody_reads_stands_behind_its_producer_and_is_not_cut_off() -> None:
     edges = ["\ta -- b", "\ta -- loose", "\tb -- c"]
-    profile = imported(*(line(name) for name in ("a", "b", "loose", "c")), *edges)
-    assert names(profile) == ["a Conv", "b Conv", "c Conv"]
-    assert profile.blocks[0].measurements[0].activation_bytes == 16
-    assert profile.blocks[0].weight_bytes == 8
+    lines = (*(line(name) for name in ("a", "b", "loose", "c")), *edges)
+    assert names(imported(*lines)) == ["a Conv", "loose Conv", "b Conv", "c Conv"]
+    chain = imported(*lines, single_tensor=True)
+    assert names(chain) == ["a Conv..loose Conv", "b Conv", "c Conv"]
+    assert chain.blocks[0].measurements[0].activation_bytes == 16
+    assert chain.blocks[0].weight_bytes == 8
+
+
+def test_an_item_that_nobody_reads_is_left_out_but_one_that_is_read_stays() -> None:
+    nodes = (line("a"), line("i", "__getitem__(0)"), line("j", "__getitem__(1)"), line("b"))
+    profile = imported(*nodes, "\ta -- i", "\ta -- j", "\ti -- b")
+    assert names(profile) == ["a Conv", "i __getitem__", "b Conv"]
+
+
+def test_an_input_counts_with_the_first_block_that_reads_it() -> None:
+    lines = (line("in", "Input", size="5.0"), line("a"), line("b"), "\tin -- a", "\tin -- b", "\ta -- b")
+    assert [block.measurements[0].input_bytes for block in imported(*lines).blocks] == [5, 8]
+
+
+def test_an_edge_that_is_there_twice_counts_once() -> None:
+    assert imported(line("a"), line("b"), "\ta -- b", "\ta -- b").edges == ((0, 1),)
 
 
 def test_several_tensors_of_one_output_are_summed() -> None:
@@ -94,8 +126,9 @@ def test_the_stages_of_a_partitioned_graph_are_left_aside() -> None:
         ([line("a", size="x")], "line 1: activation_size must be a finite number of at least 0, got 'x'"),
         ([line("a") + ", colour=3"], "line 1: must be one of forward_compute_time"),
         (["a -- b -- forward_compute_time=1"], "line 1: must give backward_compute_time"),
-        ([line("a"), line("b"), "\ta -- b", "\tb -- a"], "file: must not hold a cycle, got 'a'"),
+        ([line("a"), line("b"), "\ta -- b", "\tb -- a"], "line 1: must not be on a cycle, or behind one, got 'a'"),
         (["", "  "], "file: must hold at least one node"),
+        ([line("a", "Input")], "file: must hold at least one node besides its inputs, got 'a'"),
     ],
 )
 def test_a_malformed_line_is_named_with_rule_and_value(lines: list[str], message: str) -> None:
@@ -104,13 +137,22 @@ def test_a_malformed_line_is_named_with_rule_and_value(lines: list[str], message
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("vgg16", 39), ("resnet50", 39), ("gnmt", 10)])
-def test_the_public_profiles_import_with_all_their_weights(name: str, blocks: int) -> None:
+@pytest.mark.parametrize(("name", "nodes", "blocks"), [("vgg16", 40, 39), ("resnet50", 176, 39), ("gnmt", 37, 10)])
+def test_the_public_profiles_import_with_all_their_weights(name: str, nodes: int, blocks: int) -> None:
     text = (PROFILES / f"{name}.graph.txt").read_text(encoding="utf-8")
-    profile = imported(*text.splitlines())
-    assert len(profile.blocks) == blocks
+    profile, chain = imported(*text.splitlines()), imported(*text.splitlines(), single_tensor=True)
+    assert (len(profile.blocks), len(chain.blocks)) == (nodes, blocks)
     weights = sum(float(part.split("parameter_size=")[1]) for part in text.splitlines() if "parameter_size" in part)
-    assert profile.weight_bytes == weights
+    assert profile.weight_bytes == chain.weight_bytes == weights
+
+
+@pytest.mark.parametrize("shape", ["path", "apart"])
+def test_a_file_of_very_many_nodes_is_read(shape: str) -> None:
+    count = 3_000
+    edges = [f"\tn{k} -- n{k + 1}" for k in range(count - 1)] if shape == "path" else []
+    profile = imported(*(line(f"n{k}") for k in range(count)), *edges)
+    assert len(profile.blocks) == count
+    assert len(profile.edges or ()) == len(edges)
 
 
 def test_an_imported_profile_is_solved_from_its_file(tmp_path: Path) -> None:
@@ -132,6 +174,7 @@ def test_an_imported_profile_is_solved_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--format", "pipedream-graph", "--cuts", "some"), "cuts: must be one of any, single-tensor, got 'some'"),
         (("--format", "csv"), "format: must be one of pipedream-graph, got 'csv'"),
         (("--format", "pipedream-graph", "--microbatch-size", "0"), "microbatch_size: must be a whole number"),
         (("--format", "pipedream-graph", "--dtype", "int8"), "dtype: must be one of float64"),
@@ -148,3 +191,30 @@ def test_an_output_that_cannot_be_written_exits_2(tmp_path: Path) -> None:
     ended = pipeplan("profile", "import", graph, "--format", "pipedream-graph", "-o", tmp_path / "no" / "p.json")
     assert ended.status == 2
     assert "output: must be a file that can be written" in ended.err
+
+
+def test_an_error_names_the_file_and_the_line(tmp_path: Path) -> None:
+    graph = tmp_path / "broken.txt"
+    graph.write_text(f"{line('a')}\nnonsense\n", encoding="utf-8")
+    ended = pipeplan("profile", "import", graph, "--format", "pipedream-graph", "-o", tmp_path / "p.json")
+    assert ended.status == 2
+    assert f"{graph}, line 2: must be `name -- description -- times and sizes`, got 'nonsense'" in ended.err
+
+
+def test_a_graph_is_imported_as_a_chain_and_solved_between_branches(tmp_path: Path) -> None:
+    machines = cluster_document(4, 10**12)
+    machines["levels"][0]["bandwidth_bytes_per_s"] = 1e10
+    cluster = write(tmp_path / "cluster.json", machines)
+    times = {}
+    for cuts in ("any", "single-tensor"):
+        output = tmp_path / f"{cuts}.json"
+        graph = PROFILES / "gnmt.graph.txt"
+        ended = pipeplan("profile", "import", graph, "--format", "pipedream-graph", "--cuts", cuts, "-o", output)
+        assert ended.status == 0
+        assert (read(Profile, output).edges is None) == (cuts == "single-tensor")
+        solved = pipeplan(
+            "solve", "--profile", output, "--cluster", cluster, "--planner", "pipedream", "--batch-size", "1", "--json"
+        )
+        assert solved.status == 0
+        times[cuts] = solved.document["time_per_microbatch_s"]
+    assert times["any"] < times["single-tensor"]

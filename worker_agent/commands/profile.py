@@ -1,10 +1,10 @@
-"""`pipeplan-agent profile`: measures a model here."""
+"""`pipeplan-agent profile`: measures a model here, or estimates it for a device that is not here."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,14 +12,26 @@ from planner_service.contract.documents import dump, parse
 from planner_service.contract.extras import require_extra
 from planner_service.contract.jobs import ProfileTask
 from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError, PipeplanError
+from planner_service.core.errors import InvalidInputError, PipeplanError, require
 from planner_service.core.profile import Profile
+
+if TYPE_CHECKING:
+    from worker_agent.profiler.job import ProfileJob
 
 Spec = "package.module:factory?key=value&..."
 
 
+MEASURING = ("device", "clock", "warm_up_rounds", "rounds")
+"""Options that say how to measure."""
+
+
 def profile(
-    model: Annotated[str, typer.Option(help=f"The model: hf:FAMILY?key=value&... or {Spec}")],
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help=f"The model: hf:FAMILY?key=value&..., hf:config.json or {Spec}")],
+    analytic: Annotated[
+        str | None,
+        typer.Option(help="Estimate instead of measuring: a datasheet's name (a100-80gb, h100-sxm, ...) or file."),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(help=f"The data: {Spec}; default: random (hf: at most 512 tokens a sequence)."),
@@ -37,10 +49,13 @@ def profile(
     cluster_output: Annotated[Path | None, typer.Option(help="Where to write the cluster.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The profile on standard output, nothing else.")] = False,
 ) -> None:
-    """Measures a model block by block on this node's devices, and the links between them."""
+    """Measures a model block by block on this node's devices, and the links between them.
+
+    With --analytic nothing is measured and no device is needed: times follow from the model's operations and a
+    datasheet, and the profile says so. --devices is then how many the cluster has that is written.
+    """
     require_extra("worker")
     from worker_agent.profiler.job import ProfileJob
-    from worker_agent.profiler.measure import measure
 
     task = parse(
         ProfileTask,
@@ -55,14 +70,48 @@ def profile(
             "rounds": rounds,
         },
     )
-    with _progress_bar() as on_progress:
-        measured, cluster = measure(ProfileJob(task=task, loss=loss, device=device, clock=clock), on_progress)
-    _write(output, measured)
-    _write(cluster_output, cluster)
-    if as_json:
-        typer.echo(dump(asdict(measured)))
+    job = ProfileJob(task=task, loss=loss, device=device, clock=clock)
+    cluster: Cluster | None
+    if analytic is None:
+        found, cluster = _measured(job)
     else:
-        _show(measured, cluster)
+        _refuse_measuring(context)
+        found, cluster = _estimated(job, analytic, with_cluster=cluster_output is not None)
+    _write(output, found)
+    if cluster is not None:
+        _write(cluster_output, cluster)
+    if as_json:
+        typer.echo(dump(asdict(found)))
+    else:
+        _show(found, cluster)
+
+
+def _measured(job: "ProfileJob") -> tuple[Profile, Cluster]:
+    from worker_agent.profiler.measure import measure
+
+    with _progress_bar() as on_progress:
+        return measure(job, on_progress)
+
+
+def _refuse_measuring(context: typer.Context) -> None:
+    for name in MEASURING:
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        require(not given, name, "cannot be given with --analytic, which measures nothing", context.params[name])
+
+
+def _estimated(job: "ProfileJob", datasheet: str, *, with_cluster: bool) -> tuple[Profile, Cluster | None]:
+    from worker_agent.profiler.analytic import estimate_cluster, estimate_profile
+    from worker_agent.profiler.datasheets import find_datasheet
+
+    sheet = find_datasheet(datasheet)
+    cluster = estimate_cluster(sheet, job.task.devices) if with_cluster else None
+    sizes = job.task.microbatch_sizes
+    with _progress_bar() as on_progress:
+        found = estimate_profile(
+            job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
+        )
+    return found, cluster
 
 
 def _sizes(text: str) -> list[int]:
@@ -93,22 +142,27 @@ def _write(path: Path | None, content: Any) -> None:
         raise PipeplanError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _show(measured: Profile, cluster: Cluster) -> None:
+def _show(found: Profile, cluster: Cluster | None) -> None:
     """A table of the largest microbatch size, and what was found about the devices."""
     from rich.console import Console
     from rich.table import Table
 
-    size = measured.microbatch_sizes[-1]
-    table = Table(title=f"{measured.model.name} on {measured.device.name}, microbatches of {size}")
+    size = found.microbatch_sizes[-1]
+    how = " (estimated)" if found.estimated else ""
+    table = Table(title=f"{found.model.name} on {found.device.name}, microbatches of {size}{how}")
     table.add_column("block")
     for heading in ("forward ms", "backward ms", "weights MiB", "kept MiB", "output MiB"):
         table.add_column(heading, justify="right")
-    for block, m in zip(measured.blocks, measured.at(size), strict=True):
+    for block, m in zip(found.blocks, found.at(size), strict=True):
         times = (f"{m.forward_s * 1e3:.3f}", f"{m.backward_s * 1e3:.3f}")
         sizes = (f"{b / 2**20:.2f}" for b in (block.weight_bytes, m.activation_bytes, m.output_bytes))
         table.add_row(block.name, *times, *sizes)
     console = Console()
     console.print(table)
+    if found.estimated:
+        console.print("estimated: times are computed from the device's datasheet, not measured")
+    if cluster is None:
+        return
     level = cluster.levels[0]
     console.print(
         f"{level.size} device(s) with {cluster.device.memory_bytes / 2**30:.1f} GiB each; between neighbours "

@@ -61,8 +61,7 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32) -> 
 
 def _from_family(spec: Spec, dtype: torch.dtype) -> Chain:
     family = build_family(spec)
-    for parameter in family.root.parameters():
-        parameter.data = parameter.data.to(dtype)
+    _cast(family.root.parameters(), dtype)
     return Chain(
         name=family.name,
         spec=spec.text,
@@ -75,9 +74,17 @@ def _from_family(spec: Spec, dtype: torch.dtype) -> Chain:
 
 def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
     blocks = _checked_blocks(call_factory(spec, field="model"), spec)
-    root = nn.Sequential(*blocks).to(dtype)
+    root = nn.Sequential(*blocks)
+    _cast((*root.parameters(), *root.buffers()), dtype)
     names = tuple(f"{index}.{_kind(block)}" for index, block in enumerate(blocks))
     return Chain(name=spec.name, spec=spec.text, blocks=blocks, block_names=names, root=root)
+
+
+def _cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
+    """Gives floating-point tensors their type. They stay the same objects: fake ones cannot be replaced in a module."""
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
 
 
 def _checked_blocks(returned: Any, spec: Spec) -> tuple[nn.Module, ...]:

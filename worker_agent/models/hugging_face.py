@@ -4,16 +4,19 @@ B sequences of S tokens: a chain takes token numbers (B, S) and gives logits (B,
 library's own modules, so that a chain computes what the whole model does, with the whole model's parameter names.
 """
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from planner_service.contract.documents import read_text
 from planner_service.core.errors import InvalidInputError, MissingDependencyError, require
-from worker_agent.models.spec import Spec, Value
+from worker_agent.models.spec import Spec
 
 ATTENTION = ("sdpa", "eager")
 
@@ -21,6 +24,7 @@ _NOT_OPTIONS = frozenset(
     {
         "add_cross_attention",
         "architectures",
+        "attn_implementation",
         "dtype",
         "id2label",
         "is_decoder",
@@ -28,6 +32,7 @@ _NOT_OPTIONS = frozenset(
         "label2id",
         "output_hidden_states",
         "return_dict",
+        "torch_dtype",
         "transformers_version",
         "use_cache",
     }
@@ -94,27 +99,44 @@ class Layer(nn.Module):
 
 
 def build_family(spec: Spec) -> Family:
-    """The model that a SPEC `hf:FAMILY?key=value&...` describes; keys are the family's config keys.
+    """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:/path/to/config.json?key=value&...` describes.
 
-    `attn_implementation` is "sdpa" (default) or "eager". Input and output embeddings are not tied: a shared parameter
-    would have to be in two stages. Raises InvalidInputError for a family, key or value that is not possible.
+    Keys are the family's config keys. `attn_implementation` is "sdpa" (default) or "eager". Input and output embeddings
+    are not tied, even if a file says so: a shared parameter would have to be in two stages. Raises InvalidInputError
+    for a family, file, key or value that is not possible.
     """
-    require(spec.name in _CUTS, "model", f"must be of a known family: {', '.join(sorted(_CUTS))}", spec.name)
-    options = dict(spec.options)
+    options: dict[str, Any] = dict(spec.options)
     attention = options.pop("attn_implementation", "sdpa")
     require(attention in ATTENTION, "model.attn_implementation", f"must be one of {', '.join(ATTENTION)}", attention)
-    root = _build(spec, options, str(attention))
-    mask = attention == "eager" and spec.name != "bert"  # sdpa has its own causal form
+    found = {} if spec.config_file is None else _read_config(spec.config_file)
+    name = str(found.pop("model_type", spec.name))
+    rule = f"must be of a known family: {', '.join(sorted(_CUTS))}"
+    require(name in _CUTS, "model" if spec.config_file is None else "model.model_type", rule, name)
+    root = _build(name, found, options, str(attention), spec.text)
+    mask = attention == "eager" and name != "bert"  # sdpa has its own causal form
     config: Any = root.config
     return Family(
-        name=spec.name,
+        name=name,
         root=root,
-        blocks=_CUTS[spec.name](root, mask),
+        blocks=_CUTS[name](root, mask),
         tokens=TokenInputs(vocab_size=config.vocab_size, positions=config.max_position_embeddings),
     )
 
 
-def _build(spec: Spec, options: dict[str, Value], attention: str) -> nn.Module:
+def _read_config(path: Path) -> dict[str, Any]:
+    """What a Hugging Face config.json says of the model; keys that would make another kind are left aside."""
+    text = read_text(path)
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError("model", f"must name a file with a JSON document ({error})", str(path)) from error
+    fits = isinstance(content, dict) and isinstance(content.get("model_type"), str)
+    require(fits, "model", "must name a Hugging Face config: a JSON object with a model_type", str(path))
+    return {key: value for key, value in content.items() if key not in _NOT_OPTIONS and not key.startswith("_")}
+
+
+def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention: str, text: str) -> nn.Module:
+    """The model of a family: a file's config, over which the SPEC's own options go."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import transformers
@@ -122,23 +144,32 @@ def _build(spec: Spec, options: dict[str, Value], attention: str) -> nn.Module:
     except ImportError as error:
         raise MissingDependencyError("hf: models need transformers: pip install 'pipeplan[worker]'") from error
     transformers.logging.set_verbosity_error()
-    _check_options(transformers.AutoConfig.for_model(spec.name), options)
-    kind = transformers.AutoModelForMaskedLM if spec.name == "bert" else transformers.AutoModelForCausalLM
+    _check_options(transformers.AutoConfig.for_model(name), options)
+    kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
     fixed = {"tie_word_embeddings": False, "use_cache": False}
     try:
-        config = transformers.AutoConfig.for_model(spec.name, **options | fixed)
+        config = transformers.AutoConfig.for_model(name, **found | options | fixed)
+        _check_window(config)
         return kind.from_config(config, attn_implementation=attention)  # type: ignore[no-any-return]
+    except InvalidInputError:
+        raise
     except (StrictDataclassError, ValueError, TypeError, RuntimeError) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
-        raise InvalidInputError("model", f"must be possible for {spec.name} ({sentence})", spec.text) from error
+        raise InvalidInputError("model", f"must be possible for {name} ({sentence})", text) from error
 
 
-def _check_options(config: Any, options: dict[str, Value]) -> None:
+def _check_options(config: Any, options: dict[str, Any]) -> None:
     known = (set(config.to_dict()) | set(config.attribute_map)) - _NOT_OPTIONS
     for key, value in options.items():
         require(key in known, f"model.{key}", f"is not a key of {config.model_type}'s config that can be set", value)
     rule = "cannot be true: the embedding and the head would share a parameter, and they may be in different stages"
     require(not options.get("tie_word_embeddings"), "model.tie_word_embeddings", rule, True)
+
+
+def _check_window(config: Any) -> None:
+    window = getattr(config, "sliding_window", None)
+    rule = f"must be null, or not below the {config.max_position_embeddings} positions: layers look at whole sequences"
+    require(window is None or window >= config.max_position_embeddings, "model.sliding_window", rule, window)
 
 
 def _causal_mask(hidden: Tensor) -> Tensor:
@@ -168,5 +199,8 @@ def _cut_bert(root: Any, mask: bool) -> tuple[nn.Module, ...]:
 _CUTS: dict[str, Callable[[Any, bool], tuple[nn.Module, ...]]] = {
     "gpt2": _cut_gpt2,
     "llama": _cut_llama,
+    "mistral": _cut_llama,
+    "qwen2": _cut_llama,
+    "qwen3": _cut_llama,
     "bert": _cut_bert,
 }

@@ -1,6 +1,7 @@
 """SPEC strings: how models, data and losses are named, and how what they name is found.
 
     hf:FAMILY?key=value&...                 a Hugging Face family by config
+    hf:/path/to/config.json?key=value&...   the family and config that a file holds, and what the query changes
     package.module:factory?key=value&...    a callable; the query holds its keyword arguments
 
 A value reads as a whole number, a number, true, false or null; anything else is text. Percent signs escape.
@@ -22,12 +23,13 @@ Value = int | float | bool | str | None
 
 _WORDS: dict[str, Value] = {"true": True, "false": False, "null": None}
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_SHAPE = "must be hf:FAMILY?key=value&... or package.module:factory?key=value&..."
+_SHAPE = "must be hf:FAMILY?key=value&..., hf:config.json?... or package.module:factory?key=value&..."
+_CONFIG = ".json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A parsed SPEC: `scheme` is a module or "hf", `name` a callable in it or a family, `options` the query."""
+    """A parsed SPEC: `scheme` is a module or "hf", `name` a callable in it, a family or a file, `options` the query."""
 
     text: str
     scheme: str
@@ -40,6 +42,11 @@ class Spec:
         return self.scheme == "hf"
 
     @property
+    def config_file(self) -> Path | None:
+        """The file with a Hugging Face config that it names, if it does."""
+        return Path(self.name) if self.is_hugging_face and self.name.endswith(_CONFIG) else None
+
+    @property
     def target(self) -> str:
         """The SPEC without its query: what an operator allows or does not."""
         return f"{self.scheme}:{self.name}"
@@ -49,7 +56,8 @@ def parse_spec(text: str, *, field: str) -> Spec:
     """The SPEC that a text holds. Raises InvalidInputError naming the field ("model", "data" or "loss")."""
     target, _, query = text.partition("?")
     scheme, colon, name = target.partition(":")
-    require(bool(colon) and all(_DOTTED.fullmatch(part) for part in (scheme, name)), field, _SHAPE, text)
+    file = scheme == "hf" and name.endswith(_CONFIG)
+    require(bool(colon) and (file or all(_DOTTED.fullmatch(part) for part in (scheme, name))), field, _SHAPE, text)
     return Spec(text=text, scheme=scheme, name=name, options=_options(query, field))
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
-from worker_agent.profiler.passage import Direction, pass_backward, pass_forward
+from worker_agent.profiler.passage import Direction, nothing_around, pass_backward, pass_forward
 from worker_agent.runtime.recorder import Clock
 
 
@@ -51,6 +51,28 @@ def measure_times(
         if number >= warm_up_rounds:
             measured.append(seconds)
     return _by_block(measured, len(blocks))
+
+
+def measure_without_graph(
+    blocks: Sequence[nn.Module],
+    loss: Loss,
+    microbatch: Callable[[int], Microbatch],
+    *,
+    rounds: int,
+    make_clock: Callable[[], Clock],
+) -> tuple[float, ...]:
+    """The whole chain's forward seconds a round where no graph is kept: what a stage does that recomputes."""
+    found = []
+    for number in range(rounds + 1):
+        clock = make_clock()
+        inputs, targets = microbatch(number)
+        clock.mark()
+        with torch.no_grad():
+            pass_forward(blocks, loss, inputs, targets, nothing_around)
+        clock.mark()
+        start_s, end_s = clock.seconds()
+        found.append(end_s - start_s)
+    return tuple(found[1:])
 
 
 def prepare_gradients(blocks: Sequence[nn.Module]) -> list[nn.Parameter]:

@@ -6,12 +6,15 @@ above it are those that waited for a core, which is not the link's doing.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from worker_agent.runtime.replicas import average
 
 TINY_BYTES = 1024
 BIG_BYTES = (2**20, 4 * 2**20, 16 * 2**20)
@@ -73,6 +76,51 @@ def _round_trip(message: Tensor, left: int, right: int) -> None:
     else:
         dist.recv(message, left)
         dist.send(message, left)
+
+
+def measure_handing_over(size_bytes: int, device: torch.device, *, repeats: int = 20) -> float | None:
+    """Seconds that handing a message over, or taking one that has arrived, costs the rank itself.
+
+    The first two ranks measure: one sends, the other takes. None on all others. Collective.
+    """
+    message = torch.zeros(max(size_bytes, 1), dtype=torch.uint8, device=device)
+    taken_s = [_hand_over_s(message) for _ in range(repeats + 1)]
+    found_s = [seconds for seconds in taken_s[1:] if seconds is not None]
+    return median(found_s) if found_s else None
+
+
+def _hand_over_s(message: Tensor) -> float | None:
+    """One message from rank 0 to rank 1. The receive is posted before, and waited for after the message is through."""
+    rank = dist.get_rank()
+    expected = dist.irecv(message, 0) if rank == 1 else None
+    _settle(message.device)
+    dist.barrier()
+    start_s = time.perf_counter()
+    sent = dist.isend(message, 1) if rank == 0 else None
+    sending_s = time.perf_counter() - start_s
+    if sent is not None:
+        sent.wait()
+    dist.barrier()
+    start_s = time.perf_counter()
+    if expected is not None:
+        expected.wait()
+    taking_s = time.perf_counter() - start_s
+    dist.barrier()
+    return {0: sending_s, 1: taking_s}.get(rank)
+
+
+def measure_exchange(tensors: Sequence[Tensor], device: torch.device, *, repeats: int = 5) -> float:
+    """Seconds in which all ranks average these tensors, as a stage's replicas do with gradients. Collective."""
+    everybody = dist.new_group(group_desc="all ranks")
+    seconds = []
+    for _ in range(repeats + 1):
+        _settle(device)
+        dist.barrier()
+        start_s = time.perf_counter()
+        average(tensors, everybody)
+        _settle(device)
+        seconds.append(time.perf_counter() - start_s)
+    return _typical_s(seconds[1:])
 
 
 def _copy_bytes_per_s(device: torch.device, repeats: int) -> float:

@@ -36,7 +36,7 @@ def measure_memory(
     blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, device: torch.device
 ) -> tuple[BlockMemory, ...]:
     """Every block's memory, from one untimed passage. Adds to the gradients, as any passage does."""
-    kept = [_Kept(block) for block in blocks]
+    kept = [KeptStorages(block) for block in blocks]
     workspaces = [0] * len(blocks)
 
     @contextmanager
@@ -61,11 +61,11 @@ def measure_memory(
     )
 
 
-class _Kept:
-    """The storages that one block's graph saves."""
+class KeptStorages:
+    """The storages that one block's graph saves. Tensors may be fake: storages are told apart by what they are."""
 
     def __init__(self, block: nn.Module) -> None:
-        self._owned = {_address(tensor) for tensor in (*block.parameters(), *block.buffers())}
+        self._owned = {storage_identity(tensor) for tensor in (*block.parameters(), *block.buffers())}
         self._saved: dict[int, torch.UntypedStorage] = {}
 
     @property
@@ -75,17 +75,19 @@ class _Kept:
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Notes a saved tensor. What goes into the graph is detached: an output that saved itself would never go."""
-        if _address(tensor) not in self._owned:
-            self._saved[_address(tensor)] = tensor.untyped_storage()
+        if storage_identity(tensor) not in self._owned:
+            self._saved[storage_identity(tensor)] = tensor.untyped_storage()
         return tensor.detach()
 
     def forget(self) -> None:
-        """Lets go of the storages: noted ones stay alive, so that no address is used twice while they are counted."""
+        """Lets go of the storages: noted ones stay alive, so that no identity is used twice while they are counted."""
         self._saved = {}
 
 
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def storage_identity(tensor: Tensor) -> int:
+    """Which storage it looks at, while that is there. Fake storages have no address, but this."""
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
 
 
 def _unpack(tensor: Tensor) -> Tensor:

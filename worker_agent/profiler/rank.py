@@ -2,10 +2,12 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -16,16 +18,16 @@ from worker_agent.models.data import Microbatch, MicrobatchSource, open_data
 from worker_agent.models.defaults import DefaultFeed, default_feed
 from worker_agent.models.losses import Loss, build_loss
 from worker_agent.parent import exit_with_parent
-from worker_agent.profiler.blocks import measure_times, prepare_gradients
+from worker_agent.profiler.blocks import measure_times, measure_without_graph, prepare_gradients
 from worker_agent.profiler.clocks import CLOCK_NAMES, choose_clock
 from worker_agent.profiler.devices import describe, place
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, read_job
-from worker_agent.profiler.links import measure_links
+from worker_agent.profiler.links import measure_exchange, measure_handing_over, measure_links
 from worker_agent.profiler.memory import measure_memory
-from worker_agent.profiler.passage import moved
+from worker_agent.profiler.passage import moved, nothing_around, pass_backward, pass_forward
 from worker_agent.profiler.progress import ProgressWriter
 from worker_agent.profiler.results import BlockFigures, RankFigures, write_figures
-from worker_agent.profiler.updates import measure_update_s_per_byte
+from worker_agent.profiler.updates import measure_update_s_per_byte, measure_version_s_per_byte, sampled
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.results import RankFailure
 from worker_agent.runtime.results import write as write_failure
@@ -48,22 +50,29 @@ class ProfilingRank:
         self.feed = default_feed(self.chain) if job.task.data is None else _named(job.task.data, job.loss)
         self.loss: Loss = build_loss(self.feed.loss)
         self.make_clock = choose_clock(job.clock, device)
+        self.without_graph: list[float] = []
 
     def measure(self) -> RankFigures:
         """Everything, in the order in which progress counts it."""
         described = describe(self.device, dist.get_world_size())
         self.progress.say(f"data: {self.feed.description}")
         sizes = tuple(self._size(microbatch_size) for microbatch_size in self.job.task.microbatch_sizes)
-        update_s_per_byte = self._update()
+        update_s_per_byte, version_s_per_byte = self._updates()
         self.progress.step("links")
         link = measure_links(self.device)
+        handing_over_s, exchanged_bytes, exchange_s = self._exchanges(sizes[0])
         self.progress.step("done")
         return RankFigures(
             model_name=self.chain.name,
             block_names=self.chain.block_names,
             weight_bytes=self.chain.weight_bytes(),
             sizes=sizes,
+            without_graph=tuple(self.without_graph),
             update_s_per_byte=update_s_per_byte,
+            version_s_per_byte=version_s_per_byte,
+            handing_over_s=handing_over_s,
+            exchanged_bytes=exchanged_bytes,
+            exchange_s=exchange_s,
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link else None,
             latency_s=link.latency_s if link else None,
             device=described,
@@ -83,6 +92,11 @@ class ProfilingRank:
             make_clock=self.make_clock,
             before_round=lambda number: self._before_round(microbatch_size, number),
         )
+        bare_s = measure_without_graph(
+            self.blocks, self.loss, microbatch, rounds=self.job.task.rounds, make_clock=self.make_clock
+        )
+        full_s = sum(median(block.forward_s) for block in times)
+        self.without_graph.append((median(bare_s) / full_s or 1.0) if full_s > 0 else 1.0)
         memory = measure_memory(self.blocks, self.loss, microbatch(0), self.device)
         return tuple(BlockFigures(**asdict(t), **asdict(m)) for t, m in zip(times, memory, strict=True))
 
@@ -95,13 +109,36 @@ class ProfilingRank:
         self.progress.step(f"microbatches of {microbatch_size}: round {number + 1} of {rounds}")
         dist.barrier()
 
-    def _update(self) -> float:
-        return measure_update_s_per_byte(
-            prepare_gradients(self.blocks),
-            lambda parameters: build_optimizer(self.job.task.optimizer, parameters, _LEARNING_RATE),
-            rounds=self.job.task.rounds,
+    def _updates(self) -> tuple[float, float]:
+        """Seconds a byte of an optimizer's step and of a copy, each after a passage of the smallest microbatch."""
+        parameters, rounds = prepare_gradients(self.blocks), self.job.task.rounds
+        source = open_data(self.feed.data, microbatch_size=min(self.job.task.microbatch_sizes), seed=_SEED)
+
+        def pass_one(number: int) -> None:
+            crossings = pass_forward(self.blocks, self.loss, *self._microbatch(source, number), nothing_around)
+            pass_backward(crossings, nothing_around)
+
+        update_s_per_byte = measure_update_s_per_byte(
+            parameters,
+            lambda graded: build_optimizer(self.job.task.optimizer, graded, _LEARNING_RATE),
+            rounds=rounds,
             make_clock=self.make_clock,
+            before_step=pass_one,
         )
+        version_s_per_byte = measure_version_s_per_byte(
+            parameters, rounds=rounds, make_clock=self.make_clock, before_copy=pass_one
+        )
+        return update_s_per_byte, version_s_per_byte
+
+    def _exchanges(self, blocks: Sequence[BlockFigures]) -> tuple[float | None, int, float | None]:
+        """Seconds of handing a typical message over, and bytes and seconds of a gradient exchange among all ranks."""
+        if dist.get_world_size() == 1:
+            return None, 0, None
+        handing_over_s = measure_handing_over(int(median(block.output_bytes for block in blocks)), self.device)
+        gradients = sampled([p.grad for p in prepare_gradients(self.blocks) if p.grad is not None])
+        if not gradients:
+            return handing_over_s, 0, None
+        return handing_over_s, sum(g.nbytes for g in gradients), measure_exchange(gradients, self.device)
 
 
 def _named(data: str, loss: str | None) -> DefaultFeed:

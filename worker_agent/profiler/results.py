@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import ClassVar
 
 from planner_service.contract.documents import dump, parse
@@ -30,14 +30,21 @@ class BlockFigures:
 class RankFigures:
     """All that one process measured. `sizes` holds the blocks' figures a microbatch size, in the task's order.
 
-    The link is the one to the next rank; the last rank of several has none.
+    The link is the one to the next rank; the last rank of several has none. `without_graph` is what a forward that
+    keeps no graph takes of one that does, a microbatch size. `handing_over_s` is what sending or taking a message costs
+    the first two ranks; gradients of `exchanged_bytes` took all ranks `exchange_s` to average.
     """
 
     model_name: str
     block_names: tuple[str, ...]
     weight_bytes: tuple[int, ...]
     sizes: tuple[tuple[BlockFigures, ...], ...]
+    without_graph: tuple[float, ...]
     update_s_per_byte: float
+    version_s_per_byte: float
+    handing_over_s: float | None
+    exchanged_bytes: int
+    exchange_s: float | None
     bandwidth_bytes_per_s: float | None
     latency_s: float | None
     device: Device
@@ -67,7 +74,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
         device=device_of(ranks),
         dtype=job.task.dtype,
         blocks=tuple(_block(job, ranks, index) for index in range(len(first.block_names))),
-        overheads=Overheads(update_s_per_byte=median(figures.update_s_per_byte for figures in ranks)),
+        overheads=_overheads(ranks),
         method=Method(
             warm_up_rounds=job.task.warm_up_rounds,
             rounds=job.task.rounds,
@@ -76,6 +83,29 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             torch_version=first.torch_version,
         ),
     )
+
+
+def _overheads(ranks: Sequence[RankFigures]) -> Overheads:
+    """What the ranks measured beside the blocks: medians, over the ranks and the microbatch sizes."""
+    handing_over_s = [figures.handing_over_s for figures in ranks if figures.handing_over_s is not None]
+    return Overheads(
+        update_s_per_byte=median(figures.update_s_per_byte for figures in ranks),
+        version_s_per_byte=median(figures.version_s_per_byte for figures in ranks),
+        instruction_s=fmean(handing_over_s) if handing_over_s else 0.0,
+        forward_without_graph=median(share for figures in ranks for share in figures.without_graph),
+        exchange_factor=_exchange_factor(ranks),
+    )
+
+
+def _exchange_factor(ranks: Sequence[RankFigures]) -> float:
+    """How many times longer an exchange took than a ring over the slowest link that was measured; 1 where none was."""
+    seconds = [figures.exchange_s for figures in ranks if figures.exchange_s is not None]
+    if not seconds:
+        return 1.0
+    level = cluster_of(ranks).levels[0]
+    moved_bytes = 2 * (len(ranks) - 1) / len(ranks) * ranks[0].exchanged_bytes
+    moving_s = moved_bytes / level.bandwidth_bytes_per_s
+    return max(median(seconds) - level.latency_s, 0.0) / moving_s or 1.0
 
 
 def cluster_of(ranks: Sequence[RankFigures]) -> Cluster:

@@ -175,5 +175,5 @@ class Executor:
         graphs = sum(1 for k in kept if k.roots)
         inputs = sum(t.nbytes for k in kept if not k.roots for t in k.inputs)
         deferred = len(stage.deferred) * (stage.weight_gradient_bytes or 0)
-        fixed = weights.version_bytes + weights.optimizer_bytes
+        fixed = weights.version_bytes + weights.master_bytes + weights.optimizer_bytes
         return fixed + weights.live_bytes + graphs * stage.activation_bytes + inputs + deferred

@@ -62,7 +62,7 @@ class RunJob:
 class RunDirectory:
     """The files of a run.
 
-    run.json  trace.json  checkpoints/step-K/        for the user
+    plan.json  timeline.json  run.json  trace.json  checkpoints/step-K/        for the user
     logs/rank-N.log                                  what each rank printed
     ranks/job.json  rank-N.status  rank-N.result.json  rank-N.failure.json     between launcher and ranks
     """

@@ -1,6 +1,7 @@
 """Optimizers by name, as a plan names them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -8,7 +9,12 @@ from torch import Tensor
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.plan import OPTIMIZERS
 
+Item = TypeVar("Item")
+
 OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+BUCKET_BYTES = 2**25
+"""How many bytes of gradients in float32 a step makes at a time, or one parameter's if that is more."""
 
 
 def build_optimizer(name: str, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
@@ -27,3 +33,14 @@ def build_optimizer(name: str, parameters: Iterable[Tensor], learning_rate: floa
             return torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
         case _:
             raise InvalidInputError("optimizer", f"must be one of {', '.join(OPTIMIZERS)}", name)
+
+
+def in_buckets(items: Sequence[Item], size_bytes: Callable[[Item], int]) -> Iterator[Sequence[Item]]:
+    """The items in order, in runs of at most BUCKET_BYTES, or of one item."""
+    start = run_bytes = 0
+    for index, item in enumerate(items):
+        if index > start and run_bytes + size_bytes(item) > BUCKET_BYTES:
+            yield items[start:index]
+            start, run_bytes = index, 0
+        run_bytes += size_bytes(item)
+    yield items[start:]

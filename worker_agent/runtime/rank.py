@@ -76,6 +76,7 @@ class Rank:
             find_slots(self.blocks, names),
             lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.learning_rate),
             version=max(first_versions(self.stream.instructions)),
+            master_weights=job.plan.master_weights,
         )
         self.buffers = checkpoint.buffers_of(self.blocks, names)
         if job.first_step:

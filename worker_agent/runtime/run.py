@@ -1,10 +1,11 @@
-"""Run: executes a plan on this node and writes what came of it: run.json, trace.json, checkpoints."""
+"""Run: executes a plan on this node and writes what came of it: run.json, timeline.json, trace.json, checkpoints."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
-from planner_service.contract.documents import dump
+from planner_service.contract.documents import dump, plan_document
+from planner_service.contract.run_files import PLAN, REPORT, TIMELINE
 from planner_service.core.errors import require
 from planner_service.core.identity import content_id
 from planner_service.core.predict import predict, program_of
@@ -44,11 +45,13 @@ def resumed(job: RunJob, *, before: int | None = None) -> RunJob:
 
 
 def execute(job: RunJob, on_progress: Progress) -> RunOutcome:
-    """Runs the job and writes run.json and trace.json into its directory. Raises as `launch` does.
+    """Runs the job and writes the files of its directory that are for the user. Raises as `launch` does.
 
     Every instruction of a run is made before it starts and recorded: a run of more than `MOST_INSTRUCTIONS` a rank is
     refused with an InvalidInputError that says how far one goes.
     """
+    rule = "must be the blocks' own order, or none: the executor runs chains"
+    require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
     _require_length(job)
     results = launch(job, on_progress)
     measured = Timeline(lanes=tuple(r.lane for r in results), batch_size=job.plan.batch_size, batches=job.batches)
@@ -63,7 +66,9 @@ def execute(job: RunJob, on_progress: Progress) -> RunOutcome:
     )
     document = {"plan_id": content_id(job.plan), "model": job.model, "data": job.data, "seed": job.seed}
     root = job.directory.root
-    (root / "run.json").write_text(dump(document | asdict(report)), encoding="utf-8")
+    (root / PLAN).write_text(dump(plan_document(job.plan)), encoding="utf-8")
+    (root / TIMELINE).write_text(dump(asdict(measured)), encoding="utf-8")
+    (root / REPORT).write_text(dump(document | asdict(report)), encoding="utf-8")
     trace = chrome_trace({"measured": measured, "predicted": predicted})
     (root / "trace.json").write_text(trace, encoding="utf-8")
     return RunOutcome(report=report, timeline=measured)

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from worker_agent.runtime.optimizers import OptimizerFactory
+from planner_service.core.errors import require
+from worker_agent.runtime.optimizers import OptimizerFactory, in_buckets
+
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+MASTER = "master_weight"
+"""What a float32 copy is called among the optimizer's states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +44,24 @@ class Weights:
     """The versions of one stage's trainable parameters. Gradients gather on the leaves of the version in use.
 
     The optimizer works on handles, parameters of its own that are pointed at the version to be made: its states
-    belong to the weights, not to a version.
+    belong to the weights, not to a version. With `master_weights` the handle of a 16-bit parameter is a float32 copy
+    instead, which belongs to the weights as well: it takes the update, and the version to be made is rounded from it.
     """
 
-    def __init__(self, slots: Sequence[Slot], optimizer: OptimizerFactory, *, version: int = 0) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], optimizer: OptimizerFactory, *, version: int = 0, master_weights: bool = False
+    ) -> None:
         self.slots = tuple(slots)
         self.version_bytes = sum(slot.parameter.nbytes for slot in slots)
         self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: tuple(slot.parameter for slot in slots)}
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
         self._spare: list[tuple[nn.Parameter, ...]] = []
-        self._handles = tuple(nn.Parameter(torch.empty_like(slot.parameter)) for slot in slots)
+        self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
+        self._handles = tuple(
+            nn.Parameter(slot.parameter.detach().float() if master else torch.empty_like(slot.parameter))
+            for slot, master in zip(slots, self._has_master, strict=True)
+        )
         self._point_handles(self._versions[version])
         self.optimizer = optimizer(self._handles) if slots else None
 
@@ -62,6 +75,11 @@ class Weights:
         """The bytes of the optimizer's states."""
         states = self.optimizer.state.values() if self.optimizer else ()
         return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor))
+
+    @property
+    def master_bytes(self) -> int:
+        """The bytes of the float32 copies."""
+        return sum(handle.nbytes for handle, master in zip(self._handles, self._has_master, strict=True) if master)
 
     def use(self, version: int) -> None:
         """Puts a version's leaves into the modules, for the forwards that follow."""
@@ -101,17 +119,30 @@ class Weights:
             parameter.grad = None
         target = self._copy(base) if keep_base else base
         self._point_handles(target)
-        for handle, gradient in zip(self._handles, gradients, strict=True):
-            handle.grad = gradient
         if self.optimizer:
-            self.optimizer.step()
-        for handle in self._handles:
-            handle.grad = None
+            self._step(self.optimizer, gradients, target)
         self._versions[version] = target
         if not keep_base:
             del self._versions[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
         self._graded = ()
+
+    def _step(
+        self, optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor | None], target: Sequence[nn.Parameter]
+    ) -> None:
+        """Steps with the gradients and rounds what has a master, a few parameters at a time.
+
+        An optimizer leaves alone what has no gradient, so that few gradients are there in float32 at once.
+        """
+        steps = list(zip(self._handles, self._has_master, gradients, target, strict=True))
+        for few in in_buckets(steps, lambda step: step[0].nbytes if step[1] else 0):
+            for handle, master, gradient, _ in few:
+                handle.grad = gradient.float() if master and gradient is not None else gradient
+            optimizer.step()
+            for handle, master, _, leaf in few:
+                handle.grad = None
+                if master:
+                    leaf.copy_(handle)
 
     def retire(self, version: int) -> None:
         """Gives a version's memory back, to be used by the next update."""
@@ -133,9 +164,14 @@ class Weights:
         self._versions[version] = leaves
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The optimizer's states as `state/parameter name`."""
+        """The optimizer's states as `state/parameter name`; of float32 copies as well."""
         states = self.optimizer.state if self.optimizer else {}
-        return {
+        masters = {
+            f"{MASTER}/{slot.name}": handle.detach()
+            for slot, handle, master in zip(self.slots, self._handles, self._has_master, strict=True)
+            if master
+        }
+        return masters | {
             f"{key}/{slot.name}": value
             for slot, handle in zip(self.slots, self._handles, strict=True)
             for key, value in states.get(handle, {}).items()
@@ -143,11 +179,16 @@ class Weights:
         }
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        """Sets the optimizer's states from what `optimizer_tensors` gave."""
+        """Sets the optimizer's states from what `optimizer_tensors` gave. Raises InvalidInputError without masters."""
+        for slot, master in zip(self.slots, self._has_master, strict=True):
+            found = not master or f"{MASTER}/{slot.name}" in tensors
+            require(found, "resume", "must be a checkpoint of a run with master weights", slot.name)
         handles = {slot.name: handle for slot, handle in zip(self.slots, self._handles, strict=True)}
         for full_key, value in tensors.items():
             key, name = full_key.split("/", 1)
-            if self.optimizer:
+            if key == MASTER:
+                handles[name].data.copy_(value)
+            elif self.optimizer:
                 self.optimizer.state[handles[name]][key] = value.clone()
 
     def _copy(self, base: Sequence[nn.Parameter]) -> tuple[nn.Parameter, ...]:
@@ -158,5 +199,6 @@ class Weights:
         return leaves
 
     def _point_handles(self, leaves: Sequence[nn.Parameter]) -> None:
-        for handle, leaf in zip(self._handles, leaves, strict=True):
-            handle.data = leaf.detach()
+        for handle, leaf, master in zip(self._handles, leaves, self._has_master, strict=True):
+            if not master:
+                handle.data = leaf.detach()

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner_service.core.cluster import Cluster, Level
+from planner_service.core.cost.boundaries import Boundary, boundaries, in_order
 from planner_service.core.cost.compute import recompute_s
-from planner_service.core.cost.memory import OPTIMIZER_COPIES
+from planner_service.core.cost.memory import fixed_copies
 from planner_service.core.cost.ports import boundary_port_devices, port_devices
 from planner_service.core.cost.transfer import boundary_link, ranks_by_stage
 from planner_service.core.plan import Stage, Worker
-from planner_service.core.profile import Measurement, Profile
+from planner_service.core.profile import Measurement, Overheads, Profile
 from planner_service.core.stage_costs import StageCosts
 
 
@@ -23,6 +24,16 @@ class _Ports:
     reduce: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """What a stage's place in its schedule makes of its blocks' seconds, and its seconds an update, by byte."""
+
+    forward: float
+    recompute: float
+    backward: float
+    update_s_per_byte: float
+
+
 def estimate(
     profile: Profile,
     cluster: Cluster,
@@ -31,16 +42,26 @@ def estimate(
     *,
     microbatch_size: int,
     optimizer: str,
+    schedule: str | None = None,
     recompute_factor: float | None = None,
+    master_weights: bool = False,
+    devices: Sequence[int] | None = None,
+    order: Sequence[int] | None = None,
 ) -> tuple[StageCosts, ...]:
     """Every stage's costs on the devices that the placement gives it.
 
     Gradients are exchanged by a ring all-reduce, 2 (r - 1) / r of the weights: that is what executes a plan, whatever
     its planner assumed. A transfer takes its bytes over the slowest link that the boundary crosses. Where a profile
-    has no split backward, all of it counts as the gradient of the input, so that splitting promises nothing.
+    has no split backward, all of it counts as the gradient of the input, so that splitting promises nothing. The
+    `schedule` decides which of the profile's shares and overheads a stage has (`Overheads`; None: those of none).
+    `order` is the graph's blocks as the stages hold them.
     """
+    tensors = boundaries(profile, microbatch_size, stages, order)
+    profile = profile if order is None else in_order(profile, order)
     measured = profile.at(microbatch_size)
     ranks = ranks_by_stage(placement)
+    if devices is not None:
+        ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
     edges = [boundary_link(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
     ports = [boundary_port_devices(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
     return tuple(
@@ -48,6 +69,7 @@ def estimate(
             profile,
             stage,
             measured,
+            boundary=tensors[index],
             ports=_Ports(
                 activation=ports[index] if index < len(ports) else 0,
                 gradient=ports[index - 1] if index > 0 else 0,
@@ -56,8 +78,9 @@ def estimate(
             group=cluster.link(ranks[index]),
             before=edges[index - 1] if index > 0 else None,
             after=edges[index] if index < len(edges) else None,
-            optimizer=optimizer,
+            fixed=sum(fixed_copies(profile.dtype, optimizer, master_weights=master_weights)),
             recompute_factor=recompute_factor,
+            shares=_shares(profile.overheads, schedule, stages, index, recompute_factor),
         )
         for index, stage in enumerate(stages)
     )
@@ -68,37 +91,67 @@ def _stage_costs(
     stage: Stage,
     measured: Sequence[Measurement],
     *,
+    boundary: Boundary,
     ports: _Ports,
     group: Level,
     before: Level | None,
     after: Level | None,
-    optimizer: str,
+    fixed: int,
     recompute_factor: float | None,
+    shares: _Shares,
 ) -> StageCosts:
     blocks = measured[stage.start : stage.stop]
     weight_bytes = sum(block.weight_bytes for block in profile.blocks[stage.start : stage.stop])
     input_s, weight_s = _split_backward_s(blocks)
+    overheads = profile.overheads
     return StageCosts(
         microbatch_size=blocks[0].microbatch_size,
-        forward_s=sum(block.forward_s for block in blocks),
-        backward_s=sum(block.backward_s for block in blocks),
-        backward_input_s=input_s,
+        forward_s=shares.forward * sum(block.forward_s for block in blocks),
+        backward_s=shares.backward * sum(block.backward_s for block in blocks),
+        backward_input_s=shares.backward * input_s,
         backward_weight_s=weight_s,
-        recompute_s=recompute_s(blocks, recompute_factor),
-        update_s=weight_bytes * profile.overheads.update_s_per_byte,
-        reduce_s=_reduce_s(weight_bytes, stage.replicas, group),
-        activation_transfer_s=_transfer_s(blocks[-1].output_bytes, after),
-        gradient_transfer_s=_transfer_s(measured[stage.start - 1].output_bytes, before),
+        recompute_s=shares.recompute * recompute_s(blocks, recompute_factor),
+        update_s=weight_bytes * shares.update_s_per_byte,
+        reduce_s=_reduce_s(weight_bytes * overheads.exchange_factor, stage.replicas, group),
+        activation_transfer_s=_transfer_s(boundary.sent_bytes, after),
+        gradient_transfer_s=_transfer_s(boundary.received_bytes, before),
         latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
-        instruction_s=profile.overheads.instruction_s,
+        instruction_s=overheads.instruction_s,
         activation_bytes=sum(block.activation_bytes for block in blocks),
-        input_bytes=blocks[0].input_bytes,
+        input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
-        fixed_bytes=weight_bytes * (1 + OPTIMIZER_COPIES[optimizer]),
+        fixed_bytes=weight_bytes * fixed,
         activation_port_devices=ports.activation,
         gradient_port_devices=ports.gradient,
         reduce_port_devices=ports.reduce,
     )
+
+
+def _shares(
+    overheads: Overheads, schedule: str | None, stages: Sequence[Stage], index: int, recompute_factor: float | None
+) -> _Shares:
+    """A `recompute_factor` stands for all of what recomputation adds."""
+    recompute, last = stages[index].recompute, index == len(stages) - 1
+    hot = backward_follows_forward(schedule, recompute=recompute, last=last)
+    copies = keeps_versions(schedule, [stage.replicas for stage in stages], index)
+    known = recompute_factor is None
+    return _Shares(
+        forward=overheads.forward_without_graph if recompute and known else 1.0,
+        recompute=overheads.recompute if known else 1.0,
+        backward=overheads.backward_after_forward if hot else 1.0,
+        update_s_per_byte=overheads.update_s_per_byte + (overheads.version_s_per_byte if copies else 0.0),
+    )
+
+
+def backward_follows_forward(schedule: str | None, *, recompute: bool, last: bool) -> bool:
+    """Whether a stage's backwards come right after the forward, or its recomputation, of the same microbatch."""
+    return recompute or (last and schedule not in (None, "gpipe"))
+
+
+def keeps_versions(schedule: str | None, replicas: Sequence[int], stage: int) -> bool:
+    """Whether microbatches in flight on a stage still need the version before when it updates: a copy is made then."""
+    stashes = schedule == "pipedream" and sum(replicas[stage:]) > replicas[stage]
+    return stashes or schedule == "pipedream-2bw"
 
 
 def _split_backward_s(blocks: Sequence[Measurement]) -> tuple[float, float]:
@@ -113,7 +166,7 @@ def _transfer_s(size_bytes: int, link: Level | None) -> float:
     return size_bytes / link.bandwidth_bytes_per_s if link else 0.0
 
 
-def _reduce_s(weight_bytes: int, replicas: int, link: Level) -> float:
+def _reduce_s(weight_bytes: float, replicas: int, link: Level) -> float:
     if replicas == 1:
         return 0.0
     return 2 * (replicas - 1) / replicas * weight_bytes / link.bandwidth_bytes_per_s + link.latency_s

@@ -1,38 +1,91 @@
-"""The memory term: what a worker of a stage holds at its peak, as counts of four quantities.
+"""The memory term: what a worker of a stage holds at its peak, as counts of a few quantities.
 
 `paper` is the law of PipeDream-2BW, appendix A.1.2, to the byte: weight versions, activations and inputs, nothing
-else. `training` is what a user's device holds: besides the versions the gradients and the optimizer's states, the
-activations that are really in flight on this stage, and the largest transient of one block.
+else. `training` is what a user's device holds: besides the versions the gradients, the float32 master weights and the
+optimizer's states, the activations that are really in flight on this stage, the largest transient of one block, and
+the buffers of what is being sent and received.
 """
 
 from dataclasses import dataclass
 
+from planner_service.core.profile import DTYPE_BYTES
+
 OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the weights that an optimizer keeps as its state."""
+
+MASTER_BYTES = 4
+"""A master weight is a float32, and so are the states that belong to it."""
+
+RECEIVES_AHEAD = 2
+"""Messages for which a worker has receives posted on an edge, beyond those that it has taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """How often a stage's weights, activations (of one microbatch), input and largest transient are held."""
+    """How often a stage's quantities are held.
 
-    weights: int
+    Of its weights: `versions`, `gradients`, `master_weights` and `optimizer_states`. Of a microbatch: its
+    `activations`, its `inputs`, and the largest of its `transients`; and messages under way as large as its input
+    (`input_buffers`) and its output (`output_buffers`).
+    """
+
+    versions: int
+    gradients: int = 0
+    master_weights: int = 0
+    optimizer_states: int = 0
     activations: int
     inputs: int
     transients: int
+    input_buffers: int = 0
+    output_buffers: int = 0
 
-    def counts(self) -> tuple[int, int, int, int]:
-        """As a row, for tables of many stages."""
-        return (self.weights, self.activations, self.inputs, self.transients)
+    @property
+    def weights(self) -> int:
+        """All that is as large as the weights."""
+        return self.versions + self.gradients + self.master_weights + self.optimizer_states
+
+
+def keeps_master_weights(dtype: str, asked: bool | None) -> bool:
+    """Whether the optimizer works on float32 copies: for 16-bit weights, unless told not to."""
+    return DTYPE_BYTES[dtype] < MASTER_BYTES and asked is not False
+
+
+def fixed_copies(dtype: str, optimizer: str, *, master_weights: bool) -> tuple[int, int, int]:
+    """Gradients, master weights and optimizer states, in copies of the weights.
+
+    With mixed-precision Adam that is 2 + 4 + 8 bytes a parameter beside 2 for every version.
+    """
+    size = MASTER_BYTES // DTYPE_BYTES[dtype] if master_weights else 1
+    return 1, size if master_weights else 0, OPTIMIZER_COPIES[optimizer] * size
 
 
 def copies(
-    accounting: str, schedule: str, optimizer: str, *, recompute: bool, depth: int, stage: int, microbatches: int
+    accounting: str,
+    schedule: str,
+    optimizer: str,
+    *,
+    recompute: bool,
+    depth: int,
+    stage: int,
+    microbatches: int,
+    dtype: str = "float32",
+    master_weights: bool = False,
 ) -> Copies:
     """What a worker of a stage holds in a pipeline whose stages have equal replicas."""
     if accounting == "paper":
         return paper_copies(schedule, recompute=recompute, depth=depth, microbatches=microbatches)
     held = in_flight(schedule, depth=depth, stage=stage, microbatches=microbatches)
-    return training_copies(schedule, optimizer, recompute=recompute, held=held)
+    before = in_flight(schedule, depth=depth, stage=stage - 1, microbatches=microbatches) if stage > 0 else None
+    return training_copies(
+        schedule,
+        optimizer,
+        recompute=recompute,
+        held=held,
+        dtype=dtype,
+        master_weights=master_weights,
+        held_before=before,
+        sends_on=stage < depth - 1,
+    )
 
 
 def in_flight(schedule: str, *, depth: int, stage: int, microbatches: int) -> int:
@@ -67,18 +120,39 @@ def paper_copies(schedule: str, *, recompute: bool, depth: int, microbatches: in
     if schedule == "1f1b":
         kept = depth
     return Copies(
-        weights=weight_versions(schedule, kept), activations=1 if recompute else kept, inputs=kept, transients=0
+        versions=weight_versions(schedule, kept), activations=1 if recompute else kept, inputs=kept, transients=0
     )
 
 
-def training_copies(schedule: str, optimizer: str, *, recompute: bool, held: int) -> Copies:
-    """Versions, one copy of gradients, the optimizer's states, and what `held` microbatches in flight keep.
+def training_copies(
+    schedule: str,
+    optimizer: str,
+    *,
+    recompute: bool,
+    held: int,
+    dtype: str = "float32",
+    master_weights: bool = False,
+    held_before: int | None = None,
+    sends_on: bool = False,
+) -> Copies:
+    """What is there for training, and what `held` microbatches in flight keep.
 
     A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs.
+
+    `held_before` are those in flight on the stage before, None where there is none; `sends_on`: there is a stage
+    behind. A message that is sent counts until nothing of its edge can be under way any more, which is as many
+    messages later as the earlier stage of the edge has in flight; receives are posted ahead, and a gradient that was
+    received is held while its backward runs. An input that was received is kept as the stage's own.
     """
+    gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     return Copies(
-        weights=weight_versions(schedule, held) + 1 + OPTIMIZER_COPIES[optimizer],
+        versions=weight_versions(schedule, held),
+        gradients=gradients,
+        master_weights=masters,
+        optimizer_states=states,
         activations=1 if recompute else held,
         inputs=held if recompute else 0,
         transients=1,
+        input_buffers=0 if held_before is None else RECEIVES_AHEAD + held_before,
+        output_buffers=RECEIVES_AHEAD + 1 + held if sends_on else 0,
     )

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from math import lcm
 
 import numpy as np
@@ -17,18 +18,21 @@ def boundary_bytes(output_bytes: float) -> float:
 
 
 class Bandwidths:
-    """`Cluster.link` for many pairs of devices at once: the bandwidth between devices, from a table by level."""
+    """`Cluster.link` for many pairs of devices at once: the bandwidth between devices, from a table by level.
+
+    `units` are the devices below one unit of each level but the outermost.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         sizes = [level.size for level in cluster.levels]
-        self._units = np.cumprod(np.asarray(sizes, dtype=np.int64))[:-1]
+        self.units = np.cumprod(np.asarray(sizes, dtype=np.int64))[:-1]
         speeds = np.asarray([level.bandwidth_bytes_per_s for level in cluster.levels], dtype=np.float64)
         self._by_level = np.minimum.accumulate(speeds)
 
     def levels(self, low: IntArray, high: IntArray) -> IntArray:
         """The level (from 0) that the devices low..high, both included, reach up to."""
         crossed = np.zeros(np.broadcast(low, high).shape, dtype=np.int64)
-        for unit in self._units:
+        for unit in self.units:
             crossed += low // unit != high // unit
         return crossed
 
@@ -51,10 +55,9 @@ def ranks_by_stage(placement: Sequence[Worker]) -> tuple[tuple[int, ...], ...]:
 
 def boundary_link(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> Level:
     """The slowest link between the ranks of two stages: minibatches go round robin over the replicas of both."""
-    rounds = range(lcm(len(senders), len(receivers)))
-    links = [cluster.link((senders[k % len(senders)], receivers[k % len(receivers)])) for k in rounds]
-    return Level(
-        size=2,
-        bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s for link in links),
-        latency_s=max(link.latency_s for link in links),
-    )
+    rounds = np.arange(lcm(len(senders), len(receivers)))
+    sending = np.asarray(senders)[rounds % len(senders)]
+    receiving = np.asarray(receivers)[rounds % len(receivers)]
+    low, high = np.minimum(sending, receiving), np.maximum(sending, receiving)
+    farthest = Bandwidths(cluster).levels(low, high).argmax()
+    return replace(cluster.link((int(low[farthest]), int(high[farthest]))), size=2)

@@ -2,12 +2,15 @@
 
 from dataclasses import fields
 
-from planner_service.core.errors import LEAST_AMOUNT, InvalidInputError, require
+from planner_service.core.errors import LEAST_AMOUNT, require
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.profile import Measurement
 
 ALWAYS_USED = ("memory", "optimizer", "master_weights")
 """Options that every planner has a use for."""
+
+MAX_BLOCKS = 10_000
+"""Tables of stages grow with the blocks, and so does every split that is tried."""
 
 
 def refuse_unused(planner: str, options: Options, used: tuple[str, ...]) -> None:
@@ -38,23 +41,26 @@ def require_stages(problem: Problem) -> None:
         require(stages <= devices, "stages", f"must not be more stages than devices ({devices})", stages)
 
 
+def require_few_blocks(problem: Problem) -> None:
+    """Raises InvalidInputError for more blocks than a search can split in a few seconds."""
+    blocks = len(problem.profile.blocks)
+    require(blocks <= MAX_BLOCKS, "profile.blocks", f"must be at most {MAX_BLOCKS} for this planner", blocks)
+
+
 def measured_at(problem: Problem, microbatch_size: int) -> tuple[Measurement, ...]:
     """The blocks at this size. Raises InvalidInputError if they take no time at all, or it was not measured."""
-    measured = problem.profile.at(microbatch_size)
-    total_s = sum(block.compute_s for block in measured)
-    require(total_s >= LEAST_AMOUNT, "profile.blocks", "must take some time together, forward and backward", total_s)
-    return measured
-
-
-def dividing_sizes(problem: Problem) -> tuple[int, ...]:
-    """The measured microbatch sizes, or the one asked for, that divide the batch. Raises InvalidInputError for none."""
-    asked = problem.options.microbatch_size
     sizes = problem.profile.microbatch_sizes
-    if asked is not None:
-        problem.profile.at(asked)
-        sizes = (asked,)
-    dividing = tuple(size for size in sizes if problem.batch_size % size == 0)
-    if not dividing:
-        rule = f"must be a multiple of a measured microbatch size {list(sizes)}"
-        raise InvalidInputError("batch_size", rule, problem.batch_size)
-    return dividing
+    rule = f"must be one of the measured sizes {list(sizes)}"
+    require(microbatch_size in sizes, "microbatch_size", rule, microbatch_size)
+    return _taking_time(problem.profile.at(microbatch_size))
+
+
+def profiled_at(problem: Problem, microbatch_size: int) -> tuple[Measurement, ...]:
+    """As `measured_at`, but between the measured sizes as well."""
+    return _taking_time(problem.profile.at(microbatch_size))
+
+
+def _taking_time(blocks: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+    total_s = sum(block.compute_s for block in blocks)
+    require(total_s >= LEAST_AMOUNT, "profile.blocks", "must take some time together, forward and backward", total_s)
+    return blocks

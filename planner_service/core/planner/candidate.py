@@ -1,29 +1,39 @@
 """Candidate: a shape with its best split into stages, by time, or by memory where none fits."""
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
 
-import numpy as np
-
-from planner_service.core.cost.compute import FloatArray
-from planner_service.core.cost.memory import in_flight
+from planner_service.core.cost.memory import Copies, copies, in_flight, keeps_master_weights
 from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Alternative, Stage
+from planner_service.core.plan import Alternative, Certificate, Stage, StageMemory
+from planner_service.core.planner.chain import Chain, Measured
 from planner_service.core.planner.complete import Decision
-from planner_service.core.planner.pipeline_terms import UNPIPELINED, Links, PipelineTerms, Shape, orientations
+from planner_service.core.planner.pipeline_terms import (
+    FLUSHED,
+    UNPIPELINED,
+    Counts,
+    Links,
+    PipelineTerms,
+    Shape,
+    orientations,
+)
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.reasons import as_fast, shortfall, slower
-from planner_service.core.planner.split import ROUNDING, Costs, Starts, least_sum, min_sum
-from planner_service.core.planner.tables import Tables
+from planner_service.core.planner.reasons import as_fast, at_most, shortfall, slower
+from planner_service.core.planner.split import ROUNDING, Found, least_sum, min_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A shape that fits: its orientation and its time. Where its stages end, `Evaluator.stops` says."""
+    """A shape that fits: its orientation and its time. Where its stages end, `Evaluator.stops` says.
+
+    `found` is the search's result for a pipeline; None without pipelining, where stages follow one another.
+    """
 
     shape: Shape
     terms: PipelineTerms
+    found: Found | None
     time_per_microbatch_s: float
     throughput_samples_per_s: float
 
@@ -40,27 +50,29 @@ class Miss:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Finds the best split of shapes; what several of them need is computed once."""
+    """Finds the best split of shapes; what several of them need is computed once.
+
+    `measured` holds the microbatch sizes that shapes may have.
+    """
 
     problem: Problem
-    _tables: dict[int, Tables] = field(default_factory=dict)
-    _compute_s: dict[tuple[int, bool], FloatArray] = field(default_factory=dict)
+    measured: Measured
+    _chains: dict[int, Chain] = field(default_factory=dict)
     _links: dict[tuple[int, int], tuple[Links, ...]] = field(default_factory=dict)
+    _counts: dict[tuple[str, int, bool, int], Counts] = field(default_factory=dict)
 
-    def tables(self, microbatch_size: int) -> Tables:
+    @property
+    def device_bytes(self) -> int:
+        """What a stage may hold."""
+        return self.problem.cluster.device.usable_bytes
+
+    def chain(self, microbatch_size: int) -> Chain:
         """The profile at this size."""
-        if microbatch_size not in self._tables:
-            measured = self.problem.profile.at(microbatch_size)
-            self._tables[microbatch_size] = Tables(profile=self.problem.profile, measured=measured)
-        return self._tables[microbatch_size]
-
-    def compute_s(self, microbatch_size: int, recompute: bool) -> FloatArray:
-        """Compute of all intervals, by size and recomputation."""
-        key = (microbatch_size, recompute)
-        if key not in self._compute_s:
+        if microbatch_size not in self._chains:
+            row = self.measured.sizes.index(microbatch_size)
             factor = self.problem.options.recompute_factor
-            self._compute_s[key] = self.tables(microbatch_size).compute_s(recompute=recompute, recompute_factor=factor)
-        return self._compute_s[key]
+            self._chains[microbatch_size] = Chain(row=row, source=self.measured, recompute_factor=factor)
+        return self._chains[microbatch_size]
 
     def links(self, shape: Shape) -> tuple[Links, ...]:
         """The orientations that differ."""
@@ -69,117 +81,153 @@ class Evaluator:
             self._links[key] = orientations(self.problem.cluster, shape.width, shape.depth)
         return self._links[key]
 
+    def counts(self, shape: Shape, recompute: bool) -> Counts:
+        """What is held on the stages of a shape. Only a flush makes it depend on the batch."""
+        microbatches = shape.microbatches if shape.schedule in FLUSHED else 1
+        key = (shape.schedule, shape.depth, recompute, microbatches)
+        if key not in self._counts:
+            self._counts[key] = Counts(tuple(self._copies(shape, recompute)))
+        return self._counts[key]
+
+    def _copies(self, shape: Shape, recompute: bool) -> Iterator[Copies]:
+        options, dtype = self.problem.options, self.problem.profile.dtype
+        for stage in range(shape.depth):
+            yield copies(
+                options.memory,
+                shape.schedule,
+                options.optimizer,
+                recompute=recompute,
+                depth=shape.depth,
+                stage=stage,
+                microbatches=shape.microbatches,
+                dtype=dtype,
+                master_weights=self.master_weights,
+            )
+
+    @cached_property
+    def master_weights(self) -> bool:
+        """Whether the optimizer works on float32 copies."""
+        return keeps_master_weights(self.problem.profile.dtype, self.problem.options.master_weights)
+
     def terms(self, shape: Shape, links: Links) -> PipelineTerms:
         """The closed form of a shape on these links."""
         return PipelineTerms(
             shape=shape,
             links=links,
-            tables=self.tables(shape.microbatch_size),
-            compute_s=self.compute_s(shape.microbatch_size, shape.recompute),
-            accounting=self.problem.options.memory,
-            optimizer=self.problem.options.optimizer,
-            device_bytes=self.problem.cluster.device.memory_bytes,
+            chain=self.chain(shape.microbatch_size),
+            counts={mode: self.counts(shape, mode) for mode in shape.modes},
+            device_bytes=self.device_bytes,
         )
 
-    def least_time_s(self, shape: Shape) -> float:
-        """No split of the shape takes less a microbatch: compute alone, spread evenly, and never less than a block."""
-        compute_s = self.compute_s(shape.microbatch_size, shape.recompute)
-        total_s = float(compute_s[0, -1])
-        if shape.schedule in UNPIPELINED:
-            return total_s
-        return max(total_s / shape.depth, float(np.diagonal(compute_s).max())) * shape.slots
+    def fastest(self, shape: Shape, *, least_time_s: float = 0.0, ceiling_s: float = inf) -> Candidate | None:
+        """The shape on the better orientation (the first if they are equal).
 
-    def fastest(self, shape: Shape) -> Candidate | None:
-        """The shape on the better orientation (the first if they are equal); None if no split fits."""
-        options = [self.terms(shape, links) for links in self.links(shape)]
-        if options[0].least_bytes() > self.problem.cluster.device.memory_bytes * (1 + ROUNDING):
-            return None
-        starts = options[0].fitting_starts()
-        if starts is None:
-            return None
-        steps_s = [self._least_s(terms, starts) for terms in options]
-        step_s = min(steps_s)
-        return candidate(shape, options[steps_s.index(step_s)], step_s) if math.isfinite(step_s) else None
+        None if no split fits, or none of them takes at most `ceiling_s` a microbatch. `least_time_s` is a bound that
+        is known: no split takes less.
+        """
+        best: Candidate | None = None
+        starts = None
+        for links in self.links(shape):
+            terms = self.terms(shape, links)
+            if shape.schedule in UNPIPELINED:
+                found, starts = None, starts or terms.fitting_starts()
+                if starts is None:
+                    return None
+                step_s = least_sum(terms.within(starts, 0.0), starts)
+            else:
+                about_s = max(least_time_s / shape.slots, self._share_s(shape)) * (1 - ROUNDING)
+                found = terms.fastest(terms.every_start, about_s).least_max(ceiling_s / shape.slots)
+                step_s = found.worst if found else inf
+            if (
+                step_s * shape.slots <= ceiling_s
+                and step_s < inf
+                and (best is None or step_s * shape.slots < best.time_per_microbatch_s)
+            ):
+                best = candidate(shape, terms, found, step_s)
+                ceiling_s = best.time_per_microbatch_s
+        return best
 
-    def stops(self, found: Candidate) -> tuple[int, ...]:
+    def possible(self, shape: Shape, step_s: float) -> bool:
+        """Whether any width at the shape's depth could take so long a step at most; memory limits it as well."""
+        return self.terms(shape, self.links(shape)[0]).possible(step_s)
+
+    def _share_s(self, shape: Shape) -> float:
+        chain = self.chain(shape.microbatch_size)
+        sums_s = chain.listed_s(recompute=True) if shape.recompute else chain.least_s
+        return sums_s[-1] / shape.depth
+
+    def stops(self, chosen: Candidate) -> tuple[int, ...]:
         """Where the stages of its best split end."""
-        terms = found.terms
+        terms = chosen.terms
+        if chosen.found is not None:
+            return terms.fastest(terms.every_start, 0.0).stops(chosen.found)
         starts = terms.fitting_starts()
         if starts is None:
-            return _existing(None, found.shape)
-        if found.shape.schedule in UNPIPELINED:
-            return _existing(min_sum(terms.fitting(terms.time_s), starts), found.shape)
-        return _existing(terms.fastest(starts, self._about_s(found.shape)).min_max(), found.shape)
+            raise InvalidInputError("stages", "must be so many that a split exists", chosen.shape.depth)
+        return min_sum(terms.time_s, starts)
 
-    def _least_s(self, terms: PipelineTerms, starts: Starts) -> float:
-        """Its slowest stage at best, or all stages together without pipelining; infinite if nothing fits."""
-        if terms.shape.schedule in UNPIPELINED:
-            return least_sum(terms.fitting(terms.time_s), starts)
-        return terms.fastest(starts, self._about_s(terms.shape)).least_max()
-
-    def _about_s(self, shape: Shape) -> float:
-        return self.least_time_s(shape) / shape.slots
-
-    def nearest(self, shape: Shape) -> Miss:
-        """By how much the best split in terms of memory exceeds the device."""
+    def nearest(self, shape: Shape, ceiling_bytes: float = inf) -> Miss | None:
+        """By how much the best split in terms of memory exceeds the device; None if that is above the ceiling."""
         terms = self.terms(shape, self.links(shape)[0])
-        held_bytes = memory_by_stage(terms, _existing(terms.smallest().min_max(), shape))
+        search = terms.smallest()
+        found = search.least_max(ceiling_bytes)
+        if found is None:
+            return None
+        held_bytes = [int(terms.memory_bytes(*place)[0, 0]) for place in terms.slices(search.any_stops(found))]
         stage = held_bytes.index(max(held_bytes))
         return Miss(
             shape=shape,
             stage=stage,
             memory_bytes=held_bytes[stage],
-            missing_bytes=held_bytes[stage] - self.problem.cluster.device.memory_bytes,
+            missing_bytes=held_bytes[stage] - self.device_bytes,
         )
 
 
-def _existing(stops: tuple[int, ...] | None, shape: Shape) -> tuple[int, ...]:
-    if stops is None:
-        raise InvalidInputError("stages", "must be so many that a split exists", shape.depth)
-    return stops
-
-
-def candidate(shape: Shape, terms: PipelineTerms, step_s: float) -> Candidate:
+def candidate(shape: Shape, terms: PipelineTerms, found: Found | None, step_s: float) -> Candidate:
     """The shape with this time of its slowest stage, or of all stages without pipelining."""
     time_s = step_s * shape.slots
     return Candidate(
         shape=shape,
         terms=terms,
+        found=found,
         time_per_microbatch_s=time_s,
         throughput_samples_per_s=shape.throughput_samples_per_s(time_s),
     )
 
 
-def _stages(found: Candidate, stops: tuple[int, ...]) -> Iterator[Stage]:
-    times_s = time_by_stage(found.terms, stops)
-    held_bytes = memory_by_stage(found.terms, stops)
-    for start, stop, time_s, memory_bytes in zip((0, *stops[:-1]), stops, times_s, held_bytes, strict=True):
+def stages(terms: PipelineTerms, stops: tuple[int, ...]) -> Iterator[Stage]:
+    """The stages of a split, each in the mode that is best for it."""
+    for stage, start, stop in terms.places(stops):
+        recompute = terms.recomputes(stage, start, stop)
+        memory = memory_items(terms, recompute, stage, start, stop)
+        place = stage, slice(start, start + 1), slice(stop, stop + 1)
         yield Stage(
             start=start,
             stop=stop,
-            replicas=found.shape.width,
-            recompute=found.shape.recompute,
-            time_s=time_s,
-            memory_bytes=memory_bytes,
+            replicas=terms.shape.width,
+            recompute=recompute,
+            time_s=float(terms.mode_s(recompute, *place)[0, 0]),
+            memory_bytes=memory.total,
+            memory=memory,
         )
 
 
-def time_by_stage(terms: PipelineTerms, stops: tuple[int, ...]) -> list[float]:
-    """Every stage's own time a microbatch."""
-    return _by_stage(terms.time_s, stops)
-
-
-def memory_by_stage(terms: PipelineTerms, stops: tuple[int, ...]) -> list[int]:
-    """What a worker of each stage holds."""
-    return [int(held) for held in _by_stage(terms.memory_bytes, stops)]
-
-
-def _by_stage(costs: Costs, stops: tuple[int, ...]) -> list[float]:
-    starts = (0, *stops[:-1])
-    return [
-        float(costs(stage, slice(start, start + 1), slice(stop - 1, stop))[0, 0])
-        for stage, (start, stop) in enumerate(zip(starts, stops, strict=True))
-    ]
+def memory_items(terms: PipelineTerms, recompute: bool, stage: int, start: int, stop: int) -> StageMemory:
+    """What a worker of the stage holds, by what it is."""
+    held, chain = terms.counts[recompute].copies[stage], terms.chain
+    weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
+    activations = int(chain.activation_bytes[stop] - chain.activation_bytes[start])
+    inputs, outputs = int(chain.input_bytes[start]), int(chain.output_bytes[stop])
+    workspace = chain.workspace_bytes(slice(start, start + 1), slice(stop, stop + 1)) if held.transients else None
+    return StageMemory(
+        weights=held.versions * weights,
+        gradients=held.gradients * weights,
+        master_weights=held.master_weights * weights,
+        optimizer_states=held.optimizer_states * weights,
+        activations=held.activations * activations + held.inputs * inputs,
+        transient=held.transients * int(workspace[0, 0]) if workspace is not None else 0,
+        buffers=held.input_buffers * inputs + held.output_buffers * outputs,
+    )
 
 
 def decision(
@@ -190,50 +238,67 @@ def decision(
     *,
     considered: int,
     alternatives: Iterable[Alternative],
+    certificate: Certificate | None = None,
 ) -> Decision:
     """What the planner says of the candidate that it chose."""
     shape = chosen.shape
     return Decision(
         planner=planner,
         cost_model=cost_model,
-        stages=tuple(_stages(chosen, stops)),
+        stages=tuple(stages(chosen.terms, stops)),
         placement=chosen.terms.links.place((shape.width,) * shape.depth),
         schedule=shape.schedule,
         microbatch_size=shape.microbatch_size,
         microbatches=shape.microbatches,
-        batch_size=shape.width * shape.microbatch_size * shape.microbatches,
+        batch_size=shape.batch_size,
         time_per_microbatch_s=chosen.time_per_microbatch_s,
         throughput_samples_per_s=chosen.throughput_samples_per_s,
         bubble_fraction=shape.bubble_fraction,
         optimal_in_flight=in_flight(shape.schedule, depth=shape.depth, stage=0, microbatches=shape.microbatches),
         configurations_considered=considered,
         alternatives=tuple(alternatives),
+        certificate=certificate,
     )
 
 
 def lost(found: Candidate, stops: tuple[int, ...], chosen: Candidate) -> Alternative:
     """It fits, but the chosen one is faster, or as fast and preferred."""
     rate = found.throughput_samples_per_s
+    split = list(stages(found.terms, stops))
     return _alternative(
         found.shape,
         slower(rate) if rate < chosen.throughput_samples_per_s else as_fast(rate),
+        recompute=any(stage.recompute for stage in split),
         throughput_samples_per_s=rate,
-        memory_bytes=max(memory_by_stage(found.terms, stops)),
+        memory_bytes=max(stage.memory_bytes for stage in split),
     )
+
+
+def bounded(shape: Shape, throughput_samples_per_s: float) -> Alternative:
+    """It cannot be faster, whether it fits or not."""
+    return _alternative(shape, at_most(throughput_samples_per_s), recompute=bool(shape.recompute))
 
 
 def too_large(miss: Miss) -> Alternative:
     """It does not fit."""
-    return _alternative(miss.shape, shortfall(miss.stage, miss.missing_bytes), memory_bytes=miss.memory_bytes)
+    recompute = miss.shape.recompute is not False
+    return _alternative(
+        miss.shape, shortfall(miss.stage, miss.missing_bytes), recompute=recompute, memory_bytes=miss.memory_bytes
+    )
 
 
 def ruled_out(shape: Shape, reason: str) -> Alternative:
     """It cannot run at all."""
-    return _alternative(shape, reason)
+    return _alternative(shape, reason, recompute=bool(shape.recompute))
 
 
 def _alternative(
-    shape: Shape, reason: str, *, throughput_samples_per_s: float | None = None, memory_bytes: int | None = None
+    shape: Shape,
+    reason: str,
+    *,
+    recompute: bool,
+    throughput_samples_per_s: float | None = None,
+    memory_bytes: int | None = None,
 ) -> Alternative:
     return Alternative(
         schedule=shape.schedule,
@@ -241,7 +306,7 @@ def _alternative(
         width=shape.width,
         microbatch_size=shape.microbatch_size,
         microbatches=shape.microbatches,
-        recompute=shape.recompute,
+        recompute=recompute,
         throughput_samples_per_s=throughput_samples_per_s,
         memory_bytes=memory_bytes,
         reason=reason,

@@ -5,14 +5,15 @@ squares. Only boundary activations are kept, and every cell's forward runs again
 only partitions that fit the devices' memory are compared: the paper's own, wherever that fits.
 """
 
+from functools import partial
+
 import numpy as np
 
 from planner_service.core.cost.compute import FloatArray
 from planner_service.core.plan import Answer, Infeasible
 from planner_service.core.planner.asked import (
-    dividing_sizes,
-    measured_at,
     refuse_unused,
+    require_few_blocks,
     require_recompute,
     require_schedule,
     require_stages,
@@ -24,36 +25,43 @@ from planner_service.core.planner.candidate import (
     candidate,
     decision,
     lost,
-    time_by_stage,
     too_large,
 )
 from planner_service.core.planner.complete import complete
-from planner_service.core.planner.pipeline_terms import Shape
+from planner_service.core.planner.pipeline_terms import PipelineTerms, Shape
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason
-from planner_service.core.planner.split import min_sum
+from planner_service.core.planner.sizes import profiled
+from planner_service.core.planner.split import Costs, Starts, least_squares
 
 NAME = "gpipe"
 
 
 def gpipe(problem: Problem) -> Answer:
-    """The fastest measured microbatch size with its partition of least variance; K from the options, or the devices.
+    """The fastest microbatch size with its partition of least variance; K from the options, or the devices.
 
     A microbatch takes the slowest cell's time, recomputation and transfers included, times (m + K - 1) / m.
     """
     options = problem.options
-    refuse_unused(NAME, options, ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor"))
+    used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
+    refuse_unused(NAME, options, used)
     require_schedule(options, (NAME,), NAME)
     require_recompute(options, NAME)
     require_stages(problem)
-    sizes = dividing_sizes(problem)
-    for size in sizes:
-        measured_at(problem, size)
-    evaluator = Evaluator(problem=problem)
+    require_few_blocks(problem)
+    measured = profiled(problem)
+    sizes = [
+        size
+        for size in measured.sizes
+        if size <= problem.batch_size and (options.safe_batch or problem.batch_size % size == 0)
+    ]
+    evaluator = Evaluator(problem=problem, measured=measured)
     shapes = [_shape(problem, size) for size in sizes]
     balanced = [(shape, _balanced(evaluator, shape)) for shape in shapes]
-    fitting = sorted((_timed(evaluator, shape, stops) for shape, stops in balanced if stops), key=_preference)
-    misses = sorted((evaluator.nearest(shape) for shape, stops in balanced if not stops), key=_missing_bytes)
+    fitting = [_timed(evaluator, shape, stops) for shape, stops in balanced if stops]
+    fitting.sort(key=lambda found: _preference(problem, found[0]))
+    misses = [miss for shape, stops in balanced if not stops if (miss := evaluator.nearest(shape))]
+    misses.sort(key=lambda miss: miss.missing_bytes)
     if not fitting:
         return _infeasible(problem, misses)
     (best, stops), *slower = fitting
@@ -62,12 +70,9 @@ def gpipe(problem: Problem) -> Answer:
     return complete(problem, chosen)
 
 
-def _preference(found: tuple[Candidate, tuple[int, ...]]) -> tuple[float, int]:
-    return -found[0].throughput_samples_per_s, found[0].shape.microbatch_size
-
-
-def _missing_bytes(miss: Miss) -> int:
-    return miss.missing_bytes
+def _preference(problem: Problem, found: Candidate) -> tuple[float, bool, int]:
+    size = found.shape.microbatch_size
+    return -found.throughput_samples_per_s, size not in problem.profile.microbatch_sizes, size
 
 
 def _shape(problem: Problem, microbatch_size: int) -> Shape:
@@ -84,18 +89,28 @@ def _shape(problem: Problem, microbatch_size: int) -> Shape:
 def _balanced(evaluator: Evaluator, shape: Shape) -> tuple[int, ...] | None:
     """Where the cells of least variance end, among those that fit; None if none do."""
     terms = evaluator.terms(shape, evaluator.links(shape)[0])
-    squares = np.square(evaluator.compute_s(shape.microbatch_size, False))
-
-    def variance(_: int, firsts: slice, lasts: slice) -> FloatArray:
-        return squares[firsts, lasts]
-
     starts = terms.fitting_starts()
-    return min_sum(terms.fitting(variance), starts) if starts else None
+    if starts is None:
+        return None
+    return least_squares(partial(_squares, terms), terms.chain.listed_s(recompute=False), starts)
+
+
+def _squares(terms: PipelineTerms, starts: Starts) -> Costs:
+    """Costs squared, infinite where a cell does not fit."""
+    fits = terms.within(starts, 0.0)
+    sums = terms.chain.compute_s
+
+    def cost(stage: int, begins: slice, stops: slice) -> FloatArray:
+        squares = np.square(sums[stops] - sums[begins][:, None])
+        return np.where(np.isfinite(fits(stage, begins, stops)), squares, np.inf)
+
+    return cost
 
 
 def _timed(evaluator: Evaluator, shape: Shape, stops: tuple[int, ...]) -> tuple[Candidate, tuple[int, ...]]:
     terms = evaluator.terms(shape, evaluator.links(shape)[0])
-    return candidate(shape, terms, max(time_by_stage(terms, stops))), stops
+    slowest_s = max(float(terms.time_s(*place)[0, 0]) for place in terms.slices(stops))
+    return candidate(shape, terms, None, slowest_s), stops
 
 
 def _infeasible(problem: Problem, misses: list[Miss]) -> Infeasible:
@@ -104,7 +119,7 @@ def _infeasible(problem: Problem, misses: list[Miss]) -> Infeasible:
             f"gpipe on {miss.shape.depth} stages, microbatches of {miss.shape.microbatch_size}",
             stage=miss.stage,
             missing_bytes=miss.missing_bytes,
-            device_bytes=problem.cluster.device.memory_bytes,
+            device_bytes=problem.cluster.device.usable_bytes,
             configurations=1,
         )
         for miss in misses

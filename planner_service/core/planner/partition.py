@@ -1,197 +1,335 @@
-"""Partition: the best way to lay contiguous stages of blocks on contiguous devices, all of which are used.
+"""Partition: states on the levels of a network -> the stages that make the slowest of them fastest.
 
-The recurrence of PipeDream (2018, section 3.2) from the other end: B(i, p) is the slowest stage of the best pipeline
-of the blocks [i, n) on the devices [p, M),
-
-    B(i, p) = min over j, r of max(cost of the stage [i, j) on the devices [p, p + r), B(j, p + r)),    B(n, M) = 0.
-
-From the front or from the end the optimum is one; from the end a stage's first device is known, and with it the links
-that it crosses and how many minibatches it has in flight. O(n^2 M^2) time, vectorised over everything but p.
-
-What cannot be part of an optimum is left out: no stage of r replicas is faster than its work / r, so that within a
-bound on the cost the blocks before device p hold at most p times the bound of work, and those behind it no more than
-their devices can do. The bound comes from the same recurrence on few replica counts.
+One level is PipeDream (2018, section 3.2), several are its later form (SOSP 2019, section 3.1), inside out: what a
+server makes of a part of the model is the unit of the level around it (`partition_space` has the formulas). The search
+is exact: `partition_level` without memory, `partition_recurrence` and `partition_memory` where memory decides,
+`partition_straight` for one device a stage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import count
 
 import numpy as np
 
 from planner_service.core.cost.compute import FloatArray, IntArray
+from planner_service.core.planner.partition_level import Level, Optimum
+from planner_service.core.planner.partition_memory import (
+    FittingSearch,
+    Law,
+    Memory,
+    in_flight,
+    memory_of,
+    smallest,
+)
+from planner_service.core.planner.partition_probe import Stages, units_before
+from planner_service.core.planner.partition_recurrence import Problem, Recurrence
+from planner_service.core.planner.partition_space import LevelLinks, Space, space_of
+from planner_service.core.planner.partition_straight import Straight
+from planner_service.core.planner.partition_ties import preferred
+from planner_service.core.planner.states import States
 
-_CHUNK_ENTRIES = 1 << 17
-"""Entries of a table that are worked on at once: few enough to stay in a core's cache."""
-
-_ROUNDING = 1e-9
-"""By how much sums in different orders may differ: a bound is trusted no further."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Stages that start on a device, with these replicas: blocks [i, j + 1) for i and j of the two ranges."""
-
-    first: int
-    replicas: IntArray
-    starts: slice
-    lasts: slice
-
-
-class Table(Protocol):
-    """A (replicas, starts, lasts) array for places; infinite where j < i."""
-
-    def __call__(self, places: Places) -> FloatArray: ...
+RECURRENCE_ENTRIES = 3e8
+"""What the recurrence may compare: a few seconds. Beyond, memory is met by a search that may leave a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """What is laid out: n blocks on M devices, by cost (the largest counts) and by traffic (the sum counts).
+class Part:
+    """Blocks between two states on so many units of a level, each laid out as the parts inside say."""
 
-    `work` is of every block: a stage's cost is at least its blocks' work / replicas. `counts` are the replicas that a
-    stage may have, ascending.
-    """
-
-    devices: int
-    counts: IntArray
-    cost: Table
-    traffic: Table
-    work: FloatArray
-
-    @property
-    def blocks(self) -> int:
-        """n."""
-        return len(self.work)
+    start: int
+    stop: int
+    units: int
+    inside: tuple["Part", ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Blocks [start, stop) on the devices [first, first + replicas)."""
+    """A stage: from state to state on so many replicas, and what it takes a minibatch: the slowest of its levels."""
 
     start: int
     stop: int
-    first: int
     replicas: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Why nothing is better: no plan is below `bound_s`, were memory no matter (`probe`), or as every one was compared.
+
+    `rows` are of the bottleneck `refuted_s`: by state, how many units of the outermost level are needed at least from
+    there to the end; of the first state more than there are. A second row says the same of plans of which at least
+    one stage has two units or more; then the first only counts for it.
+    """
+
+    method: str
+    bound_s: float
+    refuted_s: float = 0.0
+    rows: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """The stages in order, and the cost of the worst of them."""
+    """Stages in order, the slowest part of the pipeline, and (stage, replica) by device."""
 
     shares: tuple[Share, ...]
-    cost: float
+    cost_s: float
+    placement: tuple[tuple[int, int], ...]
+    proof: Proof
+
+    @property
+    def replicas(self) -> list[int]:
+        """By stage."""
+        return [share.replicas for share in self.shares]
 
 
-def partition(layout: Layout) -> Partition | None:
-    """The partition of the smallest largest cost; None where every one costs infinity (or there is none).
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Search:
+    """What is searched: on all units of the outermost level, or `fewer`; one device a stage, or any."""
 
-    Ties: fewer stages, then less traffic, then the lexicographically smallest cuts, then fewer replicas on the
-    earlier stages. First the optimum is found, then the best under this order among all that reach it.
-    """
-    optimum = _optimum(_Space(layout, _optimum(_Space(_coarse(layout), np.inf))))
-    if not np.isfinite(optimum):
+    space: Space
+    memory: Memory | None = None
+    straight: bool = False
+    fewer: bool = False
+
+    @property
+    def devices(self) -> int:
+        """All."""
+        return self.space.devices_inside(len(self.space.levels))
+
+    @property
+    def outermost(self) -> int:
+        return len(self.space.levels) - 1
+
+
+def search_of(
+    states: States,
+    levels: Sequence[LevelLinks],
+    *,
+    exchange: float = 4.0,
+    law: Law | None = None,
+    straight: bool = False,
+    fewer: bool = False,
+) -> Search:
+    """The search for these states. Levels of one unit join nothing and are left out, but for the last."""
+    joining = [links for links in levels if links.units > 1] or [levels[-1]]
+    space = space_of(states, tuple(joining), exchange)
+    memory = None if law is None else memory_of(states, space, law)
+    return Search(space=space, memory=memory, straight=straight, fewer=fewer)
+
+
+def partition(search: Search) -> Partition | None:
+    """The best partition; None where none fits, or none exists."""
+    if search.straight:
+        return _straight(search)
+    level = Level(search.space, search.outermost, fewer=search.fewer)
+    optimum = level.optimum(0, search.space.last)
+    found = _partition(search, _parts(level, 0, search.space.last), optimum.cost_s, _proof(search, level))
+    if search.memory is None or fits(search, found):
+        return found
+    return _fitting(search, level, optimum)
+
+
+def fits(search: Search, found: Partition) -> bool:
+    """Whether every stage fits its device."""
+    limit = np.inf if search.memory is None else search.memory.law.limit_bytes
+    return max(held_bytes(search, found)) <= limit
+
+
+def held_bytes(search: Search, found: Partition) -> list[float]:
+    """What a worker of each stage holds."""
+    memory, index = search.memory, {int(state): i for i, state in enumerate(search.space.original)}
+    if memory is None:
+        return [0.0 for _ in found.shares]
+    return [
+        float(memory.held_bytes(np.array([index[share.start]]), np.array([index[share.stop]]), held)[0, 0])
+        for share, held in zip(found.shares, in_flight(found.replicas), strict=True)
+    ]
+
+
+def _parts(level: Level, start: int, stop: int) -> tuple[Part, ...]:
+    return tuple(
+        Part(start=a, stop=b, units=m, inside=() if level.inner is None else _parts(level.inner, a, b))
+        for a, b, m in preferred(level, start, stop)
+    )
+
+
+def _proof(search: Search, level: Level) -> Proof:
+    optimum = level.refutation(0, search.space.last)
+    table = optimum.refutation
+    if table is None:
+        return Proof(method="probe", bound_s=0.0)
+    before = units_before(level.needs(optimum.refuted_s), table.states)
+    rows = [table.least] if table.replicated is None else [table.least, table.replicated]
+    return Proof(
+        method="probe",
+        bound_s=optimum.cost_s,
+        refuted_s=optimum.refuted_s,
+        rows=tuple(_row(search.space, table.states, np.minimum(row, level.units + 1 - before)) for row in rows),
+    )
+
+
+def _row(space: Space, states: IntArray, least: FloatArray) -> tuple[float, ...]:
+    """By state as given; 0 for those that may not be cut."""
+    row = np.zeros(len(space))
+    row[space.original[states]] = least
+    return tuple(row.tolist())
+
+
+def _straight(search: Search) -> Partition | None:
+    best = _best_straight(search, Straight(space=search.space, memory=search.memory))
+    if best is None:
         return None
-    return Partition(shares=tuple(_walk(_Space(layout, optimum))), cost=optimum)
+    parts = _in_units(search.space, search.outermost, best[1])
+    return _partition(search, parts, best[0], Proof(method="recurrence", bound_s=best[0]))
 
 
-def _coarse(layout: Layout) -> Layout:
-    """The same with the powers of two, and all devices, as replicas: a bound in little time."""
-    powers = 2 ** np.arange(layout.devices.bit_length())
-    kept = np.intersect1d(layout.counts, np.append(powers, layout.devices))
-    return replace(layout, counts=kept)
+def _best_straight(search: Search, pipelines: Straight) -> tuple[float, Stages] | None:
+    """On all devices; on fewer, the least cost and then the fewest stages."""
+    unit = search.space.devices_inside(search.outermost)
+    depths = range(unit, search.devices + 1, unit) if search.fewer else (search.devices,)
+    found = [best for depth in depths if (best := pipelines.optimum(depth)) is not None]
+    return min(found, key=lambda best: (best[0], len(best[1])), default=None)
 
 
-class _Space:
-    """The stages that may be part of a partition within a bound."""
-
-    def __init__(self, layout: Layout, bound: float) -> None:
-        self.layout = layout
-        self.bound = bound
-        before = np.concatenate(([0.0], np.cumsum(layout.work)))
-        devices = np.arange(layout.devices + 1)
-        self._low = np.zeros(layout.devices + 1, dtype=np.int64)
-        self._high = np.full(layout.devices + 1, layout.blocks)
-        if np.isfinite(bound):
-            can_do = bound * devices * (1 + _ROUNDING)
-            self._low = np.searchsorted(before, before[-1] * (1 - _ROUNDING) - can_do[::-1], side="left")
-            self._high = np.searchsorted(before, can_do, side="right") - 1
-
-    def places(self, first: int) -> Iterator[Places]:
-        """Those that start on a device, in chunks of replicas."""
-        starts = slice(int(self._low[first]), min(int(self._high[first]) + 1, self.layout.blocks))
-        rows = starts.stop - starts.start
-        if rows <= 0:
-            return
-        counts = self.layout.counts[self.layout.counts <= self.layout.devices - first]
-        chunk = max(min(_CHUNK_ENTRIES // (rows * self.layout.blocks), -(-self.layout.devices // 8)), 1)
-        for begin in range(0, len(counts), chunk):
-            replicas = counts[begin : begin + chunk]
-            lasts = slice(
-                max(int(self._low[first + replicas[0]]) - 1, starts.start), int(self._high[first + replicas[-1]])
-            )
-            if lasts.stop > lasts.start:
-                yield Places(first=first, replicas=replicas, starts=starts, lasts=lasts)
+def _in_units(space: Space, level: int, stages: Stages) -> tuple[Part, ...]:
+    """Straight stages, filled into the units of each level."""
+    unit = space.devices_inside(level)
+    groups = [stages[first : first + unit] for first in range(0, len(stages), unit)]
+    return tuple(
+        Part(
+            start=group[0][0],
+            stop=group[-1][1],
+            units=1,
+            inside=() if level == 0 else _in_units(space, level - 1, group),
+        )
+        for group in groups
+    )
 
 
-def _beyond(table: FloatArray, places: Places) -> FloatArray:
-    """A table by first device and block, at where the next stage starts: (replicas, 1, lasts)."""
-    return table[places.first + places.replicas, None, places.lasts.start + 1 : places.lasts.stop + 1]
+def _fitting(search: Search, level: Level, optimum: Optimum) -> Partition | None:
+    """Memory decides: by the recurrence if that is affordable, else by a search whose proof may leave a gap."""
+    memory = _memory(search)
+    tables = Recurrence(space=search.space, memory=memory)
+    if tables.work() <= RECURRENCE_ENTRIES:
+        return _by_recurrence(search, tables)
+    if smallest(memory, search.space, search.devices)[0] > memory.law.limit_bytes:
+        return None
+    if search.outermost > 0:
+        return _on_one_level(search, level)
+    found = FittingSearch(level, memory).search(optimum.refuted_s)
+    parts = tuple(Part(start=a, stop=b, units=m) for a, b, m in found.stages or ())
+    return _partition(search, parts, found.cost_s, _proof(search, level)) if parts else None
 
 
-def _optimum(space: _Space) -> float:
-    """B(0, 0)."""
-    layout = space.layout
-    worst = np.full((layout.devices + 1, layout.blocks + 1), np.inf)
-    worst[layout.devices, layout.blocks] = 0.0
-    for first in reversed(range(layout.devices)):
-        for places in space.places(first):
-            best = np.maximum(layout.cost(places), _beyond(worst, places)).min(axis=(0, 2))
-            worst[first, places.starts] = np.minimum(worst[first, places.starts], best)
-    return float(worst[0, 0])
+def _memory(search: Search) -> Memory:
+    if search.memory is None:
+        raise ValueError("a search without memory has no stages that do not fit")
+    return search.memory
 
 
-def _ranks(space: _Space) -> tuple[FloatArray, FloatArray]:
-    """Fewest stages, and among those the least traffic, of the blocks [i, n) on the devices [p, M) as [p, i]."""
-    layout = space.layout
-    stages = np.full((layout.devices + 1, layout.blocks + 1), np.inf)
-    traffic = stages.copy()
-    stages[layout.devices, layout.blocks] = traffic[layout.devices, layout.blocks] = 0.0
-    for first in reversed(range(layout.devices)):
-        for places in space.places(first):
-            count, sent = _candidates(space, stages, traffic, places)
-            fewest = count.min(axis=(0, 2))
-            least = np.where(count == fewest[:, None], sent, np.inf).min(axis=(0, 2))
-            _keep_lesser(stages[first, places.starts], traffic[first, places.starts], fewest, least)
-    return stages, traffic
+def _on_one_level(search: Search, level: Level) -> Partition | None:
+    """As if every link were the slowest: a plan that is possible, and no faster than it says."""
+    found = partition(replace(search, space=replace(search.space, levels=_one_level(search.space))))
+    return None if found is None else replace(found, proof=_proof(search, level))
 
 
-def _candidates(
-    space: _Space, stages: FloatArray, traffic: FloatArray, places: Places
-) -> tuple[FloatArray, FloatArray]:
-    """Stages and traffic if a stage within the bound comes first; infinite for others."""
-    within = space.layout.cost(places) <= space.bound
-    count = np.where(within, 1.0 + _beyond(stages, places), np.inf)
-    sent = np.where(within, space.layout.traffic(places) + _beyond(traffic, places), np.inf)
-    return count, sent
+def nearest(search: Search) -> tuple[Partition, int, float]:
+    """The partition whose worst stage holds the least, that stage and its bytes: the nearest miss where none fits."""
+    memory = _memory(search)
+    tables = Recurrence(space=search.space, memory=memory, of_bytes=True)
+    straight = None
+    if search.straight:
+        straight = _best_straight(search, Straight(space=search.space, memory=memory, of_bytes=True))
+    if straight is not None:
+        parts = _in_units(search.space, search.outermost, straight[1])
+    elif search.outermost > 0 and tables.work() <= RECURRENCE_ENTRIES:
+        problem = Problem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0.0)
+        units = search.space.levels[-1].units
+        parts = _parts_by_recurrence(problem, units, float(problem.optimum_s(units)[units, 0]))
+    else:
+        search = replace(search, space=replace(search.space, levels=_one_level(search.space)))
+        stages = smallest(memory, search.space, search.devices)[1]
+        parts = tuple(Part(start=a, stop=b, units=m) for a, b, m in stages)
+    found = _partition(search, parts, 0.0, Proof(method="recurrence", bound_s=0.0))
+    held = held_bytes(search, found)
+    return found, held.index(max(held)), max(held)
 
 
-def _keep_lesser(stages: FloatArray, traffic: FloatArray, count: FloatArray, sent: FloatArray) -> None:
-    lesser = (count < stages) | ((count == stages) & (sent < traffic))
-    stages[lesser] = count[lesser]
-    traffic[lesser] = sent[lesser]
+def data_parallel(search: Search) -> Partition:
+    """Everything on every device."""
+    parts: tuple[Part, ...] = ()
+    for links in search.space.levels:
+        parts = (Part(start=0, stop=search.space.last, units=links.units, inside=parts),)
+    shares = _shares(search.space, search.outermost, parts, 1, 0.0)
+    return _partition(search, parts, max(share.time_s for share in shares), Proof(method="none", bound_s=0.0))
 
 
-def _walk(space: _Space) -> Iterator[Share]:
-    """Reads the partition off the ranks from the front, so that ties go to the smallest next cut."""
-    stages, traffic = _ranks(space)
-    start = first = 0
-    while start < space.layout.blocks:
-        choices: list[tuple[int, int]] = []
-        for places in space.places(first):
-            count, sent = _candidates(space, stages, traffic, places)
-            row = start - places.starts.start
-            best = (count[:, row] == stages[first, start]) & (sent[:, row] == traffic[first, start])
-            choices += [(places.lasts.start + int(last) + 1, int(places.replicas[r])) for r, last in np.argwhere(best)]
-        stop, replicas = min(choices)
-        yield Share(start=start, stop=stop, first=first, replicas=replicas)
-        start, first = stop, first + replicas
+def _one_level(space: Space) -> tuple[LevelLinks, ...]:
+    """All devices behind the slowest links."""
+    slowest = min(links.bandwidth_bytes_per_s for links in space.levels)
+    return (LevelLinks(units=space.devices_inside(len(space.levels)), bandwidth_bytes_per_s=slowest),)
+
+
+def _by_recurrence(search: Search, tables: Recurrence) -> Partition | None:
+    problem = Problem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0.0)
+    units = search.space.levels[-1].units
+    values = problem.optimum_s(units)[:, 0]
+    used = int(np.argmin(values)) if search.fewer else units
+    cost_s = float(values[used])
+    if not np.isfinite(cost_s):
+        return None
+    parts = _parts_by_recurrence(problem, used, cost_s)
+    return _partition(search, parts, cost_s, Proof(method="recurrence", bound_s=cost_s))
+
+
+def _parts_by_recurrence(problem: Problem, units: int, cost_s: float) -> tuple[Part, ...]:
+    space, parts, behind = problem.tables.space, [], units
+    for start, stop, taken in problem.preferred(units, cost_s):
+        behind -= taken
+        inside: tuple[Part, ...] = ()
+        if problem.level > 0:
+            beyond = (behind * space.devices_inside(problem.level) + problem.beyond) / taken
+            inner = Problem(tables=problem.tables, level=problem.level - 1, start=start, stop=stop, beyond=beyond)
+            everything = space.levels[problem.level - 1].units
+            inside = _parts_by_recurrence(inner, everything, float(inner.optimum_s(everything)[everything, start]))
+        parts.append(Part(start=start, stop=stop, units=taken, inside=inside))
+    return tuple(parts)
+
+
+def _partition(search: Search, parts: tuple[Part, ...], cost_s: float, proof: Proof) -> Partition:
+    return Partition(
+        shares=tuple(_shares(search.space, search.outermost, parts, 1, 0.0)),
+        cost_s=cost_s,
+        placement=tuple(placement_of(parts, count())),
+        proof=proof,
+    )
+
+
+def _shares(space: Space, level: int, parts: Sequence[Part], copies: int, around_s: float) -> Iterator[Share]:
+    """The stages in order; `copies` of all this are there, and what is around it takes `around_s` a minibatch."""
+    for part in parts:
+        weight_bytes = space.weight_bytes[part.stop] - space.weight_bytes[part.start]
+        replicas = copies * part.units
+        exchange_s = float(space.exchange_s(level, weight_bytes, part.units)) / replicas
+        slowest_s = max(around_s, exchange_s)
+        if part.inside:
+            yield from _shares(space, level - 1, part.inside, replicas, slowest_s)
+            continue
+        compute_s = float(space.compute_s[part.stop] - space.compute_s[part.start]) / replicas
+        original = space.original
+        yield Share(
+            start=int(original[part.start]),
+            stop=int(original[part.stop]),
+            replicas=replicas,
+            time_s=max(slowest_s, compute_s),
+        )
+
+
+def placement_of(parts: Sequence[Part], numbers: Iterator[int]) -> list[tuple[int, int]]:
+    """(stage, replica) by device. Replica k of a part's stage sits on unit k mod units: a minibatch stays in a unit."""
+    placed = []
+    for part in parts:
+        inside = placement_of(part.inside, numbers) if part.inside else [(next(numbers), 0)]
+        placed += [(stage, replica * part.units + unit) for unit in range(part.units) for stage, replica in inside]
+    return placed

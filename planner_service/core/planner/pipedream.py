@@ -1,32 +1,80 @@
 """PipeDream's partitioning (2018, section 3.2): stages of unequal replicas on all machines, the slowest stage fastest.
 
-Where a cluster has several levels, stages lie in a row on its devices, so that a stage's devices are known, and with
-them the slowest link that its replicas, or its boundaries, cross: those are the bandwidths of the terms. On one level
-this is exactly the paper. Beyond the paper, a stage must fit its device: it holds ceil(machines from its first on /
-its replicas) minibatches and as many weight versions (section 3.3), and what does not fit is left out of the search.
-Latencies are not in the closed form; the simulation has them.
+On several levels of network it is that of SOSP 2019: inside a server first, whose result is the unit of the level
+around it (`partition`). Beyond the papers, a stage must fit its device: it holds ceil(machines from its first on / its
+replicas) minibatches and as many weight versions (2018, section 3.3), and what does not fit is left out of the search.
+Latencies are not in the closed form; the simulation has them. `--semantics release` gives what the authors' published
+program computes (`pipedream_release`).
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import lcm
 
-import numpy as np
-
 from planner_service.core.errors import InvalidInputError, require
-from planner_service.core.plan import Alternative, Answer, Infeasible, Stage
+from planner_service.core.plan import Alternative, Answer, Infeasible, Stage, Worker
 from planner_service.core.planner.asked import measured_at, refuse_unused, require_schedule
 from planner_service.core.planner.complete import Decision, complete
-from planner_service.core.planner.partition import Partition, Places, Share, partition
-from planner_service.core.planner.pipedream_terms import Terms
+from planner_service.core.planner.graph_states import CutStates, cut_states
+from planner_service.core.planner.partition import Partition, Search, data_parallel, nearest, partition
+from planner_service.core.planner.partition_memory import in_flight
+from planner_service.core.planner.pipedream_certificate import certificate
+from planner_service.core.planner.pipedream_release import Release
+from planner_service.core.planner.pipedream_terms import network, released, search, stage, synchronisation
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason, shortfall, slower
-from planner_service.core.planner.tables import Tables
-from planner_service.core.schedule.program import stages_in_a_row
+from planner_service.core.planner.states import States
 
 NAME = "pipedream"
 
-MAX_MACHINES = 8192
-"""Half a minute of searching; the recurrence takes the square of it."""
+USED = (
+    "microbatch_size",
+    "schedule",
+    "synchronisation",
+    "straight",
+    "fewer_machines",
+    "semantics",
+    "compression_ratio",
+    "cuts",
+)
+
+
+MAX_STATES = 12_000
+"""Cuts of a model: a few seconds of searching; it takes the square of them."""
+
+MAX_RELEASED = 2e10
+"""Entries that the released program's tables compare: about a minute."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """What is cut: the states of a problem's model, and what stands for them in its profile."""
+
+    problem: Problem
+    microbatch_size: int
+    cuts: CutStates
+
+    @property
+    def states(self) -> States:
+        """Where it can be cut."""
+        return self.cuts.states
+
+    def stages(self, found: Partition) -> tuple[Stage, ...]:
+        """As a plan has them."""
+        held = in_flight(found.replicas)
+        return tuple(
+            stage(self.problem, self.states, share, count, self._blocks(share.start, share.stop))
+            for share, count in zip(found.shares, held, strict=True)
+        )
+
+    def _blocks(self, start: int, stop: int) -> tuple[int, int]:
+        return int(self.cuts.blocks_before[start]), int(self.cuts.blocks_before[stop])
+
+    def order(self, found: Partition) -> tuple[int, ...] | None:
+        """The blocks of a graph, so that each stage's stand together; None for a chain."""
+        if self.problem.profile.edges is None:
+            return None
+        return self.cuts.order_of([0, *(share.stop for share in found.shares)])
 
 
 def pipedream(problem: Problem) -> Answer:
@@ -34,19 +82,52 @@ def pipedream(problem: Problem) -> Answer:
 
     A batch of the plan is what passes between two points at which every stage has updated: the smallest number of
     minibatches that all stages' replicas share evenly. `configurations_considered` counts the stages that the
-    recurrence compares: intervals of blocks times places.
+    partition is chosen from: pairs of cuts times numbers of replicas.
     """
-    refuse_unused(NAME, problem.options, ("microbatch_size", "schedule", "synchronisation"))
-    require_schedule(problem.options, (NAME,), NAME)
-    machines = problem.cluster.devices
-    require(
-        machines <= MAX_MACHINES, "cluster.levels", f"must make at most {MAX_MACHINES} devices for {NAME}", machines
-    )
-    terms = _terms(problem)
-    found = partition(terms.fastest())
+    _check(problem)
+    model = _model(problem)
+    wanted = search(problem, model.states)
+    found = _released(model, wanted) if released(problem) else partition(wanted)
     if found is None:
-        return _nearest_miss(terms)
-    return complete(problem, _decision(terms, found))
+        return _nearest_miss(model, wanted)
+    return complete(problem, _decision(model, wanted, found))
+
+
+def _released(model: Model, wanted: Search) -> Partition | None:
+    """As the authors' program; it does not look at memory."""
+    states, outermost = len(model.states), model.problem.cluster.levels[-1].size
+    inside = model.problem.cluster.levels[:-1]
+    entries = states**2 * outermost**2 / 2 + sum(states**3 * level.size**2 / 6 for level in inside)
+    rule = f"must be what the released program's tables hold ({MAX_RELEASED:g} entries) on {states} cuts"
+    require(entries <= MAX_RELEASED, "cluster.levels", rule, [level.size for level in model.problem.cluster.levels])
+    options = model.problem.options
+    tables = Release(
+        model.states,
+        network(model.problem),
+        ratio=options.compression_ratio,
+        straight=wanted.straight,
+        fewer=wanted.fewer,
+    )
+    return tables.partition()
+
+
+def _check(problem: Problem) -> None:
+    options = problem.options
+    refuse_unused(NAME, options, USED)
+    require_schedule(options, (NAME,), NAME)
+    types = [group.device.name for group in problem.cluster.groups]
+    require(len(set(types)) <= 1, "cluster.groups", f"must be of one type for the planner {NAME}", types)
+    rule = "is an option of --semantics release only"
+    require(
+        options.compression_ratio is None or released(problem), "compression_ratio", rule, options.compression_ratio
+    )
+    if released(problem):
+        rule = "must be parameter-server for --semantics release, which knows no other"
+        require(synchronisation(problem) == "parameter-server", "synchronisation", rule, options.synchronisation)
+        rule = "cannot be asked of several levels with --semantics release: which devices of a server would idle?"
+        require(not options.fewer_machines or len(problem.cluster.levels) == 1, "fewer_machines", rule, True)
+    rule = "is an option for a model that is a graph"
+    require(options.cuts is None or problem.profile.edges is not None, "cuts", rule, options.cuts)
 
 
 def minibatch_size(problem: Problem) -> int:
@@ -67,110 +148,110 @@ def minibatch_size(problem: Problem) -> int:
     return size
 
 
-def _terms(problem: Problem) -> Terms:
+def _model(problem: Problem) -> Model:
     size = minibatch_size(problem)
-    tables = Tables(profile=problem.profile, measured=problem.profile.at(size))
-    return Terms(problem=problem, tables=tables)
+    blocks = len(problem.profile.blocks)
+    rule = f"must be at most {MAX_STATES} for the planner {NAME}"
+    require(blocks < MAX_STATES, "profile.blocks", rule, blocks)
+    model = Model(
+        problem=problem, microbatch_size=size, cuts=cut_states(problem.profile, size, cuts=problem.options.cuts)
+    )
+    if problem.options.straight and not problem.options.fewer_machines:
+        parts, devices = len(model.states) - 1, problem.cluster.devices
+        rule = f"needs a stage for each of the {devices} devices, and the model can be cut into {parts} at most"
+        require(devices <= parts, "straight", rule, True)
+    return model
 
 
-def _decision(terms: Terms, found: Partition) -> Decision:
-    stages = tuple(_stage(terms, share) for share in found.shares)
-    replicas = [stage.replicas for stage in stages]
-    size = terms.tables.microbatch_size
+def _decision(model: Model, wanted: Search, found: Partition) -> Decision:
+    stages = model.stages(found)
+    replicas = found.replicas
+    size = model.microbatch_size
     return Decision(
         planner=NAME,
-        cost_model=f"pipedream-2018-3.2/{terms.synchronisation}",
+        order=model.order(found),
+        cost_model=cost_model(model.problem),
         stages=stages,
-        placement=stages_in_a_row(replicas),
+        placement=tuple(Worker(stage=index, replica=replica) for index, replica in found.placement),
         schedule=NAME,
         microbatch_size=size,
         microbatches=1,
         batch_size=size * lcm(*replicas),
-        time_per_microbatch_s=found.cost,
-        throughput_samples_per_s=size / found.cost,
+        time_per_microbatch_s=found.cost_s,
+        throughput_samples_per_s=size / found.cost_s,
         bubble_fraction=0.0,
-        optimal_in_flight=-(-terms.devices // replicas[0]),
-        configurations_considered=_considered(terms),
-        alternatives=tuple(_alternatives(terms, found)),
+        optimal_in_flight=-(-sum(replicas) // replicas[0]),
+        configurations_considered=_considered(wanted),
+        alternatives=tuple(_alternatives(model, wanted, found)),
+        certificate=certificate(model.problem, found),
     )
 
 
-def _considered(terms: Terms) -> int:
-    blocks, devices = terms.tables.blocks, terms.devices
-    return blocks * (blocks + 1) // 2 * devices * (devices + 1) // 2
+def cost_model(problem: Problem) -> str:
+    """The name of the closed form."""
+    if released(problem):
+        ratio = problem.options.compression_ratio
+        return "pipedream-release" if ratio is None else f"pipedream-release/compression-{ratio:g}"
+    paper = "2018-3.2" if len(problem.cluster.levels) == 1 else "2019-3.1"
+    return f"pipedream-{paper}/{synchronisation(problem)}"
 
 
-def _stage(terms: Terms, share: Share) -> Stage:
-    return Stage(
-        start=share.start,
-        stop=share.stop,
-        replicas=share.replicas,
-        time_s=float(terms.stage_s(_place(share))[0, 0, 0]),
-        memory_bytes=_memory_bytes(terms, share),
-    )
+def _considered(wanted: Search) -> int:
+    before = wanted.space.before
+    states = len(wanted.space)
+    pairs = states * (states - 1) // 2 if before is None else int(before.sum())
+    return pairs * (1 if wanted.straight else wanted.devices)
 
 
-def _memory_bytes(terms: Terms, share: Share) -> int:
-    return int(terms.memory_bytes(_place(share))[0, 0, 0])
+def _alternatives(model: Model, wanted: Search, found: Partition) -> Iterator[Alternative]:
+    """The two that everybody knows, where they are not the answer: data parallelism and a straight pipeline.
 
-
-def _place(share: Share) -> Places:
-    return Places(
-        first=share.first,
-        replicas=np.asarray([share.replicas]),
-        starts=slice(share.start, share.start + 1),
-        lasts=slice(share.stop - 1, share.stop),
-    )
-
-
-def _alternatives(terms: Terms, found: Partition) -> Iterator[Alternative]:
-    """The two that everybody knows, where they are not the answer: data parallelism and a straight pipeline."""
+    Their rates are the paper's: with other semantics they are left out.
+    """
+    if released(model.problem):
+        return
     if len(found.shares) > 1:
-        yield _alternative(terms, _data_parallel(terms))
-    if len(found.shares) < terms.devices <= terms.tables.blocks:
-        one = np.ones(1, dtype=np.int64)
-        straight = partition(terms.fastest(counts=one)) or partition(terms.smallest(counts=one))
-        yield from [_alternative(terms, straight)] if straight else []
+        yield _alternative(model, data_parallel(wanted))
+    if len(found.shares) < wanted.devices < len(model.states):
+        straight = search(model.problem, model.states, straight=True)
+        loser = partition(straight) or partition(replace(straight, memory=None))
+        yield from [_alternative(model, loser)] if loser else []
 
 
-def _data_parallel(terms: Terms) -> Partition:
-    everything = Share(start=0, stop=terms.tables.blocks, first=0, replicas=terms.devices)
-    return Partition(shares=(everything,), cost=float(terms.stage_s(_place(everything))[0, 0, 0]))
-
-
-def _alternative(terms: Terms, loser: Partition) -> Alternative:
-    stage, memory_bytes = _largest(terms, loser)
-    fits = memory_bytes <= terms.device_bytes
-    throughput_samples_per_s = terms.tables.microbatch_size / loser.cost
+def _alternative(model: Model, loser: Partition) -> Alternative:
+    index, memory_bytes = _largest(model, loser)
+    missing_bytes = memory_bytes - model.problem.cluster.device.usable_bytes
+    throughput_samples_per_s = model.microbatch_size / loser.cost_s
     return Alternative(
         schedule=NAME,
         depth=len(loser.shares),
         width=loser.shares[0].replicas,
-        microbatch_size=terms.tables.microbatch_size,
+        microbatch_size=model.microbatch_size,
         microbatches=1,
         recompute=False,
-        throughput_samples_per_s=throughput_samples_per_s if fits else None,
+        throughput_samples_per_s=throughput_samples_per_s if missing_bytes <= 0 else None,
         memory_bytes=memory_bytes,
-        reason=slower(throughput_samples_per_s) if fits else shortfall(stage, memory_bytes - terms.device_bytes),
+        reason=slower(throughput_samples_per_s) if missing_bytes <= 0 else shortfall(index, missing_bytes),
     )
 
 
-def _largest(terms: Terms, found: Partition) -> tuple[int, int]:
+def _largest(model: Model, found: Partition) -> tuple[int, int]:
     """The stage (the first of them) that holds the most, and its bytes."""
-    held_bytes = [_memory_bytes(terms, share) for share in found.shares]
+    held_bytes = [stage.memory_bytes for stage in model.stages(found)]
     return held_bytes.index(max(held_bytes)), max(held_bytes)
 
 
-def _nearest_miss(terms: Terms) -> Infeasible:
+def _nearest_miss(model: Model, wanted: Search) -> Infeasible:
     """The partition whose worst stage exceeds its device the least."""
-    nearest = partition(terms.smallest()) or _data_parallel(terms)
-    stage, memory_bytes = _largest(terms, nearest)
-    replicas = "-".join(str(share.replicas) for share in nearest.shares)
+    closest = nearest(wanted)[0]
+    index, memory_bytes = _largest(model, closest)
+    replicas = "-".join(str(count) for count in closest.replicas)
+    device_bytes = model.problem.cluster.device.usable_bytes
     reason = memory_reason(
         f"nearest is {replicas} (replicas by stage)",
-        stage=stage,
-        missing_bytes=memory_bytes - terms.device_bytes,
-        device_bytes=terms.device_bytes,
-        configurations=_considered(terms),
+        stage=index,
+        missing_bytes=memory_bytes - device_bytes,
+        device_bytes=device_bytes,
+        configurations=_considered(wanted),
     )
-    return Infeasible(planner=NAME, reasons=(reason,), configurations_considered=_considered(terms))
+    return Infeasible(planner=NAME, reasons=(reason,), configurations_considered=_considered(wanted))

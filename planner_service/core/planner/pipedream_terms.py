@@ -1,154 +1,113 @@
-"""The terms of PipeDream's recurrence (2018, section 3.2), with a stage's devices, links and memory.
+"""What PipeDream's partitioner takes from a problem: states, network levels, and the law of a stage's memory."""
 
-T(i..j, m) = 1/m max(sum T_l, sum W_l^m)        one stage on m machines: the larger of compute and synchronisation
-W_l^m      = 4 (m - 1)/m |w_l| / bandwidth      through a parameter server; 2 (m - 1)/m by an all-reduce
-2 C_i      = 2 a_i / bandwidth                  the boundary after block i, activations and gradients
-"""
-
-from dataclasses import dataclass
-from functools import cached_property
-
-import numpy as np
-
-from planner_service.core.cost.all_reduce import EXCHANGES
-from planner_service.core.cost.compute import BoolArray, FloatArray, IntArray
-from planner_service.core.cost.memory import Copies, paper_copies, training_copies
-from planner_service.core.cost.transfer import Bandwidths
-from planner_service.core.planner.partition import Layout, Places
+from planner_service.core.cost.memory import Copies, keeps_master_weights, paper_copies, training_copies
+from planner_service.core.plan import Stage, StageMemory
+from planner_service.core.planner.partition import Search, Share, search_of
+from planner_service.core.planner.partition_memory import Law
+from planner_service.core.planner.partition_space import LevelLinks
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.tables import Tables
+from planner_service.core.planner.states import States
+
+FACTORS = {"parameter-server": 4.0, "all-reduce": 2.0}
+"""The factor of (m - 1)/m |w|, what a worker of m sends and receives for an update (PipeDream 2018, section 3.2)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """The terms of section 3.2, for all stages that start on a device: (replicas, n, n) over intervals of blocks."""
-
-    problem: Problem
-    tables: Tables
-
-    @property
-    def devices(self) -> int:
-        """The machines, all of which are used."""
-        return self.problem.cluster.devices
-
-    @property
-    def device_bytes(self) -> int:
-        """What a stage may hold."""
-        return self.problem.cluster.device.memory_bytes
-
-    @property
-    def synchronisation(self) -> str:
-        """How replicas exchange gradients: the paper's parameter server unless asked otherwise."""
-        return self.problem.options.synchronisation or "parameter-server"
-
-    @cached_property
-    def bandwidths(self) -> Bandwidths:
-        return Bandwidths(self.problem.cluster)
-
-    @cached_property
-    def compute_s(self) -> FloatArray:
-        return self.tables.compute_s()
-
-    @cached_property
-    def fits(self) -> BoolArray | None:
-        """Which intervals fit a device, by the minibatches in flight (from 0); None where all do."""
-        masks = [self.tables.fits(_copies(self.problem, held), self.device_bytes) for held in range(self.devices + 1)]
-        if masks[-1] is None:
-            return None
-        everything = np.ones_like(masks[-1])
-        return np.stack([everything if mask is None else mask for mask in masks])
-
-    def fastest(self, *, counts: IntArray | None = None) -> Layout:
-        """The search for the fastest that fits, among stages of these replicas (default: any)."""
-        return Layout(
-            devices=self.devices,
-            counts=self._any_count if counts is None else counts,
-            cost=self.fitting_s,
-            traffic=self.traffic_bytes,
-            work=np.diagonal(self.compute_s),
-        )
-
-    def smallest(self, *, counts: IntArray | None = None) -> Layout:
-        """The search for the smallest, whether it fits or not."""
-        return Layout(
-            devices=self.devices,
-            counts=self._any_count if counts is None else counts,
-            cost=self.memory_bytes,
-            traffic=self.traffic_bytes,
-            work=np.zeros(self.tables.blocks),
-        )
-
-    @property
-    def _any_count(self) -> IntArray:
-        return np.arange(1, self.devices + 1)
-
-    def exchange(self, replicas: IntArray) -> FloatArray:
-        """The share of its weights that every replica sends for an update."""
-        law = EXCHANGES[self.synchronisation]
-        return law(replicas.astype(np.float64))[:, None, None]
-
-    def stage_s(self, places: Places) -> FloatArray:
-        """T(i..j, m): what a stage takes a minibatch, compute or synchronisation."""
-        replicas = places.replicas
-        bandwidth = self.bandwidths.spanning(np.full_like(replicas, places.first), places.first + replicas - 1)
-        weight_bytes = self.tables.weight_bytes[places.starts, places.lasts]
-        synchronise_s = self.exchange(replicas) * weight_bytes / bandwidth[:, None, None]
-        longer_s = np.maximum(self.compute_s[places.starts, places.lasts], synchronise_s)
-        return np.asarray(longer_s / replicas[:, None, None])
-
-    def boundary_s(self, places: Places) -> FloatArray:
-        """2 C of the boundaries before and after a stage, the larger, on this stage's part of their links.
-
-        A boundary spans the devices of both its stages. Its slowest link lies among one stage's devices and the
-        nearest of the other's, or the other way round: each stage looks at its own half, so that both see all of it.
-        """
-        low, high = np.full_like(places.replicas, places.first), places.first + places.replicas - 1
-        into = self.bandwidths.spanning(np.maximum(low - 1, 0), high)
-        out = self.bandwidths.spanning(low, np.minimum(high + 1, self.devices - 1))
-        before = self._bytes_before[places.starts] / into[:, None]
-        after = self._bytes_after[places.lasts] / out[:, None]
-        return np.maximum(before[:, :, None], after[:, None, :])
-
-    @cached_property
-    def _bytes_before(self) -> FloatArray:
-        return np.append(0.0, self.tables.boundary_bytes)
-
-    @cached_property
-    def _bytes_after(self) -> FloatArray:
-        return np.append(self.tables.boundary_bytes, 0.0)
-
-    def fitting_s(self, places: Places) -> FloatArray:
-        """The slower of a stage and its boundaries, infinite where it does not fit its device."""
-        cost_s = np.maximum(self.stage_s(places), self.boundary_s(places))
-        if self.fits is None:
-            return cost_s
-        fits = self.fits[:, places.starts, places.lasts][self.in_flight(places)]
-        return np.where(fits, cost_s, np.inf)
-
-    def in_flight(self, places: Places) -> IntArray:
-        """Minibatches that a worker keeps: ceil(machines from here on / replicas of the stage) (section 3.3)."""
-        return np.asarray(-(-(self.devices - places.first) // places.replicas))
-
-    def held_bytes(self, held: int) -> FloatArray:
-        """What a worker holds with so many minibatches in flight, and as many weight versions."""
-        return self.tables.memory_bytes(_copies(self.problem, held))
-
-    def memory_bytes(self, places: Places) -> FloatArray:
-        """What a worker of each stage holds; infinite below the diagonal."""
-        held = self.in_flight(places)
-        return np.stack([self.held_bytes(int(count))[places.starts, places.lasts] for count in held])
-
-    def traffic_bytes(self, places: Places) -> FloatArray:
-        """Bytes sent a minibatch: the boundary before the stage, both ways, and the stage's gradient exchange.
-
-        Each of m workers sends its share once every m minibatches, which comes to one worker's share a minibatch.
-        """
-        weight_bytes = self.tables.weight_bytes[places.starts, places.lasts]
-        before = self._bytes_before[places.starts]
-        return np.asarray(self.exchange(places.replicas) * weight_bytes + before[:, None])
+def synchronisation(problem: Problem) -> str:
+    """How replicas exchange gradients: the paper's parameter server unless asked otherwise."""
+    return problem.options.synchronisation or "parameter-server"
 
 
-def _copies(problem: Problem, held: int) -> Copies:
-    if problem.options.memory == "paper":
+def released(problem: Problem) -> bool:
+    """Whether the authors' program is asked for, not their papers."""
+    return problem.options.semantics == "release"
+
+
+def network(problem: Problem) -> list[LevelLinks]:
+    """The cluster's levels."""
+    return [
+        LevelLinks(units=level.size, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s)
+        for level in problem.cluster.levels
+    ]
+
+
+def search(problem: Problem, states: States, *, straight: bool | None = None) -> Search:
+    """The search that the problem asks for."""
+    return search_of(
+        states,
+        network(problem),
+        exchange=FACTORS[synchronisation(problem)],
+        law=law(problem),
+        straight=problem.options.straight if straight is None else straight,
+        fewer=problem.options.fewer_machines,
+    )
+
+
+def law(problem: Problem) -> Law:
+    """The accounting asked for as a line in the minibatches in flight: both accountings are one.
+
+    The buffers of messages under way are left out: how many there are depends on the stage before as well.
+    """
+    one, two = (_factors(copies(problem, held)) for held in (1, 2))
+    each = tuple(later - first for first, later in zip(one, two, strict=True))
+    fixed = tuple(first - more for first, more in zip(one, each, strict=True))
+    return Law(
+        fixed=(fixed[0], fixed[1], fixed[2], fixed[3]),
+        each=(each[0], each[1], each[2], each[3]),
+        limit_bytes=problem.cluster.device.usable_bytes,
+    )
+
+
+def copies(problem: Problem, held: int) -> Copies:
+    """What is held with so many minibatches in flight, and as many weight versions."""
+    options, dtype = problem.options, problem.profile.dtype
+    if options.memory == "paper":
         return paper_copies("pipedream", recompute=False, depth=held, microbatches=1)
-    return training_copies("pipedream", problem.options.optimizer, recompute=False, held=held)
+    return training_copies(
+        "pipedream",
+        options.optimizer,
+        recompute=False,
+        held=held,
+        dtype=dtype,
+        master_weights=keeps_master_weights(dtype, options.master_weights),
+    )
+
+
+def _factors(held: Copies) -> tuple[float, float, float, float]:
+    return held.weights, held.activations, held.inputs, held.transients
+
+
+def stage(problem: Problem, states: States, share: Share, held: int, blocks: tuple[int, int]) -> Stage:
+    """The stage of a share, with so many minibatches in flight, and what a worker of it holds."""
+    a, b, count = share.start, share.stop, copies(problem, held)
+    weight_bytes = int(states.weight_bytes[b] - states.weight_bytes[a])
+    activation_bytes = int(states.activation_bytes[b] - states.activation_bytes[a])
+    transient_bytes = 0 if states.transient_bytes is None else int(states.transient_bytes[a, b])
+    memory = StageMemory(
+        weights=count.versions * weight_bytes,
+        gradients=count.gradients * weight_bytes,
+        master_weights=count.master_weights * weight_bytes,
+        optimizer_states=count.optimizer_states * weight_bytes,
+        activations=count.activations * activation_bytes + count.inputs * int(states.input_bytes[a]),
+        transient=count.transients * transient_bytes,
+    )
+    return Stage(
+        start=blocks[0],
+        stop=blocks[1],
+        replicas=share.replicas,
+        time_s=share.time_s,
+        memory_bytes=total_bytes(memory),
+        memory=memory,
+    )
+
+
+def total_bytes(memory: StageMemory) -> int:
+    """The sum of the items."""
+    return (
+        memory.weights
+        + memory.gradients
+        + memory.master_weights
+        + memory.optimizer_states
+        + memory.activations
+        + memory.transient
+        + memory.buffers
+    )

@@ -5,19 +5,22 @@ the stage really has carries a microbatch's activations one way and their gradie
 `split.Costs`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from planner_service.core.cluster import Cluster
 from planner_service.core.cost.all_reduce import all_reduce
-from planner_service.core.cost.compute import FloatArray
-from planner_service.core.cost.memory import Copies, copies
+from planner_service.core.cost.compute import FloatArray, IntArray
+from planner_service.core.cost.memory import Copies
 from planner_service.core.cost.transfer import Bandwidths
+from planner_service.core.errors import LARGEST_AMOUNT
 from planner_service.core.plan import Worker
-from planner_service.core.planner.split import Costs, Search, Starts, every_start, starts_within
-from planner_service.core.planner.tables import Tables
+from planner_service.core.planner.chain import Chain
+from planner_service.core.planner.split import ROUNDING, Costs, Search, Starts, Way, every_start, starts_within
 from planner_service.core.schedule.program import pipelines_in_a_row, stages_in_a_row
 
 FLUSHED = ("1f1b", "gpipe")
@@ -29,19 +32,32 @@ UNPIPELINED = ("data-parallel", "naive")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A configuration of 2BW's search: everything but where the stages begin."""
+    """A configuration of 2BW's search: everything but where the stages begin.
+
+    `recompute`: on all stages, on none, or (None) on those that do not fit otherwise.
+    """
 
     schedule: str
     width: int
     depth: int
     microbatch_size: int
     microbatches: int
-    recompute: bool
+    recompute: bool | None
 
     @property
     def devices(self) -> int:
         """How many it uses."""
         return self.width * self.depth
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a batch on all pipelines."""
+        return self.width * self.microbatch_size * self.microbatches
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Without and with recomputation, as far as a stage may choose."""
+        return (False, True) if self.recompute is None else (self.recompute,)
 
     @property
     def slots(self) -> float:
@@ -82,10 +98,9 @@ def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
     """
     bandwidths = Bandwidths(cluster)
     stages = np.arange(depth)
-    ranks = np.arange(width)[:, None] * depth + stages[:-1]
     pipelines = Links(
         place=pipelines_in_a_row,
-        edges=bandwidths.spanning(ranks, ranks + 1).min(axis=0),
+        edges=bandwidths.of_levels(_pipelines_edges(bandwidths, width, depth)),
         groups=bandwidths.spanning(stages, stages + (width - 1) * depth),
     )
     low = stages * width
@@ -99,80 +114,257 @@ def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
     return (pipelines,) if same else (pipelines, row)
 
 
-@dataclass(frozen=True, kw_only=True)
+def _pipelines_edges(bandwidths: Bandwidths, width: int, depth: int) -> IntArray:
+    """The level that the edge behind each stage reaches up to, on the pipeline where it reaches farthest."""
+    levels = np.zeros(depth - 1, dtype=np.int64)
+    ahead = np.arange(1, depth)
+    for unit in bandwidths.units.tolist():
+        # Rank r d + s + 1 begins a unit for some r < w: the first such r repeats after unit / gcd(d, unit).
+        starts = np.zeros(unit, dtype=bool)
+        starts[np.arange(min(width, unit), dtype=np.int64) * depth % unit] = True
+        levels += starts[-ahead % unit]
+    return levels
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What is held on every stage of a pipeline with or without recomputation: `Copies`, and as an array a count."""
+
+    copies: tuple[Copies, ...]
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        return self._column(lambda held: held.weights)
+
+    @cached_property
+    def activations(self) -> FloatArray:
+        return self._column(lambda held: held.activations)
+
+    @cached_property
+    def inputs(self) -> FloatArray:
+        """Inputs that are kept and buffers as large."""
+        return self._column(lambda held: held.inputs + held.input_buffers)
+
+    @cached_property
+    def outputs(self) -> FloatArray:
+        return self._column(lambda held: held.output_buffers)
+
+    @cached_property
+    def transients(self) -> FloatArray:
+        return self._column(lambda held: held.transients)
+
+    def _column(self, count: Callable[[Copies], int]) -> FloatArray:
+        return np.asarray([count(held) for held in self.copies], dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PipelineTerms:
-    """A shape's stages on the links of one orientation, by the accounting of memory that was asked for."""
+    """A shape's stages on the links of one orientation, by the accounting of memory that was asked for.
+
+    `counts` holds what is held without and with recomputation, for the modes that the shape has.
+    """
 
     shape: Shape
     links: Links
-    tables: Tables
-    compute_s: FloatArray
-    accounting: str
-    optimizer: str
+    chain: Chain
+    counts: dict[bool, Counts]
     device_bytes: int
 
-    def time_s(self, stage: int, starts: slice, lasts: slice) -> FloatArray:
-        """A stage's time a microbatch."""
-        busy_s = self.compute_s[starts, lasts]
-        if stage > 0:
-            before = self.tables.boundary_bytes[starts.start - 1 : starts.stop - 1]
-            busy_s = busy_s + (before / self.links.edges[stage - 1])[:, None]
-        if stage < self.shape.depth - 1:
-            busy_s = busy_s + self.tables.boundary_bytes[lasts] / self.links.edges[stage]
+    def mode_s(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """A stage's time a microbatch, with or without recomputation."""
+        busy_s = self._busy_s(recompute, stage, starts, stops)
         if self.shape.width == 1:
             return busy_s
-        share = all_reduce(np.asarray(float(self.shape.width)))
-        exchange_s = share * self.tables.weight_bytes[starts, lasts] / self.links.groups[stage]
-        return np.asarray(np.maximum(busy_s, exchange_s / self.shape.microbatches))
+        weights = self.chain.weight_bytes
+        return np.asarray(np.maximum(busy_s, self._exchange[stage] * (weights[stops] - weights[starts][:, None])))
 
-    def held(self, stage: int) -> Copies:
-        """What a worker of a stage holds, in counts."""
-        return copies(
-            self.accounting,
-            self.shape.schedule,
-            self.optimizer,
-            recompute=self.shape.recompute,
-            depth=self.shape.depth,
-            stage=stage,
-            microbatches=self.shape.microbatches,
-        )
+    def mode_bytes(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """What a worker of a stage holds, with or without recomputation."""
+        counts, chain = self.counts[recompute], self.chain
+        held = counts.weights[stage] * (chain.weight_bytes[stops] - chain.weight_bytes[starts][:, None])
+        held += counts.activations[stage] * (chain.activation_bytes[stops] - chain.activation_bytes[starts][:, None])
+        if counts.inputs[stage]:
+            held += (counts.inputs[stage] * chain.input_bytes[starts])[:, None]
+        if counts.outputs[stage]:
+            held += counts.outputs[stage] * chain.output_bytes[stops]
+        if counts.transients[stage] and chain.has_workspaces:
+            held += counts.transients[stage] * chain.workspace_bytes(starts, stops)
+        return np.asarray(held)
 
-    def memory_bytes(self, stage: int, starts: slice, lasts: slice) -> FloatArray:
-        """What a worker of a stage holds; infinite below the diagonal."""
-        return self.tables.memory_bytes(self.held(stage), starts, lasts)
+    def time_s(self, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """A stage's time a microbatch: the shorter of its modes that fit; infinite where none does."""
+        times_s = [
+            np.where(
+                self.mode_bytes(mode, stage, starts, stops) <= self.device_bytes,
+                self.mode_s(mode, stage, starts, stops),
+                np.inf,
+            )
+            for mode in self.shape.modes
+        ]
+        return self._stages_only(np.minimum(times_s[0], times_s[-1]), starts, stops)
 
-    def fitting(self, costs: Costs) -> Costs:
-        """A stage's costs, infinite where it does not fit its device."""
+    def memory_bytes(self, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """What a worker of a stage holds, in the mode that holds least."""
+        held = [self.mode_bytes(mode, stage, starts, stops) for mode in self.shape.modes]
+        return self._stages_only(np.minimum(held[0], held[-1]), starts, stops)
 
-        def where_it_fits(stage: int, starts: slice, lasts: slice) -> FloatArray:
-            cost = costs(stage, starts, lasts)
-            if self.tables.all_fit(self.held(stage), self.device_bytes):
-                return cost
-            return np.where(self.memory_bytes(stage, starts, lasts) <= self.device_bytes, cost, np.inf)
+    def recomputes(self, stage: int, start: int, stop: int) -> bool:
+        """The mode of a stage: the shorter that fits, or (if none does) the smaller."""
+        place = stage, slice(start, start + 1), slice(stop, stop + 1)
+        fitting = [
+            (float(self.mode_s(mode, *place)[0, 0]), mode)
+            for mode in self.shape.modes
+            if self.mode_bytes(mode, *place)[0, 0] <= self.device_bytes
+        ]
+        if fitting:
+            return min(fitting)[1]
+        return min((float(self.mode_bytes(mode, *place)[0, 0]), mode) for mode in self.shape.modes)[1]
 
-        return where_it_fits
+    def within(self, starts: Starts, floor_s: float) -> Costs:
+        """`time_s` among these starts, with nothing computed that cannot matter there.
+
+        Where the largest stage of a place fits, memory is not looked at; a gradient exchange below the floor is not.
+        """
+        lows = np.asarray([may.start for may in starts[:-1]])
+        highs = np.asarray([may.stop - 1 for may in starts[1:]])
+        fits = self._always_fits(lows, highs)
+        exchanged_s = self._exchange * (self.chain.weight_bytes[highs] - self.chain.weight_bytes[lows])
+        silent = (exchanged_s <= floor_s * (1 - ROUNDING)).tolist()
+
+        def cost(stage: int, starts: slice, stops: slice) -> FloatArray:
+            if not fits[stage]:
+                return self.time_s(stage, starts, stops)
+            of_stage = self._busy_s if silent[stage] else self.mode_s
+            return self._stages_only(of_stage(self.shape.modes[0], stage, starts, stops), starts, stops)
+
+        return cost
+
+    def _always_fits(self, lows: IntArray, highs: IntArray) -> list[bool]:
+        """Stages that fit in their first mode whatever their blocks, where no other mode is faster."""
+        mode, chain = self.shape.modes[0], self.chain
+        if self.shape.recompute is None and chain.recompute_factor is not None and chain.recompute_factor < 1:
+            return [False] * len(lows)
+        counts = self.counts[mode]
+        weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
+        activations = counts.activations * (chain.activation_bytes[highs] - chain.activation_bytes[lows])
+        moved = counts.inputs * chain.input_bytes.max() + counts.outputs * chain.output_bytes.max()
+        largest = weights + activations + moved + counts.transients * chain.largest_workspace
+        return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
+
+    def _busy_s(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """Compute and transfers."""
+        ends, begins = self._edges_s[recompute][stage]
+        return ends[stops] - begins[starts][:, None]
+
+    @cached_property
+    def _edges_s(self) -> dict[bool, list[tuple[FloatArray, FloatArray]]]:
+        edges = [None, *self.links.edges.tolist(), None]
+        return {
+            mode: [
+                (self.chain.ends_s(after, recompute=mode), self.chain.begins_s(before, recompute=mode))
+                for before, after in pairwise(edges)
+            ]
+            for mode in self.shape.modes
+        }
+
+    @cached_property
+    def _exchange(self) -> FloatArray:
+        """Seconds of gradient exchange a byte of weights and microbatch, on every stage."""
+        share = float(all_reduce(np.asarray(float(self.shape.width))))
+        return share / self.links.groups / self.shape.microbatches
+
+    def _stages_only(self, table: FloatArray, starts: slice, stops: slice) -> FloatArray:
+        return table + self.chain.no_stage[starts, stops] if stops.start < starts.stop else table
 
     def fitting_starts(self) -> Starts | None:
         """Where the stages of splits that fit may start; None if none fits."""
-        return starts_within(self._held_sums, self.device_bytes, self._every_start)
+        every = self.every_start
+        if self._roomy:
+            return every
+        return starts_within(self._memory_limits, self.device_bytes, every)
+
+    @property
+    def _roomy(self) -> bool:
+        """Whether all blocks together fit on every stage."""
+        depth = self.shape.depth
+        return all(self._always_fits(np.zeros(depth, dtype=np.int64), np.full(depth, self.chain.blocks)))
 
     def fastest(self, starts: Starts, about_s: float) -> Search:
         """The search for the fastest split among those that fit."""
-        sums_s = [0.0, *self.compute_s[0].tolist()]
-        return Search(costs=self.fitting(self.time_s), works=lambda _: sums_s, starts=starts, about=about_s)
+        return Search(costs=self.within, limits=self._limits, starts=starts, about=about_s)
+
+    def possible(self, limit_s: float) -> bool:
+        """Whether stages could keep the limit if no transfer took time: the same for every width and orientation."""
+        return starts_within(self._limits_of_compute, limit_s, self.every_start) is not None
 
     def smallest(self) -> Search:
         """The search for the split whose worst stage holds the least."""
         return Search(
-            costs=self.memory_bytes, works=self._held_sums, starts=self._every_start, about=self.least_bytes()
+            costs=lambda *_: self.memory_bytes,
+            limits=self._memory_limits,
+            starts=self.every_start,
+            about=self.least_bytes(),
         )
 
-    @property
-    def _every_start(self) -> Starts:
-        return every_start(self.tables.blocks, self.shape.depth)
+    def _limits(self, stage: int, limit_s: float) -> list[Way]:
+        """Compute within the limit, less the least transfers, and memory within the device, less the least messages."""
+        return self._limits_of_compute(stage, limit_s - self._transfers_s[stage])
 
-    def _held_sums(self, stage: int) -> list[float]:
-        return self.tables.held_sums(self.held(stage))
+    def _limits_of_compute(self, stage: int, limit_s: float) -> list[Way]:
+        most_s = limit_s * (1 + ROUNDING)
+        return [
+            (
+                (self.chain.listed_s(recompute=mode), most_s),
+                (sums[stage], (self.device_bytes - messages[stage]) * (1 + ROUNDING)),
+            )
+            for mode, sums, messages in zip(self.shape.modes, self._held_sums, self._message_bytes, strict=True)
+        ]
+
+    def _memory_limits(self, stage: int, limit_bytes: float) -> list[Way]:
+        return [
+            ((sums[stage], (limit_bytes - messages[stage]) * (1 + ROUNDING)),)
+            for sums, messages in zip(self._held_sums, self._message_bytes, strict=True)
+        ]
+
+    @cached_property
+    def _message_bytes(self) -> list[list[float]]:
+        """By mode and stage, what inputs and buffers take at least."""
+        inputs = np.full(self.shape.depth, self.chain.input_bytes[1:-1].min(initial=LARGEST_AMOUNT))
+        inputs[0] = self.chain.input_bytes[0]
+        outputs = self.chain.output_bytes[1:-1].min(initial=LARGEST_AMOUNT)
+        return [
+            (counts.inputs * inputs + counts.outputs * outputs).tolist()
+            for counts in (self.counts[mode] for mode in self.shape.modes)
+        ]
+
+    @cached_property
+    def _transfers_s(self) -> list[float]:
+        """What the edges of each stage take at least."""
+        if self.chain.blocks == 1:
+            return [0.0]
+        edges_s = np.pad(self.chain.boundary_bytes[1:-1].min() / self.links.edges, 1)
+        return [float(seconds) for seconds in edges_s[:-1] + edges_s[1:]]
+
+    @property
+    def every_start(self) -> Starts:
+        """All that leave a block for every stage."""
+        return every_start(self.chain.blocks, self.shape.depth)
+
+    @cached_property
+    def _held_sums(self) -> list[list[Sequence[float]]]:
+        """By mode and stage, what is held of the blocks [0, i) at least: weights and activations, so many times."""
+        return [
+            [self.chain.held(w, a) for w, a in zip(counts.weights.tolist(), counts.activations.tolist(), strict=True)]
+            for counts in (self.counts[mode] for mode in self.shape.modes)
+        ]
+
+    @cached_property
+    def _least_counts(self) -> tuple[list[float], list[float]]:
+        """Copies of weights and of activations on every stage, in the mode that has fewer."""
+        modes = [self.counts[mode] for mode in self.shape.modes]
+        weights = np.minimum(modes[0].weights, modes[-1].weights)
+        activations = np.minimum(modes[0].activations, modes[-1].activations)
+        return weights.tolist(), activations.tolist()
 
     def least_bytes(self) -> float:
         """No split holds less on its worst stage, whatever the stages are.
@@ -180,8 +372,16 @@ class PipelineTerms:
         If none holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of weights
         and a_s of activations; summed over the stages that bounds all activations, and x from below.
         """
-        held = [self.held(stage) for stage in range(self.shape.depth)]
-        weights, activations = self.tables.total_bytes
-        most = max(counts.activations for counts in held)
-        shares = sum(1.0 / counts.activations for counts in held)
-        return (activations + held[0].weights * weights / most) / shares
+        weights, activations = self._least_counts
+        together = float(self.chain.activation_bytes[-1]) + weights[0] * float(self.chain.weight_bytes[-1]) / max(
+            activations
+        )
+        return together / sum(1.0 / count for count in activations)
+
+    def places(self, stops: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+        """Every stage with where it starts and stops."""
+        return zip(range(len(stops)), (0, *stops[:-1]), stops, strict=True)
+
+    def slices(self, stops: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
+        """The same, as tables are asked for."""
+        return ((stage, slice(start, start + 1), slice(stop, stop + 1)) for stage, start, stop in self.places(stops))

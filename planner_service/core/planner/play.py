@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import lcm
 
 from planner_service.core.cost.transfer import ranks_by_stage
@@ -12,12 +12,13 @@ from planner_service.core.schedule.instructions import Instruction, ReduceGradie
 from planner_service.core.schedule.pipeline import Pipeline
 from planner_service.core.schedule.program import Program, Stream, build
 from planner_service.core.simulate import simulate
+from planner_service.core.split_backward import split_backward
 from planner_service.core.stage_costs import StageCosts
 from planner_service.core.throughput import throughput_samples_per_s
 from planner_service.core.timeline import Timeline
 
 SIMULATED_INSTRUCTIONS = 20_000
-"""A plan whose batches have more instructions than this is not played: a fraction of a second, no more."""
+"""What a planner plays of its answer: some hundredths of a second, no more."""
 
 _BATCHES = 4
 """What is played of a schedule with a flush: its batches are alike, the first fills and is not counted."""
@@ -25,23 +26,28 @@ _BATCHES = 4
 _TIMES_FILLED = 16
 """How often the pipeline is filled by a schedule without a flush, whose start and end differ from the rest."""
 
+_SHORTER = (2, 3)
+"""Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of the depth."""
 
-def play(plan: Plan) -> Simulated | None:
-    """What the plan's streams give over enough batches for a steady state; None where they are too long."""
-    batches = _batches_to_play(plan)
-    if batches == 0:
-        return None
-    timeline = one_pipeline(plan, batches=batches)
-    lanes = [worker.stage if plan.width else rank for rank, worker in enumerate(plan.placement)]
-    busy_fraction = timeline.busy_fraction
-    peak_bytes = [lane.peak_memory_bytes for lane in timeline.lanes]
-    return Simulated(
-        batches=batches,
-        throughput_samples_per_s=throughput_samples_per_s(timeline) * (plan.width or 1),
-        bubble_fraction=timeline.bubble_fraction,
-        busy_fraction=tuple(busy_fraction[lane] for lane in lanes),
-        peak_memory_bytes=tuple(peak_bytes[lane] for lane in lanes),
-    )
+
+def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
+    """What the plan's streams give over enough batches for a steady state.
+
+    Where a batch has too many instructions, what two shorter ones give, extrapolated; None where those have too many,
+    and for stages of unequal replicas, whose batches cannot be shortened.
+    """
+    batches = _batches_to_play(plan, instructions)
+    if batches:
+        return _Played.of(plan, batches).simulated()
+    return _extrapolated(plan, instructions)
+
+
+def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
+    """How many instructions `play` plays, at most so many."""
+    batches = _batches_to_play(plan, instructions)
+    if batches:
+        return batches * _instructions(plan)
+    return sum(4 * _instructions(shorter) for shorter in _shorter_plans(plan))
 
 
 def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
@@ -60,11 +66,14 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         recompute=tuple(stage.recompute for stage in plan.stages),
     )
     ranks = ranks_by_stage(plan.placement)
+    devices = [workers[0] for workers in ranks]
+    costs = [_of_all_replicas(plan.costs, ranks, stage) for stage in range(plan.depth)]
     program = build(plan.schedule, pipeline)
     if plan.width > 1:
         program = _exchanging(program)
-    costs = [_of_all_replicas(plan.costs, ranks, stage) for stage in range(plan.depth)]
-    return simulate(program, costs, devices=[workers[0] for workers in ranks])
+    if plan.split_backward:
+        program = split_backward(program, costs, devices)
+    return simulate(program, costs, devices)
 
 
 def _exchanging(program: Program) -> Program:
@@ -95,26 +104,97 @@ def _passing(senders: Sequence[int], receivers: Sequence[int], port_devices: int
     """How many of the replicas' transfers pass the busiest port, out of a unit of devices or into one."""
     if port_devices == 0:
         return 1
-    crossing = [(a // port_devices, b // port_devices) for a, b in zip(senders, receivers, strict=True)]
-    crossing = [(a, b) for a, b in crossing if a != b]
+    pairs = [(a // port_devices, b // port_devices) for a, b in zip(senders, receivers, strict=True)]
+    crossing = [(a, b) for a, b in pairs if a != b]
     busiest = [max(Counter(units).values()) for units in zip(*crossing, strict=True)]
     return max(busiest, default=1)
 
 
-def _batches_to_play(plan: Plan) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """What a play gives, a lane an entry; rates follow from it. Everything here grows in a straight line."""
+
+    batches: int
+    batch_s: float
+    span_s: float
+    busy_s: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    plan: Plan
+
+    @classmethod
+    def of(cls, plan: Plan, batches: int) -> "_Played":
+        timeline = one_pipeline(plan, batches=batches)
+        return cls(
+            batches=batches,
+            batch_s=timeline.batch_size / throughput_samples_per_s(timeline),
+            span_s=timeline.makespan_s,
+            busy_s=tuple(lane.busy_s for lane in timeline.lanes),
+            peak_bytes=tuple(lane.peak_memory_bytes for lane in timeline.lanes),
+            plan=plan,
+        )
+
+    def simulated(self) -> Simulated:
+        """By rank."""
+        plan, span_s = self.plan, self.span_s
+        lanes = [worker.stage if plan.width else rank for rank, worker in enumerate(plan.placement)]
+        total_s = span_s * len(self.busy_s)
+        batch = plan.microbatch_size * plan.microbatches * lcm(*plan.replicas)
+        return Simulated(
+            batches=self.batches,
+            throughput_samples_per_s=batch / self.batch_s,
+            bubble_fraction=1.0 - sum(self.busy_s) / total_s if total_s > 0 else 0.0,
+            busy_fraction=tuple(self.busy_s[lane] / span_s if span_s > 0 else 0.0 for lane in lanes),
+            peak_memory_bytes=tuple(self.peak_bytes[lane] for lane in lanes),
+        )
+
+
+def _extrapolated(plan: Plan, instructions: int) -> Simulated | None:
+    shorter = _shorter_plans(plan)
+    batches = min((_batches_to_play(each, instructions) for each in shorter), default=0)
+    if batches == 0:
+        return None
+    less, more = (_Played.of(each, batches) for each in shorter)
+    beyond = (plan.microbatches - more.plan.microbatches) / (more.plan.microbatches - less.plan.microbatches)
+
+    def line(low: float, high: float) -> float:
+        return high + (high - low) * beyond
+
+    whole = _Played(
+        batches=batches,
+        batch_s=line(less.batch_s, more.batch_s),
+        span_s=line(less.span_s, more.span_s),
+        busy_s=tuple(map(line, less.busy_s, more.busy_s)),
+        peak_bytes=tuple(round(line(*pair)) for pair in zip(less.peak_bytes, more.peak_bytes, strict=True)),
+        plan=plan,
+    )
+    return replace(whole.simulated(), extrapolated_from=more.plan.microbatches)
+
+
+def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
+    """The same plan with the microbatches of `_SHORTER`; none where it has no more, or cannot be shortened."""
+    microbatches = [times * plan.depth for times in _SHORTER]
+    if plan.width is None or plan.schedule == "pipedream" or plan.microbatches <= microbatches[-1]:
+        return ()
+    return tuple(replace(plan, microbatches=count) for count in microbatches)
+
+
+def _batches_to_play(plan: Plan, limit: int) -> int:
     """The batches wanted, fewer (but the least) if those are too long, 0 if even the least are."""
-    replicas = (1,) * plan.depth if plan.width else plan.replicas
-    minibatches = plan.microbatches * lcm(*replicas)
-    instructions = sum(_instructions_a_batch(plan, minibatches, stage) for stage in range(plan.depth))
-    affordable = SIMULATED_INSTRUCTIONS // instructions
+    affordable = limit // _instructions(plan)
     wanted = _BATCHES
     if plan.schedule in ("pipedream", "pipedream-2bw"):
-        wanted = max(_BATCHES, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas[0] // minibatches))
+        replicas = plan.stages[0].replicas if plan.width is None else 1
+        wanted = max(_BATCHES, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
     return min(wanted, affordable) if affordable >= _BATCHES else 0
 
 
-def _instructions_a_batch(plan: Plan, minibatches: int, stage: int) -> int:
-    """Forward, backward, two sends and two receives a minibatch, and exchange and update a worker and batch."""
-    per_minibatch = 7 if plan.stages[stage].recompute else 6
+def _minibatches(plan: Plan) -> int:
+    """Those of a batch that are played: of one pipeline where it stands for all."""
+    return plan.microbatches if plan.width else plan.microbatches * lcm(*plan.replicas)
+
+
+def _instructions(plan: Plan) -> int:
+    """Of a batch: forward, backward, two sends and two receives a minibatch; exchange and update a worker."""
+    minibatches = _minibatches(plan)
     updates = minibatches if plan.schedule == "pipedream" else 1
-    return per_minibatch * minibatches + 2 * updates
+    return sum((7 if stage.recompute else 6) * minibatches + 2 * updates for stage in plan.stages)

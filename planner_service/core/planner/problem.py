@@ -1,10 +1,11 @@
 """Problem: everything that a planner is told, and the type that all planners have."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from planner_service.core.cluster import Cluster
+from planner_service.core.cost.calibration import Calibration, apply, require_match
 from planner_service.core.errors import require, require_amount, require_count, require_unique
 from planner_service.core.plan import OPTIMIZERS, SCHEDULES, Answer
 from planner_service.core.profile import STRICT, Profile
@@ -78,15 +79,65 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A model as profiled, the devices to train it on, and the samples of a batch."""
+    """A model as profiled, the devices to train it on, and the samples of a batch.
+
+    Where the cluster has devices of several types, `other_profiles` are the same model's on the other types: together
+    one profile for each, matched by the device's name. Planners are asked the `corrected` problem.
+    """
 
     profile: Profile
     cluster: Cluster
     batch_size: int
     options: Options = Options()
+    other_profiles: tuple[Profile, ...] = ()
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         require_count("batch_size", self.batch_size)
+        if self.calibration is not None:
+            require_match(self.calibration, self.profile, self.cluster)
+        if self.cluster.groups or self.other_profiles:
+            self._check_profiles()
+
+    def _check_profiles(self) -> None:
+        profiles = (self.profile, *self.other_profiles)
+        profiled = [profile.device.name for profile in profiles]
+        types = [device.name for device in self.cluster.types]
+        if len(types) == 1:
+            require(not self.other_profiles, "other_profiles", "is for a cluster with groups of devices", profiled)
+            return
+        require_unique("other_profiles", "must not profile a type of device twice", profiled)
+        rule = f"must be one profile for each type of device, {', '.join(types)}"
+        require(sorted(profiled) == sorted(types), "other_profiles", rule, profiled)
+        for other in self.other_profiles:
+            self._require_same_model(other)
+
+    def _require_same_model(self, other: Profile) -> None:
+        device, field = other.device.name, "other_profiles"
+        rule = f"must be of the same {{}} on {device} as on {self.profile.device.name}"
+        require(other.model == self.profile.model, field, rule.format("model"), other.model.name)
+        require(other.dtype == self.profile.dtype, field, rule.format("dtype"), other.dtype)
+        require(other.edges == self.profile.edges, field, rule.format("edges"), other.edges)
+        blocks = len(other.blocks)
+        require(len(self.profile.blocks) == blocks, field, rule.format("number of blocks"), blocks)
+        for mine, block in zip(self.profile.blocks, other.blocks, strict=True):
+            require(mine.name == block.name, field, rule.format("blocks"), block.name)
+            same = mine.weight_bytes == block.weight_bytes
+            require(same, field, rule.format(f"weight_bytes of block {block.name}"), block.weight_bytes)
+
+    @property
+    def corrected(self) -> "Problem":
+        """The problem with the calibration applied, and none left to apply."""
+        if self.calibration is None:
+            return self
+        profile, cluster = apply(self.calibration, self.profile, self.cluster)
+        return replace(self, profile=profile, cluster=cluster, calibration=None)
+
+    def profile_on(self, device: str | None) -> Profile:
+        """The profile of a type of device, by its name; of the first where there is no name."""
+        if device is None:
+            return self.profile
+        return next(p for p in (self.profile, *self.other_profiles) if p.device.name == device)
 
 
 Planner = Callable[[Problem], Answer]

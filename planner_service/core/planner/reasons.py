@@ -10,6 +10,11 @@ def slower(throughput_samples_per_s: float) -> str:
     return f"slower: {throughput_samples_per_s:.4g} samples/s"
 
 
+def at_most(throughput_samples_per_s: float) -> str:
+    """It was not split into stages, because it could not train faster than this."""
+    return f"slower: at most {throughput_samples_per_s:.4g} samples/s"
+
+
 def as_fast(throughput_samples_per_s: float) -> str:
     """It would train at the same rate as what the rules for ties prefer."""
     return f"as fast: {throughput_samples_per_s:.4g} samples/s, on no fewer devices"
@@ -23,7 +28,7 @@ def shortfall(stage: int, missing_bytes: int) -> str:
 def memory_reason(what: str, *, stage: int, missing_bytes: int, device_bytes: int, configurations: int) -> Reason:
     """The nearest miss of a class of configurations."""
     return Reason(
-        rule=f"a stage must fit the device's memory ({readable(device_bytes)})",
+        rule=f"a stage must fit the device's usable memory ({readable(device_bytes)})",
         detail=f"{what}: stage {stage} misses {readable(missing_bytes)}",
         configurations=configurations,
         stage=stage,

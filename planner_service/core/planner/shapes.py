@@ -1,11 +1,17 @@
-"""Shapes: every configuration of 2BW's search that the batch allows, and how many it rules out."""
+"""Shapes: the space of 2BW's search as arrays, and how much of it the batch rules out.
 
-import heapq
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+A row is a schedule, a width and a microbatch size; with them the microbatches of a batch are given, and the depths
+that can run are a range.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-from planner_service.core.planner.asked import dividing_sizes
+import numpy as np
+
+from planner_service.core.cost.compute import IntArray
+from planner_service.core.planner.chain import Measured
 from planner_service.core.planner.pipeline_terms import Shape
 from planner_service.core.planner.problem import Problem
 
@@ -14,113 +20,179 @@ TWO_BW = "pipedream-2bw"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """A schedule with or without recomputation, and the depths at which it is an execution of its own."""
+    """A schedule with or without recomputation (None: where it is needed), and its least depth."""
 
     schedule: str
-    recompute: bool
-    depths: range
+    recompute: bool | None
+    shallowest: int
+    deepest: int
+
+    @property
+    def ways(self) -> int:
+        """How many of the appendix's executions that is: with and without recomputation."""
+        return 2 if self.recompute is None else 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
-    """All shapes that can run, some of those that cannot as (shape, reason), and the number of both together.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Arrays with an entry a row; `size` is the index of the microbatch size."""
 
-    Of those that cannot, there is one a class of which no microbatch size leaves enough microbatches, and the deepest
-    of the `NAMED_WIDTHS` that do not divide the batch and use the most devices.
-    """
+    execution: Execution
+    width: IntArray
+    size: IntArray
+    microbatches: IntArray
+    shallowest: IntArray
+    deepest: IntArray
 
-    runnable: tuple[Shape, ...]
-    ruled_out: tuple[tuple[Shape, str], ...]
-    considered: int
+    def __len__(self) -> int:
+        return len(self.width)
+
+    @property
+    def depths(self) -> IntArray:
+        """How many depths each row has."""
+        return np.asarray(np.maximum(self.deepest - self.shallowest + 1, 0))
+
+    def some(self, chosen: IntArray) -> "Rows":
+        """These rows, in this order."""
+        return Rows(
+            execution=self.execution,
+            width=self.width[chosen],
+            size=self.size[chosen],
+            microbatches=self.microbatches[chosen],
+            shallowest=self.shallowest[chosen],
+            deepest=self.deepest[chosen],
+        )
 
 
-NAMED_WIDTHS = 20
-
-
-def shapes(problem: Problem) -> Shapes:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Space:
     """Algorithm 1's loops: w from 1 to N, d from 1 to N / w, and every b and recomputation inside."""
-    sizes = problem.profile.microbatch_sizes if problem.options.microbatch_size is None else dividing_sizes(problem)
-    runnable: list[Shape] = []
-    out: list[tuple[Shape, str]] = []
-    widths = range(1, problem.cluster.devices + 1)
-    for width in widths:
-        dividing = [size for size in sizes if problem.batch_size % (width * size) == 0]
-        for execution in executions(problem, _deepest(problem, width)) if dividing else ():
-            for depth in execution.depths:
-                fine, reason = _of_class(problem, execution, width, depth, dividing)
-                runnable += fine
-                out += reason
-    return Shapes(
-        runnable=tuple(runnable),
-        ruled_out=(*out, *_undividing(problem, sizes, widths)),
-        considered=len(sizes) * _classes(problem, widths),
-    )
 
+    problem: Problem
+    measured: Measured
 
-def _deepest(problem: Problem, width: int) -> int:
-    return min(problem.cluster.devices // width, len(problem.profile.blocks))
-
-
-def _classes(problem: Problem, widths: Iterable[int]) -> int:
-    """The classes of all widths together; many widths have the same depths."""
-    deepest = Counter(_deepest(problem, width) for width in widths)
-    return sum(count * len(e.depths) for depth, count in deepest.items() for e in executions(problem, depth))
-
-
-def _undividing(problem: Problem, sizes: Sequence[int], widths: Iterable[int]) -> Iterator[tuple[Shape, str]]:
-    """The widths that no measured microbatch divides the batch with."""
-    least = [width for width in widths if all(problem.batch_size % (width * size) for size in sizes)]
-    named = heapq.nsmallest(NAMED_WIDTHS, least, key=lambda width: (-width * _deepest(problem, width), width))
-    for width in named:
-        for execution in executions(problem, _deepest(problem, width)):
-            if execution.depths:
-                shape = _shape(problem, execution, width, execution.depths[-1], sizes[0])
-                yield shape, f"batch: {problem.batch_size} is not divisible by w*b={width * sizes[0]}"
-
-
-def executions(problem: Problem, deepest: int) -> Iterator[Execution]:
-    """The appendix's three, or the one schedule that was asked for, at depths up to the deepest."""
-    options = problem.options
-    for schedule, depths in _depths(options.schedule, deepest):
+    @cached_property
+    def executions(self) -> tuple[Execution, ...]:
+        """The appendix's three, or the one schedule that was asked for."""
+        options = self.problem.options
+        deepest = min(self.problem.cluster.devices, self.measured.blocks)
+        if options.schedule is None:
+            ranges = [("data-parallel", 1, 1), ("naive", 2, deepest), (TWO_BW, 2, deepest)]
+        else:
+            ranges = [(options.schedule, 1, 1 if options.schedule == "data-parallel" else deepest)]
         if options.stages is not None:
-            depths = range(options.stages, options.stages + (options.stages in depths))
-        for recompute in _recomputes(schedule, options.recompute):
-            yield Execution(schedule=schedule, recompute=recompute, depths=depths)
+            ranges = [
+                (name, options.stages, options.stages) for name, low, high in ranges if low <= options.stages <= high
+            ]
+        return tuple(
+            Execution(schedule=name, recompute=self._recompute(name), shallowest=low, deepest=high)
+            for name, low, high in ranges
+        )
 
+    def _recompute(self, schedule: str) -> bool | None:
+        """Without pipelining one microbatch is in flight and recomputation saves nothing, so only if asked."""
+        if schedule == "gpipe":
+            return True
+        asked = self.problem.options.recompute
+        return False if asked is None and schedule in ("data-parallel", "naive") else asked
 
-def _depths(asked: str | None, deepest: int) -> tuple[tuple[str, range], ...]:
-    if asked is None:
-        several = range(2, deepest + 1)
-        return (("data-parallel", range(1, 2)), ("naive", several), (TWO_BW, several))
-    return ((asked, range(1, 2) if asked == "data-parallel" else range(1, deepest + 1)),)
+    @cached_property
+    def rows(self) -> tuple[Rows, ...]:
+        """The rows that the batch allows, an execution each."""
+        return tuple(self._rows(execution) for execution in self.executions)
 
+    def _rows(self, execution: Execution) -> Rows:
+        width, size = self._pairs
+        microbatches = self.problem.batch_size // (width * np.asarray(self.measured.sizes)[size])
+        deepest = np.minimum(self.problem.cluster.devices // width, execution.deepest)
+        if execution.schedule == TWO_BW:
+            deepest = np.minimum(deepest, microbatches)
+        rows = Rows(
+            execution=execution,
+            width=width,
+            size=size,
+            microbatches=microbatches,
+            shallowest=np.full_like(width, execution.shallowest),
+            deepest=deepest,
+        )
+        return rows.some(np.flatnonzero(rows.depths))
 
-def _recomputes(schedule: str, asked: bool | None) -> tuple[bool, ...]:
-    """Off and on; without pipelining one microbatch is in flight and recomputation saves nothing, so only if asked."""
-    if schedule == "gpipe":
-        return (True,)
-    if asked is not None:
-        return (asked,)
-    return (False,) if schedule in ("data-parallel", "naive") else (False, True)
+    @cached_property
+    def _pairs(self) -> tuple[IntArray, IntArray]:
+        """The widths and microbatch sizes of which a batch has a whole number of microbatches, and at least one."""
+        batch_size = self.problem.batch_size
+        widths = self._widths
+        if not self.problem.options.safe_batch:
+            widths = widths[batch_size % widths == 0]
+        sizes = np.asarray(self.measured.sizes)
+        most = batch_size // widths
+        fine = sizes <= most[:, None] if self.problem.options.safe_batch else most[:, None] % sizes == 0
+        width, size = np.nonzero(fine)
+        return widths[width], size
 
+    @cached_property
+    def _widths(self) -> IntArray:
+        return np.arange(1, self.problem.cluster.devices + 1)
 
-def _of_class(
-    problem: Problem, execution: Execution, width: int, depth: int, sizes: Sequence[int]
-) -> tuple[list[Shape], list[tuple[Shape, str]]]:
-    """The runnable shapes of a schedule, width, depth and recomputation; or one that is not, and why."""
-    every = [_shape(problem, execution, width, depth, size) for size in sizes]
-    fine = [shape for shape in every if shape.schedule != TWO_BW or shape.microbatches >= depth]
-    if fine:
-        return fine, []
-    return [], [(every[0], f"m={every[0].microbatches} < depth {depth}")]
+    @cached_property
+    def considered(self) -> int:
+        """How many configurations (schedule, w, d, b, with recomputation or without) there are."""
+        pairs = [self._depths(execution) * execution.ways for execution in self.executions]
+        return len(self.measured.sizes) * sum(pairs)
 
+    @cached_property
+    def runnable(self) -> int:
+        """How many of them the batch allows."""
+        return sum(int(rows.depths.sum()) * rows.execution.ways for rows in self.rows)
 
-def _shape(problem: Problem, execution: Execution, width: int, depth: int, size: int) -> Shape:
-    return Shape(
-        schedule=execution.schedule,
-        width=width,
-        depth=depth,
-        microbatch_size=size,
-        microbatches=problem.batch_size // (width * size),
-        recompute=execution.recompute,
-    )
+    @cached_property
+    def too_shallow(self) -> int:
+        """How many have whole microbatches, but fewer than 2BW's stages."""
+        width, _ = self._pairs
+        deepest = self.problem.cluster.devices // width
+        whole = sum(int(self._reaching(deepest, e).sum()) * e.ways for e in self.executions)
+        return whole - self.runnable
+
+    def _depths(self, execution: Execution) -> int:
+        """The pairs of widths and depths of an execution."""
+        return int(self._reaching(self.problem.cluster.devices // self._widths, execution).sum())
+
+    def _reaching(self, deepest: IntArray, execution: Execution) -> IntArray:
+        return np.asarray(np.maximum(np.minimum(deepest, execution.deepest) - execution.shallowest + 1, 0))
+
+    def shape(self, execution: Execution, width: int, size: int, microbatches: int, depth: int) -> Shape:
+        """A configuration by its place in the arrays."""
+        return Shape(
+            schedule=execution.schedule,
+            width=width,
+            depth=depth,
+            microbatch_size=self.measured.sizes[size],
+            microbatches=microbatches,
+            recompute=execution.recompute,
+        )
+
+    def ruled_out(self, count: int) -> Iterator[tuple[Shape, str]]:
+        """Some of what the batch rules out, with the reason: of all widths those that would use the most devices."""
+        for execution, rows in zip(self.executions, self.rows, strict=True):
+            deepest = np.minimum(self.problem.cluster.devices // self._widths, execution.deepest)
+            reached = np.zeros(len(deepest), dtype=np.int64)
+            np.maximum.at(reached, rows.width - 1, rows.deepest)
+            out = np.flatnonzero((deepest >= execution.shallowest) & (reached < deepest))
+            largest = out[np.argsort(-deepest[out] * self._widths[out], kind="stable")[:count]]
+            for index in largest.tolist():
+                yield self._ruled_out(execution, index + 1, int(deepest[index]))
+
+    def _ruled_out(self, execution: Execution, width: int, depth: int) -> tuple[Shape, str]:
+        batch_size, sizes = self.problem.batch_size, self.measured.sizes
+        whole = [
+            place
+            for place, size in enumerate(sizes)
+            if (width * size <= batch_size if self.problem.options.safe_batch else batch_size % (width * size) == 0)
+        ]
+        size = whole[0] if whole else 0
+        microbatches = batch_size // (width * sizes[size])
+        reason = f"m={microbatches} < depth {depth}"
+        if not whole:
+            divisible = "at least" if self.problem.options.safe_batch else "divisible by"
+            reason = f"batch: {batch_size} is not {divisible} w*b={width * sizes[size]}"
+        return self.shape(execution, width, size, microbatches, depth), reason

@@ -5,12 +5,14 @@ lexicographically smallest cuts. O(d (n - d + 1)^2) time where every start is lo
 
 Few are. A stage costs at least the work of its blocks, which adds up: if no stage may cost more than a limit, stage s
 starts where s stages of at most so much work reach to, and where the others reach back to from the end. The search for
-the least largest cost raises the limit until what it finds is within it: no split outside can then be as good.
+the least largest cost raises the limit until what it finds is within it: no split outside can then be as good. For the
+least sum of squares, the limit is on the sum, and what is before a stage is near its even share.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite, sqrt
 
 import numpy as np
 
@@ -19,12 +21,21 @@ from planner_service.core.cost.compute import FloatArray
 ROUNDING = 1e-9
 """By how much sums in different orders may differ: a bound is trusted no further."""
 
+NEAR = 1 / 64
+"""How near the limit of a search is brought to the least that leaves any starts."""
+
+HALVINGS = 12
+"""How often at most the gap is halved for that."""
+
 Costs = Callable[[int, slice, slice], FloatArray]
-"""For a stage, its costs as (starts, lasts): of the blocks [i, j + 1), i and j of the two ranges; infinite if it may
+"""For a stage, its costs as (starts, stops): of the blocks [i, j), i and j of the two ranges; infinite if it may
 not be."""
 
-Works = Callable[[int], list[float]]
-"""For a stage, the work of the blocks [0, i) for every i up to n: no stage costs less than the work of its blocks."""
+Way = Sequence[tuple[Sequence[float], float]]
+"""Sums over the blocks [0, i) for every i up to n, and how much of each a stage may have."""
+
+Limits = Callable[[int, float], Sequence[Way]]
+"""For a stage and a limit on its cost, the ways in which it may keep it: a stage beyond all of them costs more."""
 
 Starts = tuple[slice, ...]
 """Where every stage may start, and as a last element the end of the blocks."""
@@ -36,74 +47,161 @@ def every_start(blocks: int, depth: int) -> Starts:
     return (slice(0, 1), *(slice(stage, stage + spare) for stage in range(1, depth)), slice(blocks, blocks + 1))
 
 
-def starts_within(works: Works, limit: float, among: Starts) -> Starts | None:
-    """Where the stages may start if none may hold more work than the limit; None if there is no such split."""
-    most = limit * (1 + ROUNDING)
+def starts_within(limits: Limits, limit: float, among: Starts) -> Starts | None:
+    """Where the stages may start if none may cost more than the limit; None if there is no such split."""
+    every: list[Sequence[Way]] = []
     highest = [0]
     for stage, may in enumerate(among[1:]):
-        sums = works(stage)
-        reach = bisect_right(sums, sums[highest[-1]] + most) - 1
+        every.append(limits(stage, limit))
+        reach = max([_farthest(way, highest[-1]) for way in every[-1]])
+        if reach < may.start:
+            return None
         highest.append(min(reach, may.stop - 1))
     lowest = [among[-1].start]
     for stage in reversed(range(len(among) - 1)):
-        sums = works(stage)
-        reach = bisect_left(sums, sums[lowest[-1]] - most)
+        reach = min([_nearest(way, lowest[-1]) for way in every[stage]])
+        if reach > highest[stage]:
+            return None
         lowest.append(max(reach, among[stage].start))
     lowest.reverse()
-    if any(low > high for low, high in zip(lowest, highest, strict=True)):
-        return None
-    return tuple(slice(low, high + 1) for low, high in zip(lowest, highest, strict=True))
+    return tuple([slice(low, high + 1) for low, high in zip(lowest, highest, strict=True)])
+
+
+def _farthest(way: Way, start: int) -> int:
+    """Where a stage that starts here ends at last."""
+    reach = inf
+    for sums, most in way:
+        reach = min(reach, bisect_right(sums, sums[start] + most))
+    return int(reach) - 1
+
+
+def _nearest(way: Way, stop: int) -> int:
+    """Where a stage that ends here starts at first."""
+    reach = 0
+    for sums, most in way:
+        reach = max(reach, bisect_left(sums, sums[stop] - most))
+    return reach
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The largest cost of the split in which it is least, and starts among which are those of all such splits."""
+
+    worst: float
+    starts: Starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What is split: the stages' costs and work, where stages may start, and what the largest cost is about."""
+    """What is split: the stages' costs, what limits them, where stages may start, and what the largest cost is about.
 
-    costs: Costs
-    works: Works
+    `costs` makes the costs among some starts. `about` is no more than the least largest cost: costs below it may be
+    given as anything below it.
+    """
+
+    costs: Callable[[Starts, float], Costs]
+    limits: Limits
     starts: Starts
     about: float
 
-    def least_max(self) -> float:
-        """The largest cost of the split in which it is least; infinite if there is no split."""
-        return self._least_max()[0]
+    def least_max(self, ceiling: float = inf) -> Found | None:
+        """The least largest cost; None if there is no split, or none at or below the ceiling.
 
-    def min_max(self) -> tuple[int, ...] | None:
-        """The stops of the split of the least largest cost; among those of the least sum of squares. None without."""
-        worst, starts = self._least_max()
+        The limit is brought near to the least one that leaves any starts. What is found among those is reached by a
+        split, so that the least largest cost is among the starts that it leaves.
+        """
+        limit = self._least_limit(ceiling)
+        while limit is not None:
+            starts = starts_within(self.limits, limit, self.starts)
+            if starts is None:
+                return None
+            worst = max(_fold(self.costs(starts, self.about), starts, np.maximum)[0].item(0), self.about)
+            if worst <= limit:
+                return Found(worst, starts) if isfinite(worst) else None
+            limit = min(worst, ceiling) if limit < ceiling else None
+        return None
 
-        def squares(stage: int, firsts: slice, lasts: slice) -> FloatArray:
-            table = self.costs(stage, firsts, lasts)
-            return np.where(table <= worst, np.square(table), np.inf)
+    def _least_limit(self, ceiling: float) -> float | None:
+        """A limit that leaves starts, not much above those that leave none; None if there is none up to the ceiling."""
+        if starts_within(self.limits, ceiling, self.starts) is None:
+            return None
+        low, high = self.about, min(self.about * 2, ceiling)
+        while high < ceiling and starts_within(self.limits, high, self.starts) is None:
+            low, high = high, min(high * 4, ceiling) if high > 0 else ceiling
+        for _ in range(HALVINGS):
+            if high > low * (1 + NEAR) and isfinite(high):
+                middle = (low + high) / 2
+                leaves = starts_within(self.limits, middle, self.starts) is not None
+                low, high = (low, middle) if leaves else (middle, high)
+        return high
 
-        return min_sum(squares, starts) if np.isfinite(worst) else None
+    def stops(self, found: Found) -> tuple[int, ...]:
+        """The stops of the split found, of several that of the least sum of squares."""
+        costs = self.costs(found.starts, 0.0)
 
-    def _least_max(self) -> tuple[float, Starts]:
-        """The least largest cost, and starts among which are those of all splits that reach it."""
-        slack = 0.125
-        while True:
-            limit = self.about * (1 + slack)
-            starts = starts_within(self.works, limit, self.starts)
-            worst = np.inf if starts is None else float(_fold(self.costs, starts, np.maximum)[0][0])
-            if starts is not None and (worst <= limit or starts == self.starts):
-                return worst, starts
-            slack *= 4
+        def squares(stage: int, starts: slice, stops: slice) -> FloatArray:
+            table = costs(stage, starts, stops)
+            return np.where(table <= found.worst * (1 + 1e-12), np.square(table), np.inf)
+
+        return min_sum(squares, found.starts)
+
+    def any_stops(self, found: Found) -> tuple[int, ...]:
+        """The stops of one split found: less work where it does not matter which."""
+        starts = starts_within(self.limits, found.worst, found.starts) or found.starts
+        return _walk(self.costs(starts, 0.0), starts, np.maximum)
 
 
 def least_sum(costs: Costs, starts: Starts) -> float:
     """The least sum of a split; infinite if there is no split."""
-    return float(_fold(costs, starts, np.add)[0][0])
+    return _fold(costs, starts, np.add)[0].item(0)
 
 
-def min_sum(costs: Costs, starts: Starts) -> tuple[int, ...] | None:
-    """The stops of the split of the least sum; None if there is no split."""
-    suffixes = _fold(costs, starts, np.add)
-    if not np.isfinite(suffixes[0][0]):
-        return None
+def min_sum(costs: Costs, starts: Starts) -> tuple[int, ...]:
+    """The stops of the split of the least sum. There must be one."""
+    return _walk(costs, starts, np.add)
+
+
+def least_squares(costs: Callable[[Starts], Costs], work: Sequence[float], starts: Starts) -> tuple[int, ...] | None:
+    """The stops of the split whose stages' work has the least sum of squares; None if there is no split.
+
+    `costs` makes the squares among some starts, infinite where a stage may not be. With x before stage s, the squares
+    come to at least x^2 / s + (T - x)^2 / (d - s): for a sum of at most T^2 / d + u, x is within
+    sqrt(u s (d - s) / d) of s T / d.
+    """
+    depth, total = len(starts) - 1, work[-1]
+    excess = (total / depth) ** 2 / depth
+    while True:
+        near = _near_even(work, excess, starts)
+        if near is not None:
+            sum_of_squares = least_sum(costs(near), near)
+            if sum_of_squares <= total**2 / depth + excess or near == starts:
+                return min_sum(costs(near), near) if isfinite(sum_of_squares) else None
+        excess *= 8
+
+
+def _near_even(work: Sequence[float], excess: float, among: Starts) -> Starts | None:
+    depth, total = len(among) - 1, work[-1]
+    starts = []
+    for stage, may in enumerate(among):
+        even = stage * total / depth
+        reach = sqrt(excess * stage * (depth - stage) / depth) + ROUNDING * total
+        low = max(bisect_left(work, even - reach), may.start)
+        high = min(bisect_right(work, even + reach), may.stop)
+        if stage in (0, depth):
+            low, high = may.start, may.stop
+        if low >= high:
+            return None
+        starts.append(slice(low, high))
+    return tuple(starts)
+
+
+def _walk(costs: Costs, starts: Starts, combine: np.ufunc) -> tuple[int, ...]:
+    """The stops of the best split, the first best from the front."""
+    suffixes = _fold(costs, starts, combine)
     stops = [0]
     for stage in range(len(starts) - 1):
         here = slice(stops[-1], stops[-1] + 1)
-        best = np.argmin(costs(stage, here, _lasts(starts, stage))[0] + suffixes[stage + 1])
+        best = np.argmin(combine(costs(stage, here, starts[stage + 1])[0], suffixes[stage + 1]))
         stops.append(starts[stage + 1].start + int(best))
     return tuple(stops[1:])
 
@@ -112,12 +210,6 @@ def _fold(costs: Costs, starts: Starts, combine: np.ufunc) -> list[FloatArray]:
     """The best cost of stages s.. by the start of stage s, for every s; behind the last stage nothing."""
     suffixes = [np.zeros(1)]
     for stage in reversed(range(len(starts) - 1)):
-        table = costs(stage, starts[stage], _lasts(starts, stage))
-        suffixes.append(combine(table, suffixes[-1]).min(axis=1))
+        table = costs(stage, starts[stage], starts[stage + 1])
+        suffixes.append(np.minimum.reduce(combine(table, suffixes[-1]), axis=1))
     return suffixes[::-1]
-
-
-def _lasts(starts: Starts, stage: int) -> slice:
-    """The last blocks of a stage: those before the starts of the next."""
-    following = starts[stage + 1]
-    return slice(following.start - 1, following.stop - 1)

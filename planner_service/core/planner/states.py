@@ -5,9 +5,13 @@ for every set of blocks that holds all that its members read (the antichains of 
 are already done where a stage ends. A stage is what lies between two states, so that its sums are differences.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner_service.core.cost.compute import BoolArray, FloatArray
+import numpy as np
+
+from planner_service.core.cost.compute import BoolArray, FloatArray, interval_maxima
+from planner_service.core.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,3 +34,29 @@ class States:
 
     def __len__(self) -> int:
         return len(self.compute_s)
+
+
+def chain_states(profile: Profile, microbatch_size: int) -> States:
+    """The states of a chain: one before every block and one behind the last."""
+    blocks = profile.at(microbatch_size)
+    outputs = [block.output_bytes for block in blocks]
+    workspace = [block.workspace_bytes for block in blocks]
+    return States(
+        compute_s=_sums([block.compute_s for block in blocks]),
+        weight_bytes=_sums([block.weight_bytes for block in profile.blocks]),
+        activation_bytes=_sums([block.activation_bytes for block in blocks]),
+        boundary_bytes=np.asarray([0, *outputs[:-1], 0], dtype=np.float64),
+        input_bytes=np.asarray([*(block.input_bytes for block in blocks), 0], dtype=np.float64),
+        transient_bytes=_maxima(workspace) if any(workspace) else None,
+    )
+
+
+def _sums(values: Sequence[float]) -> FloatArray:
+    return np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=np.float64))))
+
+
+def _maxima(values: Sequence[float]) -> FloatArray:
+    """By first and last state, the largest between them."""
+    table = np.zeros((len(values) + 1,) * 2)
+    table[:-1, 1:] = interval_maxima(values)
+    return table

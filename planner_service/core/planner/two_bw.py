@@ -1,23 +1,22 @@
 """PipeDream-2BW's planner (2021, appendix A, algorithm 1): every width, depth, microbatch size and recomputation.
 
 The appendix's three executions are candidates: no pipelining (data parallelism at depth 1, one stage after the other
-beyond), pipelining, and pipelining with recomputation. Where we differ: widths are compared on the whole job's
-w b / t, the paper's b / t being one pipeline's; the links follow from the placement, pipelines or stages in a row,
-whichever is faster; and stages are the best contiguous split under the memory limit instead of equal numbers of
-blocks. With `Options.schedule` only that schedule is searched; 1F1B and GPipe pay for their flush.
+beyond), pipelining, and pipelining with recomputation, which every stage decides for itself: it recomputes where it
+does not fit otherwise. Where we differ: widths are compared on the whole job's w b / t, the paper's b / t being one
+pipeline's; the links follow from the placement, pipelines or stages in a row, whichever is faster; stages are the best
+contiguous split under the memory limit instead of equal numbers of blocks; and a microbatch may be of any size between
+the measured ones that the batch allows. With `Options.schedule` only that schedule is searched; 1F1B and GPipe pay for
+their flush.
 """
 
-import heapq
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 
 from planner_service.core.errors import require
-from planner_service.core.plan import SCHEDULES, Alternative, Answer, Infeasible, Reason
+from planner_service.core.plan import Alternative, Answer, Certificate
 from planner_service.core.planner.asked import (
-    dividing_sizes,
-    measured_at,
     refuse_unused,
+    require_few_blocks,
     require_recompute,
     require_schedule,
     require_stages,
@@ -25,166 +24,115 @@ from planner_service.core.planner.asked import (
 from planner_service.core.planner.candidate import (
     Candidate,
     Evaluator,
-    Miss,
+    bounded,
     decision,
     lost,
     ruled_out,
     too_large,
 )
 from planner_service.core.planner.complete import complete
+from planner_service.core.planner.misses import infeasible, nearest_misses
 from planner_service.core.planner.pipeline_terms import Shape
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.reasons import memory_reason
-from planner_service.core.planner.shapes import Shapes, shapes
-from planner_service.core.planner.split import ROUNDING
+from planner_service.core.planner.search import Search
+from planner_service.core.planner.shapes import Space
+from planner_service.core.planner.sizes import profiled
 
 NAME = "pipedream-2bw"
 
-ALTERNATIVES = {"slower": 20, "memory": 10, "impossible": 20}
-"""How many of each kind of alternative a plan keeps, the best first."""
-
-_Class = tuple[str, int, int, bool]
+ALTERNATIVES = {"split": 4, "slower": 20, "memory": 3, "impossible": 10}
+"""How many of each kind of alternative a plan keeps, the best first; `split` are those slower ones that are split."""
 
 
 def two_bw(problem: Problem) -> Answer:
     """The configuration of the highest throughput that fits.
 
-    Ties: fewer devices, then smaller depth, then without recomputation, then smaller microbatches, then the order of
-    `SCHEDULES`. `configurations_considered` counts all of (schedule, w, d, b, recomputation); what cannot beat the
-    alternatives that are shown, by a bound on its compute, is not split into stages.
+    Ties: a measured microbatch size, fewer devices, smaller depth, smaller microbatches, the order of `SCHEDULES`; of
+    one configuration's splits the one of the least sum of squares, then of the smallest cuts.
+    `configurations_considered` counts all of (schedule, w, d, b, recomputation); what cannot beat the plan, by a bound,
+    is not split into stages. The certificate counts them.
     """
     options = problem.options
-    refuse_unused(NAME, options, ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor"))
+    used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
+    refuse_unused(NAME, options, used)
     require_schedule(options, ("pipedream-2bw", "1f1b", "gpipe", "data-parallel", "naive"), NAME)
     if options.schedule == "gpipe":
         require_recompute(options, "gpipe")
     require_stages(problem)
-    for size in dividing_sizes(problem):
-        measured_at(problem, size)
-    every = shapes(problem)
-    require(every.considered > 0, "stages", f"must be 1 for {options.schedule}", options.stages)
-    search = _Search(evaluator=Evaluator(problem=problem))
-    search.run(every.runnable)
-    if not search.fitting:
-        return _infeasible(problem, every, search)
-    first, *others = search.best_of_classes()
-    chosen = decision(
-        NAME,
-        "pipedream-2bw-a.1",
-        first,
-        search.evaluator.stops(first),
-        considered=every.considered,
-        alternatives=_alternatives(every, search, first, others),
-    )
-    return complete(problem, chosen)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Search:
-    """Looks at shapes in the order of what they could reach at best, until no other could be among those kept."""
-
-    evaluator: Evaluator
-    fitting: dict[_Class, Candidate] = field(default_factory=dict)
-    too_large: dict[_Class, Shape] = field(default_factory=dict)
-
-    def run(self, every: Iterable[Shape]) -> None:
-        bounds = [(self._bound(shape), shape) for shape in every]
-        bounds.sort(key=lambda bound: (-bound[0], *_preference(bound[1])))
-        worst_kept = 0.0
-        for bound, shape in bounds:
-            if bound < worst_kept:
-                break
-            if self._look_at(shape):
-                worst_kept = self._worst_kept()
-
-    def _worst_kept(self) -> float:
-        """The throughput that a class must reach to be the answer or an alternative."""
-        count = ALTERNATIVES["slower"] + 1
-        best = heapq.nlargest(count, (found.throughput_samples_per_s for found in self.fitting.values()))
-        return best[-1] if len(best) == count else 0.0
-
-    def best_of_classes(self) -> list[Candidate]:
-        """The fastest of each class, the best first."""
-        return sorted(self.fitting.values(), key=_order)
-
-    def _bound(self, shape: Shape) -> float:
-        return shape.throughput_samples_per_s(self.evaluator.least_time_s(shape)) * (1 + ROUNDING)
-
-    def _look_at(self, shape: Shape) -> bool:
-        found = self.evaluator.fastest(shape)
-        if found is None:
-            smallest = self.too_large.setdefault(_class(shape), shape)
-            if shape.microbatch_size < smallest.microbatch_size:
-                self.too_large[_class(shape)] = shape
-            return False
-        before = self.fitting.get(_class(shape))
-        if before is None or _order(found) < _order(before):
-            self.fitting[_class(shape)] = found
-        return True
-
-    def misses(self, count: int) -> list[Miss]:
-        """The classes of which nothing that was looked at fits, each at its smallest microbatch, the nearest first."""
-        shapes = [shape for key, shape in self.too_large.items() if key not in self.fitting]
-        bounds = [(self._least_bytes(shape), shape) for shape in shapes]
-        bounds.sort(key=lambda bound: (bound[0], _preference(bound[1])))
-        nearest: list[Miss] = []
-        for least_bytes, shape in bounds:
-            if len(nearest) >= count and least_bytes > nearest[count - 1].memory_bytes * (1 + ROUNDING):
-                break
-            nearest.append(self.evaluator.nearest(shape))
-            nearest.sort(key=lambda miss: (miss.missing_bytes, *_preference(miss.shape)))
-        return nearest[:count]
-
-    def _least_bytes(self, shape: Shape) -> float:
-        return self.evaluator.terms(shape, self.evaluator.links(shape)[0]).least_bytes()
-
-
-def _class(shape: Shape) -> _Class:
-    return shape.schedule, shape.width, shape.depth, shape.recompute
-
-
-def _preference(shape: Shape) -> tuple[int, int, bool, int, int]:
-    schedule = SCHEDULES.index(shape.schedule)
-    return shape.devices, shape.depth, shape.recompute, shape.microbatch_size, schedule
-
-
-def _order(found: Candidate) -> tuple[float | int, ...]:
-    return -found.throughput_samples_per_s, *_preference(found.shape)
-
-
-def _alternatives(every: Shapes, search: _Search, first: Candidate, others: list[Candidate]) -> list[Alternative]:
-    impossible = sorted(every.ruled_out, key=lambda out: (-out[0].devices, *_preference(out[0])))
-    return [
-        *(lost(other, search.evaluator.stops(other), first) for other in others[: ALTERNATIVES["slower"]]),
-        *map(too_large, search.misses(ALTERNATIVES["memory"])),
-        *(ruled_out(shape, reason) for shape, reason in impossible[: ALTERNATIVES["impossible"]]),
-    ]
-
-
-def _infeasible(problem: Problem, every: Shapes, search: _Search) -> Infeasible:
-    """Every class with its nearest miss, the nearest first; then what the batch rules out."""
-    members = Counter(map(_class, every.runnable))
-    memory = [
-        _memory_reason(problem, miss, members[_class(miss.shape)]) for miss in search.misses(ALTERNATIVES["slower"])
-    ]
-    batch = [
-        Reason(rule="a batch must be whole microbatches, enough for the depth", detail=f"{_named(shape)}: {reason}")
-        for shape, reason in every.ruled_out
-    ]
-    kept = (*memory, *batch[: ALTERNATIVES["impossible"]])
-    return Infeasible(planner=NAME, reasons=kept, configurations_considered=every.considered)
-
-
-def _memory_reason(problem: Problem, miss: Miss, configurations: int) -> Reason:
-    return memory_reason(
-        _named(miss.shape),
-        stage=miss.stage,
-        missing_bytes=miss.missing_bytes,
-        device_bytes=problem.cluster.device.memory_bytes,
-        configurations=configurations,
+    require_few_blocks(problem)
+    measured = profiled(problem)
+    space = Space(problem=problem, measured=measured)
+    require(space.considered > 0, "stages", f"must be 1 for {options.schedule}", options.stages)
+    search = Search(space=space, evaluator=Evaluator(problem=problem, measured=measured))
+    search.run()
+    if search.best is None:
+        return infeasible(NAME, search)
+    return complete(
+        problem,
+        decision(
+            NAME,
+            "pipedream-2bw-a.1",
+            search.best,
+            search.evaluator.stops(search.best),
+            considered=space.considered,
+            alternatives=_alternatives(search, search.best),
+            certificate=_certificate(search, search.best),
+        ),
     )
 
 
-def _named(shape: Shape) -> str:
-    size = f"microbatches of {shape.microbatch_size}{', recomputing' if shape.recompute else ''}"
-    return f"{shape.schedule}, width {shape.width}, depth {shape.depth}, {size}"
+def _certificate(search: Search, best: Candidate) -> Certificate:
+    space, counts = search.space, search.counts
+    batch = space.considered - space.runnable
+    slower = space.runnable - counts.memory - counts.split
+    value = 1 / best.throughput_samples_per_s
+    return Certificate(
+        method="branch and bound",
+        quantity="seconds a sample",
+        value=value,
+        bound=value,
+        claim=(
+            f"Of {space.considered} configurations (schedule, width, depth, microbatch size, with recomputation or "
+            f"without), the batch rules out {batch}; {counts.memory} hold more than a device has, and {slower} train "
+            f"slower, by bounds on all their splits; of the other {counts.split} the best split was found, or shown to "
+            "be slower."
+        ),
+        witness=(float(space.considered), float(batch), float(counts.memory), float(slower), float(counts.split)),
+    )
+
+
+def _alternatives(search: Search, best: Candidate) -> Iterator[Alternative]:
+    others = _highest_bounds(search, best)
+    split = [(shape, search.evaluator.fastest(shape)) for _, shape in others[: ALTERNATIVES["split"]]]
+    split += [(shape, search.evaluator.fastest(shape)) for shape in _other_executions(best.shape)]
+    fitting = [found for _, found in split if found is not None]
+    fitting.sort(key=lambda found: (-found.throughput_samples_per_s, search.preference(found.shape)))
+    misses = [search.evaluator.nearest(shape) for shape, found in split if found is None]
+    misses += nearest_misses(search, ALTERNATIVES["memory"])
+    yield from (lost(found, search.evaluator.stops(found), best) for found in fitting)
+    yield from (
+        bounded(shape, min(rate, best.throughput_samples_per_s)) for rate, shape in others[ALTERNATIVES["split"] :]
+    )
+    yield from (too_large(miss) for miss in misses if miss is not None)
+    yield from (ruled_out(*out) for out in search.space.ruled_out(ALTERNATIVES["impossible"]))
+
+
+def _other_executions(shape: Shape) -> Iterator[Shape]:
+    """The same configuration with recomputation on no stage, and on all."""
+    if shape.recompute is None:
+        yield replace(shape, recompute=False)
+        yield replace(shape, recompute=True)
+
+
+def _highest_bounds(search: Search, best: Candidate) -> list[tuple[float, Shape]]:
+    """Some of the other pairs of schedule, width and depth, each at the size of the highest bound, that first."""
+    seen = sorted((*search.looked_at, *search.waiting), key=lambda seen: (-seen[0], search.preference(seen[1])))
+    chosen: dict[tuple[str, int, int], tuple[float, Shape]] = {}
+    for rate, shape in seen:
+        if len(chosen) < ALTERNATIVES["slower"] and _class(shape) != _class(best.shape):
+            chosen.setdefault(_class(shape), (rate, shape))
+    return list(chosen.values())
+
+
+def _class(shape: Shape) -> tuple[str, int, int]:
+    return shape.schedule, shape.width, shape.depth

@@ -10,10 +10,9 @@ from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Plan
 from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.predict import predict
+from planner_service.core.predict import predict, program_of
 from planner_service.core.profile import Device, Model, Profile
 from planner_service.core.schedule.check import check
-from planner_service.core.predict import program_of
 from planner_service.imports.pipedream_graph import import_pipedream_graph
 from planner_service.solvers.solve import PLANNERS, solve
 from tests.core.builders import Cell, cluster, profile
@@ -86,7 +85,8 @@ def test_one_pipeline_stands_for_all_replicas_of_equal_width() -> None:
     assert plan.simulated.busy_fraction == pytest.approx(timeline.busy_fraction)
 
 
-def test_a_plan_whose_batch_is_too_long_to_play_is_not_simulated() -> None:
+def test_a_plan_whose_batch_is_too_long_to_play_is_extrapolated_from_shorter_ones() -> None:
+    """Equal stages of 3 s: a batch of m microbatches takes 3 (m + d - 1) s."""
     problem = Problem(
         profile=profile([Cell()] * 4),
         cluster=cluster((4, 1.0)),
@@ -95,7 +95,10 @@ def test_a_plan_whose_batch_is_too_long_to_play_is_not_simulated() -> None:
     )
     plan = solve("pipedream-2bw", problem)
     assert isinstance(plan, Plan)
-    assert plan.simulated is None
+    assert plan.simulated is not None
+    assert plan.simulated.extrapolated_from == 12
+    assert plan.simulated.throughput_samples_per_s == pytest.approx(100_000 / (3 * 100_003), rel=1e-12)
+    assert plan.simulated.bubble_fraction == pytest.approx(3 / 100_003, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,23 @@
 """The split of least largest cost, against every split there is; and that it looks at few starts."""
 
 from collections.abc import Iterator
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_service.core.cost.compute import FloatArray, interval_sums, no_stage
-from planner_service.core.planner.split import Search, every_start, min_sum, starts_within
+from planner_service.core.planner.split import (
+    Costs,
+    Search,
+    Starts,
+    every_start,
+    least_squares,
+    least_sum,
+    min_sum,
+    starts_within,
+)
 
 INFINITE = float("inf")
 
@@ -23,18 +32,25 @@ class Chain:
         self.looked_at = 0
         self._sums = interval_sums(work) + no_stage(len(work))
 
-    def costs(self, stage: int, starts: slice, lasts: slice) -> FloatArray:
+    def costs(self, stage: int, starts: slice, stops: slice) -> FloatArray:
+        lasts = slice(stops.start - 1, stops.stop - 1)
         table = self._sums[starts, lasts] + self.added[stage % len(self.added)]
-        blocks = np.arange(lasts.start, lasts.stop) - np.arange(starts.start, starts.stop)[:, None] + 1
+        blocks = np.arange(stops.start, stops.stop) - np.arange(starts.start, starts.stop)[:, None]
         self.looked_at += table.size
         return np.where(blocks <= self.most_blocks, table, INFINITE)
 
-    def works(self, _: int) -> list[float]:
-        return [0.0, *accumulate(self.work)]
+    def limits(self, _: int, limit: float) -> list[list[tuple[list[float], float]]]:
+        return [[([0.0, *accumulate(self.work)], limit)]]
 
     def search(self, depth: int) -> Search:
         about = max(sum(self.work) / depth, *self.work)
-        return Search(costs=self.costs, works=self.works, starts=every_start(len(self.work), depth), about=about)
+        return Search(
+            costs=lambda *_: self.costs, limits=self.limits, starts=every_start(len(self.work), depth), about=about
+        )
+
+    def least_max(self, depth: int, ceiling: float = INFINITE) -> float:
+        found = self.search(depth).least_max(ceiling)
+        return found.worst if found else INFINITE
 
     def every_split(self, depth: int) -> Iterator[tuple[list[float], tuple[int, ...]]]:
         """The stages' costs and stops of all splits that fit."""
@@ -42,7 +58,7 @@ class Chain:
         for cuts in combinations(range(1, blocks), depth - 1):
             stops = (*cuts, blocks)
             pairs = enumerate(zip((0, *cuts), stops, strict=True))
-            costs = [float(self.costs(s, slice(a, a + 1), slice(b - 1, b))[0, 0]) for s, (a, b) in pairs]
+            costs = [float(self.costs(s, slice(a, a + 1), slice(b, b + 1))[0, 0]) for s, (a, b) in pairs]
             if max(costs) < INFINITE:
                 yield costs, stops
 
@@ -60,15 +76,44 @@ def test_the_least_largest_cost_is_that_of_the_best_of_all_splits(chain: Chain, 
     depth = min(depth, len(chain.work))
     every = list(chain.every_split(depth))
     least = min((max(costs) for costs, _ in every), default=INFINITE)
-    assert chain.search(depth).least_max() == least
+    search = chain.search(depth)
+    found = search.least_max()
+    assert (found.worst if found else INFINITE) == least
     tied = [(sum(c * c for c in costs), stops) for costs, stops in every if max(costs) == least]
-    assert chain.search(depth).min_max() == min(tied, default=(0.0, None))[1]
+    assert (search.stops(found) if found else None) == min(tied, default=(0.0, None))[1]
+
+
+@given(chain=chains, depth=st.integers(1, 8), ceiling=st.integers(1, 60))
+def test_a_ceiling_leaves_the_best_split_or_none(chain: Chain, depth: int, ceiling: int) -> None:
+    depth = min(depth, len(chain.work))
+    least = chain.least_max(depth)
+    assert chain.least_max(depth, ceiling) == (least if least <= ceiling else INFINITE)
+
+
+@given(chain=chains, depth=st.integers(1, 8))
+def test_no_split_has_less_variance_of_work(chain: Chain, depth: int) -> None:
+    depth = min(depth, len(chain.work))
+    work = [0.0, *accumulate(chain.work)]
+
+    def squares(_: Starts) -> Costs:
+        def cost(stage: int, starts: slice, stops: slice) -> FloatArray:
+            fits = np.isfinite(chain.costs(stage, starts, stops))
+            sums = np.asarray(work)
+            return np.where(fits, np.square(sums[stops] - sums[starts][:, None]), INFINITE)
+
+        return cost
+
+    tried = [
+        (sum((work[b] - work[a]) ** 2 for a, b in pairwise((0, *stops))), stops)
+        for _, stops in chain.every_split(depth)
+    ]
+    assert least_squares(squares, work, every_start(len(chain.work), depth)) == min(tried, default=(0.0, None))[1]
 
 
 @given(chain=chains, depth=st.integers(1, 8), limit=st.integers(0, 20))
 def test_starts_within_a_limit_leave_out_no_split_that_keeps_it(chain: Chain, depth: int, limit: int) -> None:
     depth = min(depth, len(chain.work))
-    starts = starts_within(chain.works, limit, every_start(len(chain.work), depth))
+    starts = starts_within(chain.limits, limit, every_start(len(chain.work), depth))
     for costs, stops in chain.every_split(depth):
         if max(costs) <= limit:
             assert starts is not None
@@ -79,12 +124,14 @@ def test_starts_within_a_limit_leave_out_no_split_that_keeps_it(chain: Chain, de
 def test_the_least_sum_is_that_of_the_best_of_all_splits(chain: Chain, depth: int) -> None:
     depth = min(depth, len(chain.work))
     every = [(sum(costs), stops) for costs, stops in chain.every_split(depth)]
-    found = min_sum(chain.costs, every_start(len(chain.work), depth))
-    assert found == min(every, default=(0.0, None))[1]
+    starts = every_start(len(chain.work), depth)
+    assert least_sum(chain.costs, starts) == min(every, default=(INFINITE, ()))[0]
+    if every:
+        assert min_sum(chain.costs, starts) == min(every)[1]
 
 
 def test_of_a_thousand_blocks_in_64_stages_few_starts_are_looked_at() -> None:
     """All of them took a minute for the shapes of 64 devices."""
     chain = Chain([1.0 + i % 7 for i in range(1000)], [0.0, 0.25], 1000)
-    assert chain.search(64).least_max() < 1.1 * sum(chain.work) / 64
+    assert chain.least_max(64) < 1.1 * sum(chain.work) / 64
     assert chain.looked_at < 64 * 937 * 937 / 50

@@ -81,6 +81,12 @@ def test_what_our_own_modules_import_is_not_built_in(spec: str) -> None:
     assert refusal(running(model=spec)) is not None
 
 
+@pytest.mark.parametrize("spec", ["hf:/home/other/config.json", "hf:config.json?n_layer=2", "hf:../config.json"])
+def test_a_nodes_files_are_not_built_in(spec: str) -> None:
+    assert refusal(running(model=spec)) is not None
+    assert refusal(running(model=spec), spec.partition("?")[0]) is None
+
+
 def test_a_pattern_reaches_no_further_than_a_modules_own_names() -> None:
     assert refusal(running(model="mine.models:os.system"), "mine.models:*", "mine.*") is not None
     assert refusal(running(model="mine.models:Tiny.make"), "mine.models:Tiny.*") is None

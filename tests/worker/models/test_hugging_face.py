@@ -1,5 +1,8 @@
 """Hugging Face families: the blocks in a row are the library's model, to the last bit."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,10 +11,16 @@ from planner_service.core.errors import InvalidInputError
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss
 
+NARROW = (
+    "num_hidden_layers=2&hidden_size=32&num_attention_heads=2&num_key_value_heads=1&intermediate_size=48&vocab_size=50"
+    "&max_position_embeddings=16"
+)
 SPECS = {
     "gpt2": "hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=50&n_positions=16",
-    "llama": "hf:llama?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&num_key_value_heads=1&head_dim=16"
-    "&intermediate_size=48&vocab_size=50&max_position_embeddings=16",
+    "llama": f"hf:llama?{NARROW}&head_dim=16",
+    "mistral": f"hf:mistral?{NARROW}&sliding_window=null",
+    "qwen2": f"hf:qwen2?{NARROW}",
+    "qwen3": f"hf:qwen3?{NARROW}&head_dim=16",
     "bert": "hf:bert?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&intermediate_size=48&vocab_size=50"
     "&max_position_embeddings=16",
 }
@@ -72,7 +81,8 @@ def test_rotary_frequencies_stay_exact_in_a_model_of_16_bits() -> None:
     [
         ("hf:gpt2?n_layers=2", "model.n_layers: is not a key of gpt2's config that can be set, got 2"),
         ("hf:gpt2?use_cache=true", "model.use_cache: is not a key of gpt2's config that can be set, got True"),
-        ("hf:gpt5", "model: must be of a known family: bert, gpt2, llama, got 'gpt5'"),
+        ("hf:gpt5", "model: must be of a known family: bert, gpt2, llama, mistral, qwen2, qwen3, got 'gpt5'"),
+        ("hf:mistral?sliding_window=8", "model.sliding_window: must be null, or not below the 131072 positions"),
         ("hf:gpt2?tie_word_embeddings=true", "model.tie_word_embeddings: cannot be true"),
         ("hf:gpt2?attn_implementation=fast", "model.attn_implementation: must be one of sdpa, eager, got 'fast'"),
         ("hf:gpt2?n_head=5", "model: must be possible for gpt2 (`embed_dim` must be divisible by num_heads"),
@@ -82,4 +92,43 @@ def test_rotary_frequencies_stay_exact_in_a_model_of_16_bits() -> None:
 def test_a_config_that_cannot_be_is_refused_by_name(spec: str, sentence: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         build_model(spec, seed=0)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_config_file_names_family_and_options_and_the_query_goes_over_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config |= {"num_key_value_heads": 1, "intermediate_size": 48, "vocab_size": 50, "tie_word_embeddings": True}
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 8192}
+    other = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "use_cache": True}
+    path.write_text(json.dumps(config | other | {"rope_scaling": rope, "rope_theta": 500000.0, "_name_or_path": "x"}))
+    chain = build_model(f"hf:{path}?num_hidden_layers=1", seed=0)
+    assert chain.name == "llama" and chain.block_names == ("embedding", "layer.0", "head")
+    assert {p.dtype for p in chain.root.parameters()} == {torch.float32}
+    assert chain.tokens is not None and chain.tokens.vocab_size == 50
+    assert in_order(chain, torch.zeros(1, 4, dtype=torch.int64)).shape == (1, 4, 50)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            '{"model_type": "mamba"}',
+            "model.model_type: must be of a known family: bert, gpt2, llama, mistral, qwen2, qwen3, got 'mamba'",
+        ),
+        ('{"n_layer": 2}', "model: must name a Hugging Face config: a JSON object with a model_type, got"),
+        ("[]", "model: must name a Hugging Face config: a JSON object with a model_type, got"),
+        ("{", "model: must name a file with a JSON document ("),
+        ('{"model_type": "gpt2", "n_head": 5}', "model: must be possible for gpt2 (`embed_dim` must be divisible"),
+        ('{"model_type": "gpt2", "n_layer": "two"}', "model: must be possible for gpt2 (Validation error for"),
+        (None, "file: must be a readable text file, got"),
+    ],
+)
+def test_a_config_file_that_cannot_be_is_refused(content: str | None, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InvalidInputError) as caught:
+        build_model(f"hf:{path}", seed=0)
     assert str(caught.value).startswith(sentence)

@@ -1,5 +1,7 @@
 """Block times: what is timed, in which order, and with which gradients in place."""
 
+from typing import NoReturn
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +10,8 @@ from tests.worker.profiler.clocks import SquaresClock
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import Microbatch, open_data
 from worker_agent.models.losses import default_loss
-from worker_agent.profiler.blocks import BlockTimes, measure_times
-from worker_agent.profiler.updates import measure_update_s_per_byte
+from worker_agent.profiler.blocks import BlockTimes, measure_times, measure_without_graph
+from worker_agent.profiler.updates import measure_update_s_per_byte, measure_version_s_per_byte, sampled
 from worker_agent.runtime.optimizers import build_optimizer
 
 CHAIN = "worker_agent.models.presets:mlp?width=4&depth=3"
@@ -82,17 +84,53 @@ def test_backwards_add_to_gradients_that_stay_where_they_are() -> None:
 def test_an_update_costs_its_seconds_by_byte_of_weights_that_have_gradients(name: str) -> None:
     graded, ungraded = nn.Parameter(torch.zeros(5)), nn.Parameter(torch.zeros(7))
     graded.grad = torch.ones(5)
+    passed: list[int] = []
     seconds_by_byte = measure_update_s_per_byte(
         [graded, ungraded],
         lambda parameters: build_optimizer(name, parameters, 1e-6),
         rounds=3,
         make_clock=SquaresClock,
+        before_step=passed.append,
     )
     assert seconds_by_byte == 1 / (5 * 4)
+    assert passed == [0, 1, 2, 3, 4]  # a passage before every step, two of them uncounted
 
 
 def test_a_model_without_gradients_updates_for_nothing() -> None:
-    def never(parameters: object) -> torch.optim.Optimizer:
+    def never(anything: object) -> NoReturn:
         raise AssertionError
 
-    assert measure_update_s_per_byte([], never, rounds=1, make_clock=SquaresClock) == 0.0
+    assert measure_update_s_per_byte([], never, rounds=1, make_clock=SquaresClock, before_step=never) == 0.0
+    assert measure_version_s_per_byte([], rounds=1, make_clock=SquaresClock, before_copy=never) == 0.0
+
+
+def test_a_weight_version_costs_the_seconds_of_its_copy_by_byte_and_changes_nothing() -> None:
+    weights = [nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(7))]
+    seconds_by_byte = measure_version_s_per_byte(
+        weights, rounds=3, make_clock=SquaresClock, before_copy=lambda number: None
+    )
+    assert seconds_by_byte == 1 / (12 * 4)
+    assert all(bool((weight == 1).all()) for weight in weights)
+
+
+def test_a_sample_of_tensors_ends_before_it_is_too_large_but_is_never_empty() -> None:
+    huge, small = torch.empty(2**28, device="meta"), torch.empty(5)
+    assert sampled([huge, small]) == [huge]
+    assert sampled([small, huge]) == [small]
+    assert sampled([]) == []
+
+
+def test_a_forward_without_a_graph_is_timed_as_a_whole_and_touches_no_gradient() -> None:
+    blocks = build_model(CHAIN, seed=0).blocks
+    graphs: list[bool] = []
+    blocks[0].register_forward_hook(lambda module, inputs, output: graphs.append(output.requires_grad))
+    seconds = measure_without_graph(
+        blocks,
+        default_loss,
+        open_data(DATA, microbatch_size=2, seed=0).microbatch,
+        rounds=2,
+        make_clock=SquaresClock,
+    )
+    assert seconds == (1.0, 1.0)
+    assert graphs == [False, False, False]  # the first warms up
+    assert all(parameter.grad is None for block in blocks for parameter in block.parameters())

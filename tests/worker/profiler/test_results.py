@@ -39,7 +39,12 @@ def figures(*, forward_s: tuple[float, ...], memory_bytes: int, bandwidth: float
         block_names=("only",),
         weight_bytes=(40,),
         sizes=((block,),),
+        without_graph=(0.8, 0.9),
         update_s_per_byte=1e-9,
+        version_s_per_byte=2e-9,
+        handing_over_s=None if bandwidth is None else 3e-4,
+        exchanged_bytes=1000,
+        exchange_s=4e-5,
         bandwidth_bytes_per_s=bandwidth,
         latency_s=None if bandwidth is None else 1e-5,
         device=Device(name="core", memory_bytes=memory_bytes),
@@ -74,6 +79,24 @@ def test_the_profile_and_the_cluster_are_documents_that_everybody_accepts() -> N
     assert parse(Profile, dump(dataclasses.asdict(profile))) == profile
     assert parse(Cluster, dump(dataclasses.asdict(cluster))) == cluster
     assert (cluster.devices, cluster.levels[0].bandwidth_bytes_per_s, cluster.device.memory_bytes) == (2, 1e9, 900)
+
+
+def test_overheads_are_medians_over_the_ranks_that_measured_them() -> None:
+    overheads = profile_of(JOB, RANKS).overheads
+    assert (overheads.update_s_per_byte, overheads.version_s_per_byte) == (1e-9, 2e-9)
+    assert overheads.instruction_s == 3e-4
+    assert overheads.forward_without_graph == pytest.approx(0.85)
+
+
+def test_an_exchange_is_compared_with_a_ring_over_the_link() -> None:
+    """1000 bytes at 1 GB/s take a ring of two a microsecond after 10 us of latency; it took 40 us."""
+    assert profile_of(JOB, RANKS).overheads.exchange_factor == pytest.approx(30.0)
+
+
+def test_a_device_that_was_alone_knows_of_no_exchange_and_no_message() -> None:
+    alone = dataclasses.replace(RANKS[0], handing_over_s=None, exchange_s=None)
+    overheads = profile_of(JOB, [alone]).overheads
+    assert (overheads.instruction_s, overheads.exchange_factor) == (0.0, 1.0)
 
 
 def test_the_spread_is_the_interquartile_range_and_nothing_for_one_value() -> None:

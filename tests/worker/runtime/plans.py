@@ -19,6 +19,7 @@ def make_plan(
     optimizer: str = "sgd",
     dtype: str = "float64",
     split_backward: bool = False,
+    master_weights: bool = False,
 ) -> Plan:
     """A plan with stages between the cuts: (0, 2, 4) are two stages of two blocks."""
     depth = len(cuts) - 1
@@ -41,6 +42,7 @@ def make_plan(
         microbatch_size=microbatch_size,
         microbatches=microbatches,
         optimizer=optimizer,
+        master_weights=master_weights,
         memory_accounting="training",
         time_per_microbatch_s=1.0,
         throughput_samples_per_s=1.0,

@@ -10,6 +10,7 @@ from planner_service.core.plan import Plan
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
+from worker_agent.runtime.optimizers import build_optimizer
 
 Weights = dict[str, Tensor]
 
@@ -44,9 +45,15 @@ def train(
         for name in chain.root.state_dict()
         if name.startswith(f"{i}.")
     }
-    newest = {name: p.detach().clone().requires_grad_() for name, p in chain.root.named_parameters()}
-    history = [{name: p.detach().clone() for name, p in newest.items()}]
-    optimizer = OPTIMIZERS[plan.optimizer](list(newest.values()), learning_rate)
+    dtype = getattr(torch, plan.dtype)
+    kept = torch.float32 if plan.master_weights else dtype
+    newest = {name: p.detach().to(kept, copy=True).requires_grad_() for name, p in chain.root.named_parameters()}
+    history = [{name: p.detach().to(dtype, copy=True) for name, p in newest.items()}]
+    make = build_optimizer if plan.master_weights else None  # to the last bit only torch's own fused step is the same
+    weights = list(newest.values())
+    optimizer = (
+        make(plan.optimizer, weights, learning_rate) if make else OPTIMIZERS[plan.optimizer](weights, learning_rate)
+    )
     batch = plan.batch_size // plan.microbatch_size
     for step in range(steps):
         used = {name: history[max(step - behind[stage_of[name]], 0)][name].clone().requires_grad_() for name in newest}
@@ -55,9 +62,10 @@ def train(
             outputs = functional_call(chain.root, used, (inputs,))
             torch.autograd.backward(build_loss(None)(outputs, targets) / batch)
         for name, parameter in newest.items():
-            parameter.grad = used[name].grad
+            gradient = used[name].grad
+            parameter.grad = gradient.to(kept) if gradient is not None else None
         optimizer.step()
-        history.append({name: p.detach().clone() for name, p in newest.items()})
+        history.append({name: p.detach().to(dtype, copy=True) for name, p in newest.items()})
     return history[-1]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from planner_service.contract.documents import dump, plan_document
+from planner_service.contract.run_files import read_run
 from planner_service.core.plan import Plan
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.test_executor import checkpoint_weights
@@ -48,6 +49,8 @@ def test_a_run_resumed_from_a_checkpoint_ends_bit_for_bit_like_one_that_never_st
     resumed = finish(command(plan, tmp_path, "--checkpoint-every", "2", "--resume", "--json"))
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["first_step"] == 2
+    left = read_run(tmp_path / "out")
+    assert (left.plan, left.timeline.batches, len(left.peak_resident_bytes)) == (plan, 4, 2)
     weights = checkpoint_weights(tmp_path / "out", 6)
     assert weights.keys() == whole.keys()
     assert all((weights[name] == whole[name]).all() for name in whole)

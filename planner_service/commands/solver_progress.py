@@ -1,0 +1,27 @@
+"""What a solver has found so far, on standard error while it searches, where that is a terminal."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from planner_service.solvers.progress import Observer, Progress, unobserved
+
+
+@contextmanager
+def shown() -> Iterator[Observer]:
+    """The observer to search with; nothing is shown where standard error is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield unobserved
+        return
+    with console.status("searching") as status:
+        yield lambda progress: status.update(sentence(progress))
+
+
+def sentence(progress: Progress) -> str:
+    """The best and the bound, as rates."""
+    best = "none yet" if progress.best_s is None else f"{1 / progress.best_s:,.4g} samples/s"
+    bound = f", no plan beyond {1 / progress.bound_s:,.4g}" if progress.bound_s > 0 else ""
+    left = f"{progress.open_shapes} combinations open, {progress.spent:.1f} of {progress.limit:g} s"
+    return f"best {best}{bound}; {left}"

@@ -1,0 +1,137 @@
+"""Misses: what does not fit, by how much it exceeds a device, and what the batch rules out."""
+
+from collections import Counter
+from collections.abc import Iterator
+from math import inf
+
+import numpy as np
+
+from planner_service.core.plan import Infeasible, Reason
+from planner_service.core.planner.bounds import Configurations, joined
+from planner_service.core.planner.candidate import Miss
+from planner_service.core.planner.pipeline_terms import FLUSHED, Shape
+from planner_service.core.planner.reasons import memory_reason, readable
+from planner_service.core.planner.search import Search
+
+REASONS = 10
+"""Classes (a schedule at a depth) that are named when nothing fits."""
+
+
+def infeasible(planner: str, search: Search) -> Infeasible:
+    """The nearest miss of every class, the nearest of all first; then all others together, and what the batch allows.
+
+    The reasons' counts add up to the configurations considered.
+    """
+    misses = nearest_misses(search, REASONS)
+    members: Counter[tuple[str, int]] = Counter()
+    for found in search.examined:
+        depths, counts = np.unique(found.depth, return_counts=True)
+        for depth, count in zip(depths.tolist(), counts.tolist(), strict=True):
+            members[found.execution.schedule, depth] += count * found.execution.ways
+    named = [_memory_reason(search, miss, members.pop((miss.shape.schedule, miss.shape.depth))) for miss in misses]
+    return Infeasible(
+        planner=planner,
+        reasons=(*named, *_others(search, members, misses), *_batch(search)),
+        configurations_considered=search.space.considered,
+    )
+
+
+def nearest_misses(search: Search, count: int) -> list[Miss]:
+    """The classes that miss the least, each at the shape that can be smallest by a bound; the least of all is exact.
+
+    Where a plan was found, these are classes that were looked at before it and of which nothing was found to fit.
+    """
+    fitting = {_class(found.shape) for found in search.fitting}
+    nearest: dict[tuple[str, int], Miss] = {}
+    least_bytes = inf
+    for bound, shape in _by_bytes(search):
+        if len(nearest) >= count and (bound > least_bytes or search.best is not None):
+            break
+        if _class(shape) in fitting:
+            continue
+        new = len(nearest) < count and _class(shape) not in nearest
+        miss = search.evaluator.nearest(shape, inf if new else least_bytes)
+        if miss is not None and miss.missing_bytes > 0 and (new or miss.memory_bytes < least_bytes):
+            nearest[_class(shape)] = miss
+            least_bytes = min(least_bytes, miss.memory_bytes)
+    return sorted(nearest.values(), key=lambda miss: (miss.missing_bytes, miss.shape.depth, miss.shape.schedule))
+
+
+def _by_bytes(search: Search) -> Iterator[tuple[float, Shape]]:
+    """Shapes that hold different amounts of memory, with their bound, the least first."""
+    entries: list[tuple[float, int, int]] = []
+    several: list[Configurations] = []
+    for place, rows in enumerate(search.space.rows):
+        own = [found for found in search.examined if found.execution is rows.execution]
+        if own:
+            found = _distinct(joined(own))
+            least_bytes = search.bounds[place].least_bytes(found)
+            entries += [(value, len(several), index) for index, value in enumerate(least_bytes.tolist())]
+            several.append(found)
+    if search.best is not None:
+        entries = [entry for entry in entries if entry[0] > search.evaluator.device_bytes]
+    for bound, which, index in sorted(entries):
+        yield bound, search.shape(several[which], index)
+
+
+def _distinct(found: Configurations) -> Configurations:
+    """One of each that memory tells apart: of the smallest width where the batch does not matter."""
+    flushed = found.execution.schedule in FLUSHED
+    order = np.lexsort((found.width, found.microbatches if flushed else found.width, found.size, found.depth))
+    keys = np.stack([found.depth, found.size, found.microbatches if flushed else np.zeros_like(found.depth)])[:, order]
+    new = np.append(True, (np.diff(keys, axis=1) != 0).any(axis=0))
+    return found.some(order[new])
+
+
+def _others(search: Search, members: Counter[tuple[str, int]], misses: list[Miss]) -> Iterator[Reason]:
+    if members:
+        least = misses[-1].missing_bytes if misses else 0
+        yield Reason(
+            rule=_memory_rule(search),
+            detail=f"{len(members)} other pairs of schedule and depth: none misses less than {readable(least)}",
+            configurations=sum(members.values()),
+        )
+
+
+def _memory_rule(search: Search) -> str:
+    return f"a stage must fit the device's usable memory ({readable(search.evaluator.device_bytes)})"
+
+
+def _batch(search: Search) -> Iterator[Reason]:
+    """What the batch rules out: widths and sizes that do not divide it, and batches shorter than 2BW's depth."""
+    space = search.space
+    batch_size = space.problem.batch_size
+    undivided = space.considered - space.runnable - space.too_shallow
+    if undivided:
+        rule = (
+            "a batch must hold a microbatch of every pipeline"
+            if space.problem.options.safe_batch
+            else ("a batch must be whole microbatches on every pipeline")
+        )
+        yield Reason(rule=rule, detail=f"batch: {batch_size} is not divisible by w*b", configurations=undivided)
+    if space.too_shallow:
+        yield Reason(
+            rule="a batch must hold as many microbatches as 2BW has stages, or more",
+            detail=f"m = {batch_size} / (w*b) < depth",
+            configurations=space.too_shallow,
+        )
+
+
+def _memory_reason(search: Search, miss: Miss, configurations: int) -> Reason:
+    return memory_reason(
+        _named(miss.shape),
+        stage=miss.stage,
+        missing_bytes=miss.missing_bytes,
+        device_bytes=search.evaluator.device_bytes,
+        configurations=configurations,
+    )
+
+
+def _named(shape: Shape) -> str:
+    recompute = {None: ", recomputing where that is less", True: ", recomputing", False: ""}[shape.recompute]
+    size = f"microbatches of {shape.microbatch_size}{recompute}"
+    return f"{shape.schedule}, width {shape.width}, depth {shape.depth}, {size}"
+
+
+def _class(shape: Shape) -> tuple[str, int]:
+    return shape.schedule, shape.depth

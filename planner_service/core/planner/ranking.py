@@ -1,0 +1,167 @@
+"""Ranking: proposals, played as instruction streams, the best first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from planner_service.core.plan import Alternative, Plan, Stage
+from planner_service.core.planner.play import length, play
+from planner_service.core.planner.problem import Problem
+from planner_service.core.planner.proposals import Proposal
+from planner_service.core.planner.reasons import shortfall
+from planner_service.core.schedule.program import FLUSHES
+
+PLAYED_INSTRUCTIONS = 600_000
+"""Of all proposals together: about a second and a half."""
+
+LONGEST_PLAY = 60_000
+"""Of one proposal."""
+
+SPLIT_PROPOSALS = 3
+"""How many of the best proposals with a flush are also played with 2BP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A proposal, played unless that takes too long; `over` says what it exceeds, a device or the batch."""
+
+    proposal: Proposal
+    samples_per_s: float
+    played: bool
+    over: str | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What is proposed."""
+        return self.proposal.plan
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its worst stage holds."""
+        return max(stage.memory_bytes for stage in self.plan.stages)
+
+    @property
+    def named(self) -> str:
+        """In a few words."""
+        width = self.plan.width or "mixed"
+        return f"{self.plan.schedule}, {self.plan.depth} stages x {width}, microbatches of {self.plan.microbatch_size}"
+
+    def preference(self) -> tuple[float, int, int, int]:
+        """Sorts the best first."""
+        return -self.samples_per_s, self.plan.workers, self.plan.depth, self.proposal.order
+
+    def alternative(self, reason: str) -> Alternative:
+        """As one of a plan's alternatives."""
+        plan = self.plan
+        return Alternative(
+            schedule=plan.schedule,
+            depth=plan.depth,
+            width=plan.width,
+            microbatch_size=plan.microbatch_size,
+            microbatches=plan.microbatches,
+            recompute=plan.recompute,
+            throughput_samples_per_s=self.samples_per_s if self.over is None else None,
+            memory_bytes=self.memory_bytes,
+            reason=reason,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Ranking:
+    """All proposals, the best first: those that fit, those that do not when they are played, and 2BP's variants."""
+
+    problem: Problem
+    fitting: list[Ranked] = field(default_factory=list)
+    exceeding: list[Ranked] = field(default_factory=list)
+    split_variants: list[Ranked] = field(default_factory=list)
+    left: int = PLAYED_INSTRUCTIONS
+
+    def play(self, proposals: Sequence[Proposal], answers: int) -> None:
+        """Plays the planners' `answers` first, then the others by their closed form, and ranks all."""
+        others = sorted(proposals[answers:], key=lambda each: -each.plan.throughput_samples_per_s)
+        played = [self._played(proposal) for proposal in (*proposals[:answers], *others)]
+        ratios = [
+            each.plan.simulated.throughput_samples_per_s / each.plan.throughput_samples_per_s
+            for each in played
+            if each.plan.simulated is not None and each.plan.throughput_samples_per_s > 0
+        ]
+        ratio = min(ratios, default=1.0)
+        for ranked in sorted((self._ranked(proposal, ratio) for proposal in played), key=Ranked.preference):
+            (self.fitting if ranked.over is None else self.exceeding).append(ranked)
+
+    def split(self) -> None:
+        """Plays the best with a flush again, with 2BP; as proposals if it is asked for."""
+        if self.problem.options.split_backward is False or not has_split_backward(self.problem):
+            return
+        flushing = [each for each in self.fitting if each.plan.schedule in FLUSHES and each.plan.simulated is not None]
+        for ranked in flushing[:SPLIT_PROPOSALS]:
+            variant = self._split(ranked.proposal)
+            if variant is not None:
+                self.split_variants.append(self._ranked(variant, 1.0))
+        self.split_variants.sort(key=Ranked.preference)
+        if self.problem.options.split_backward:
+            self.fitting += [variant for variant in self.split_variants if variant.over is None]
+            self.exceeding += [variant for variant in self.split_variants if variant.over is not None]
+            self.fitting.sort(key=Ranked.preference)
+            self.split_variants = []
+
+    def _played(self, proposal: Proposal) -> Proposal:
+        """With the play of the whole batch, where that is not too long."""
+        plan = proposal.plan
+        if plan.simulated is not None and plan.simulated.extrapolated_from is None:
+            return proposal
+        longest = min(LONGEST_PLAY, self.left)
+        self.left -= length(plan, instructions=longest)
+        simulated = play(plan, instructions=longest) or plan.simulated
+        return replace(proposal, plan=replace(plan, simulated=simulated))
+
+    def _ranked(self, proposal: Proposal, ratio: float) -> Ranked:
+        plan = proposal.plan
+        rate = plan.simulated.throughput_samples_per_s if plan.simulated else ratio * plan.throughput_samples_per_s
+        over = _over_the_batch(self.problem, plan) or _over_the_memory(self.problem, plan)
+        return Ranked(proposal=proposal, samples_per_s=rate, played=plan.simulated is not None, over=over)
+
+    def _split(self, proposal: Proposal) -> Proposal | None:
+        """The same with 2BP, and with what its microbatches hold until their p2."""
+        fused = proposal.plan
+        whole = replace(fused, split_backward=True, simulated=None)
+        simulated = play(whole, instructions=LONGEST_PLAY)
+        if simulated is None or fused.simulated is None:
+            return None
+        more_bytes = [0] * fused.depth
+        peaks = zip(fused.placement, simulated.peak_memory_bytes, fused.simulated.peak_memory_bytes, strict=True)
+        for worker, split_bytes, fused_bytes in peaks:
+            more_bytes[worker.stage] = max(more_bytes[worker.stage], split_bytes - fused_bytes)
+        stages = tuple(map(_holding_more, fused.stages, more_bytes))
+        return replace(proposal, plan=replace(whole, stages=stages, simulated=simulated), order=proposal.order)
+
+
+def _holding_more(stage: Stage, more_bytes: int) -> Stage:
+    memory = stage.memory and replace(stage.memory, activations=stage.memory.activations + more_bytes)
+    return replace(stage, memory_bytes=stage.memory_bytes + more_bytes, memory=memory)
+
+
+def has_split_backward(problem: Problem) -> bool:
+    """Whether 2BP's p2 was measured of any block."""
+    return any(m.backward_weight_s for block in problem.profile.blocks for m in block.measurements)
+
+
+def _over_the_batch(problem: Problem, plan: Plan) -> str | None:
+    """PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for."""
+    most = max(plan.replicas) * plan.microbatch_size
+    if plan.schedule != "pipedream" or most <= problem.batch_size:
+        return None
+    return f"a stage of {max(plan.replicas)} replicas updates after {most} samples, more than the batch"
+
+
+def _over_the_memory(problem: Problem, plan: Plan) -> str | None:
+    """By how much a stage exceeds its device, in its planner's accounting (2BP holds more) or when it is played."""
+    device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}
+    own = problem.cluster.device.memory_bytes
+    most = [device_bytes.get(stage.device or "", own) for stage in plan.stages]
+    held = [stage.memory_bytes for stage in plan.stages]
+    if plan.simulated is not None and problem.options.memory == "training":
+        for worker, peak_bytes in zip(plan.placement, plan.simulated.peak_memory_bytes, strict=True):
+            held[worker.stage] = max(held[worker.stage], peak_bytes)
+    missing = [held_bytes - limit for held_bytes, limit in zip(held, most, strict=True)]
+    worst = max(missing)
+    return f"does not fit when played, {shortfall(missing.index(worst), worst)}" if worst > 0 else None

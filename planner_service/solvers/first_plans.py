@@ -1,0 +1,139 @@
+"""First plans: good ones, found by recurrences, from which the solver starts and which it can only improve.
+
+Where all devices are of one type, a recurrence over the same tables finds the optimum, and the solver proves it. Where
+they are of several, types come one after the other here, in every order; the solver mixes them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, permutations, product
+
+import numpy as np
+
+from planner_service.core.cost.compute import FloatArray
+from planner_service.solvers.kinds import Kind, Shape, Tabulated
+from planner_service.solvers.places import Placed, Places, Team
+
+MAX_ORDERS = 24
+MAX_ROWS = 64
+"""How many sequences of types are tried."""
+
+
+def placed(shape: Shape, places: Places, straight: bool = False) -> Iterator[Placed]:
+    """The ways to place a shape whose stages are all as wide."""
+    width = shape.width or 1
+    if len(places.counts) == 1:
+        for links in places.orientations(shape):
+            yield places.oriented(shape, links)
+        return
+    for teams in islice(_in_blocks(shape.depth, width, places.counts), MAX_ROWS):
+        yield places.in_a_row(teams)
+
+
+def _in_blocks(depth: int, width: int, counts: Sequence[int]) -> Iterator[tuple[Team, ...]]:
+    """All stages of a type together, the types in every order, as many of each as there may be."""
+    seen = set()
+    for order in islice(permutations(range(len(counts))), MAX_ORDERS):
+        most = [range(min(counts[kind] // width, depth), -1, -1) for kind in order]
+        for stages in product(*most):
+            teams = tuple(
+                Team(type=kind, replicas=width) for kind, many in zip(order, stages, strict=True) for _ in range(many)
+            )
+            if sum(stages) == depth and teams not in seen:
+                seen.add(teams)
+                yield teams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """PipeDream's devices in a row, types one after the other: stages of any replicas on contiguous devices."""
+
+    tabulated: Tabulated
+    places: Places
+    order: tuple[int, ...]
+    used: int
+    straight: bool
+
+    def teams(self, shape: Shape, *, quantity: str = "time_s") -> tuple[Team, ...] | None:
+        """Those of the partition into the shape's stages whose worst is best; None where there is none.
+
+        B(d, p, i) is the worst of the best d stages of the blocks [i, n) on the devices [p, used).
+        """
+        tables = self._tables(shape, quantity)
+        blocks = self.tabulated.blocks
+        worst = np.full((shape.depth + 1, self.used + 1, blocks + 1), np.inf)
+        worst[0, self.used, blocks] = -np.inf
+        for depth in range(1, shape.depth + 1):
+            for (first, replicas), table in tables.items():
+                beyond = worst[depth - 1, first + replicas, None, 1:]
+                best = np.maximum(table, beyond).min(axis=1)
+                np.minimum(worst[depth, first, :-1], best, out=worst[depth, first, :-1])
+        if not np.isfinite(worst[shape.depth, 0, 0]):
+            return None
+        return tuple(self._walk(worst, tables))
+
+    def _walk(self, worst: FloatArray, tables: dict[tuple[int, int], FloatArray]) -> Iterator[Team]:
+        first = start = 0
+        for depth in range(len(worst) - 1, 0, -1):
+            for replicas in range(1, self.used - first + 1):
+                if (first, replicas) not in tables:
+                    continue
+                reached = np.maximum(tables[first, replicas][start], worst[depth - 1, first + replicas, 1:])
+                if reached.min() == worst[depth, first, start]:
+                    break
+            yield Team(type=self._types[first], replicas=replicas)
+            first, start = first + replicas, int(np.argmin(reached)) + 1
+
+    @property
+    def _devices(self) -> list[int]:
+        return [int(rank) for kind in self.order for rank in self.places.ranks[kind]][: self.used]
+
+    @property
+    def _types(self) -> list[int]:
+        return [kind for kind in self.order for _ in self.places.ranks[kind]][: self.used]
+
+    def _tables(self, shape: Shape, quantity: str) -> dict[tuple[int, int], FloatArray]:
+        """By first device and replicas, in ascending order."""
+        of_kind: dict[Kind, FloatArray] = {}
+        tables = {}
+        for first, kind in self._kinds():
+            if kind not in of_kind:
+                of_kind[kind] = getattr(self.tabulated, quantity)(shape, kind)
+            tables[first, kind.replicas] = of_kind[kind]
+        return tables
+
+    def _kinds(self) -> Iterator[tuple[int, Kind]]:
+        types, devices = self._types, self._devices
+        for first, kind in enumerate(types):
+            most = 1 if self.straight else types[first:].count(kind)
+            for replicas in range(1, most + 1):
+                yield first, self._kind(devices, kind, first, replicas)
+
+    def _kind(self, devices: Sequence[int], kind: int, first: int, replicas: int) -> Kind:
+        """Each stage sees its own half of a boundary: its devices and the nearest of the other's."""
+        stop = first + replicas
+        own, before, after = devices[first:stop], devices[max(first - 1, 0) : stop], devices[first : stop + 1]
+        return Kind(
+            stage=0,
+            type=kind,
+            replicas=replicas,
+            workers=self._workers(first, replicas),
+            own=self._spanning(own),
+            before=self._spanning(before),
+            after=self._spanning(after),
+        )
+
+    def _workers(self, first: int, replicas: int) -> int:
+        """Rounded up to what makes a difference: how many are in flight."""
+        return -(-(self.used - first) // replicas) * replicas
+
+    def _spanning(self, devices: Sequence[int]) -> float:
+        return self.places.bandwidth(self.places.level(min(devices), max(devices)))
+
+
+def rows(tabulated: Tabulated, places: Places, *, straight: bool, fewer: bool) -> Iterator[Row]:
+    """PipeDream's rows: the types in every order, on all devices; or on the first so many of them."""
+    devices = sum(places.counts)
+    for order in islice(permutations(range(len(places.counts))), MAX_ORDERS):
+        for used in range(1, devices + 1) if fewer else (devices,):
+            yield Row(tabulated=tabulated, places=places, order=order, used=used, straight=straight)

@@ -1,0 +1,151 @@
+"""The simulator again, as plainly as its docstring says it: for tests that the fast one is right."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from planner_service.core.schedule.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Instruction,
+    Recompute,
+    RecvActivation,
+    RecvGradient,
+    ReduceGradients,
+    SendActivation,
+    SendGradient,
+    Update,
+)
+from planner_service.core.schedule.program import Program
+from planner_service.core.stage_costs import StageCosts
+
+Port = tuple[bool, int, int]
+"""Outwards or inwards, the devices behind it, and the number of its unit."""
+
+
+@dataclass
+class Request:
+    """Something that wants ports: a tensor, or a stage's exchange of gradients."""
+
+    at_s: float
+    stage: int
+    kind: int
+    key: tuple[object, ...]
+    seconds: float
+    latency_s: float
+    ports: list[Port]
+
+
+@dataclass
+class Plain:
+    """Everything by name, nothing by number; one instruction after the other."""
+
+    program: Program
+    costs: Sequence[StageCosts]
+    devices: Sequence[int]
+    times: list[list[tuple[float, float]]] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    arrived: dict[tuple[object, ...], float] = field(default_factory=dict)
+    reached: dict[tuple[object, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
+    free_s: dict[object, float] = field(default_factory=lambda: defaultdict(float))
+
+    def play(self) -> list[list[tuple[float, float]]]:
+        """Start and end of every instruction, by rank."""
+        self.times = [[] for _ in self.program.streams]
+        while True:
+            while sum(self.step(rank) for rank in range(len(self.times))):
+                pass
+            if not self.requests:
+                break
+            self.serve()
+        assert all(len(t) == len(s.instructions) for t, s in zip(self.times, self.program.streams, strict=True))
+        return self.times
+
+    def step(self, rank: int) -> bool:
+        """The worker's next instruction, if it can have it."""
+        stream, done = self.program.streams[rank], self.times[rank]
+        if len(done) == len(stream.instructions):
+            return False
+        now_s = done[-1][1] if done else 0.0
+        instruction = stream.instructions[len(done)]
+        end_s = self.end_s(rank, instruction, now_s)
+        if end_s is None:
+            return False
+        done.append((now_s, end_s))
+        return True
+
+    def end_s(self, rank: int, instruction: Instruction, now_s: float) -> float | None:
+        costs = self.costs[self.program.streams[rank].stage]
+        match instruction:
+            case Forward():
+                return now_s + (costs.forward_s + costs.instruction_s)
+            case Recompute():
+                return now_s + (costs.recompute_s + costs.instruction_s)
+            case Backward():
+                return now_s + (costs.backward_s + costs.instruction_s)
+            case BackwardInput():
+                return now_s + (costs.backward_input_s + costs.instruction_s)
+            case BackwardWeight(microbatches=several):
+                return now_s + (len(several) * costs.backward_weight_s + costs.instruction_s)
+            case Update():
+                return now_s + costs.update_s
+            case SendActivation(microbatch=k, peer=peer) | SendGradient(microbatch=k, peer=peer):
+                self.send(rank, peer, isinstance(instruction, SendGradient), k, now_s + costs.instruction_s)
+                return now_s + costs.instruction_s
+            case RecvActivation(microbatch=k, peer=peer) | RecvGradient(microbatch=k, peer=peer):
+                arrival_s = self.arrived.get((peer, rank, isinstance(instruction, RecvGradient), k))
+                return None if arrival_s is None else max(now_s, arrival_s) + costs.instruction_s
+            case ReduceGradients(version=version):
+                return self.exchange(rank, version, now_s)
+            case _:
+                return now_s
+
+    def send(self, rank: int, peer: int, gradient: bool, k: int, now_s: float) -> None:
+        stage = self.program.streams[rank].stage
+        costs = self.costs[stage]
+        seconds = costs.gradient_transfer_s if gradient else costs.activation_transfer_s
+        behind = costs.gradient_port_devices if gradient else costs.activation_port_devices
+        units = [self.devices[r] // behind if behind else r for r in (rank, peer)]
+        key = (rank, peer, gradient, k)
+        if seconds == 0 or behind == 0 or units[0] == units[1]:
+            link = ("link", rank, peer, gradient)
+            self.free_s[link] = max(self.free_s[link], now_s) + seconds
+            self.arrived[key] = self.free_s[link] + costs.latency_s
+        else:
+            ports = [(True, behind, units[0]), (False, behind, units[1])]
+            self.requests.append(Request(now_s, stage, int(gradient), key, seconds, costs.latency_s, ports))
+
+    def exchange(self, rank: int, version: int, now_s: float) -> float | None:
+        stage = self.program.streams[rank].stage
+        costs, key = self.costs[stage], ("exchange", stage, version)
+        if key in self.arrived:
+            return self.arrived[key]
+        if ("waits", rank, *key) in self.arrived:
+            return None
+        self.arrived["waits", rank, *key] = now_s
+        self.reached[key].append(now_s)
+        if len(self.reached[key]) < self.program.pipeline.replicas[stage]:
+            return None
+        at_s, behind = max(self.reached[key]), costs.reduce_port_devices
+        if behind == 0 or costs.reduce_s == 0:
+            self.arrived[key] = at_s + costs.reduce_s
+            return self.arrived[key]
+        units = {self.devices[s.rank] // behind for s in self.program.streams if s.stage == stage}
+        ports = [(out, behind, unit) for unit in units for out in (True, False)]
+        self.requests.append(Request(at_s, stage, 2, key, costs.reduce_s, 0.0, ports))
+        return None
+
+    def serve(self) -> None:
+        first = min(self.requests, key=lambda r: (r.at_s, r.stage, r.kind))
+        together = [r for r in self.requests if (r.at_s, r.stage, r.kind) == (first.at_s, first.stage, first.kind)]
+        self.requests = [r for r in self.requests if r not in together]
+        taken_s: dict[Port, float] = defaultdict(float)
+        for request in together:
+            for port in request.ports:
+                taken_s[port] += request.seconds
+        for port, seconds in taken_s.items():
+            self.free_s[port] = max(self.free_s[port], first.at_s) + seconds
+        for request in together:
+            self.arrived[request.key] = max(self.free_s[port] for port in request.ports) + request.latency_s

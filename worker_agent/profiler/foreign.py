@@ -1,0 +1,20 @@
+"""Foreign: code of the user's that may raise anything, and how that is told."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from planner_service.core.errors import InvalidInputError, PipeplanError
+
+SHOWN_CHARACTERS = 200
+
+
+@contextmanager
+def foreign_code(field: str, rule: str, value: object) -> Iterator[None]:
+    """What the code under it raises becomes an InvalidInputError: the rule, and in brackets the cause in one line."""
+    try:
+        yield
+    except PipeplanError:
+        raise
+    except Exception as error:  # a model, its data and its loss are the user's: anything may be raised
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"[:SHOWN_CHARACTERS]
+        raise InvalidInputError(field, f"{rule} ({cause})", value) from error
