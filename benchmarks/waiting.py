@@ -76,16 +76,17 @@ RULES[scaled] = _scaled_call
 
 
 class Block(nn.Module):
-    """One stage's work."""
+    """One stage's work. It is shifted first, so that the first stage has a gradient to compute in p1 as well."""
 
     def __init__(self, scaling: Scaling, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
+        self.shift = nn.Parameter(torch.zeros(width))
         self.scaling = scaling
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, width) -> (B, width)."""
-        return scaled(x, self.weight, self.scaling)
+        return scaled(x + self.shift, self.weight, self.scaling)
 
 
 def blocks(*, depth: int, unit_s: float, samples: int, width: int = 8) -> list[nn.Module]:

@@ -58,7 +58,8 @@ class Measurement:
     """One block at one microbatch size. Times are for the whole microbatch, bytes for all its samples.
 
     `backward_s` is the fused backward; `backward_input_s` and `backward_weight_s` are 2BP's p1 and p2, where they
-    were measured. `activation_bytes` is what stays allocated from forward to backward, parameters excluded;
+    were measured, and `weight_gradient_bytes` what stays allocated between them (None: not known). `activation_bytes` is
+    what stays allocated from forward to backward, parameters excluded;
     `workspace_bytes` the transient peak above it. The spreads are interquartile ranges.
     """
 
@@ -73,6 +74,7 @@ class Measurement:
     workspace_bytes: int = 0
     forward_spread_s: float | None = None
     backward_spread_s: float | None = None
+    weight_gradient_bytes: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -87,7 +89,8 @@ class Measurement:
             "workspace_bytes",
         ):
             require_amount(field, getattr(self, field))
-        for field in ("backward_input_s", "backward_weight_s", "forward_spread_s", "backward_spread_s"):
+        spreads = ("forward_spread_s", "backward_spread_s")
+        for field in ("backward_input_s", "backward_weight_s", "weight_gradient_bytes", *spreads):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field))
         split = (self.backward_input_s is None, self.backward_weight_s is None)

@@ -27,6 +27,7 @@ from worker_agent.profiler.memory import measure_memory
 from worker_agent.profiler.passage import moved, nothing_around, pass_backward, pass_forward
 from worker_agent.profiler.progress import ProgressWriter
 from worker_agent.profiler.results import BlockFigures, RankFigures, write_figures
+from worker_agent.profiler.split import measure_split
 from worker_agent.profiler.updates import measure_update_s_per_byte, measure_version_s_per_byte, sampled
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.results import RankFailure
@@ -97,8 +98,12 @@ class ProfilingRank:
         )
         full_s = sum(median(block.forward_s) for block in times)
         self.without_graph.append((median(bare_s) / full_s or 1.0) if full_s > 0 else 1.0)
+        split = measure_split(
+            self.blocks, self.loss, microbatch, rounds=self.job.task.rounds, make_clock=self.make_clock
+        )
         memory = measure_memory(self.blocks, self.loss, microbatch(0), self.device)
-        return tuple(BlockFigures(**asdict(t), **asdict(m)) for t, m in zip(times, memory, strict=True))
+        columns = zip(times, split, memory, strict=True)
+        return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
 
     def _microbatch(self, source: MicrobatchSource, index: int) -> Microbatch:
         inputs, targets = source.microbatch(index)

@@ -18,6 +18,9 @@ class BlockFigures:
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    backward_input_s: tuple[float, ...]
+    backward_weight_s: tuple[float, ...]
+    weight_gradient_bytes: int
     input_bytes: int
     output_bytes: int
     activation_bytes: int
@@ -145,6 +148,9 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
         microbatch_size=microbatch_size,
         forward_s=median(forward_s),
         backward_s=median(backward_s),
+        backward_input_s=median(seconds for block in figures for seconds in block.backward_input_s),
+        backward_weight_s=median(seconds for block in figures for seconds in block.backward_weight_s),
+        weight_gradient_bytes=max(block.weight_gradient_bytes for block in figures),
         input_bytes=max(block.input_bytes for block in figures),
         output_bytes=max(block.output_bytes for block in figures),
         activation_bytes=max(block.activation_bytes for block in figures),

@@ -124,6 +124,7 @@ def _stage_costs(
         activation_port_devices=ports.activation,
         gradient_port_devices=ports.gradient,
         reduce_port_devices=ports.reduce,
+        weight_gradient_bytes=_weight_gradient_bytes(blocks),
     )
 
 
@@ -160,6 +161,13 @@ def _split_backward_s(blocks: Sequence[Measurement]) -> tuple[float, float]:
     fused_s = [block.backward_s for block in blocks]
     input_s = sum(fused if p1 is None else p1 for fused, (p1, _) in zip(fused_s, split, strict=True))
     return input_s, sum(p2 or 0.0 for _, p2 in split)
+
+
+def _weight_gradient_bytes(blocks: Sequence[Measurement]) -> int | None:
+    """What 2BP keeps between p1 and p2; None where it was not measured of every block."""
+    kept = [block.weight_gradient_bytes for block in blocks]
+    known = [size for size in kept if size is not None]
+    return sum(known) if len(known) == len(kept) else None
 
 
 def _transfer_s(size_bytes: int, link: Level | None) -> float:

@@ -29,6 +29,9 @@ def figures(*, forward_s: tuple[float, ...], memory_bytes: int, bandwidth: float
     block = BlockFigures(
         forward_s=forward_s,
         backward_s=tuple(2 * s for s in forward_s),
+        backward_input_s=tuple(1.2 * s for s in forward_s),
+        backward_weight_s=tuple(0.9 * s for s in forward_s),
+        weight_gradient_bytes=memory_bytes // 20,
         input_bytes=8,
         output_bytes=16,
         activation_bytes=24,
