@@ -1,6 +1,6 @@
 """Branches: a shape and a limit of time -> what the solver is asked."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,13 @@ _UNITS = 1e6
 
 _ROUNDING = 1e-12
 
+_EACH_TABLE = 10
+"""How many times longer an entry takes to compute than to look at."""
+
+
+def _free(_: int) -> None:
+    """Nobody counts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
@@ -30,20 +37,37 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """The questions about one shape. What does not depend on the limit is computed once."""
+    """The questions about one shape. What does not depend on the limit is computed once.
+
+    `charge` is told of every table entry that is computed or looked at.
+    """
 
     shape: Shape
     tabulated: Tabulated
     places: Places
     straight: bool = False
     fewer: bool = False
+    charge: Callable[[int], None] = _free
     _tables: dict[Kind, FloatArray] = field(default_factory=dict)
 
     def table(self, kind: Kind) -> FloatArray:
         """The seconds of every interval on a kind of stage."""
         if kind not in self._tables:
             self._tables[kind] = self.tabulated.time_s(self.shape, kind)
+            self.charge(_EACH_TABLE * self._tables[kind].size * len(self.tabulated.recomputes))
         return self._tables[kind]
+
+    @property
+    def entries(self) -> int:
+        """About how many entries of tables a question takes, if none is there yet."""
+        devices, types, levels = sum(self.places.counts), len(self.places.counts), len(self.places.cluster.levels)
+        if self.shape.width is None:
+            kinds = types * (devices if self.straight else devices * devices.bit_length())
+        else:
+            kinds = types * self.shape.depth
+        by_level = not self.places.flat and (types > 1 or self.shape.width is None)
+        kinds *= levels**3 if by_level else 1
+        return _EACH_TABLE * kinds * self.tabulated.blocks**2 * len(self.tabulated.recomputes)
 
     def forget(self) -> None:
         """Lets the tables go."""
@@ -63,7 +87,7 @@ class Questions:
                 placed = self.places.oriented(self.shape, links)
                 yield Asked(asked=self._fixed(placed.kinds, step_s), placed=placed)
             return
-        branches = tuple(tuple(self._branches(stage, step_s)) for stage in range(self.shape.depth))
+        branches = self._of_stages(step_s)
         everything = self.shape.width is None and not self.fewer
         blocks = self.tabulated.blocks
         asked = Question(
@@ -95,6 +119,7 @@ class Questions:
 
     def _allowed(self, kind: Kind, step_s: float) -> BoolArray:
         table = self.table(kind)
+        self.charge(table.size)
         return np.isfinite(table) & (table <= step_s)
 
     def _fixed(self, kinds: Sequence[Kind], step_s: float) -> Question:
@@ -103,6 +128,17 @@ class Questions:
             for kind in kinds
         )
         return Question(blocks=self.tabulated.blocks, branches=tuple(branches))
+
+    def _of_stages(self, step_s: float) -> tuple[tuple[Branch, ...], ...]:
+        """Every stage's branches; where replicas differ, all stages but the first and the last have the same."""
+        last = self.shape.depth - 1
+        made: dict[int, tuple[Branch, ...]] = {}
+        for stage in range(self.shape.depth):
+            like = stage if self.shape.width is not None or stage in (0, last) else 1
+            if like not in made:
+                made[like] = tuple(self._branches(like, step_s))
+            made[stage] = made[like]
+        return tuple(made[stage] for stage in range(self.shape.depth))
 
     def _branches(self, stage: int, step_s: float) -> Iterator[Branch]:
         for team in self._teams():

@@ -109,7 +109,7 @@ def _exceptions(allowed: BoolArray) -> IntArray:
     """The (start, stop) within reach that are not allowed all the same."""
     blocks = len(allowed)
     within = np.tri(blocks, dtype=bool).T & (np.arange(blocks) < _reach(allowed)[:, None])
-    return np.argwhere(within & ~allowed) + np.array([0, 1])
+    return np.asarray(np.argwhere(within & ~allowed) + np.array([0, 1]), dtype=np.int64)
 
 
 class _Model:

@@ -128,7 +128,7 @@ def _judged(search: Search, best: Solution, stages: Sequence[Stage], what: str) 
 def infeasible(planner: str, problem: Problem, search: Search) -> Infeasible:
     """The nearest misses of memory, the nearest first; or the cuts or the batch that leave no shape at all."""
     misses = []
-    for shape in search.shapes[:MAX_LOOKED_AT]:
+    for shape in search.shapes[: 1 if search.free_depth else MAX_LOOKED_AT]:
         found = _nearest(search, shape)
         if found is not None:
             misses.append(found)

@@ -44,6 +44,10 @@ def _in_blocks(depth: int, width: int, counts: Sequence[int]) -> Iterator[tuple[
                 yield teams
 
 
+_Places = dict[tuple[int, int], FloatArray]
+"""Tables by first device and replicas."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """PipeDream's devices in a row, types one after the other: stages of any replicas on contiguous devices."""
@@ -54,25 +58,59 @@ class Row:
     used: int
     straight: bool
 
-    def teams(self, shape: Shape, *, quantity: str = "time_s") -> tuple[Team, ...] | None:
-        """Those of the partition into the shape's stages whose worst is best; None where there is none.
+    def teams(self, shape: Shape, *, depth: int | None = None, quantity: str = "time_s") -> tuple[Team, ...] | None:
+        """Those of the partition, into so many stages or any, whose worst is best; None where there is none.
 
-        B(d, p, i) is the worst of the best d stages of the blocks [i, n) on the devices [p, used).
+        B(d, p, i) is the worst of the best d stages of the blocks [i, n) on the devices [p, used). Where the number
+        is free, there is no d, and those of the least worst with the fewest stages are taken.
         """
         tables = self._tables(shape, quantity)
-        blocks = self.tabulated.blocks
-        worst = np.full((shape.depth + 1, self.used + 1, blocks + 1), np.inf)
-        worst[0, self.used, blocks] = -np.inf
-        for depth in range(1, shape.depth + 1):
-            for (first, replicas), table in tables.items():
-                beyond = worst[depth - 1, first + replicas, None, 1:]
-                best = np.maximum(table, beyond).min(axis=1)
-                np.minimum(worst[depth, first, :-1], best, out=worst[depth, first, :-1])
-        if not np.isfinite(worst[shape.depth, 0, 0]):
+        if depth is not None:
+            return self._exactly(tables, depth)
+        worst = self._fold(tables, np.maximum, -np.inf)[0, 0]
+        if not np.isfinite(worst):
             return None
-        return tuple(self._walk(worst, tables))
+        ones = {place: np.where(table <= worst, 1.0, np.inf) for place, table in tables.items()}
+        return tuple(self._fewest(ones))
 
-    def _walk(self, worst: FloatArray, tables: dict[tuple[int, int], FloatArray]) -> Iterator[Team]:
+    def _fold(self, tables: _Places, combine: np.ufunc, nothing: float) -> FloatArray:
+        """The best of any stages of the blocks [i, n) on the devices [p, used), as [p, i]."""
+        best = np.full((self.used + 1, self.tabulated.blocks + 1), np.inf)
+        best[self.used, -1] = nothing
+        for (first, replicas), table in sorted(tables.items(), reverse=True):
+            here = combine(table, best[first + replicas, None, 1:]).min(axis=1)
+            np.minimum(best[first, :-1], here, out=best[first, :-1])
+        return best
+
+    def _fewest(self, ones: _Places) -> Iterator[Team]:
+        """Reads off the fewest stages of those that are one each: fewer replicas, then the first stop."""
+        fewest = self._fold(ones, np.add, 0.0)
+        first = start = 0
+        while first < self.used:
+            replicas = 0
+            reached = np.full(1, np.inf)
+            while reached.min() != fewest[first, start]:
+                replicas += 1
+                if (first, replicas) in ones:
+                    reached = ones[first, replicas][start] + fewest[first + replicas, 1:]
+            yield Team(type=self._types[first], replicas=replicas)
+            first, start = first + replicas, int(np.argmin(reached)) + 1
+
+    def _exactly(self, tables: _Places, depth: int) -> tuple[Team, ...] | None:
+        worst = np.full((depth + 1, self.used + 1, self.tabulated.blocks + 1), np.inf)
+        worst[0, self.used, -1] = -np.inf
+        for layer in range(1, depth + 1):
+            for (first, replicas), table in tables.items():
+                here = np.maximum(table, worst[layer - 1, first + replicas, None, 1:]).min(axis=1)
+                np.minimum(worst[layer, first, :-1], here, out=worst[layer, first, :-1])
+        return tuple(self._walk(worst, tables)) if np.isfinite(worst[depth, 0, 0]) else None
+
+    def entries(self, depth: int | None) -> float:
+        """How many table entries that looks at: tables of the kinds, then every place (with every depth)."""
+        places = self.used * ((1 if self.straight else self.used) + 1) / 2
+        return self.tabulated.blocks**2 * places * ((depth or 2) + 1)
+
+    def _walk(self, worst: FloatArray, tables: _Places) -> Iterator[Team]:
         first = start = 0
         for depth in range(len(worst) - 1, 0, -1):
             for replicas in range(1, self.used - first + 1):
@@ -92,7 +130,7 @@ class Row:
     def _types(self) -> list[int]:
         return [kind for kind in self.order for _ in self.places.ranks[kind]][: self.used]
 
-    def _tables(self, shape: Shape, quantity: str) -> dict[tuple[int, int], FloatArray]:
+    def _tables(self, shape: Shape, quantity: str) -> _Places:
         """By first device and replicas, in ascending order."""
         of_kind: dict[Kind, FloatArray] = {}
         tables = {}

@@ -6,7 +6,7 @@ or lowers a time, and what is proven is proven to a stated precision.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
@@ -23,8 +23,11 @@ from planner_service.solvers.split import balanced
 PRECISION = 5e-7
 """A plan that is faster by less is not looked for."""
 
-_FIRST_PLAN_COST = 4e-9
-"""Deterministic seconds of the recurrence for an entry of its tables: first plans count as well."""
+_EACH_ENTRY = 4e-9
+"""Deterministic seconds for an entry of a table that is looked at: what is done outside the solver counts as well."""
+
+_EACH_SPLIT = 4
+"""How often a recurrence looks at an entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,8 +88,8 @@ class Search:
         """First plans, then the questions: twice round, so that a hard shape leaves time for the others."""
         self._open = [_Open(questions=self.questions(s), bound_s=self._least_s(s)) for s in self.shapes]
         self._open.sort(key=lambda shape: shape.bound_s)
-        for shape in self._open:
-            if shape.bound_s < self._target_s() and self.spent < self.limit:
+        for shape in self._open[: 1 if self.free_depth else None]:
+            if shape.bound_s < self._target_s() and self.spent < self.limit / 2:
                 self._first_plans(shape.questions)
                 shape.questions.forget()
         for share in (0.5, 1.0):
@@ -100,6 +103,11 @@ class Search:
         best_s = self.best.sample_s if self.best else inf
         return Result(best=self.best, bound_s=min(bound_s, best_s), decided=decided, spent=self.spent)
 
+    @property
+    def free_depth(self) -> bool:
+        """Whether the first plans of one shape are those of all: PipeDream's, unless stages are asked for."""
+        return any(shape.width is None for shape in self.shapes) and self.problem.options.stages is None
+
     def questions(self, shape: Shape) -> Questions:
         """Those about a shape."""
         options = self.problem.options
@@ -109,7 +117,11 @@ class Search:
             places=self.places,
             straight=options.straight,
             fewer=options.fewer_machines,
+            charge=self._charge,
         )
+
+    def _charge(self, entries: float) -> None:
+        self.spent += _EACH_ENTRY * entries
 
     def tabulated(self, microbatch_size: int) -> Tabulated:
         """The tables at a size."""
@@ -132,26 +144,27 @@ class Search:
         return shape.sample_s(step_s * (1 - 1e-12))
 
     def _first_plans(self, questions: Questions) -> None:
-        shape, blocks = questions.shape, questions.tabulated.blocks
+        """Keeps the best of a shape's; of PipeDream's any number of stages, where that is free."""
+        blocks = questions.tabulated.blocks
         for placed in self.first_places(questions):
-            self.spent += _FIRST_PLAN_COST * blocks * blocks * shape.depth
-            found = solution(questions, placed)
+            shape = replace(questions.shape, depth=len(placed.kinds))
+            self._charge(_EACH_SPLIT * blocks * blocks * shape.depth)
+            found = solution(questions if shape == questions.shape else self.questions(shape), placed)
             if found is not None and found.sample_s < self._target_s():
                 self._keep(found)
-            if self.spent >= self.limit and self.best is not None:
+            if self.spent >= self.limit / 2 and self.best is not None:
                 return
 
     def first_places(self, questions: Questions, quantity: str = "time_s") -> Iterator[Placed]:
         """The places that the recurrences try for a shape."""
-        shape = questions.shape
+        shape, options = questions.shape, self.problem.options
         if shape.width is not None:
             yield from first_plans.placed(shape, self.places)
             return
-        rows = first_plans.rows(questions.tabulated, self.places, straight=questions.straight, fewer=questions.fewer)
-        for row in rows:
-            devices, blocks = row.used, questions.tabulated.blocks
-            self.spent += _FIRST_PLAN_COST * blocks * blocks * devices * devices * shape.depth / 2
-            teams = row.teams(shape, quantity=quantity)
+        tabulated = questions.tabulated
+        for row in first_plans.rows(tabulated, self.places, straight=options.straight, fewer=options.fewer_machines):
+            self._charge(row.entries(options.stages))
+            teams = row.teams(shape, depth=options.stages, quantity=quantity)
             if teams is not None:
                 yield self.places.in_a_row(teams)
             if self.spent >= self.limit:
@@ -190,6 +203,8 @@ class Search:
     def _ask(self, shape: _Open, target_s: float, until: float) -> tuple[Solution | None, bool]:
         """A solution within the target; or None, and whether it is proven that there is none."""
         proven = True
+        if self.spent + _EACH_ENTRY * shape.questions.entries >= until:
+            return None, False
         for question in shape.questions.within(shape.questions.shape.step_s(target_s)):
             if self.spent >= until:
                 return None, False

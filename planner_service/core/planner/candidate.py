@@ -126,30 +126,29 @@ class Evaluator:
         is known: no split takes less.
         """
         best: Candidate | None = None
-        starts = None
+        starts = self._some_terms(shape).fitting_starts() if shape.schedule in UNPIPELINED else None
         for links in self.links(shape):
             terms = self.terms(shape, links)
-            if shape.schedule in UNPIPELINED:
-                found, starts = None, starts or terms.fitting_starts()
-                if starts is None:
-                    return None
+            found, step_s = None, inf
+            if starts is not None:
                 step_s = least_sum(terms.within(starts, 0.0), starts)
-            else:
+            elif shape.schedule not in UNPIPELINED:
                 about_s = max(least_time_s / shape.slots, self._share_s(shape)) * (1 - ROUNDING)
                 found = terms.fastest(terms.every_start, about_s).least_max(ceiling_s / shape.slots)
                 step_s = found.worst if found else inf
-            if (
-                step_s * shape.slots <= ceiling_s
-                and step_s < inf
-                and (best is None or step_s * shape.slots < best.time_per_microbatch_s)
-            ):
+            time_s = step_s * shape.slots
+            if time_s < inf and time_s <= ceiling_s and (best is None or time_s < best.time_per_microbatch_s):
                 best = candidate(shape, terms, found, step_s)
-                ceiling_s = best.time_per_microbatch_s
+                ceiling_s = time_s
         return best
+
+    def _some_terms(self, shape: Shape) -> PipelineTerms:
+        """For what does not depend on the orientation."""
+        return self.terms(shape, self.links(shape)[0])
 
     def possible(self, shape: Shape, step_s: float) -> bool:
         """Whether any width at the shape's depth could take so long a step at most; memory limits it as well."""
-        return self.terms(shape, self.links(shape)[0]).possible(step_s)
+        return self._some_terms(shape).possible(step_s)
 
     def _share_s(self, shape: Shape) -> float:
         chain = self.chain(shape.microbatch_size)
@@ -168,7 +167,7 @@ class Evaluator:
 
     def nearest(self, shape: Shape, ceiling_bytes: float = inf) -> Miss | None:
         """By how much the best split in terms of memory exceeds the device; None if that is above the ceiling."""
-        terms = self.terms(shape, self.links(shape)[0])
+        terms = self._some_terms(shape)
         search = terms.smallest()
         found = search.least_max(ceiling_bytes)
         if found is None:

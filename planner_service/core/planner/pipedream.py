@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from planner_service.core.errors import InvalidInputError, require
-from planner_service.core.plan import Alternative, Answer, Infeasible, Stage, Worker
+from planner_service.core.plan import Alternative, Answer, Certificate, Infeasible, Stage, Worker
 from planner_service.core.planner.asked import measured_at, refuse_unused, require_schedule
 from planner_service.core.planner.complete import Decision, complete
 from planner_service.core.planner.graph_states import CutStates, cut_states
@@ -23,6 +23,7 @@ from planner_service.core.planner.pipedream_release import Release
 from planner_service.core.planner.pipedream_terms import network, released, search, stage, synchronisation
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason, shortfall, slower
+from planner_service.core.planner.refine import refine
 from planner_service.core.planner.states import States
 
 NAME = "pipedream"
@@ -90,7 +91,11 @@ def pipedream(problem: Problem) -> Answer:
     found = _released(model, wanted) if released(problem) else partition(wanted)
     if found is None:
         return _nearest_miss(model, wanted)
-    return complete(problem, _decision(model, wanted, found))
+    if model.cuts.complete or released(problem):
+        return complete(problem, _decision(model, wanted, found, certificate(problem, found)))
+    refined = refine(problem, model.microbatch_size, model.cuts, found)
+    model = replace(model, cuts=refined.cuts)
+    return complete(problem, _decision(model, search(problem, model.states), refined.found, refined.certificate))
 
 
 def _released(model: Model, wanted: Search) -> Partition | None:
@@ -163,7 +168,7 @@ def _model(problem: Problem) -> Model:
     return model
 
 
-def _decision(model: Model, wanted: Search, found: Partition) -> Decision:
+def _decision(model: Model, wanted: Search, found: Partition, proven: Certificate | None) -> Decision:
     stages = model.stages(found)
     replicas = found.replicas
     size = model.microbatch_size
@@ -183,7 +188,7 @@ def _decision(model: Model, wanted: Search, found: Partition) -> Decision:
         optimal_in_flight=-(-sum(replicas) // replicas[0]),
         configurations_considered=_considered(wanted),
         alternatives=tuple(_alternatives(model, wanted, found)),
-        certificate=certificate(model.problem, found),
+        certificate=proven,
     )
 
 

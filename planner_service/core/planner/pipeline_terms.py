@@ -30,6 +30,10 @@ UNPIPELINED = ("data-parallel", "naive")
 """Schedules whose stages work one after the other: a microbatch takes their sum."""
 
 
+BREADTH = 16
+"""Starts of each stage that are looked at for the split that holds least: memory grows with a stage's blocks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """A configuration of 2BW's search: everything but where the stages begin.
@@ -304,27 +308,37 @@ class PipelineTerms:
             limits=self._memory_limits,
             starts=self.every_start,
             about=self.least_bytes(),
+            breadth=BREADTH,
         )
 
-    def _limits(self, stage: int, limit_s: float) -> list[Way]:
+    def _limits(self, limit_s: float) -> list[list[Way]]:
         """Compute within the limit, less the least transfers, and memory within the device, less the least messages."""
-        return self._limits_of_compute(stage, limit_s - self._transfers_s[stage])
+        most_s = [(limit_s - transfers_s) * (1 + ROUNDING) for transfers_s in self._transfers_s]
+        return self._limits_of(most_s)
 
-    def _limits_of_compute(self, stage: int, limit_s: float) -> list[Way]:
-        most_s = limit_s * (1 + ROUNDING)
-        return [
-            (
-                (self.chain.listed_s(recompute=mode), most_s),
-                (sums[stage], (self.device_bytes - messages[stage]) * (1 + ROUNDING)),
-            )
-            for mode, sums, messages in zip(self.shape.modes, self._held_sums, self._message_bytes, strict=True)
-        ]
+    def _limits_of_compute(self, limit_s: float) -> list[list[Way]]:
+        return self._limits_of([limit_s * (1 + ROUNDING)] * self.shape.depth)
 
-    def _memory_limits(self, stage: int, limit_bytes: float) -> list[Way]:
-        return [
-            ((sums[stage], (limit_bytes - messages[stage]) * (1 + ROUNDING)),)
-            for sums, messages in zip(self._held_sums, self._message_bytes, strict=True)
+    def _limits_of(self, most_s: list[float]) -> list[list[Way]]:
+        modes = []
+        for mode, (sums, messages) in zip(self.shape.modes, self._held_least, strict=True):
+            sums_s, room = self.chain.listed_s(recompute=mode), self.device_bytes * (1 + ROUNDING)
+            ways = zip(most_s, sums, messages, strict=True)
+            modes.append([((sums_s, most), (held, room - message)) for most, held, message in ways])
+        return [list(ways) for ways in zip(*modes, strict=True)]
+
+    def _memory_limits(self, limit_bytes: float) -> list[list[Way]]:
+        room = limit_bytes * (1 + ROUNDING)
+        modes = [
+            [((held, room - message),) for held, message in zip(sums, messages, strict=True)]
+            for sums, messages in self._held_least
         ]
+        return [list(ways) for ways in zip(*modes, strict=True)]
+
+    @property
+    def _held_least(self) -> Iterator[tuple[list[Sequence[float]], list[float]]]:
+        """By mode: the sums of what each stage holds of its blocks, and what messages take at least."""
+        return zip(self._held_sums, self._message_bytes, strict=True)
 
     @cached_property
     def _message_bytes(self) -> list[list[float]]:

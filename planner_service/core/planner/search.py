@@ -146,11 +146,12 @@ class Search:
         if step_s <= self._hopeless.get(key, 0.0):
             return
         self.counts.split += 2 if shape.recompute is None else 1
-        found = self.evaluator.fastest(shape, least_time_s=least_s, ceiling_s=ceiling_s)
         self.looked_at.append((rate, shape))
+        if not self.evaluator.possible(shape, step_s):
+            self._hopeless[key] = step_s
+            return
+        found = self.evaluator.fastest(shape, least_time_s=least_s, ceiling_s=ceiling_s)
         if found is None:
-            if not self.evaluator.possible(shape, step_s):
-                self._hopeless[key] = step_s
             return
         self.fitting.append(found)
         if self.best is None or self._better(found, self.best):

@@ -34,8 +34,8 @@ not be."""
 Way = Sequence[tuple[Sequence[float], float]]
 """Sums over the blocks [0, i) for every i up to n, and how much of each a stage may have."""
 
-Limits = Callable[[int, float], Sequence[Way]]
-"""For a stage and a limit on its cost, the ways in which it may keep it: a stage beyond all of them costs more."""
+Limits = Callable[[float], Sequence[Sequence[Way]]]
+"""For a limit on their cost, the ways in which every stage may keep it: a stage beyond all of its ways costs more."""
 
 Starts = tuple[slice, ...]
 """Where every stage may start, and as a last element the end of the blocks."""
@@ -49,38 +49,43 @@ def every_start(blocks: int, depth: int) -> Starts:
 
 def starts_within(limits: Limits, limit: float, among: Starts) -> Starts | None:
     """Where the stages may start if none may cost more than the limit; None if there is no such split."""
-    every: list[Sequence[Way]] = []
+    every = limits(limit)
     highest = [0]
-    for stage, may in enumerate(among[1:]):
-        every.append(limits(stage, limit))
-        reach = max([_farthest(way, highest[-1]) for way in every[-1]])
+    for ways, may in zip(every, among[1:], strict=True):
+        reach = _farthest(ways, highest[-1])
         if reach < may.start:
             return None
         highest.append(min(reach, may.stop - 1))
     lowest = [among[-1].start]
-    for stage in reversed(range(len(among) - 1)):
-        reach = min([_nearest(way, lowest[-1]) for way in every[stage]])
-        if reach > highest[stage]:
+    for ways, may, high in zip(reversed(every), reversed(among[:-1]), reversed(highest[:-1]), strict=True):
+        reach = _nearest(ways, lowest[-1])
+        if reach > high:
             return None
-        lowest.append(max(reach, among[stage].start))
+        lowest.append(max(reach, may.start))
     lowest.reverse()
     return tuple([slice(low, high + 1) for low, high in zip(lowest, highest, strict=True)])
 
 
-def _farthest(way: Way, start: int) -> int:
-    """Where a stage that starts here ends at last."""
-    reach = inf
-    for sums, most in way:
-        reach = min(reach, bisect_right(sums, sums[start] + most))
-    return int(reach) - 1
+def _farthest(ways: Sequence[Way], start: int) -> int:
+    """Where a stage that starts here ends at last, in the best of its ways."""
+    best = 0
+    for way in ways:
+        reach = len(way[0][0])
+        for sums, most in way:
+            reach = min(reach, bisect_right(sums, sums[start] + most))
+        best = max(best, reach)
+    return best - 1
 
 
-def _nearest(way: Way, stop: int) -> int:
-    """Where a stage that ends here starts at first."""
-    reach = 0
-    for sums, most in way:
-        reach = max(reach, bisect_left(sums, sums[stop] - most))
-    return reach
+def _nearest(ways: Sequence[Way], stop: int) -> int:
+    """Where a stage that ends here starts at first, in the best of its ways."""
+    best = stop
+    for way in ways:
+        reach = 0
+        for sums, most in way:
+            reach = max(reach, bisect_left(sums, sums[stop] - most))
+        best = min(best, reach)
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +101,16 @@ class Search:
     """What is split: the stages' costs, what limits them, where stages may start, and what the largest cost is about.
 
     `costs` makes the costs among some starts. `about` is no more than the least largest cost: costs below it may be
-    given as anything below it.
+    given as anything below it. With a `breadth` only so many starts of each stage are looked at, the last ones that a
+    limit leaves: where costs grow with a stage's blocks, later starts are never worse, and a split that is good is
+    found; only the limits are exact then.
     """
 
     costs: Callable[[Starts, float], Costs]
     limits: Limits
     starts: Starts
     about: float
+    breadth: int | None = None
 
     def least_max(self, ceiling: float = inf) -> Found | None:
         """The least largest cost; None if there is no split, or none at or below the ceiling.
@@ -112,7 +120,7 @@ class Search:
         """
         limit = self._least_limit(ceiling)
         while limit is not None:
-            starts = starts_within(self.limits, limit, self.starts)
+            starts = self._within(limit)
             if starts is None:
                 return None
             worst = max(_fold(self.costs(starts, self.about), starts, np.maximum)[0].item(0), self.about)
@@ -120,6 +128,12 @@ class Search:
                 return Found(worst, starts) if isfinite(worst) else None
             limit = min(worst, ceiling) if limit < ceiling else None
         return None
+
+    def _within(self, limit: float) -> Starts | None:
+        starts = starts_within(self.limits, limit, self.starts)
+        if starts is None or self.breadth is None:
+            return starts
+        return tuple(slice(max(may.start, may.stop - self.breadth), may.stop) for may in starts)
 
     def _least_limit(self, ceiling: float) -> float | None:
         """A limit that leaves starts, not much above those that leave none; None if there is none up to the ceiling."""
@@ -147,8 +161,7 @@ class Search:
 
     def any_stops(self, found: Found) -> tuple[int, ...]:
         """The stops of one split found: less work where it does not matter which."""
-        starts = starts_within(self.limits, found.worst, found.starts) or found.starts
-        return _walk(self.costs(starts, 0.0), starts, np.maximum)
+        return _walk(self.costs(found.starts, 0.0), found.starts, np.maximum)
 
 
 def least_sum(costs: Costs, starts: Starts) -> float:

@@ -1,6 +1,7 @@
 """The split of least largest cost, against every split there is; and that it looks at few starts."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate, combinations, pairwise
 
 import numpy as np
@@ -39,13 +40,16 @@ class Chain:
         self.looked_at += table.size
         return np.where(blocks <= self.most_blocks, table, INFINITE)
 
-    def limits(self, _: int, limit: float) -> list[list[tuple[list[float], float]]]:
-        return [[([0.0, *accumulate(self.work)], limit)]]
+    def limits(self, depth: int, limit: float) -> list[list[list[tuple[list[float], float]]]]:
+        return [[[([0.0, *accumulate(self.work)], limit)]]] * depth
 
     def search(self, depth: int) -> Search:
         about = max(sum(self.work) / depth, *self.work)
         return Search(
-            costs=lambda *_: self.costs, limits=self.limits, starts=every_start(len(self.work), depth), about=about
+            costs=lambda *_: self.costs,
+            limits=partial(self.limits, depth),
+            starts=every_start(len(self.work), depth),
+            about=about,
         )
 
     def least_max(self, depth: int, ceiling: float = INFINITE) -> float:
@@ -113,7 +117,7 @@ def test_no_split_has_less_variance_of_work(chain: Chain, depth: int) -> None:
 @given(chain=chains, depth=st.integers(1, 8), limit=st.integers(0, 20))
 def test_starts_within_a_limit_leave_out_no_split_that_keeps_it(chain: Chain, depth: int, limit: int) -> None:
     depth = min(depth, len(chain.work))
-    starts = starts_within(chain.limits, limit, every_start(len(chain.work), depth))
+    starts = starts_within(partial(chain.limits, depth), limit, every_start(len(chain.work), depth))
     for costs, stops in chain.every_split(depth):
         if max(costs) <= limit:
             assert starts is not None

@@ -1,0 +1,136 @@
+"""How fast the planners of PipeDream-2BW and GPipe search: fixed instances, each beside a plain full search.
+
+`python -m benchmarks.search`: the best of several repetitions in one process, in CPU seconds. The plain search is the
+same closed form without bounds: it splits every configuration of the largest instance that it finishes in reasonable
+time, the same one, so that the ratio is of two ways to the same plan.
+"""
+
+import time
+from collections.abc import Callable
+
+from planner_service.core.cluster import Cluster, Level
+from planner_service.core.plan import Plan
+from planner_service.core.planner.bounds import expand
+from planner_service.core.planner.candidate import Evaluator
+from planner_service.core.planner.gpipe import gpipe
+from planner_service.core.planner.play import play
+from planner_service.core.planner.problem import Options, Problem
+from planner_service.core.planner.search import Search
+from planner_service.core.planner.shapes import Space
+from planner_service.core.planner.sizes import profiled
+from planner_service.core.planner.two_bw import two_bw
+from planner_service.core.profile import Block, Device, Measurement, Model, Profile
+
+REPETITIONS = 5
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def chain(blocks: int) -> Profile:
+    """Uneven blocks, the first and the last 2.5 times as heavy; larger microbatches are more efficient."""
+    return Profile(
+        model=Model(name="chain"),
+        device=Device(name="device", memory_bytes=16 * 10**9),
+        dtype="float32",
+        blocks=tuple(_block(index, blocks) for index in range(blocks)),
+    )
+
+
+def _block(index: int, blocks: int) -> Block:
+    weight = (1.0 + 0.3 * (index * 37 % 101) / 101) * (2.5 if index in (0, blocks - 1) else 1.0)
+    return Block(
+        name=f"block {index}",
+        weight_bytes=int(weight * 48e6),
+        measurements=tuple(
+            Measurement(
+                microbatch_size=size,
+                forward_s=weight * 0.004 * (size + 1.5),
+                backward_s=weight * 0.008 * (size + 1.5),
+                input_bytes=4_000_000 * size,
+                output_bytes=4_000_000 * size,
+                activation_bytes=int(weight * 60e6) * size,
+            )
+            for size in SIZES
+        ),
+    )
+
+
+def instance(blocks: int, servers: int, gigabytes: float, batch_size: int, options: Options | None = None) -> Problem:
+    """Servers of 8 devices."""
+    levels = (
+        Level(size=8, bandwidth_bytes_per_s=150e9),
+        Level(size=servers, bandwidth_bytes_per_s=12e9),
+    )
+    device = Device(name="device", memory_bytes=int(gigabytes * 1e9))
+    return Problem(
+        profile=chain(blocks),
+        cluster=Cluster(device=device, levels=levels),
+        batch_size=batch_size,
+        options=options or Options(),
+    )
+
+
+INSTANCES = {
+    "200 blocks, 4,096 devices": instance(200, 512, 16, 2**13 * 15),
+    "the same, plenty of memory": instance(200, 512, 100_000, 2**13 * 15),
+    "the same, 4 GB": instance(200, 512, 4, 2**13 * 15),
+    "the same, batch 8 x 720,720": instance(200, 512, 16, 8 * 720_720),
+    "200 blocks, 10,000 devices": instance(200, 1250, 16, 2**13 * 375),
+    "200 blocks, 4,096 devices, safe batch 100,003": instance(200, 512, 16, 100_003, Options(safe_batch=True)),
+    "1,000 blocks, 64 devices": instance(1000, 8, 16, 2**10),
+}
+
+
+def plain(problem: Problem) -> float:
+    """The highest rate, with every configuration split on its own."""
+    measured = profiled(problem)
+    space = Space(problem=problem, measured=measured)
+    evaluator = Evaluator(problem=problem, measured=measured)
+    search = Search(space=space, evaluator=evaluator)
+    best = 0.0
+    for rows in space.rows:
+        found = expand(rows)
+        for index in range(len(found)):
+            candidate = evaluator.fastest(search.shape(found, index))
+            best = max(best, candidate.throughput_samples_per_s if candidate else 0.0)
+    return best
+
+
+def best_s(work: Callable[[], object], repetitions: int = REPETITIONS) -> float:
+    """CPU seconds of the fastest repetition."""
+    return min(_once_s(work) for _ in range(repetitions))
+
+
+def _once_s(work: Callable[[], object]) -> float:
+    start_s = time.process_time()
+    work()
+    return time.process_time() - start_s
+
+
+def main() -> None:
+    """Prints a line an instance: the whole call, the play of its streams in it, and what was split of how many."""
+    print(f"{'pipedream-2bw':46} {'whole ms':>9} {'of it play':>10}  split of considered")
+    for name, problem in INSTANCES.items():
+        plan = two_bw(problem)
+        assert isinstance(plan, Plan)
+        assert plan.certificate is not None
+        whole_s, played_s = best_s(lambda p=problem: two_bw(p)), best_s(lambda p=plan: play(p))  # type: ignore[misc]
+        split = int(plan.certificate.witness[-1])
+        print(f"{name:46} {1e3 * whole_s:9.1f} {1e3 * played_s:10.1f}  {split} of {plan.configurations_considered}")
+    small = instance(40, 2, 16, 2**7)
+    plan = two_bw(small)
+    assert isinstance(plan, Plan)
+    assert plain(small) == plan.throughput_samples_per_s
+    ratio = best_s(lambda: plain(small), 2) / best_s(lambda: two_bw(small))
+    print(f"40 blocks, 16 devices: a search that splits every configuration takes {ratio:.0f} times as long")
+    print(f"\n{'gpipe, one microbatch size':46} {'whole ms':>9} {'of it play':>10}")
+    for blocks in (200, 1000):
+        options = Options(microbatch_size=4)
+        problem = instance(blocks, 8, 1000, 2**10, options)
+        plan = gpipe(problem)
+        assert isinstance(plan, Plan)
+        whole_s, played_s = best_s(lambda p=problem: gpipe(p)), best_s(lambda p=plan: play(p))  # type: ignore[misc]
+        print(f"{f'{blocks} blocks, 64 cells':46} {1e3 * whole_s:9.1f} {1e3 * played_s:10.1f}")
+
+
+if __name__ == "__main__":
+    main()
