@@ -256,6 +256,7 @@ def interpolate(below: Measurement, above: Measurement, microbatch_size: int) ->
         return low + share * (high - low)
 
     split = below.backward_input_s is not None and above.backward_input_s is not None
+    kept = below.weight_gradient_bytes is not None and above.weight_gradient_bytes is not None
     return Measurement(
         microbatch_size=microbatch_size,
         forward_s=between("forward_s"),
@@ -266,6 +267,7 @@ def interpolate(below: Measurement, above: Measurement, microbatch_size: int) ->
         backward_input_s=between("backward_input_s") if split else None,
         backward_weight_s=between("backward_weight_s") if split else None,
         workspace_bytes=round(between("workspace_bytes")),
+        weight_gradient_bytes=round(between("weight_gradient_bytes")) if kept else None,
     )
 
 

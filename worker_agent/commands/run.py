@@ -38,6 +38,9 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's newest whole checkpoint.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     timeout_s: Annotated[float, typer.Option(help="Seconds that a rank waits for another one.")] = 300.0,
+    concatenate: Annotated[
+        bool, typer.Option("--concatenate", help="2BP: weight gradients of several microbatches as one product.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report on standard output, nothing else.")] = False,
 ) -> None:
     """Trains a model as a plan says, through torchrun, on this node."""
@@ -58,6 +61,7 @@ def run(
         out=str(out.resolve()),
         device=device,
         timeout_s=timeout_s,
+        concatenate=concatenate,
     )
     job = _resumed(job) if resume else _fresh(job)
     with _progress_bar(job) as on_progress:

@@ -87,6 +87,7 @@ def _block(inside: Sequence[Block], measurements: Sequence[Measurement]) -> Bloc
 def _measurement(blocks: Sequence[Measurement], *, input_bytes: int, output_bytes: int) -> Measurement:
     """Blocks as one. Those without a split backward have none together."""
     split = all(block.backward_input_s is not None for block in blocks)
+    kept = all(block.weight_gradient_bytes is not None for block in blocks)
     return Measurement(
         microbatch_size=blocks[0].microbatch_size,
         forward_s=sum(block.forward_s for block in blocks),
@@ -97,6 +98,7 @@ def _measurement(blocks: Sequence[Measurement], *, input_bytes: int, output_byte
         output_bytes=output_bytes,
         activation_bytes=sum(block.activation_bytes for block in blocks),
         workspace_bytes=max(block.workspace_bytes for block in blocks),
+        weight_gradient_bytes=sum(block.weight_gradient_bytes or 0 for block in blocks) if kept else None,
     )
 
 

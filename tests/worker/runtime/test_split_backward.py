@@ -16,6 +16,7 @@ from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import OPTIMIZERS, Weights
 from tests.worker.runtime.test_executor import CUTS, checkpoint_weights, distance, without_checkpoints
+from tests.worker.runtime.test_run_command import command, finish
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
@@ -180,3 +181,13 @@ def test_what_p1_lets_go_and_p2_keeps_is_counted() -> None:
     assert [held[f"F{k}"] - empty for k in (1, 2, 3, 4)] == [k * activations for k in (1, 2, 3, 4)]
     assert [held[f"I{k}"] - empty for k in (4, 3, 2, 1)] == [(4 - n) * activations + n * kept for n in (1, 2, 3, 4)]
     assert held["W4,3,2,1"] == empty
+
+
+def test_the_command_runs_a_plan_with_a_split_backward(tmp_path: Path) -> None:
+    plan = plan_of("1f1b-1", 2)
+    arguments = command(plan, tmp_path, "--lr", str(RATE), "--concatenate", "--json", model=MODEL, steps=STEPS)
+    result = finish(arguments)
+    assert result.returncode == 0, result.stderr
+    assert distance(checkpoint_weights(tmp_path / "out", STEPS), reference(plan)) < 1e-13
+    trace = (tmp_path / "out" / "trace.json").read_text()
+    assert '"W1,2"' in trace
