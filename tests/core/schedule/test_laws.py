@@ -1,6 +1,7 @@
 """What the papers prove of the schedules, read off the streams."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -175,6 +176,35 @@ def test_2bp_reduces_gradients_once_all_of_p2_is_done() -> None:
     split = split_backward(program, [equal_thirds()] * 2)
     check(split)
     assert [format_instruction(i) for i in split.streams[0].instructions][-3:] == ["W3", "G1", "U1"]
+
+
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
+def test_2bp_gives_a_batch_the_same_instructions_wherever_a_run_starts_ends_or_writes_checkpoints(
+    schedule: str,
+) -> None:
+    costs = [
+        replace(equal_thirds(), forward_s=1 + 0.3 * s, backward_weight_s=0.7, update_s=2.0 - s / 2, latency_s=0.1)
+        for s in range(4)
+    ]
+
+    def third_batch(batches: int, first_batch: int, checkpoint_every: int) -> list[list[str]]:
+        pipeline = Pipeline(replicas=(1,) * 4, microbatches=8, batches=batches, first_batch=first_batch)
+        split = split_backward(build(schedule, pipeline, checkpoint_every=checkpoint_every), costs)
+        check(split)
+        texts = [[format_instruction(i) for i in stream.instructions] for stream in split.streams]
+        ranges = [(text.index("U2") + 1 if "U2" in text else 0, text.index("U3")) for text in texts]
+        plain = [text[start:stop] for text, (start, stop) in zip(texts, ranges, strict=True)]
+        return [[t for t in text if not t.startswith("C")] for text in plain]
+
+    assert third_batch(5, 0, 0) == third_batch(1, 2, 1) == third_batch(3, 1, 2)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_between_p1_and_p2_a_microbatch_is_counted_apart(recompute: bool) -> None:
+    stream = parse_stream("F1 F2 R2 I2 R1 I1 W2 W1 U1" if recompute else "F1 F2 I2 I1 W2 W1 U1")
+    held = list(footprints(tuple(stream), recompute=recompute))
+    assert [h.weight_gradients for h in held if h.weight_gradients or h.activations or h.inputs][-2:] == [2, 1]
+    assert [h.in_flight for h in held] == ([1, 2, 2, 1, 1, 0, 0, 0, 0] if recompute else [1, 2, 1, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])

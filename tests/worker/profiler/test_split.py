@@ -1,0 +1,54 @@
+"""p1 and p2 of blocks, as the profiler sees them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from worker_agent.models.losses import build_loss
+from worker_agent.profiler.split import measure_split
+
+TENSOR_BYTES = 3 * 4 * 8
+
+
+class CountingClock:
+    """A mark is one second after the one before."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def mark(self) -> None:
+        self.marks += 1
+
+    def seconds(self) -> Sequence[float]:
+        return [float(number) for number in range(self.marks)]
+
+
+def microbatch(number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return (
+        torch.randn(3, 4, dtype=torch.float64, generator=generator),
+        torch.randn(3, 4, dtype=torch.float64, generator=generator),
+    )
+
+
+def chain() -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Linear(4, 4).double(), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).double()]
+
+
+def test_every_block_has_a_p1_and_a_p2_a_round_and_keeps_its_layers_inputs_and_output_gradients() -> None:
+    times = measure_split(chain(), build_loss(None), microbatch, rounds=2, make_clock=CountingClock)
+    assert [(len(block.backward_input_s), len(block.backward_weight_s)) for block in times] == [(2, 2)] * 3
+    assert {s for block in times for s in (*block.backward_input_s, *block.backward_weight_s)} == {1.0}
+    assert [block.weight_gradient_bytes for block in times] == [2 * TENSOR_BYTES, 0, 2 * TENSOR_BYTES]
+
+
+def test_what_is_measured_is_the_whole_backward() -> None:
+    blocks, whole = chain(), nn.Sequential(*chain())
+    measure_split(blocks, build_loss(None), microbatch, rounds=2, make_clock=CountingClock)
+    for number in range(3):
+        inputs, targets = microbatch(number)
+        torch.autograd.backward(build_loss(None)(whole(inputs), targets))
+    for measured, expected in zip(nn.Sequential(*blocks).parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(measured.grad, expected.grad, rtol=0, atol=1e-14)
