@@ -1,6 +1,6 @@
 """All measurements of docs/benchmarks.md, one after the other: `make bench`."""
 
-from benchmarks import analytic, pipelines, prediction
+from benchmarks import analytic, pipelines, prediction, split_backward, two_bp
 
 
 def main() -> None:
@@ -9,6 +9,10 @@ def main() -> None:
     pipelines.main()
     print("\n## Predicted against measured\n", flush=True)
     prediction.main()
+    print("\n## 2BP: what the split costs\n", flush=True)
+    split_backward.main()
+    print("\n## 2BP against its table 1\n", flush=True)
+    two_bp.main()
     print("\n## Estimated profiles against measured A100s\n", flush=True)
     analytic.main()
 

@@ -84,7 +84,7 @@ class Stage:
         self._run_with_graph(microbatch, self.kept[microbatch])
 
     def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
-        """Adds to the weights' gradients; returns those of the floating-point inputs.
+        """Adds to the weights' gradients; returns those of the floating-point inputs, in memory of their own.
 
         `gradients` holds one tensor for every floating-point output.
         """
@@ -95,8 +95,8 @@ class Stage:
                 torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
         if kept.split:
             self._defer(microbatch, kept.split.deferred)
-        wanted = [t for t in kept.inputs if t.is_floating_point()]
-        return tuple(t.grad if t.grad is not None else torch.zeros_like(t) for t in wanted)
+        given = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+        return tuple(_gradient_of(t, given) for t in kept.inputs if t.is_floating_point())
 
     def backward_weight(self, microbatches: Iterable[int]) -> None:
         """Adds what the backwards of these microbatches left out, and keeps nothing of them any more."""
@@ -156,6 +156,13 @@ class Stage:
         self.activation_bytes = sum(saved.values())
         self._measured = True
         return outputs
+
+
+def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor:
+    """A leaf's gradient. Through views alone it is a view of what was given, whose memory is used again."""
+    if leaf.grad is None:
+        return torch.zeros_like(leaf)
+    return leaf.grad.clone() if leaf.grad.untyped_storage().data_ptr() in given else leaf.grad
 
 
 def random_seed(seed: int, microbatch: int, block: int) -> int:
