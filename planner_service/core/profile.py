@@ -58,9 +58,9 @@ class Measurement:
     """One block at one microbatch size. Times are for the whole microbatch, bytes for all its samples.
 
     `backward_s` is the fused backward; `backward_input_s` and `backward_weight_s` are 2BP's p1 and p2, where they
-    were measured, and `weight_gradient_bytes` what stays allocated between them (None: not known). `activation_bytes` is
-    what stays allocated from forward to backward, parameters excluded;
-    `workspace_bytes` the transient peak above it. The spreads are interquartile ranges.
+    were measured, and `weight_gradient_bytes` what stays allocated between them (None: not known).
+    `activation_bytes` is what stays allocated from forward to backward, parameters excluded; `workspace_bytes` the
+    transient peak above it. The spreads are interquartile ranges.
     """
 
     microbatch_size: int

@@ -11,12 +11,12 @@ from planner_service.core.profile import STRICT
 class StageCosts:
     """Seconds and bytes of one stage on one worker, a microbatch.
 
-    `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient occupy a link,
-    `latency_s` what passes on top until they arrive. `version_bytes` is one version of its weights, `fixed_bytes` what
-    is there from start to end (gradients, optimizer states, buffers), `activation_bytes` a microbatch kept whole,
-    `input_bytes` one of which only the stage's input is kept, `weight_gradient_bytes` one between 2BP's p1 and p2 (None:
-    as much as one kept whole). `activation_port_devices` says how many devices share the
-    port through which its output leaves them, `gradient_port_devices` the same of its input's gradient,
+    `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient occupy a
+    link, `latency_s` what passes on top until they arrive. `version_bytes` is one version of its weights,
+    `fixed_bytes` what is there from start to end (gradients, optimizer states, buffers), `activation_bytes` a
+    microbatch kept whole, `input_bytes` one of which only the stage's input is kept, `weight_gradient_bytes` one
+    between 2BP's p1 and p2 (None: as much as one kept whole). `activation_port_devices` says how many devices share
+    the port through which its output leaves them, `gradient_port_devices` the same of its input's gradient,
     `reduce_port_devices` of its gradient exchange; 0 is a link of its own.
     """
 
@@ -50,7 +50,7 @@ class StageCosts:
                 require_amount(field.name, getattr(self, field.name))
 
     def held_bytes(self, *, versions: int, activations: int, inputs: int, weight_gradients: int = 0) -> int:
-        """The bytes of so many weight versions, microbatches kept whole, by their input and for p2, and what is fixed."""
+        """Bytes of so many weight versions, microbatches kept whole, by their input and for p2, and what is fixed."""
         deferred_bytes = self.activation_bytes if self.weight_gradient_bytes is None else self.weight_gradient_bytes
         return (
             self.fixed_bytes

@@ -74,8 +74,7 @@ class Waiting(nn.Parameter):
 
 
 class Split:
-    """One microbatch's split. It concerns the given parameters, but for those with hooks, which want their gradient at
-    once.
+    """One microbatch's split, of the gradients of the given parameters that have no hooks: those want them at once.
 
     It is to be active in the microbatch's forward, and in its p1 with `deferring`: only that backward may leave
     gradients out, not one that a model runs by itself in its forward.
@@ -146,10 +145,8 @@ class _Deferring(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)  # saved, so that autograd refuses what was changed in place
         ctx.split, ctx.operation = split, operation
-        ctx.weight, ctx.bias = (
-            weight,
-            bias if bias is not None and bias.requires_grad else None,
-        )  # the leaves themselves
+        ctx.weight = weight  # the leaf itself: what is saved may come back as another tensor
+        ctx.bias = bias if bias is not None and bias.requires_grad else None
         y = operation.output(x, weight, bias)
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # what comes next may change it in place
 
