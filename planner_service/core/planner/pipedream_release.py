@@ -22,10 +22,12 @@ from itertools import count
 import numpy as np
 
 from planner_service.core.cost.compute import BoolArray, FloatArray
+from planner_service.core.planner.graph_states import CutStates
 from planner_service.core.planner.partition import Part, Partition, Proof, Share, placement_of
 from planner_service.core.planner.partition_probe import Stages
 from planner_service.core.planner.partition_space import ROUNDING, LevelLinks
 from planner_service.core.planner.states import States
+from planner_service.core.profile import Profile
 
 FACTOR = 4.0
 """The program knows the parameter server only."""
@@ -82,6 +84,29 @@ class Released:
                 best = np.minimum(best, _joined(tables[units - last - 1], self.last_s(last)))
             tables.append(best)
         return tables
+
+
+def released_cuts(profile: Profile, cuts: CutStates) -> CutStates:
+    """The cuts that the program knows: it goes on from the first block, and along edges.
+
+    So the first block is before every cut, and another block that reads nothing (an embedding of the decoder's) only
+    together with one that reads it.
+    """
+    if cuts.cuts is None or profile.edges is None:
+        return cuts
+    readers = [0] * len(profile.blocks)
+    reading = 0
+    for source, reader in profile.edges:
+        readers[source] |= 1 << reader
+        reading |= 1 << reader
+    others = [block for block in range(1, len(readers)) if not reading >> block & 1]
+    known = [
+        index
+        for index, cut in enumerate(cuts.cuts)
+        if index in (0, len(cuts.cuts) - 1)
+        or (cut & 1 and all(not cut >> block & 1 or cut & readers[block] for block in others))
+    ]
+    return cuts.some(known)
 
 
 def stages_of(states: States) -> BoolArray:
