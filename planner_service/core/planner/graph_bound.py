@@ -46,7 +46,7 @@ ROUNDING = 1e-12
 PRECISION = 1e-4
 """How near to the least time that it cannot refute the bound comes."""
 
-FLOWS_AT_MOST = 500
+FLOWS_AT_MOST = 250
 """Searches for the fewest bytes that cross a range of windows: about a millisecond each for a thousand blocks."""
 
 _ROWS = 500

@@ -33,7 +33,7 @@ from planner_service.core.planner.pipedream_certificate import QUANTITY
 from planner_service.core.planner.pipedream_terms import FACTORS, law, search, synchronisation
 from planner_service.core.planner.problem import Problem
 
-ENTRIES_AT_MOST = 5e7
+ENTRIES_AT_MOST = 2e7
 """Cuts times devices, squared: what a search compares where memory decides, in about a second."""
 
 ROUNDS = 4
