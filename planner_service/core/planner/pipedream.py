@@ -19,7 +19,7 @@ from planner_service.core.planner.graph_states import CutStates, cut_states
 from planner_service.core.planner.partition import Partition, Search, data_parallel, nearest, partition
 from planner_service.core.planner.partition_memory import in_flight
 from planner_service.core.planner.pipedream_certificate import certificate
-from planner_service.core.planner.pipedream_release import Release
+from planner_service.core.planner.pipedream_release import Release, released_cuts
 from planner_service.core.planner.pipedream_terms import network, released, search, stage, synchronisation
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason, shortfall, slower
