@@ -19,7 +19,7 @@ from planner_service.core.planner.graph_states import CutStates, cut_states
 from planner_service.core.planner.partition import Partition, Search, data_parallel, nearest, partition
 from planner_service.core.planner.partition_memory import in_flight
 from planner_service.core.planner.pipedream_certificate import certificate
-from planner_service.core.planner.pipedream_release import Release, released_cuts
+from planner_service.core.planner.pipedream_release import Release, released_boundaries, released_cuts
 from planner_service.core.planner.pipedream_terms import network, released, search, stage, synchronisation
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason, shortfall, slower
@@ -168,7 +168,8 @@ def _model(problem: Problem) -> Model:
     require(blocks < MAX_STATES, "profile.blocks", rule, blocks)
     cuts = cut_states(problem.profile, size, cuts=problem.options.cuts)
     if released(problem):
-        cuts = released_cuts(problem.profile, cuts)
+        output_bytes = [block.output_bytes for block in problem.profile.at(size)]
+        cuts = released_boundaries(problem.profile, released_cuts(problem.profile, cuts), output_bytes)
     model = Model(problem=problem, microbatch_size=size, cuts=cuts)
     if problem.options.straight and not problem.options.fewer_machines:
         parts, devices = len(model.states) - 1, problem.cluster.devices
