@@ -1,6 +1,6 @@
 """All measurements of docs/benchmarks.md, one after the other: `make bench`."""
 
-from benchmarks import analytic, pipelines, prediction, split_backward, two_bp
+from benchmarks import analytic, auto, pipelines, prediction, simulation, split_backward, two_bp
 
 
 def main() -> None:
@@ -15,6 +15,9 @@ def main() -> None:
     two_bp.main()
     print("\n## Estimated profiles against measured A100s\n", flush=True)
     analytic.main()
+    print("\n## Playing streams, and auto\n", flush=True)
+    simulation.main()
+    auto.main()
 
 
 if __name__ == "__main__":

@@ -116,12 +116,12 @@ def main() -> None:
         whole_s, played_s = best_s(lambda p=problem: two_bw(p)), best_s(lambda p=plan: play(p))  # type: ignore[misc]
         split = int(plan.certificate.witness[-1])
         print(f"{name:46} {1e3 * whole_s:9.1f} {1e3 * played_s:10.1f}  {split} of {plan.configurations_considered}")
-    small = instance(40, 2, 16, 2**7)
+    small = instance(100, 8, 16, 2**7)
     plan = two_bw(small)
     assert isinstance(plan, Plan)
-    assert plain(small) == plan.throughput_samples_per_s
-    ratio = best_s(lambda: plain(small), 2) / best_s(lambda: two_bw(small))
-    print(f"40 blocks, 16 devices: a search that splits every configuration takes {ratio:.0f} times as long")
+    assert abs(plain(small) / plan.throughput_samples_per_s - 1) < 1e-12
+    ratio = best_s(lambda: plain(small), 1) / best_s(lambda: two_bw(small))
+    print(f"100 blocks, 64 devices: a search that splits every configuration takes {ratio:.0f} times as long")
     print(f"\n{'gpipe, one microbatch size':46} {'whole ms':>9} {'of it play':>10}")
     for blocks in (200, 1000):
         options = Options(microbatch_size=4)

@@ -1,4 +1,4 @@
-"""Predict: plan in, streams and timeline out. The runtime executes the same streams; here the plan's costs play them."""
+"""Predict: plan in, streams and timeline out. The runtime executes the same streams; here the costs play them."""
 
 from planner_service.core.plan import Plan
 from planner_service.core.schedule.pipeline import pipeline_of

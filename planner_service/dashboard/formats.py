@@ -1,9 +1,15 @@
 """Formats: seconds, bytes, rates and moments, as people read them."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import datetime
 
+from planner_service.core.plan import Certificate, Plan, StageMemory
+
 NONE = "–"
+
+PROVEN = 1e-9
+"""A gap that is rounding only."""
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
@@ -59,6 +65,21 @@ def minute(value: datetime) -> str:
     return value.strftime("%Y-%m-%d %H:%M")
 
 
+def proven(certificate: Certificate) -> str:
+    """`proven optimal: ...`, or `within 2.1 % of the optimum: ...`, and of what."""
+    gap = certificate.gap
+    near = "proven optimal" if gap <= PROVEN else f"within {100 * gap:.2g} % of the optimum"
+    found = f"{certificate.quantity} {certificate.value:.6g}, bound {certificate.bound:.6g}"
+    return f"{near}: {found} ({certificate.method})"
+
+
+def memory_items(plan: Plan) -> list[tuple[str, list[int]]]:
+    """By what it is, the bytes that a worker of every stage holds; what no stage holds is left out."""
+    held = [stage.memory or StageMemory() for stage in plan.stages]
+    items = [(field.name, [getattr(memory, field.name) for memory in held]) for field in fields(StageMemory)]
+    return [(name.replace("_", " "), values) for name, values in items if any(values)]
+
+
 def short(identity: str) -> str:
     """The head of an id: enough to tell one from another."""
     return identity[:10]
@@ -81,4 +102,5 @@ FILTERS: dict[str, Callable[..., str]] = {
     "moment": moment,
     "minute": minute,
     "short": short,
+    "proven": proven,
 }

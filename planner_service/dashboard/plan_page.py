@@ -7,6 +7,8 @@ from planner_service.contract.plans import PlanSummary, Streams
 from planner_service.contract.runs import RunSummary
 from planner_service.core.plan import Alternative, Plan
 from planner_service.core.predict import predict
+from planner_service.dashboard.formats import memory_items
+from planner_service.dashboard.pareto_chart import ParetoChart, pareto_chart
 from planner_service.dashboard.schedule_drawing import Drawing, draw, last_batches, readable_s
 from planner_service.services import plans, runs
 from planner_service.services.context import Context
@@ -26,6 +28,8 @@ class PlanView:
     summary: PlanSummary
     plan: Plan
     batches: int
+    memory: tuple[tuple[str, tuple[int, ...]], ...]
+    front: ParetoChart | None
     busy: tuple[float | None, ...]
     drawings: tuple[Drawing, ...]
     streams: Streams | None
@@ -42,6 +46,8 @@ def plan_view(context: Context, plan_id: str) -> PlanView:
         summary=plans.summary(context, plan_id),
         plan=plan,
         batches=batches,
+        memory=tuple((name, tuple(held)) for name, held in memory_items(plan)),
+        front=pareto_chart(plan),
         busy=_busy_by_stage(plan),
         drawings=_drawings(plan, batches) if batches else (),
         streams=plans.streams(context, plan_id, 1) if batches and plan.workers <= MOST_SHOWN_WORKERS else None,

@@ -16,6 +16,7 @@ from planner_service.dashboard.axes import round_values
 from planner_service.dashboard.schedule_drawing import LABEL_WIDTH, WIDTH, draw, last_batches
 from planner_service.services import clusters, jobs, plans, profiles
 from planner_service.services.context import Context
+from planner_service.solvers.solve import solve
 from tests.service.documents import ANY_WORK, PROFILE_TASK, request_document, run_result, run_task, store_plan
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
@@ -93,6 +94,21 @@ def test_names_are_shown_and_never_run(http: TestClient, context: Context) -> No
         page = _page(http, path)
         assert EVIL not in page
         assert "&lt;script&gt;" in page
+
+
+def test_a_plan_of_auto_shows_its_front_its_memory_and_what_is_proven(http: TestClient, context: Context) -> None:
+    planning = replace(context, solve=solve)
+    plan = plans.get(planning, store_plan(planning, planner="auto"))
+    assert len(plan.pareto) > 1
+    page = _page(http, f"/plans/{content_id(plan)}")
+    assert page.count("<circle") == len(plan.pareto)
+    assert page.count('class="dot chosen"') == 1
+    assert "Memory a worker, by what it is" in page
+    for stage in plan.stages:
+        assert stage.memory is not None
+        assert formats.size(stage.memory.weights) in page
+    certified = plans.get(planning, store_plan(planning, planner="pipedream", options={"microbatch_size": 1}))
+    assert "proven optimal: slowest stage" in _page(http, f"/plans/{content_id(certified)}")
 
 
 def test_what_does_not_exist_is_a_page_for_people_and_a_problem_for_programs(http: TestClient) -> None:

@@ -103,4 +103,4 @@ def test_an_unforeseen_error_is_a_problem_without_a_traceback(
 
 def test_health_and_readiness(http: TestClient) -> None:
     assert http.get("/healthz").json() == {"status": "ok"}
-    assert http.get("/readyz").json() == {"status": "ok", "revision": "0001"}
+    assert http.get("/readyz").json() == {"status": "ok", "revision": "0002"}

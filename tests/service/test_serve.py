@@ -90,8 +90,8 @@ def test_db_upgrade_makes_the_tables_and_may_be_repeated(tmp_path: Path) -> None
     first = pipeplan("db", "upgrade", "--database", database)
     second = pipeplan("db", "upgrade", PIPEPLAN_DATABASE_URL=database)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert "revision none -> 0001" in first.stderr
-    assert "revision 0001 -> 0001" in second.stderr
+    assert "revision none -> 0002" in first.stderr
+    assert "revision 0002 -> 0002" in second.stderr
 
 
 def test_a_missing_extra_is_a_sentence_that_says_how_to_install_it() -> None:

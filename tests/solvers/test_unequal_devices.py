@@ -17,7 +17,7 @@ from planner_service.core.profile import Device, Model
 from planner_service.solvers.exact import exact
 from planner_service.solvers.solve import solve
 from tests.core.builders import PLENTY, Cell, cells, profile
-from tests.core.planner.test_pipedream import compositions
+from tests.core.planner.every_partition import compositions
 from tests.solvers.mixed import Gpu, mixed_problem, profile_on
 
 FAST, SLOW = Gpu(name="fast"), Gpu(name="slow", slowness=2.0)

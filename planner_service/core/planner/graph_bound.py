@@ -15,7 +15,9 @@ same one. A stage from window g to window h computes at least low(h) - high(g) a
 less the most of g; it crosses at least h's least boundary. So the least number of devices over all such paths within a
 bottleneck t is at most that of any plan within t: where it exceeds the devices that are there, no plan is within t.
 That holds on several levels of network too, if all of it is as fast as the fastest: a stage on n devices takes at
-least compute / n, and its slowest exchange at least (n - 1)/n |w| factor / (n B). Memory is not looked at.
+least compute / n, and its slowest exchange at least (n - 1)/n |w| factor / (n B). It holds for the units of an outer
+level too, each as fast as all its devices together, behind the fastest link from that level on. A stage of m devices,
+behind which there are at least r, has ceil((m + r) / m) minibatches in flight, whose weights and activations must fit.
 """
 
 from collections import deque
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_service.core.cost.compute import BoolArray, FloatArray
+from planner_service.core.cost.compute import BoolArray, FloatArray, IntArray
 from planner_service.core.graph import Graph, closures, membership
 from planner_service.core.least_crossing import least_crossing
 from planner_service.core.planner.graph_states import grid_s
@@ -44,7 +46,7 @@ ROUNDING = 1e-12
 PRECISION = 1e-4
 """How near to the least time that it cannot refute the bound comes."""
 
-FLOWS_AT_MOST = 500
+FLOWS_AT_MOST = 250
 """Searches for the fewest bytes that cross a range of windows: about a millisecond each for a thousand blocks."""
 
 _ROWS = 500
@@ -62,6 +64,8 @@ class Windows:
     high_s: FloatArray
     least_weight_bytes: FloatArray
     most_weight_bytes: FloatArray
+    least_activation_bytes: FloatArray
+    most_activation_bytes: FloatArray
     boundary_bytes: FloatArray
     cheap: tuple[int, ...]
 
@@ -76,6 +80,7 @@ class Blocks:
     graph: Graph
     compute_s: FloatArray
     weight_bytes: FloatArray
+    activation_bytes: FloatArray
     output_bytes: FloatArray
 
 
@@ -84,18 +89,19 @@ def windows_of(blocks: Blocks, sides: "Sides", limit_bytes: float, places_s: Flo
 
     `places_s`: amounts of compute at which a cut is known, and gets a window of its own.
     """
-    compute_s, weight_bytes = blocks.compute_s, blocks.weight_bytes
-    total_s = float(compute_s.sum())
+    total_s = float(blocks.compute_s.sum())
     low_s, high_s = _edges(total_s, places_s)
-    inside, outside = sides.certain(low_s, high_s)
-    least = _least_weights(inside, inside | outside, low_s, blocks)
-    left_out = _least_weights(outside, inside | outside, total_s - high_s, blocks)
+    certain = sides.certain(low_s, high_s)
+    weights = _range(blocks.weight_bytes, certain, low_s, high_s, blocks.compute_s)
+    activations = _range(blocks.activation_bytes, certain, low_s, high_s, blocks.compute_s)
     boundary_bytes, cheap = _boundaries(blocks, sides, low_s, high_s, limit_bytes)
     return Windows(
         low_s=np.concatenate(([0.0], low_s, [total_s])),
         high_s=np.concatenate(([0.0], high_s, [total_s])),
-        least_weight_bytes=np.concatenate(([0.0], least, [weight_bytes.sum()])),
-        most_weight_bytes=np.concatenate(([0.0], weight_bytes.sum() - left_out, [weight_bytes.sum()])),
+        least_weight_bytes=weights[0],
+        most_weight_bytes=weights[1],
+        least_activation_bytes=activations[0],
+        most_activation_bytes=activations[1],
         boundary_bytes=np.concatenate(([0.0], boundary_bytes, [0.0])),
         cheap=cheap,
     )
@@ -158,55 +164,95 @@ def _sums(sets: Sequence[int], values: FloatArray) -> FloatArray:
     return np.concatenate([membership(part, len(values)) @ values for part in parts])
 
 
-def _least_weights(certain: BoolArray, known: BoolArray, needed_s: FloatArray, blocks: Blocks) -> FloatArray:
-    """By row the least weights of certain blocks and as many of the unknown ones as add up to the compute needed."""
-    compute_s, weight_bytes = blocks.compute_s, blocks.weight_bytes
+def _range(
+    sizes: FloatArray,
+    certain: tuple[BoolArray, BoolArray],
+    low_s: FloatArray,
+    high_s: FloatArray,
+    compute_s: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """By window, with the start and the end, the least and the most bytes of the blocks before its cuts."""
+    inside, outside = certain
+    total_bytes, total_s = sizes.sum(), compute_s.sum()
+    least = _least(sizes, inside, inside | outside, low_s, compute_s)
+    left_out = _least(sizes, outside, inside | outside, total_s - high_s, compute_s)
+    most = total_bytes - left_out
+    return np.concatenate(([0.0], least, [total_bytes])), np.concatenate(([0.0], most, [total_bytes]))
+
+
+def _least(
+    sizes: FloatArray, certain: BoolArray, known: BoolArray, needed_s: FloatArray, compute_s: FloatArray
+) -> FloatArray:
+    """By row the bytes of certain blocks and the least of as many of the unknown ones as add up to the compute needed.
+
+    Blocks are taken by their bytes a second, the last one in part.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
-        density = np.where(compute_s > 0, weight_bytes / compute_s, np.inf)
+        density = np.where(compute_s > 0, sizes / compute_s, np.inf)
     by_density = np.argsort(density, kind="stable")
     unknown = ~known[:, by_density]
     seconds = np.cumsum(np.where(unknown, compute_s[by_density], 0.0), axis=1)
-    weights = np.cumsum(np.where(unknown, weight_bytes[by_density], 0.0), axis=1)
+    held = np.cumsum(np.where(unknown, sizes[by_density], 0.0), axis=1)
     missing_s = needed_s - certain @ compute_s - compute_s.sum() * ROUNDING
     whole = (seconds <= missing_s[:, None]).sum(axis=1)
-    rows = np.arange(len(certain))
-    before = np.maximum(whole - 1, 0)
+    rows, before = np.arange(len(certain)), np.maximum(whole - 1, 0)
     taken_s = np.where(whole > 0, seconds[rows, before], 0.0)
-    taken_bytes = np.where(whole > 0, weights[rows, before], 0.0)
+    taken_bytes = np.where(whole > 0, held[rows, before], 0.0)
     last = np.minimum(whole, len(compute_s) - 1)
-    part = np.where((whole < len(compute_s)) & (missing_s > taken_s), missing_s - taken_s, 0.0)
-    rest = part * np.where(np.isfinite(density[by_density][last]), density[by_density][last], 0.0)
-    return np.asarray(certain @ weight_bytes + taken_bytes + rest)
+    part_s = np.where((whole < len(compute_s)) & (missing_s > taken_s), missing_s - taken_s, 0.0)
+    rate = np.where(np.isfinite(density[by_density][last]), density[by_density][last], 0.0)
+    return np.asarray(certain @ sizes + taken_bytes + part_s * rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a stage holds at least with so many minibatches in flight: fixed + in flight x each, by byte.
+
+    First of weights, then of activations.
+    """
+
+    fixed: tuple[float, float]
+    each: tuple[float, float]
+    limit_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """So many devices behind links of this speed; `exchange` is the factor of (m - 1)/m |w| / B for an update.
+    """So many units, of so many devices each, behind links of this speed.
 
-    `straight`: one device a stage.
+    `exchange` is the factor of (m - 1)/m |w| / B for an update. `straight`: one unit a stage. `held` is there where
+    a unit is a device whose memory is looked at.
     """
 
-    devices: int
+    units: int
     bandwidth_bytes_per_s: float
     exchange: float
+    inside: int = 1
     straight: bool = False
+    held: Held | None = None
+
+    @property
+    def devices(self) -> int:
+        """All."""
+        return self.units * self.inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """No plan is below these seconds: within `refuted_s` more `devices` would be needed; 0 where compute alone says so.
+    """No plan is below these seconds: within `refuted_s` `needed` units would be needed, of which there are fewer.
 
-    All devices sharing all compute is the bound that is always there.
+    All devices sharing all compute is the bound that is always there: then both are 0.
     """
 
     seconds: float
     refuted_s: float = 0.0
-    devices: float = 0.0
+    needed: float = 0.0
+    units: int = 0
 
 
-def compute_bound(blocks: Blocks, machines: Machines, upper_s: float) -> Bound:
+def compute_bound(blocks: Blocks, devices: int, upper_s: float) -> Bound:
     """What all devices sharing all compute take; at most what some plan takes."""
-    return Bound(seconds=min(float(blocks.compute_s.sum()) / machines.devices, upper_s))
+    return Bound(seconds=min(float(blocks.compute_s.sum()) / devices, upper_s))
 
 
 def bound(windows: Windows, machines: Machines, upper_s: float) -> Bound:
@@ -215,38 +261,58 @@ def bound(windows: Windows, machines: Machines, upper_s: float) -> Bound:
     best = Bound(seconds=low_s)
     while high_s > low_s * (1 + PRECISION):
         middle_s = (low_s * high_s) ** 0.5
-        devices = least_devices(windows, machines, middle_s)
-        if devices > machines.devices:
-            low_s, best = middle_s, Bound(seconds=middle_s, refuted_s=middle_s, devices=devices)
+        needed = least_units(windows, machines, middle_s)
+        if needed > machines.units:
+            low_s = middle_s
+            best = Bound(seconds=middle_s, refuted_s=middle_s, needed=needed, units=machines.units)
         else:
             high_s = middle_s
     return best
 
 
-def least_devices(windows: Windows, machines: Machines, bottleneck_s: float) -> float:
-    """The least devices on a path from the start to the end whose stages and boundaries stay within the bottleneck."""
+def least_units(windows: Windows, machines: Machines, bottleneck_s: float) -> float:
+    """The least units on a path from the start to the end whose stages and boundaries stay within the bottleneck."""
     limit_bytes = bottleneck_s * machines.bandwidth_bytes_per_s / 2 * (1 + ROUNDING)
     allowed = windows.boundary_bytes <= limit_bytes
     allowed[[0, -1]] = True
     kept = np.flatnonzero(allowed)
-    low_s, least = windows.low_s[kept], windows.least_weight_bytes[kept]
-    devices = np.full(len(kept), np.inf)
-    devices[-1] = 0.0
-    for row, window in enumerate(kept[:-1].tolist()[::-1]):
-        behind = slice(len(kept) - 1 - row, None)
-        compute_s = low_s[behind] - windows.high_s[window]
-        weight_bytes = least[behind] - windows.most_weight_bytes[window]
-        stages = _need(compute_s, weight_bytes, machines, bottleneck_s) + devices[behind]
-        devices[behind.start - 1] = stages.min()
-    return float(devices[0])
+    units = np.full(len(kept), np.inf)
+    units[-1] = 0.0
+    for row in reversed(range(len(kept) - 1)):
+        stages = _need(windows, int(kept[row]), kept[row + 1 :], machines, bottleneck_s)
+        units[row] = (_fitting(windows, kept, row, stages, units[row + 1 :], machines) + units[row + 1 :]).min()
+    return float(units[0])
 
 
-def _need(compute_s: FloatArray, weight_bytes: FloatArray, machines: Machines, bottleneck_s: float) -> FloatArray:
+def _need(windows: Windows, start: int, stops: IntArray, machines: Machines, bottleneck_s: float) -> FloatArray:
     """The least m >= 1 with compute / m <= t and, for m >= 2, exchange (m - 1)/m^2 |w| / B <= t."""
-    load = compute_s * ((1 - ROUNDING) / bottleneck_s)
+    load = (windows.low_s[stops] - windows.high_s[start]) * ((1 - ROUNDING) / (bottleneck_s * machines.inside))
     single = load <= 1
     if machines.straight:
         return np.where(single, 1.0, np.inf)
+    weight_bytes = windows.least_weight_bytes[stops] - windows.most_weight_bytes[start]
     half = weight_bytes * (machines.exchange / 2 * (1 - ROUNDING) / (machines.bandwidth_bytes_per_s * bottleneck_s))
     many = np.maximum(load, half + np.sqrt(np.maximum(half * (half - 2), 0.0)))
     return np.where(single, 1.0, np.maximum(np.ceil(many), 2.0))
+
+
+def _fitting(
+    windows: Windows, kept: IntArray, row: int, stages: FloatArray, behind: FloatArray, machines: Machines
+) -> FloatArray:
+    """The least m of that at least, with which ceil((m + those behind) / m) minibatches in flight fit the memory."""
+    held = machines.held
+    if held is None:
+        return stages
+    start, stops = int(kept[row]), kept[row + 1 :]
+    weights = np.maximum(windows.least_weight_bytes[stops] - windows.most_weight_bytes[start], 0.0)
+    activations = np.maximum(windows.least_activation_bytes[stops] - windows.most_activation_bytes[start], 0.0)
+    fixed = held.fixed[0] * weights + held.fixed[1] * activations
+    each = held.each[0] * weights + held.each[1] * activations
+    left = held.limit_bytes * (1 + ROUNDING) - fixed
+    with np.errstate(divide="ignore", invalid="ignore"):
+        in_flight = np.where(each > 0, np.floor(left / each * (1 + ROUNDING)), np.where(left >= 0, np.inf, 0.0))
+        enough = np.where(behind == 0, 1.0, np.ceil(behind / (in_flight - 1) * (1 - ROUNDING)))
+    possible = (in_flight >= 1) & ((behind == 0) | (in_flight >= 2)) & np.isfinite(behind)
+    if machines.straight:
+        possible &= enough <= 1
+    return np.where(possible, np.maximum(stages, enough), np.inf)

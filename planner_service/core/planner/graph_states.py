@@ -57,6 +57,22 @@ class CutStates:
             return self.cuts[state]
         return sum(1 << block for block in self.order[: int(self.blocks_before[state])])
 
+    def some(self, kept: Sequence[int]) -> "CutStates":
+        """Some of the states, ascending, the first and the last among them."""
+        states, index = self.states, np.asarray(kept)
+        table = np.ix_(index, index)
+        chosen = States(
+            compute_s=states.compute_s[index],
+            weight_bytes=states.weight_bytes[index],
+            activation_bytes=states.activation_bytes[index],
+            boundary_bytes=states.boundary_bytes[index],
+            input_bytes=states.input_bytes[index],
+            before=None if states.before is None else states.before[table],
+            transient_bytes=None if states.transient_bytes is None else states.transient_bytes[table],
+        )
+        cuts = None if self.cuts is None else tuple(self.cuts[state] for state in kept)
+        return replace(self, states=chosen, blocks_before=self.blocks_before[index], cuts=cuts, complete=False)
+
     def _between(self, start: int, stop: int) -> Sequence[int]:
         if self.cuts is not None:
             return members(self.cuts[stop] & ~self.cuts[start])

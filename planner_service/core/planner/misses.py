@@ -6,6 +6,7 @@ from math import inf
 
 import numpy as np
 
+from planner_service.core.cost.compute import FloatArray
 from planner_service.core.plan import Infeasible, Reason
 from planner_service.core.planner.bounds import Configurations, joined
 from planner_service.core.planner.candidate import Miss
@@ -36,22 +37,32 @@ def infeasible(planner: str, search: Search) -> Infeasible:
     )
 
 
-def nearest_misses(search: Search, count: int) -> list[Miss]:
-    """The classes that miss the least, each at the shape that can be smallest by a bound; the least of all is exact.
+def shallowest_misses(search: Search, count: int) -> list[Miss]:
+    """Where a plan was found: the classes of fewest stages that do not fit by a bound, each at its smallest shape.
 
-    Where a plan was found, these are classes that were looked at before it and of which nothing was found to fit.
+    With fewer stages there is less to transfer: that is what more memory would allow.
     """
-    fitting = {_class(found.shape) for found in search.fitting}
+    smallest: dict[tuple[int, str], tuple[float, Configurations, int]] = {}
+    for found, least_bytes in _distinct_bytes(search):
+        order = np.argsort(least_bytes, kind="stable")
+        depths, first = np.unique(found.depth[order], return_index=True)
+        for depth, index in zip(depths.tolist(), order[first].tolist(), strict=True):
+            smallest[depth, found.execution.schedule] = (float(least_bytes[index]), found, index)
+    too_large = [entry for _, entry in sorted(smallest.items()) if entry[0] > search.evaluator.device_bytes]
+    misses = [search.evaluator.nearest(search.shape(found, index)) for _, found, index in too_large[:count]]
+    return [miss for miss in misses if miss is not None]
+
+
+def nearest_misses(search: Search, count: int) -> list[Miss]:
+    """Where nothing fits: the classes that can miss the least by a bound; the first misses the least of all shapes."""
     nearest: dict[tuple[str, int], Miss] = {}
     least_bytes = inf
     for bound, shape in _by_bytes(search):
-        if len(nearest) >= count and (bound > least_bytes or search.best is not None):
+        if len(nearest) >= count and bound > least_bytes:
             break
-        if _class(shape) in fitting:
-            continue
         new = len(nearest) < count and _class(shape) not in nearest
         miss = search.evaluator.nearest(shape, inf if new else least_bytes)
-        if miss is not None and miss.missing_bytes > 0 and (new or miss.memory_bytes < least_bytes):
+        if miss is not None and (new or miss.memory_bytes < least_bytes):
             nearest[_class(shape)] = miss
             least_bytes = min(least_bytes, miss.memory_bytes)
     return sorted(nearest.values(), key=lambda miss: (miss.missing_bytes, miss.shape.depth, miss.shape.schedule))
@@ -59,19 +70,22 @@ def nearest_misses(search: Search, count: int) -> list[Miss]:
 
 def _by_bytes(search: Search) -> Iterator[tuple[float, Shape]]:
     """Shapes that hold different amounts of memory, with their bound, the least first."""
-    entries: list[tuple[float, int, int]] = []
-    several: list[Configurations] = []
+    several = list(_distinct_bytes(search))
+    entries = [
+        (bound, which, index)
+        for which, (_, least_bytes) in enumerate(several)
+        for index, bound in enumerate(least_bytes.tolist())
+    ]
+    return ((bound, search.shape(several[which][0], index)) for bound, which, index in sorted(entries))
+
+
+def _distinct_bytes(search: Search) -> Iterator[tuple[Configurations, FloatArray]]:
+    """Every execution's configurations that memory tells apart, and their bounds."""
     for place, rows in enumerate(search.space.rows):
         own = [found for found in search.examined if found.execution is rows.execution]
         if own:
             found = _distinct(joined(own))
-            least_bytes = search.bounds[place].least_bytes(found)
-            entries += [(value, len(several), index) for index, value in enumerate(least_bytes.tolist())]
-            several.append(found)
-    if search.best is not None:
-        entries = [entry for entry in entries if entry[0] > search.evaluator.device_bytes]
-    for bound, which, index in sorted(entries):
-        yield bound, search.shape(several[which], index)
+            yield found, search.bounds[place].least_bytes(found)
 
 
 def _distinct(found: Configurations) -> Configurations:

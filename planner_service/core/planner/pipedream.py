@@ -19,7 +19,7 @@ from planner_service.core.planner.graph_states import CutStates, cut_states
 from planner_service.core.planner.partition import Partition, Search, data_parallel, nearest, partition
 from planner_service.core.planner.partition_memory import in_flight
 from planner_service.core.planner.pipedream_certificate import certificate
-from planner_service.core.planner.pipedream_release import Release
+from planner_service.core.planner.pipedream_release import Release, released_boundaries, released_cuts
 from planner_service.core.planner.pipedream_terms import network, released, search, stage, synchronisation
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason, shortfall, slower
@@ -88,12 +88,20 @@ def pipedream(problem: Problem) -> Answer:
     _check(problem)
     model = _model(problem)
     wanted = search(problem, model.states)
+    if not model.cuts.complete and not released(problem):
+        return _refined(model)
     found = _released(model, wanted) if released(problem) else partition(wanted)
     if found is None:
         return _nearest_miss(model, wanted)
-    if model.cuts.complete or released(problem):
-        return complete(problem, _decision(model, wanted, found, certificate(problem, found)))
-    refined = refine(problem, model.microbatch_size, model.cuts, found)
+    return complete(problem, _decision(model, wanted, found, certificate(problem, found)))
+
+
+def _refined(model: Model) -> Answer:
+    """For a graph with more cuts than were listed."""
+    problem = model.problem
+    refined = refine(problem, model.microbatch_size, model.cuts)
+    if refined is None:
+        return _nearest_miss(model, search(problem, model.states))
     model = replace(model, cuts=refined.cuts)
     return complete(problem, _decision(model, search(problem, model.states), refined.found, refined.certificate))
 
@@ -158,9 +166,11 @@ def _model(problem: Problem) -> Model:
     blocks = len(problem.profile.blocks)
     rule = f"must be at most {MAX_STATES} for the planner {NAME}"
     require(blocks < MAX_STATES, "profile.blocks", rule, blocks)
-    model = Model(
-        problem=problem, microbatch_size=size, cuts=cut_states(problem.profile, size, cuts=problem.options.cuts)
-    )
+    cuts = cut_states(problem.profile, size, cuts=problem.options.cuts)
+    if released(problem):
+        output_bytes = [block.output_bytes for block in problem.profile.at(size)]
+        cuts = released_boundaries(problem.profile, released_cuts(problem.profile, cuts), output_bytes)
+    model = Model(problem=problem, microbatch_size=size, cuts=cuts)
     if problem.options.straight and not problem.options.fewer_machines:
         parts, devices = len(model.states) - 1, problem.cluster.devices
         rule = f"needs a stage for each of the {devices} devices, and the model can be cut into {parts} at most"

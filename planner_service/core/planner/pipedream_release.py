@@ -3,13 +3,13 @@
 Of a stage between the states a and b on m of M machines, level by level from the inside out, with the cost c of the
 level inside (the blocks' compute on the innermost):
 
-    one stage on all machines     (c + 4 (m - 1) |w| / (B m) / machines of the level inside) / m
-    a stage of several            (c + 4 (m - 1) |w| / (B m)) / m
+    the first stage of a level    (c + 4 (m - 1) |w| / (B m) / machines of the level inside) / m
+    the others                    (c + 4 (m - 1) |w| / (B m)) / m
     a boundary, if compressed     2 a / (B m ratio) into and out of a stage, m those of the stage that looks at it
 
 Compute and synchronisation are added, not the larger taken; a boundary costs nothing unless a compression ratio is
 given, is divided by replicas, and counts behind the last block of a part inside a server too; the width of the level
-inside divides the exchange in the first case only. The memory is not looked at, as by the program's default.
+inside divides the exchange of a first stage only. The memory is not looked at, as by the program's default.
 
 The table of the program is followed, and so is its order: from the front, the first of equals. O(n^2 M^2) on the
 outermost level, another factor n on those inside.
@@ -17,15 +17,20 @@ outermost level, another factor n on those inside.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import count
+from operator import or_
 
 import numpy as np
 
 from planner_service.core.cost.compute import BoolArray, FloatArray
+from planner_service.core.graph import closures, graph_of, members
+from planner_service.core.planner.graph_states import CutStates
 from planner_service.core.planner.partition import Part, Partition, Proof, Share, placement_of
 from planner_service.core.planner.partition_probe import Stages
 from planner_service.core.planner.partition_space import ROUNDING, LevelLinks
 from planner_service.core.planner.states import States
+from planner_service.core.profile import Profile
 
 FACTOR = 4.0
 """The program knows the parameter server only."""
@@ -82,6 +87,54 @@ class Released:
                 best = np.minimum(best, _joined(tables[units - last - 1], self.last_s(last)))
             tables.append(best)
         return tables
+
+
+def released_cuts(profile: Profile, cuts: CutStates) -> CutStates:
+    """The cuts that the program knows: it goes on from the first block, and along edges.
+
+    So the first block is before every cut, and another block that reads nothing (an embedding of the decoder's) only
+    together with one that reads it.
+    """
+    if cuts.cuts is None or profile.edges is None:
+        return cuts
+    readers = [0] * len(profile.blocks)
+    reading = 0
+    for source, reader in profile.edges:
+        readers[source] |= 1 << reader
+        reading |= 1 << reader
+    others = [block for block in range(1, len(readers)) if not reading >> block & 1]
+    known = [
+        index
+        for index, cut in enumerate(cuts.cuts)
+        if index in (0, len(cuts.cuts) - 1)
+        or (cut & 1 and all(not cut >> block & 1 or cut & readers[block] for block in others))
+    ]
+    return cuts.some(known)
+
+
+def released_boundaries(profile: Profile, cuts: CutStates, output_bytes: Sequence[float]) -> CutStates:
+    """The cuts with what the program lets cross them: the last blocks, and of each what is read beside its own past.
+
+    That is at least what a stage behind really reads: a block counts as well whose other reader lies before the cut
+    on another branch.
+    """
+    if cuts.cuts is None or profile.edges is None:
+        return cuts
+    graph = graph_of(len(profile.blocks), profile.edges)
+    pasts, _ = closures(graph)
+    readers = [sum(1 << reader for reader in graph.read_by[block]) for block in range(len(graph))]
+    beside = [
+        sum(1 << block for block in members(past) if block != last and readers[block] & ~past)
+        for last, past in enumerate(pasts)
+    ]
+    crossing = [_crossing(cut, readers, beside, output_bytes) for cut in cuts.cuts]
+    return replace(cuts, states=replace(cuts.states, boundary_bytes=np.asarray(crossing)))
+
+
+def _crossing(cut: int, readers: Sequence[int], beside: Sequence[int], output_bytes: Sequence[float]) -> float:
+    last = [block for block in members(cut) if not readers[block] & cut]
+    crossing = reduce(or_, (1 << block | beside[block] for block in last), 0)
+    return float(sum(output_bytes[block] for block in members(crossing)))
 
 
 def stages_of(states: States) -> BoolArray:
@@ -179,9 +232,9 @@ class Release:
 
     def _shares(self, level: int, parts: Sequence[Part]) -> Iterator[Share]:
         """The stages with what they take a minibatch, which adds up over the levels."""
-        for part in parts:
+        for index, part in enumerate(parts):
             exchange_s = float(self.levels[level].exchange_s(part.units)[part.start, part.stop])
-            if len(parts) == 1:
+            if index == 0:
                 exchange_s /= self.levels[level].inside_units
             compute_s = float(self.states.compute_s[part.stop] - self.states.compute_s[part.start])
             alone = Share(start=part.start, stop=part.stop, replicas=1, time_s=compute_s)

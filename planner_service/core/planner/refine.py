@@ -9,7 +9,8 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf, prod
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from planner_service.core.planner.graph_bound import (
     BLOCKS_AT_MOST,
     Blocks,
     Bound,
+    Held,
     Machines,
     Sides,
     bound,
@@ -26,10 +28,13 @@ from planner_service.core.planner.graph_bound import (
     windows_of,
 )
 from planner_service.core.planner.graph_states import CutStates, evenly, exactly_summed, states_of
-from planner_service.core.planner.partition import Partition, partition
+from planner_service.core.planner.partition import Partition, fits, partition
 from planner_service.core.planner.pipedream_certificate import QUANTITY
-from planner_service.core.planner.pipedream_terms import FACTORS, search, synchronisation
+from planner_service.core.planner.pipedream_terms import FACTORS, law, search, synchronisation
 from planner_service.core.planner.problem import Problem
+
+ENTRIES_AT_MOST = 2e7
+"""Cuts times devices, squared: what a search compares where memory decides, in about a second."""
 
 ROUNDS = 4
 """How often cuts are added."""
@@ -53,29 +58,48 @@ class Refined:
     certificate: Certificate
 
 
-def refine(problem: Problem, microbatch_size: int, cuts: CutStates, found: Partition) -> Refined:
-    """Improves on a partition of some cuts of a graph, and proves how much better another could be.
+def refine(problem: Problem, microbatch_size: int, cuts: CutStates) -> Refined | None:
+    """The best partition of some cuts of a graph, and a proof of how much better another could be; None if none fits.
 
-    Deterministic: effort is counted, not timed. The bound holds for all cuts, whether or not a stage fits its device.
+    Deterministic: effort is counted, not timed.
     """
     blocks = _blocks(problem, microbatch_size)
+    solved = _solved(problem, cuts)
+    if solved is None:
+        return None
+    cuts, found = solved
     machines = _machines(problem)
     if len(blocks.graph) > BLOCKS_AT_MOST:
-        proven = compute_bound(blocks, machines, found.cost_s)
+        proven = compute_bound(blocks, problem.cluster.devices, found.cost_s)
         return Refined(cuts=cuts, found=found, certificate=_certificate(problem, found, proven))
     cut = _Cut(blocks=blocks, machines=machines)
     proven, cheap = cut.bound(cuts, found)
     for _ in range(ROUNDS):
         if found.cost_s <= proven.seconds * (1 + NEAR):
             break
-        listed = cut.around(cuts, found, cheap)
+        listed = cut.around(cuts, found, cheap, _room(problem))
         more = states_of(problem.profile, blocks.graph, problem.profile.at(microbatch_size), listed, complete=False)
-        better = partition(search(problem, more.states))
-        if better is None or better.cost_s >= found.cost_s * (1 - NEAR):
+        solved = _solved(problem, more)
+        if solved is None or solved[1].cost_s >= found.cost_s * (1 - NEAR):
             break
-        cuts, found = more, better
+        cuts, found = solved
         proven, cheap = cut.bound(cuts, found)
     return Refined(cuts=cuts, found=found, certificate=_certificate(problem, found, proven))
+
+
+def _solved(problem: Problem, cuts: CutStates) -> tuple[CutStates, Partition] | None:
+    """The best partition of all of these cuts; where memory decides, of so many of them as take little time."""
+    wanted = search(problem, cuts.states)
+    found = partition(replace(wanted, memory=None))
+    if found is not None and not fits(wanted, found):
+        cuts = cuts.some(evenly(range(len(cuts.states)), _room(problem)))
+        found = partition(search(problem, cuts.states))
+    return None if found is None else (cuts, found)
+
+
+def _room(problem: Problem) -> int:
+    """How many cuts are solved at once: the time goes with their square, and that of the devices if memory decides."""
+    return max(min(CUTS_AT_MOST, int(ENTRIES_AT_MOST**0.5 / problem.cluster.devices)), 50)
 
 
 def _blocks(problem: Problem, microbatch_size: int) -> Blocks:
@@ -85,30 +109,45 @@ def _blocks(problem: Problem, microbatch_size: int) -> Blocks:
         graph=graph_of(len(measured), profile.edges or ()),
         compute_s=exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
         weight_bytes=np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64),
+        activation_bytes=np.asarray([block.activation_bytes for block in measured], dtype=np.float64),
         output_bytes=np.asarray([block.output_bytes for block in measured], dtype=np.float64),
     )
 
 
-def _machines(problem: Problem) -> Machines:
-    """All devices, behind links as fast as the fastest."""
-    cluster = problem.cluster
-    return Machines(
-        devices=cluster.devices,
-        bandwidth_bytes_per_s=max(level.bandwidth_bytes_per_s for level in cluster.levels),
-        exchange=FACTORS[synchronisation(problem)],
-        straight=problem.options.straight,
-    )
+def _machines(problem: Problem) -> list[Machines]:
+    """All devices behind links as fast as the fastest; and the units of every outer level, those of which count."""
+    levels = problem.cluster.levels
+    return [
+        Machines(
+            units=prod(outer.size for outer in levels[index:]),
+            inside=prod(inner.size for inner in levels[:index]),
+            bandwidth_bytes_per_s=max(outer.bandwidth_bytes_per_s for outer in levels[index:]),
+            exchange=FACTORS[synchronisation(problem)],
+            straight=problem.options.straight and index == 0,
+            held=_held(problem) if index == 0 else None,
+        )
+        for index in range(len(levels))
+    ]
+
+
+def _held(problem: Problem) -> Held:
+    known = law(problem)
+    return Held(fixed=known.fixed[:2], each=known.each[:2], limit_bytes=known.limit_bytes)
 
 
 def _certificate(problem: Problem, found: Partition, proven: Bound) -> Certificate:
-    devices = problem.cluster.devices
     if proven.refuted_s == 0:
-        claim = f"All {devices} devices sharing all compute take the bound; no plan is below that."
+        claim = f"All {problem.cluster.devices} devices sharing all compute take the bound; no plan is below that."
     else:
+        unit = "devices" if proven.units == problem.cluster.devices else "units of an outer level"
+        needs = (
+            f"needs at least {proven.needed:g} {unit} (the second)"
+            if proven.needed < inf
+            else "does not fit any number of them"
+        )
         claim = (
             f"Over all cuts of the graph, also those that were not listed: within {proven.refuted_s:.6g} s (the first "
-            f"number of the witness) a plan needs at least {proven.devices:g} devices (the second), and there are "
-            f"{devices}."
+            f"number of the witness) a plan {needs}; there are {proven.units} {unit}."
         )
     return Certificate(
         method="cut and refine",
@@ -116,14 +155,14 @@ def _certificate(problem: Problem, found: Partition, proven: Bound) -> Certifica
         value=found.cost_s,
         bound=proven.seconds,
         claim=claim,
-        witness=(proven.refuted_s, proven.devices) if proven.refuted_s > 0 else (),
+        witness=tuple(number for number in (proven.refuted_s, proven.needed) if 0 < number < inf),
     )
 
 
 class _Cut:
     """Where a graph is cut, and where it could be."""
 
-    def __init__(self, *, blocks: Blocks, machines: Machines) -> None:
+    def __init__(self, *, blocks: Blocks, machines: Sequence[Machines]) -> None:
         self._blocks = blocks
         self._machines = machines
         self._needed, self._dependent = closures(blocks.graph)
@@ -131,23 +170,26 @@ class _Cut:
 
     def bound(self, cuts: CutStates, found: Partition) -> tuple[Bound, tuple[int, ...]]:
         """What is proven over all cuts, and cuts of few bytes."""
-        proven = compute_bound(self._blocks, self._machines, found.cost_s)
-        if found.cost_s <= proven.seconds * (1 + NEAR):
-            return proven, ()
-        limit_bytes = self._limit_bytes(found)
-        places_s = np.unique(cuts.states.compute_s[cuts.states.boundary_bytes <= limit_bytes])
-        windows = windows_of(self._blocks, self._sides, limit_bytes, places_s)
-        return bound(windows, self._machines, found.cost_s), windows.cheap
+        proven = compute_bound(self._blocks, self._machines[0].units, found.cost_s)
+        cheap: tuple[int, ...] = ()
+        for machines in self._machines:
+            if machines.units > 1 and found.cost_s > proven.seconds * (1 + NEAR):
+                limit_bytes = found.cost_s * machines.bandwidth_bytes_per_s / 2
+                places_s = np.unique(cuts.states.compute_s[cuts.states.boundary_bytes <= limit_bytes])
+                windows = windows_of(self._blocks, self._sides, limit_bytes, places_s)
+                proven = max(proven, bound(windows, machines, found.cost_s), key=lambda known: known.seconds)
+                cheap = (*cheap, *windows.cheap)
+        return proven, cheap
 
-    def around(self, cuts: CutStates, found: Partition, cheap: Sequence[int]) -> list[int]:
+    def around(self, cuts: CutStates, found: Partition, cheap: Sequence[int], most: int) -> list[int]:
         """Cuts to be solved next, by size: the plan's own, and so many of the others as there is room for."""
         own = [cuts.cut(share.stop) for share in found.shares]
         chosen = dict.fromkeys((0, *own))
         allowed = np.flatnonzero(cuts.states.boundary_bytes <= self._limit_bytes(found)).tolist()
-        room = CUTS_AT_MOST // 3
+        room = most // 3
         for few in (cheap, [cuts.cut(state) for state in evenly(allowed, room)]):
             chosen |= dict.fromkeys(evenly(few, room))
-        room = (CUTS_AT_MOST - len(chosen)) // max(len(own) - 1, 1)
+        room = (most - len(chosen)) // max(len(own) - 1, 1)
         for cut in own[:-1]:
             chosen |= dict.fromkeys(self._moved(cut, self._limit_bytes(found), room // 2))
             chosen |= dict.fromkeys(self._stepped(cut, room // 2))
@@ -155,7 +197,7 @@ class _Cut:
 
     def _limit_bytes(self, found: Partition) -> float:
         """What crosses a cut within the time of the plan."""
-        return found.cost_s * self._machines.bandwidth_bytes_per_s / 2
+        return found.cost_s * self._machines[0].bandwidth_bytes_per_s / 2
 
     def _moved(self, cut: int, limit_bytes: float, room: int) -> list[int]:
         """The cuts that differ by one block and what has to follow, those of the least compute that moves first."""

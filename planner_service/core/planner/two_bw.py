@@ -31,7 +31,7 @@ from planner_service.core.planner.candidate import (
     too_large,
 )
 from planner_service.core.planner.complete import complete
-from planner_service.core.planner.misses import infeasible, nearest_misses
+from planner_service.core.planner.misses import infeasible, shallowest_misses
 from planner_service.core.planner.pipeline_terms import Shape
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.search import Search
@@ -40,7 +40,7 @@ from planner_service.core.planner.sizes import profiled
 
 NAME = "pipedream-2bw"
 
-ALTERNATIVES = {"split": 4, "slower": 20, "memory": 3, "impossible": 10}
+ALTERNATIVES = {"split": 2, "slower": 20, "memory": 3, "impossible": 10}
 """How many of each kind of alternative a plan keeps, the best first; `split` are those slower ones that are split."""
 
 
@@ -108,7 +108,7 @@ def _alternatives(search: Search, best: Candidate) -> Iterator[Alternative]:
     fitting = [found for _, found in split if found is not None]
     fitting.sort(key=lambda found: (-found.throughput_samples_per_s, search.preference(found.shape)))
     misses = [search.evaluator.nearest(shape) for shape, found in split if found is None]
-    misses += nearest_misses(search, ALTERNATIVES["memory"])
+    misses += shallowest_misses(search, ALTERNATIVES["memory"])
     yield from (lost(found, search.evaluator.stops(found), best) for found in fitting)
     yield from (
         bounded(shape, min(rate, best.throughput_samples_per_s)) for rate, shape in others[ALTERNATIVES["split"] :]

@@ -8,6 +8,9 @@ from planner_service.core.planner.partition_memory import Law
 from planner_service.core.planner.partition_space import LevelLinks
 from planner_service.core.planner.states import States
 
+STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+"""Copies of the weights that an optimizer keeps as its state."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:

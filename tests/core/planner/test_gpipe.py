@@ -13,7 +13,7 @@ from planner_service.core.plan import Infeasible, Plan
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.solvers.solve import solve
 from tests.core.builders import PLENTY, Cell, cells, cluster, profile
-from tests.core.planner.test_pipedream import compositions
+from tests.core.planner.every_partition import compositions
 
 
 def answer_for(

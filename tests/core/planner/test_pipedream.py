@@ -1,173 +1,50 @@
-"""PipeDream's planner against the paper's formulas, tried on every partition there is."""
+"""PipeDream's planner: what the papers' formulas say, what its options mean, what it refuses."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from math import lcm
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
+from planner_service.core.errors import InvalidInputError, PipeplanError
 from planner_service.core.identity import content_id
-from planner_service.core.plan import Infeasible, Plan
+from planner_service.core.plan import Infeasible, Plan, Worker
+from planner_service.core.planner.pipedream_certificate import check_certificate
 from planner_service.core.planner.problem import Options, Problem
+from planner_service.core.profile import Device, Model, Profile
+from planner_service.imports.pipedream_graph import import_pipedream_graph
 from planner_service.solvers.solve import solve
-from tests.core.builders import Cell, cells, cluster, clusters, profile
+from tests.core.builders import PLENTY, Cell, cells, cluster, clusters, profile
+from tests.core.graphs import graphs
 
-STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-
-
-def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write total as a sum of so many positive numbers."""
-    if parts == 1:
-        yield (total,)
-        return
-    for first in range(1, total - parts + 2):
-        for rest in compositions(total - first, parts - 1):
-            yield (first, *rest)
+PROFILES = Path(__file__).parents[2] / "data" / "profiles"
+GOLDEN = Path(__file__).parents[2] / "golden" / "pipedream_release.json"
+RELEASED: list[dict[str, Any]] = json.loads(GOLDEN.read_text())["cases"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One partition: stops and replicas by stage, its slowest part, and what its worst worker holds."""
-
-    stops: tuple[int, ...]
-    replicas: tuple[int, ...]
-    bottleneck: float
-    sent_bytes: Fraction
-    worst_bytes: int
-    worst_stage: int
-
-
-def every_partition(blocks: Sequence[Cell], machines: Cluster, options: Options) -> Iterator[Outcome]:
-    """All of them, as section 3.2 costs them."""
-    for stages in range(1, min(len(blocks), machines.devices) + 1):
-        for sizes in compositions(len(blocks), stages):
-            for replicas in compositions(machines.devices, stages):
-                yield outcome(blocks, machines, options, sizes, replicas)
-
-
-def outcome(
-    blocks: Sequence[Cell], machines: Cluster, options: Options, sizes: tuple[int, ...], replicas: tuple[int, ...]
-) -> Outcome:
-    slowest, sent, held = 0.0, Fraction(0), []
-    start = first = 0
-    before: range | None = None
-    factor = 4 if options.synchronisation != "all-reduce" else 2
-    for size, m in zip(sizes, replicas, strict=True):
-        stage, devices = blocks[start : start + size], range(first, first + m)
-        weights = sum(block.weight_bytes for block in stage)
-        bandwidth = machines.link(devices).bandwidth_bytes_per_s
-        synchronise_s = sum(factor * (m - 1) / m * block.weight_bytes / bandwidth for block in stage)
-        slowest = max(slowest, max(sum(b.forward_s + b.backward_s for b in stage), synchronise_s) / m)
-        sent += Fraction(factor * (m - 1), m) * weights
-        if before is not None:
-            a = blocks[start - 1].output_bytes
-            pairs = [(before[k % len(before)], devices[k % m]) for k in range(lcm(len(before), m))]
-            slowest = max(slowest, max(2 * a / machines.link(pair).bandwidth_bytes_per_s for pair in pairs))
-            sent += 2 * a
-        in_flight = -(-(machines.devices - first) // m)
-        held.append(held_bytes(blocks, start, start + size, in_flight, options))
-        start, first, before = start + size, first + m, devices
-    stops = tuple(sum(sizes[: index + 1]) for index in range(len(sizes)))
-    worst = held.index(max(held))
-    return Outcome(
-        stops=stops,
-        replicas=replicas,
-        bottleneck=slowest,
-        sent_bytes=sent,
-        worst_bytes=held[worst],
-        worst_stage=worst,
+@cache
+def published(name: str) -> Profile:
+    """One of PipeDream's own profiles."""
+    return import_pipedream_graph(
+        (PROFILES / f"{name}.graph.txt").read_text(),
+        microbatch_size=1,
+        model=Model(name=name),
+        device=Device(name="device", memory_bytes=PLENTY),
+        dtype="float32",
     )
 
 
-def held_bytes(blocks: Sequence[Cell], start: int, stop: int, in_flight: int, options: Options) -> int:
-    weights = sum(block.weight_bytes for block in blocks[start:stop])
-    activations = sum(block.activation_bytes for block in blocks[start:stop])
-    if options.memory == "paper":
-        return in_flight * (weights + activations + (blocks[start - 1].output_bytes if start else 0))
-    transient = max(block.workspace_bytes for block in blocks[start:stop])
-    return (in_flight + 1 + STATES[options.optimizer]) * weights + in_flight * activations + transient
+def problem_of(blocks: list[Cell], machines: Cluster, options: Options | None = None) -> Problem:
+    return Problem(profile=profile(blocks), cluster=machines, batch_size=1, options=options or Options())
 
 
-def plan_of(blocks: Sequence[Cell], machines: Cluster, options: Options | None = None) -> Plan | Infeasible:
-    problem = Problem(profile=profile(blocks), cluster=machines, batch_size=1, options=options or Options())
-    return solve("pipedream", problem)
-
-
-options_of_all_kinds = st.builds(
-    Options,
-    synchronisation=st.sampled_from([None, "parameter-server", "all-reduce"]),
-    memory=st.sampled_from(["training", "paper"]),
-    optimizer=st.sampled_from(sorted(STATES)),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(cells(), min_size=1, max_size=5), clusters(6), options_of_all_kinds)
-def test_the_recurrence_finds_what_trying_every_partition_finds(
-    blocks: list[Cell], machines: Cluster, options: Options
-) -> None:
-    every = list(every_partition(blocks, machines, options))
-    fitting = [o for o in every if o.worst_bytes <= machines.device.memory_bytes]
-    answer = plan_of(blocks, machines, options)
-    if isinstance(answer, Infeasible):
-        assert not fitting
-        least = min(o.worst_bytes for o in every)
-        assert answer.reasons[0].missing_bytes == least - machines.device.memory_bytes
-        return
-    best = min(o.bottleneck for o in fitting)
-    assert answer.time_per_microbatch_s == pytest.approx(best, rel=1e-12)
-    assert answer.throughput_samples_per_s == pytest.approx(1 / best, rel=1e-12)
-    sizes = tuple(stage.stop - stage.start for stage in answer.stages)
-    chosen = outcome(blocks, machines, options, sizes, answer.replicas)
-    assert chosen.bottleneck == pytest.approx(best, rel=1e-12)
-    assert chosen.worst_bytes == max(stage.memory_bytes for stage in answer.stages)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(cells(weights=False), min_size=1, max_size=5), clusters(6))
-def test_ties_go_to_fewer_stages_then_less_traffic_then_smaller_cuts(blocks: list[Cell], machines: Cluster) -> None:
-    """Without weights all costs are quotients of whole numbers, which floating point compares exactly."""
-    every = every_partition(blocks, machines, Options())
-    fitting = [o for o in every if o.worst_bytes <= machines.device.memory_bytes]
-    answer = plan_of(blocks, machines)
-    if isinstance(answer, Infeasible):
-        assert not fitting
-        return
-    expected = min(fitting, key=lambda o: (o.bottleneck, len(o.stops), o.sent_bytes, o.stops, o.replicas))
-    assert tuple(stage.stop for stage in answer.stages) == expected.stops
-    assert answer.replicas == expected.replicas
-
-
-def recurrence(blocks: Sequence[Cell], machines: int, bandwidth: float) -> float:
-    """A(N, M) of section 3.2, from the front, in plain loops."""
-
-    def stage_s(i: int, j: int, m: int) -> float:
-        synchronise_s = sum(4 * (m - 1) / m * block.weight_bytes / bandwidth for block in blocks[i:j])
-        return max(sum(b.forward_s + b.backward_s for b in blocks[i:j]), synchronise_s) / m
-
-    table: dict[tuple[int, int], float] = {}
-    for j in range(1, len(blocks) + 1):
-        for m in range(1, machines + 1):
-            table[j, m] = stage_s(0, j, m)
-            for i in range(1, j):
-                for last in range(1, m):
-                    boundary_s = 2 * blocks[i - 1].output_bytes / bandwidth
-                    table[j, m] = min(table[j, m], max(table[i, m - last], boundary_s, stage_s(i, j, last)))
-    return table[len(blocks), machines]
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(cells(), min_size=1, max_size=9), st.integers(7, 24), st.sampled_from([0.25, 1.0, 4.0, 64.0]))
-def test_what_the_search_leaves_out_changes_nothing(blocks: list[Cell], machines: int, bandwidth: float) -> None:
-    """On more machines than all partitions could be tried on: bounds and chunks against the bare recurrence."""
-    plan = plan_of(blocks, cluster((machines, bandwidth)))
-    assert isinstance(plan, Plan)
-    assert plan.time_per_microbatch_s == pytest.approx(recurrence(blocks, machines, bandwidth), rel=1e-12)
+def plan_of(blocks: list[Cell], machines: Cluster, options: Options | None = None) -> Plan | Infeasible:
+    return solve("pipedream", problem_of(blocks, machines, options))
 
 
 def test_the_larger_of_compute_and_synchronisation_counts_not_their_sum() -> None:
@@ -247,11 +124,162 @@ def test_nothing_fits_names_the_stage_and_the_missing_bytes() -> None:
     assert (answer.reasons[0].stage, answer.reasons[0].missing_bytes) == (0, 5)
 
 
-def test_more_machines_than_the_recurrence_can_search_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"cluster\.levels: must make at most 8192 devices .* got 100000"):
-        plan_of([Cell()], cluster((100_000, 1.0)))
+def test_a_million_devices_are_planned_for() -> None:
+    plan = plan_of([Cell(), Cell(weight_bytes=1)], cluster((8, 10.0), (125_000, 1.0)))
+    assert isinstance(plan, Plan)
+    assert len(plan.placement) == 1_000_000
 
 
 def test_blocks_that_take_no_time_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="must take some time"):
         plan_of([Cell(forward_s=0.0, backward_s=0.0)], cluster((1, 1.0)))
+
+
+@pytest.mark.parametrize("case", RELEASED, ids=lambda case: f"{case['profile']}-{case['levels']}")
+def test_release_gives_what_the_authors_program_prints(case: dict[str, Any]) -> None:
+    machines = cluster(*((size, bandwidth) for size, bandwidth in case["levels"]))
+    options = Options(
+        semantics="release",
+        compression_ratio=case["compression_ratio"],
+        straight=case["straight"],
+        fewer_machines=case["fewer_machines"],
+    )
+    plan = solve(
+        "pipedream", Problem(profile=published(case["profile"]), cluster=machines, batch_size=1, options=options)
+    )
+    assert isinstance(plan, Plan)
+    assert plan.time_per_microbatch_s == pytest.approx(case["slowest_stage_s"], rel=1e-9)
+    assert max(stage.time_s for stage in plan.stages) <= plan.time_per_microbatch_s * (1 + 1e-9)
+
+
+def test_release_adds_compute_and_exchange_where_the_paper_takes_the_larger() -> None:
+    # Two machines, one block: compute 3 s, exchange 4 * 1/2 * 3 bytes / (1 byte/s) = 6 s: (3 + 6) / 2, not 6 / 2.
+    plan = plan_of([Cell(weight_bytes=3)], cluster((2, 1.0)), Options(semantics="release"))
+    assert isinstance(plan, Plan)
+    assert plan.time_per_microbatch_s == 4.5
+    assert plan.stages[0].time_s == 4.5
+
+
+def test_release_counts_a_boundary_only_if_it_is_compressed() -> None:
+    blocks, machines = [Cell(output_bytes=10, weight_bytes=100)] * 2, cluster((2, 1.0))
+    without = plan_of(blocks, machines, Options(semantics="release"))
+    compressed = plan_of(blocks, machines, Options(semantics="release", compression_ratio=4.0))
+    assert isinstance(without, Plan) and isinstance(compressed, Plan)
+    assert without.time_per_microbatch_s == 3.0
+    assert compressed.time_per_microbatch_s == 2 * 10 / 4
+
+
+def test_release_does_not_look_at_memory() -> None:
+    blocks, machines = [Cell(weight_bytes=10)], cluster((1, 1.0), memory_bytes=5)
+    assert isinstance(plan_of(blocks, machines), Infeasible)
+    plan = plan_of(blocks, machines, Options(semantics="release"))
+    assert isinstance(plan, Plan)
+    assert plan.stages[0].memory_bytes == 20
+
+
+def test_straight_is_one_stage_a_device() -> None:
+    plan = plan_of([Cell(), Cell(), Cell(forward_s=4.0), Cell()], cluster((3, 1.0)), Options(straight=True))
+    assert isinstance(plan, Plan)
+    assert [(s.start, s.stop, s.replicas) for s in plan.stages] == [(0, 2, 1), (2, 3, 1), (3, 4, 1)]
+
+
+def test_straight_on_more_devices_than_blocks_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="straight: needs a stage for each of the 3 devices"):
+        plan_of([Cell(), Cell()], cluster((3, 1.0)), Options(straight=True))
+
+
+def test_fewer_machines_leave_idle_what_does_not_help() -> None:
+    """One block whose weights make every replica slower: one machine of four is used."""
+    heavy = [Cell(weight_bytes=1000)]
+    everything = plan_of(heavy, cluster((4, 1.0)))
+    fewer = plan_of(heavy, cluster((4, 1.0)), Options(fewer_machines=True))
+    assert isinstance(everything, Plan) and isinstance(fewer, Plan)
+    assert (everything.replicas, fewer.replicas) == ((4,), (1,))
+    assert fewer.placement == (Worker(stage=0, replica=0),)
+    assert fewer.time_per_microbatch_s < everything.time_per_microbatch_s
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(compression_ratio=2.0), "compression_ratio: is an option of --semantics release only"),
+        (Options(semantics="release", synchronisation="all-reduce"), "synchronisation: must be parameter-server"),
+        (Options(semantics="release", fewer_machines=True), "fewer_machines: cannot be asked of several levels"),
+        (Options(cuts="any"), "cuts: is an option for a model that is a graph"),
+    ],
+)
+def test_options_that_mean_nothing_together_are_refused(options: Options, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        plan_of([Cell()] * 4, cluster((2, 1.0), (2, 1.0)), options)
+
+
+def test_two_levels_are_planned_from_the_inside_out() -> None:
+    """The fast link inside a server takes the replicas of the heavy blocks, the slow one outside a thin boundary."""
+    blocks = [Cell(weight_bytes=40, output_bytes=40), Cell(weight_bytes=40, output_bytes=1)] * 2
+    plan = plan_of(blocks, cluster((2, 100.0), (2, 1.0)))
+    assert isinstance(plan, Plan)
+    assert [(s.start, s.stop, s.replicas) for s in plan.stages] == [(0, 2, 2), (2, 4, 2)]
+    assert plan.cost_model == "pipedream-2019-3.1/parameter-server"
+
+
+certified = st.builds(
+    Options,
+    synchronisation=st.sampled_from([None, "all-reduce"]),
+    fewer_machines=st.booleans(),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.one_of(st.lists(cells(), min_size=1, max_size=6).map(profile), graphs(blocks_at_most=5)), clusters(8), certified
+)
+def test_certificates_hold(model: Profile, machines: Cluster, options: Options) -> None:
+    roomy = replace(machines, device=replace(machines.device, memory_bytes=PLENTY))
+    problem = Problem(profile=model, cluster=roomy, batch_size=1, options=options)
+    plan = solve("pipedream", problem)
+    assert isinstance(plan, Plan) and plan.certificate is not None
+    assert plan.certificate.gap < 1e-9
+    check_certificate(plan, problem)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(cells(), min_size=2, max_size=6), clusters(8))
+def test_certificates_that_claim_more_are_rejected(blocks: list[Cell], machines: Cluster) -> None:
+    roomy = replace(machines, device=replace(machines.device, memory_bytes=PLENTY))
+    problem = problem_of(blocks, roomy)
+    plan = solve("pipedream", problem)
+    assert isinstance(plan, Plan) and plan.certificate is not None
+    held = plan.certificate
+    refuted_s, *numbers = held.witness
+    claims = [
+        replace(held, bound=held.bound * 1.1, value=held.value * 1.1),
+        replace(held, bound=held.bound * 1.1, witness=(refuted_s * 1.1, *numbers)),
+        replace(held, witness=(refuted_s * 0.9, *numbers)),
+        replace(held, witness=(refuted_s, *numbers[:-1])),
+        replace(held, witness=(refuted_s * 1.001, *numbers)),
+    ]
+    for claim in claims:
+        with pytest.raises(PipeplanError, match="certificate"):
+            check_certificate(replace(plan, certificate=claim), problem)
+
+
+def test_a_witness_with_a_number_too_high_or_too_low_is_rejected() -> None:
+    blocks = [Cell(forward_s=float(index % 3), weight_bytes=index) for index in range(8)]
+    problem = problem_of(blocks, cluster((4, 1.0)))
+    plan = solve("pipedream", problem)
+    assert isinstance(plan, Plan) and plan.certificate is not None
+    check_certificate(plan, problem)
+    witness = plan.certificate.witness
+    too_low = replace(plan.certificate, witness=(witness[0], 4.0, *witness[2:]))
+    too_high = replace(plan.certificate, witness=(*witness[:3], witness[3] + 9, *witness[4:]))
+    for claim in (too_low, too_high):
+        with pytest.raises(PipeplanError, match="the certificate is false"):
+            check_certificate(replace(plan, certificate=claim), problem)
+
+
+def test_published_profiles_come_with_certificates_that_hold() -> None:
+    for name in ("vgg16", "gnmt"):
+        problem = Problem(profile=published(name), cluster=cluster((4, 3.125e9)), batch_size=1)
+        plan = solve("pipedream", problem)
+        assert isinstance(plan, Plan)
+        check_certificate(plan, problem)

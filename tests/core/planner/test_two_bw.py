@@ -15,7 +15,7 @@ from planner_service.core.plan import Infeasible, Plan
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.solvers.solve import solve
 from tests.core.builders import Cell, cells, cluster, clusters, profile
-from tests.core.planner.test_pipedream import STATES, compositions
+from tests.core.planner.every_partition import STATES, compositions
 
 SIZES = (1, 2)
 
