@@ -138,8 +138,8 @@ class Block:
 class Overheads:
     """What a step costs beside the blocks, measured.
 
-    `update_s_per_byte` is the optimizer's update by byte of weights, `version_s_per_byte` what it takes longer where the
-    version before it is still needed and must not be written to. `instruction_s` comes on top of every forward,
+    `update_s_per_byte` is the optimizer's update by byte of weights, `version_s_per_byte` what it takes longer where
+    the version before it is still needed and must not be written to. `instruction_s` comes on top of every forward,
     backward, send and receive. `exchange_factor` says how many times longer gradients take to exchange than their bytes
     take over the slowest link.
 
