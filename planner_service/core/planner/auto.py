@@ -11,8 +11,7 @@ best of every depth that is a power of two, and all proposals are ranked alike:
    closed form that was seen.
 3. Ties: fewer devices, then fewer stages, then the order in which they were proposed.
 
-2BP is played for the best proposals with a flush where the profile has a split backward. It is only chosen if
-`split_backward` is set, because the executor does not split; otherwise an alternative says what it would gain.
+The best proposals with a flush are played with 2BP as well where the profile has a split backward.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,8 +100,6 @@ def _alternatives(asked: Asked, ranking: Ranking) -> Iterator[Alternative]:
     best, *others = ranking.fitting
     for other in others:
         yield other.alternative(_slower(other, best))
-    for variant in ranking.split_variants:
-        yield variant.alternative(_split_reason(variant, best))
     for other in ranking.exceeding:
         yield other.alternative(other.over or "")
     for answer in asked.answers:
@@ -115,6 +112,10 @@ def _alternatives(asked: Asked, ranking: Ranking) -> Iterator[Alternative]:
 
 
 def _slower(other: Ranked, best: Ranked) -> str:
+    return f"{'2BP, ' if other.plan.split_backward else ''}{_how_much_slower(other, best)}"
+
+
+def _how_much_slower(other: Ranked, best: Ranked) -> str:
     rate = f"{other.samples_per_s:.4g} samples/s"
     if not other.played:
         return f"too long to be played; about {rate}, {_less(other, best)}"
@@ -126,14 +127,6 @@ def _slower(other: Ranked, best: Ranked) -> str:
 def _less(other: Ranked, best: Ranked) -> str:
     percent = 100 * (1 - other.samples_per_s / best.samples_per_s)
     return f"{percent:.1f} % less" if percent >= 0.1 else "less than 0.1 % less"
-
-
-def _split_reason(variant: Ranked, best: Ranked) -> str:
-    if variant.over is not None:
-        return f"2BP {variant.over}"
-    change = 100 * (variant.samples_per_s / best.samples_per_s - 1)
-    rate = f"{variant.samples_per_s:.4g} samples/s, {abs(change):.1f} % {'more' if change > 0 else 'less'}"
-    return f"2BP when played: {rate}; not executed yet, so only chosen if asked for"
 
 
 def _nothing(proposer: Proposer, reason: str) -> Alternative:

@@ -67,12 +67,11 @@ class Ranked:
 
 @dataclass(slots=True, kw_only=True)
 class Ranking:
-    """All proposals, the best first: those that fit, those that do not when they are played, and 2BP's variants."""
+    """All proposals, the best first: those that fit, and those that do not when they are played."""
 
     problem: Problem
     fitting: list[Ranked] = field(default_factory=list)
     exceeding: list[Ranked] = field(default_factory=list)
-    split_variants: list[Ranked] = field(default_factory=list)
     left: int = PLAYED_INSTRUCTIONS
 
     def play(self, proposals: Sequence[Proposal], answers: int) -> None:
@@ -89,20 +88,14 @@ class Ranking:
             (self.fitting if ranked.over is None else self.exceeding).append(ranked)
 
     def split(self) -> None:
-        """Plays the best with a flush again, with 2BP; as proposals if it is asked for."""
+        """Plays the best with a flush again, with 2BP: proposals like any other."""
         if self.problem.options.split_backward is False or not has_split_backward(self.problem):
             return
         flushing = [each for each in self.fitting if each.plan.schedule in FLUSHES and each.plan.simulated is not None]
-        for ranked in flushing[:SPLIT_PROPOSALS]:
-            variant = self._split(ranked.proposal)
-            if variant is not None:
-                self.split_variants.append(self._ranked(variant, 1.0))
-        self.split_variants.sort(key=Ranked.preference)
-        if self.problem.options.split_backward:
-            self.fitting += [variant for variant in self.split_variants if variant.over is None]
-            self.exceeding += [variant for variant in self.split_variants if variant.over is not None]
-            self.fitting.sort(key=Ranked.preference)
-            self.split_variants = []
+        variants = [self._split(ranked.proposal) for ranked in flushing[:SPLIT_PROPOSALS]]
+        for variant in (self._ranked(variant, 1.0) for variant in variants if variant is not None):
+            (self.fitting if variant.over is None else self.exceeding).append(variant)
+        self.fitting.sort(key=Ranked.preference)
 
     def _played(self, proposal: Proposal) -> Proposal:
         """With the play of the whole batch, where that is not too long."""

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,13 +144,6 @@ def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path: Path) -> None:
     result = finish(command(make_plan("1f1b", (0, 2, 4)), tmp_path))
     assert result.returncode == 2
     assert "out: must be a new folder, or be given with --resume" in result.stderr
-
-
-def test_a_plan_with_2bp_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    result = finish(command(replace(make_plan("1f1b", (0, 2, 4)), split_backward=True), tmp_path))
-    assert result.returncode == 2
-    assert "plan.split_backward: must be false: the executor does not split the backward (2BP) yet" in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_another_plan_cannot_resume_a_checkpoint(tmp_path: Path) -> None:
