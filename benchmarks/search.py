@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 from planner_service.core.cluster import Cluster, Level
 from planner_service.core.plan import Plan
-from planner_service.core.planner.bounds import expand
-from planner_service.core.planner.candidate import Evaluator
-from planner_service.core.planner.gpipe import gpipe
+from planner_service.core.planner.pipelines.bounds import expand
+from planner_service.core.planner.pipelines.candidate import Evaluator
+from planner_service.core.planner.pipelines.gpipe import gpipe
+from planner_service.core.planner.pipelines.search import Search
+from planner_service.core.planner.pipelines.shapes import Space
+from planner_service.core.planner.pipelines.sizes import profiled
+from planner_service.core.planner.pipelines.two_bw import two_bw
 from planner_service.core.planner.play import play
 from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.planner.search import Search
-from planner_service.core.planner.shapes import Space
-from planner_service.core.planner.sizes import profiled
-from planner_service.core.planner.two_bw import two_bw
 from planner_service.core.profile import Block, Device, Measurement, Model, Profile
 
 REPETITIONS = 5

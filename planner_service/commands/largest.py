@@ -21,8 +21,8 @@ from planner_service.contract.documents import dump
 from planner_service.core.errors import InvalidInputError, require, require_count
 from planner_service.core.inverse.largest import Size, inner_blocks
 from planner_service.core.inverse.largest import largest as ask
+from planner_service.core.planner.pipelines.two_bw import NAME
 from planner_service.core.planner.problem import Options
-from planner_service.core.planner.two_bw import NAME
 
 MOST_DEPTHS = 64
 

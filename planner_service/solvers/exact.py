@@ -17,8 +17,8 @@ from planner_service.core.plan import Answer
 from planner_service.core.planner.asked import refuse_unused, require_schedule, require_stages
 from planner_service.core.planner.complete import Decision, complete
 from planner_service.core.planner.pipedream import minibatch_size
+from planner_service.core.planner.pipelines.sizes import profiled
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.sizes import profiled
 from planner_service.solvers.explain import alternatives, batch_of, certificate, infeasible, stages_of
 from planner_service.solvers.kinds import PIPEDREAM, Shape
 from planner_service.solvers.progress import Observer, unobserved

@@ -15,7 +15,7 @@ from planner_service.core.cluster import Cluster
 from planner_service.core.cost.compute import IntArray
 from planner_service.core.cost.transfer import Bandwidths
 from planner_service.core.plan import Worker
-from planner_service.core.planner.pipeline_terms import Links, orientations
+from planner_service.core.planner.pipelines.terms import Links, orientations
 from planner_service.core.schedule.program import stages_in_a_row
 from planner_service.solvers.kinds import Kind, Shape
 

@@ -7,8 +7,8 @@ import pytest
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.inverse.largest import KINDS, inner_blocks, largest, repeated
 from planner_service.core.plan import Plan
+from planner_service.core.planner.pipelines.two_bw import two_bw
 from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.planner.two_bw import two_bw
 from tests.core.builders import Cell, cluster, profile
 
 EMBEDDING = Cell(weight_bytes=30, output_bytes=1)

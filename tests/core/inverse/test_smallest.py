@@ -11,8 +11,8 @@ from planner_service.core.inverse.smallest import rate, smallest
 from planner_service.core.inverse.sub_clusters import sub_cluster, sub_clusters
 from planner_service.core.plan import Plan
 from planner_service.core.planner.pipedream import pipedream
+from planner_service.core.planner.pipelines.two_bw import two_bw
 from planner_service.core.planner.problem import Planner, Problem
-from planner_service.core.planner.two_bw import two_bw
 from tests.core.builders import Cell, cluster, profile
 
 CELL = Cell(weight_bytes=4, output_bytes=2, activation_bytes=2)

@@ -7,8 +7,8 @@ import pytest
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.inverse.sub_clusters import sub_cluster
 from planner_service.core.inverse.sweep import sweep
+from planner_service.core.planner.pipelines.two_bw import two_bw
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.two_bw import two_bw
 from tests.core.builders import Cell, cluster, profile
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner_service.core.cost.compute import FloatArray, interval_sums, no_stage
-from planner_service.core.planner.split import (
+from planner_service.core.planner.pipelines.split import (
     Costs,
     Search,
     Starts,

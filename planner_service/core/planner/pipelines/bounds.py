@@ -15,12 +15,12 @@ from planner_service.core.cost.all_reduce import all_reduce
 from planner_service.core.cost.compute import FloatArray, IntArray
 from planner_service.core.cost.memory import RECEIVES_AHEAD, copies
 from planner_service.core.cost.transfer import Bandwidths, boundary_bytes
-from planner_service.core.planner.chain import Measured
-from planner_service.core.planner.pipeline_terms import FLUSHED, UNPIPELINED
+from planner_service.core.planner.pipelines.chain import Measured
+from planner_service.core.planner.pipelines.shapes import Execution, Rows
+from planner_service.core.planner.pipelines.split import ROUNDING
+from planner_service.core.planner.pipelines.terms import FLUSHED, UNPIPELINED
+from planner_service.core.planner.pipelines.whole_blocks import WholeBlocks
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.shapes import Execution, Rows
-from planner_service.core.planner.split import ROUNDING
-from planner_service.core.planner.whole_blocks import WholeBlocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

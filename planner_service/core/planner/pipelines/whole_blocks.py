@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 
 from planner_service.core.cost.compute import FloatArray, IntArray
-from planner_service.core.planner.chain import Measured
-from planner_service.core.planner.pipeline_terms import UNPIPELINED
+from planner_service.core.planner.pipelines.chain import Measured
+from planner_service.core.planner.pipelines.shapes import Execution
+from planner_service.core.planner.pipelines.split import ROUNDING
+from planner_service.core.planner.pipelines.terms import UNPIPELINED
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.shapes import Execution
-from planner_service.core.planner.split import ROUNDING
 
 MOST_BLOCKS = 64
 """Stages of more blocks count as unlimited: there a share of the whole is as good a bound."""

@@ -18,7 +18,8 @@ from planner_service.core.planner.asked import (
     require_schedule,
     require_stages,
 )
-from planner_service.core.planner.candidate import (
+from planner_service.core.planner.complete import complete
+from planner_service.core.planner.pipelines.candidate import (
     Candidate,
     Evaluator,
     Miss,
@@ -27,12 +28,11 @@ from planner_service.core.planner.candidate import (
     lost,
     too_large,
 )
-from planner_service.core.planner.complete import complete
-from planner_service.core.planner.pipeline_terms import PipelineTerms, Shape
+from planner_service.core.planner.pipelines.sizes import profiled
+from planner_service.core.planner.pipelines.split import Costs, Starts, least_squares
+from planner_service.core.planner.pipelines.terms import PipelineTerms, Shape
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason
-from planner_service.core.planner.sizes import profiled
-from planner_service.core.planner.split import Costs, Starts, least_squares
 
 NAME = "gpipe"
 

@@ -21,7 +21,8 @@ from planner_service.core.planner.asked import (
     require_schedule,
     require_stages,
 )
-from planner_service.core.planner.candidate import (
+from planner_service.core.planner.complete import complete
+from planner_service.core.planner.pipelines.candidate import (
     Candidate,
     Evaluator,
     bounded,
@@ -30,13 +31,12 @@ from planner_service.core.planner.candidate import (
     ruled_out,
     too_large,
 )
-from planner_service.core.planner.complete import complete
-from planner_service.core.planner.misses import infeasible, shallowest_misses
-from planner_service.core.planner.pipeline_terms import Shape
+from planner_service.core.planner.pipelines.misses import infeasible, shallowest_misses
+from planner_service.core.planner.pipelines.search import Search
+from planner_service.core.planner.pipelines.shapes import Space
+from planner_service.core.planner.pipelines.sizes import profiled
+from planner_service.core.planner.pipelines.terms import Shape
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.search import Search
-from planner_service.core.planner.shapes import Space
-from planner_service.core.planner.sizes import profiled
 
 NAME = "pipedream-2bw"
 

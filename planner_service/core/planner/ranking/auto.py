@@ -19,10 +19,10 @@ from dataclasses import replace
 
 from planner_service.core.errors import InvalidInputError, PipeplanError, require
 from planner_service.core.plan import Alternative, Answer, Infeasible, Plan, Reason
-from planner_service.core.planner.pareto import pareto_front
 from planner_service.core.planner.problem import Planner, Problem
-from planner_service.core.planner.proposals import Asked, Proposer, ask_all
-from planner_service.core.planner.ranking import Ranked, Ranking, has_split_backward
+from planner_service.core.planner.ranking.pareto import pareto_front
+from planner_service.core.planner.ranking.proposals import Asked, Proposer, ask_all
+from planner_service.core.planner.ranking.ranking import Ranked, Ranking, has_split_backward
 from planner_service.core.planner.reasons import readable
 
 NAME = "auto"

@@ -4,7 +4,7 @@ import numpy as np
 
 from planner_service.core.cost.compute import IntArray
 from planner_service.core.errors import LEAST_AMOUNT, InvalidInputError, require
-from planner_service.core.planner.chain import Measured, measured
+from planner_service.core.planner.pipelines.chain import Measured, measured
 from planner_service.core.planner.problem import Problem
 
 MAX_INTERPOLATED = 32

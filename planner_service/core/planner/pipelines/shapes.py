@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from planner_service.core.cost.compute import IntArray
-from planner_service.core.planner.chain import Measured
-from planner_service.core.planner.pipeline_terms import Shape
+from planner_service.core.planner.pipelines.chain import Measured
+from planner_service.core.planner.pipelines.terms import Shape
 from planner_service.core.planner.problem import Problem
 
 TWO_BW = "pipedream-2bw"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from planner_service.core.errors import InvalidInputError, MissingDependencyError, PipeplanError
 from planner_service.core.plan import Alternative, Infeasible, Plan
-from planner_service.core.planner.pareto import pareto_front
 from planner_service.core.planner.problem import Planner, Problem
+from planner_service.core.planner.ranking.pareto import pareto_front
 
 NEXT_BEST = 3
 """How many of a planner's alternatives are proposed by their throughput, and as many by their memory."""

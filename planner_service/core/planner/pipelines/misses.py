@@ -8,11 +8,11 @@ import numpy as np
 
 from planner_service.core.cost.compute import FloatArray
 from planner_service.core.plan import Infeasible, Reason
-from planner_service.core.planner.bounds import Configurations, joined
-from planner_service.core.planner.candidate import Miss
-from planner_service.core.planner.pipeline_terms import FLUSHED, Shape
+from planner_service.core.planner.pipelines.bounds import Configurations, joined
+from planner_service.core.planner.pipelines.candidate import Miss
+from planner_service.core.planner.pipelines.search import Search
+from planner_service.core.planner.pipelines.terms import FLUSHED, Shape
 from planner_service.core.planner.reasons import memory_reason, readable
-from planner_service.core.planner.search import Search
 
 REASONS = 10
 """Classes (a schedule at a depth) that are named when nothing fits."""

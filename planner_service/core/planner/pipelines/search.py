@@ -7,10 +7,10 @@ import numpy as np
 
 from planner_service.core.cost.compute import FloatArray, IntArray
 from planner_service.core.plan import SCHEDULES
-from planner_service.core.planner.bounds import Bounds, Configurations, expand
-from planner_service.core.planner.candidate import Candidate, Evaluator
-from planner_service.core.planner.pipeline_terms import FLUSHED, UNPIPELINED, Shape
-from planner_service.core.planner.shapes import Rows, Space
+from planner_service.core.planner.pipelines.bounds import Bounds, Configurations, expand
+from planner_service.core.planner.pipelines.candidate import Candidate, Evaluator
+from planner_service.core.planner.pipelines.shapes import Rows, Space
+from planner_service.core.planner.pipelines.terms import FLUSHED, UNPIPELINED, Shape
 
 FIRST_CONFIGURATIONS = 2_000
 """How many configurations are bounded before the first is split: enough for one that is good."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from planner_service.core.plan import Alternative, Plan, Stage
 from planner_service.core.planner.play import length, play
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.proposals import Proposal
+from planner_service.core.planner.ranking.proposals import Proposal
 from planner_service.core.planner.reasons import shortfall
 from planner_service.core.schedule.program import FLUSHES
 

@@ -19,8 +19,16 @@ from planner_service.core.cost.memory import Copies
 from planner_service.core.cost.transfer import Bandwidths
 from planner_service.core.errors import LARGEST_AMOUNT
 from planner_service.core.plan import Worker
-from planner_service.core.planner.chain import Chain
-from planner_service.core.planner.split import ROUNDING, Costs, Search, Starts, Way, every_start, starts_within
+from planner_service.core.planner.pipelines.chain import Chain
+from planner_service.core.planner.pipelines.split import (
+    ROUNDING,
+    Costs,
+    Search,
+    Starts,
+    Way,
+    every_start,
+    starts_within,
+)
 from planner_service.core.schedule.program import pipelines_in_a_row, stages_in_a_row
 
 FLUSHED = ("1f1b", "gpipe")

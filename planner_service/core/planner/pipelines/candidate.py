@@ -8,9 +8,10 @@ from math import inf
 from planner_service.core.cost.memory import Copies, copies, in_flight, keeps_master_weights
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.plan import Alternative, Certificate, Stage, StageMemory
-from planner_service.core.planner.chain import Chain, Measured
 from planner_service.core.planner.complete import Decision
-from planner_service.core.planner.pipeline_terms import (
+from planner_service.core.planner.pipelines.chain import Chain, Measured
+from planner_service.core.planner.pipelines.split import ROUNDING, Found, least_sum, min_sum
+from planner_service.core.planner.pipelines.terms import (
     FLUSHED,
     UNPIPELINED,
     Counts,
@@ -21,7 +22,6 @@ from planner_service.core.planner.pipeline_terms import (
 )
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import as_fast, at_most, shortfall, slower
-from planner_service.core.planner.split import ROUNDING, Found, least_sum, min_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The planner auto: what the others propose, ranked by the play of its streams."""
