@@ -159,7 +159,7 @@ def _proof(search: Search, level: Level) -> Proof:
     table = optimum.refutation
     if table is None:
         return Proof(method="probe", bound_s=0.0)
-    before = units_before(level.needs(optimum.refuted_s), table.states)
+    before = units_before(level.needs(optimum.refuted_s, 0, search.space.last), table.states)
     rows = [table.least] if table.replicated is None else [table.least, table.replicated]
     return Proof(
         method="probe",

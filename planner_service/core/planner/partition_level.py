@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_service.core.cost.compute import IntArray
+from planner_service.core.cost.compute import FloatArray, IntArray
 from planner_service.core.planner.partition_probe import (
     Needs,
     Stages,
@@ -20,12 +20,25 @@ from planner_service.core.planner.partition_probe import (
     least_units,
     least_with_replicas,
     path,
+    path_with_replicas,
     straight_path,
 )
 from planner_service.core.planner.partition_space import ROUNDING, STEP, Space
 
 NOTHING = 1e-18
 """Of a known time: what is tested first where no bound but 0 is known."""
+
+_FIRST_STEP = 0.005
+"""How far above a bound the search begins: plans are often near."""
+
+_NEAR_ENOUGH = 1.03
+"""Where what is found may well be the optimum: then the next test is just below it."""
+
+_NEAR = 24
+"""States that are solved together with the one that is asked for: some may be asked for next."""
+
+_SMALL = 40_000
+"""Entries of a table of a few states and units, which the bare recurrence is the quickest to fill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,6 +51,12 @@ class Optimum:
     refutation: Table | None = None
 
 
+def _between(low_s: float, high_s: float, above: float) -> float:
+    """What to test next: so much above what is refuted, as long as nothing was found; then half-way."""
+    least_s = max(low_s * (1 + STEP), high_s * NOTHING)
+    return max(least_s, math.sqrt(low_s * high_s) if above == math.inf else low_s * (1 + above))
+
+
 class Level:
     """One level and those inside it."""
 
@@ -48,7 +67,7 @@ class Level:
         self.fewer = fewer
         self.devices = space.devices_inside(level)
         self.inner = Level(space, level - 1) if level > 0 else None
-        self.known: dict[int, dict[int, float]] = {}
+        self.known: dict[int, FloatArray] = {}
         self.probes = 0
         self._optima: dict[tuple[int, int], Optimum] = {}
 
@@ -75,10 +94,23 @@ class Level:
         most_s = max(least_s, float(weight_bytes) * self.inner.parallel_s_per_byte)
         if most_s <= max(enough_s, least_s):
             return most_s
-        known = self.known.setdefault(start, {})
-        if stop not in known:
-            known[stop] = self.inner.optimum(start, stop).cost_s
-        return known[stop]
+        known = self.known.get(start)
+        if known is None or np.isnan(known[stop]):
+            known = self._learn(start, stop)
+        return float(known[stop])
+
+    def _learn(self, start: int, stop: int) -> FloatArray:
+        """What one unit takes from a state, exactly: to one stop, or at little more cost to all that are as near."""
+        if self.inner is None:
+            raise ValueError("a device is no network")
+        known = self.known.setdefault(start, np.full(len(self.space), np.nan))
+        if self.inner.inner is None and self.space.before is None:
+            stop = max(stop, min(start + _NEAR, self.space.last))
+            if (stop - start) ** 2 * self.inner.units <= _SMALL:
+                known[start + 1 : stop + 1] = small_optima(self.space, self.inner.level, start, stop)
+                return known
+        known[stop] = self.inner.optimum(start, stop).cost_s
+        return known
 
     def optimum(self, start: int, stop: int) -> Optimum:
         """The best on all units (`fewer`: on at most all)."""
@@ -90,19 +122,17 @@ class Level:
         everything = ((start, stop, self.units),)
         best = Optimum(cost_s=self.stage_s(*everything[0]), stages=everything, refuted_s=0.0)
         low_s, table = self.bound_s(start, stop), None
-        bisect = True
+        above, at_top = _FIRST_STEP, False
         while best.cost_s * (1 - STEP) > low_s:
             bottleneck_s = best.cost_s * (1 - STEP)
-            if bisect:
-                least_s = max(low_s * (1 + STEP), best.cost_s * NOTHING)
-                bottleneck_s = min(max(math.sqrt(low_s * best.cost_s), least_s), bottleneck_s)
+            if not at_top:
+                bottleneck_s = min(_between(low_s, best.cost_s, above), bottleneck_s)
             found, probed = self.probe(start, stop, bottleneck_s)
-            if found is None:
-                low_s, table = bottleneck_s, probed
+            if found is not None:
+                best, above = self.measured(found), math.inf
             else:
-                best = self.measured(found)
-            bisect = found is None or not bisect
-            bisect = bisect and best.cost_s > low_s * (1 + 1e-9)
+                low_s, table, above = bottleneck_s, probed, 4 * above
+            at_top = found is None and above == math.inf and best.cost_s < low_s * _NEAR_ENOUGH
         return Optimum(cost_s=best.cost_s, stages=best.stages, refuted_s=low_s, refutation=table)
 
     def refutation(self, start: int, stop: int) -> Optimum:
@@ -132,14 +162,14 @@ class Level:
         least_s = np.minimum(compute_s, np.maximum(compute_s, exchange_s) / self.units)
         return max(total_s, float(least_s.max()))
 
-    def needs(self, bottleneck_s: float) -> Needs:
-        """The closed form at a bottleneck."""
+    def needs(self, bottleneck_s: float, start: int, stop: int) -> Needs:
+        """The closed form at a bottleneck, between two states."""
         return Needs(
             space=self.space,
             level=self.level,
             bottleneck_s=bottleneck_s,
             devices=self.devices,
-            furthest=self._furthest_of_a_unit(bottleneck_s),
+            furthest=self._furthest_of_a_unit(bottleneck_s, start, stop),
             known=self.known,
         )
 
@@ -153,7 +183,7 @@ class Level:
     def probe(self, start: int, stop: int, bottleneck_s: float) -> tuple[Stages | None, Table | None]:
         """Stages within the bottleneck, or the table that shows that there are none."""
         states = self.states(start, stop, bottleneck_s)
-        needs = self.needs(bottleneck_s)
+        needs = self.needs(bottleneck_s, start, stop)
         while True:
             self.probes += 1
             stages, table = self._try(needs, states)
@@ -165,12 +195,12 @@ class Level:
         table = least_units(needs, states, self.units)
         if table.least[0] > self.units:
             return None, table
-        stages = path(needs, table)
+        stages = path(table)
         if self.fewer or table.least[0] == self.units or any(units > 1 for _, _, units in stages):
             return self.spread(stages), table
         replicas = least_with_replicas(needs, table)
         if replicas.least[0] <= self.units:
-            return self.spread(path(needs, table, replicas)), table
+            return self.spread(path_with_replicas(needs, table, replicas)), table
         return straight_path(needs, table, self.units), replace(table, replicated=replicas.least)
 
     def spread(self, stages: Stages) -> Stages:
@@ -183,33 +213,65 @@ class Level:
             spread.append((start, stop, units + extra))
         return tuple(spread)
 
-    def _furthest_of_a_unit(self, bottleneck_s: float) -> IntArray | None:
-        return None if self.inner is None or self.space.before is not None else self.inner.furthest(bottleneck_s)
+    def _furthest_of_a_unit(self, bottleneck_s: float, start: int, stop: int) -> IntArray | None:
+        if self.inner is None or self.space.before is not None:
+            return None
+        furthest = np.arange(len(self.space))
+        furthest[start : stop + 1] = self.inner.furthest(bottleneck_s, start, stop)
+        return furthest
 
-    def furthest(self, bottleneck_s: float) -> IntArray:
-        """On a chain, the last state that at most all units of this level reach from each within the bottleneck.
+    def furthest(self, bottleneck_s: float, start: int, stop: int) -> IntArray:
+        """On a chain, the last state that at most all units of this level reach from each between two.
 
         At best: compute and exchange of a stage on m units alone bound how far it goes, and a unit inside likewise.
         """
-        reach = [self._reach(bottleneck_s, units) for units in range(1, self.units + 1)]
-        allowed = np.flatnonzero(self.space.allowed(self.level, bottleneck_s))
-        cut_at = allowed[np.searchsorted(allowed, np.arange(len(self.space)), side="right") - 1]
-        ends = [np.arange(len(self.space))]
-        furthest = ends[0]
+        reach = [self._reach(bottleneck_s, units, start, stop) - start for units in range(1, self.units + 1)]
+        here = np.arange(stop - start + 1)
+        allowed = np.flatnonzero(self.space.allowed(self.level, bottleneck_s)[start : stop + 1])
+        nearest = np.searchsorted(allowed, here, side="right") - 1
+        cut_at = np.where(nearest >= 0, allowed[nearest], 0) if len(allowed) else np.zeros_like(here)
+        ends, furthest = [here], here
         for units in range(1, self.units + 1):
             furthest = np.max([reach[r - 1][ends[units - r]] for r in range(1, units + 1)], axis=0)
-            ends.append(np.maximum(cut_at[furthest], ends[0]))
-        return furthest
+            if (furthest == here[-1]).all():
+                break
+            ends.append(np.maximum(cut_at[furthest], here))
+        return np.asarray(furthest + start)
 
-    def _reach(self, bottleneck_s: float, units: int) -> IntArray:
+    def _reach(self, bottleneck_s: float, units: int, start: int, stop: int) -> IntArray:
         """How far one stage on so many units goes at best, from each state."""
         space, within_s = self.space, bottleneck_s * units * (1 + ROUNDING)
-        compute_s = (space.compute_s + within_s * self.devices) * (1 + ROUNDING)
-        reach = np.searchsorted(space.compute_s, compute_s, side="right") - 1
+        part = slice(start, stop + 1)
+        compute_s = (space.compute_s[part] + within_s * self.devices) * (1 + ROUNDING)
+        reach = np.searchsorted(space.compute_s[part], compute_s, side="right") - 1 + start
         if units > 1:
             allowance = within_s / float(space.exchange_s(self.level, 1.0, units))
-            within_bytes = (space.weight_bytes + allowance) * (1 + ROUNDING)
-            by_weight = np.searchsorted(space.weight_bytes, within_bytes, side="right") - 1
+            within_bytes = (space.weight_bytes[part] + allowance) * (1 + ROUNDING)
+            by_weight = np.searchsorted(space.weight_bytes[part], within_bytes, side="right") - 1 + start
             return np.asarray(np.minimum(reach, by_weight))
-        inside = self._furthest_of_a_unit(bottleneck_s)
-        return np.asarray(reach if inside is None else np.minimum(reach, inside))
+        if self.inner is None:
+            return np.asarray(reach)
+        return np.asarray(np.minimum(reach, self.inner.furthest(bottleneck_s, start, stop)))
+
+
+def small_optima(space: Space, level: int, start: int, stop: int) -> FloatArray:
+    """A of a level of devices from one state to each up to another, on a chain, by the bare recurrence."""
+    states = slice(start, stop + 1)
+    links = space.levels[level]
+    compute_s = np.subtract.outer(space.compute_s[states], space.compute_s[states]).T
+    weight_bytes = np.subtract.outer(space.weight_bytes[states], space.weight_bytes[states]).T
+    counts = np.arange(1.0, links.units + 1)[:, None, None]
+    stage_s = np.maximum(compute_s, space.exchange_s(level, weight_bytes, counts)) / counts
+    stage_s[:, np.tri(stop - start + 1, dtype=bool)] = np.inf
+    cut_s = 2.0 * space.boundary_bytes[states] / links.bandwidth_bytes_per_s
+    before_s = np.empty((links.units, stop - start + 1))
+    for units in range(links.units):
+        best = stage_s[units, 0]
+        if units > 0:
+            earlier = before_s[units - 1 :: -1] if units > 1 else before_s[:1]
+            joined = np.maximum(earlier[:units, :, None], stage_s[:units])
+            best = np.minimum(best, joined.min(axis=(0, 1)))
+        if units == links.units - 1:
+            return np.asarray(best[1:])
+        before_s[units] = np.maximum(best, cut_s)
+    raise ValueError("a level has units")

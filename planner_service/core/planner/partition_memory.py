@@ -14,7 +14,7 @@ import numpy as np
 
 from planner_service.core.cost.compute import FloatArray, IntArray
 from planner_service.core.planner.partition_level import Level
-from planner_service.core.planner.partition_probe import Needs, Stages, Table
+from planner_service.core.planner.partition_probe import Needs, Stages, Table, path
 from planner_service.core.planner.partition_space import STEP, Space
 from planner_service.core.planner.states import States
 
@@ -91,7 +91,6 @@ class Fitting:
     cost_s: float
     stages: Stages | None
     refuted_s: float
-    refutation: Table | None = None
 
 
 class FittingSearch:
@@ -100,27 +99,23 @@ class FittingSearch:
     def __init__(self, level: Level, memory: Memory) -> None:
         self.level = level
         self.memory = memory
-        self._probed: dict[float, tuple[Stages | None, Table]] = {}
 
     def search(self, refuted_s: float) -> Fitting:
         """The optimum, or bounds of it; nothing below `refuted_s` need be looked at."""
-        cost_s, stages = np.inf, None
         ceiling_s = self._anything_s()
-        low_s, table, proven = refuted_s, None, True
-        while min(cost_s, ceiling_s) * (1 - STEP) > low_s:
-            high_s = min(cost_s, ceiling_s) * (1 - STEP)
-            bottleneck_s = ceiling_s if stages is None and low_s == refuted_s else self._between(low_s, high_s)
-            found, probed = self._probe(bottleneck_s)
+        stages, _ = self._probe(ceiling_s)
+        cost_s = np.inf if stages is None else self.level.measured(stages).cost_s
+        low_s = refuted_s if stages is not None else np.inf
+        while cost_s * (1 - STEP) > low_s:
+            bottleneck_s = self._between(low_s, cost_s * (1 - STEP))
+            found, table = self._probe(bottleneck_s)
             if found is not None:
                 cost_s, stages = self.level.measured(found).cost_s, found
                 continue
-            if bottleneck_s >= ceiling_s:
-                return Fitting(cost_s=np.inf, stages=None, refuted_s=refuted_s)
             low_s = bottleneck_s
-            if probed.least[0] > self.level.units:
-                proven, table = proven and True, probed
-                refuted_s = max(refuted_s, bottleneck_s)
-        return Fitting(cost_s=float(cost_s), stages=stages, refuted_s=refuted_s, refutation=table)
+            if table.least[0] > self.level.units:
+                refuted_s = bottleneck_s
+        return Fitting(cost_s=float(cost_s), stages=stages, refuted_s=refuted_s)
 
     def _between(self, low_s: float, high_s: float) -> float:
         middle_s = float(np.sqrt(max(low_s, high_s * 1e-18) * high_s))
@@ -137,13 +132,16 @@ class FittingSearch:
         """Stages within the bottleneck that fit, where the argument finds some; and the fewest devices."""
         level = self.level
         states = level.states(0, level.space.last, bottleneck_s)
-        needs = level.needs(bottleneck_s)
+        needs = level.needs(bottleneck_s, 0, level.space.last)
         least = np.full(len(states), np.inf)
         least[-1] = 0.0
+        after = np.full(len(states), len(states) - 1)
         for here in reversed(range(len(states) - 1)):
             need, _ = self.needs_of_row(needs, states, here, least)
-            least[here] = (need + least[here + 1 :]).min()
-        table = Table(states=states, least=least)
+            total = need + least[here + 1 :]
+            nearest = int(total.argmin())
+            least[here], after[here] = total[nearest], here + 1 + nearest
+        table = Table(states=states, least=least, after=after)
         if least[0] > level.units:
             return None, table
         return self._stages(needs, table), table
@@ -172,16 +170,10 @@ class FittingSearch:
             if (need + least[1:]).min() > level.units:
                 return None
             left = level.units - int((need + least[1:]).min())
-        stages, here = [], 0
-        while here < len(table.states) - 1:
-            if here > 0:
-                need, _ = self.needs_of_row(needs, table.states, here, least)
-            total = need + least[here + 1 :]
-            step = int(np.flatnonzero(total == total.min())[-1])
-            units = int(need[step]) + (left if here == 0 else 0)
-            stages.append((int(table.states[here]), int(table.states[here + 1 + step]), units))
-            here += 1 + step
-        return tuple(stages)
+        total = need + least[1:]
+        step = int(total.argmin())
+        first = (int(table.states[0]), int(table.states[1 + step]), int(need[step]) + left)
+        return (first, *path(table, 1 + step))
 
 
 def smallest(memory: Memory, space: Space, devices: int) -> tuple[float, Stages]:

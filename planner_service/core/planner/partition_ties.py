@@ -57,7 +57,7 @@ def preferred(level: Level, start: int, stop: int) -> Stages:
         return (everything,)
     within_s = optimum.cost_s or level.stage_s(*everything) * NOTHING
     states = level.states(start, stop, within_s)
-    needs = level.needs(within_s)
+    needs = level.needs(within_s, start, stop)
     while True:
         stages = _preferred(level, needs, states)
         if all(level.stage_s(*stage) <= max(limit_s, within_s) for stage in stages):
