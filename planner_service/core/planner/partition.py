@@ -55,7 +55,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Why nothing is better: no plan is below `bound_s`, were memory no matter (`probe`), or as every one was compared.
+    """Why nothing is better: no plan is below `bound_s`.
+
+    Even were memory no matter (`probe`); as every plan was compared (`recurrence`); or as what fits would need more
+    devices than there are (`fewest that fit`).
 
     `rows` are of the bottleneck `refuted_s`: by state, how many units of the outermost level are needed at least from
     there to the end; of the first state more than there are. A second row says the same of plans of which at least
@@ -213,13 +216,14 @@ def _fitting(search: Search, level: Level, optimum: Optimum) -> Partition | None
     tables = Recurrence(space=search.space, memory=memory)
     if tables.work() <= RECURRENCE_ENTRIES:
         return _by_recurrence(search, tables)
-    if smallest(memory, search.space, search.devices)[0] > memory.law.limit_bytes:
+    most_bytes, stages = smallest(memory, search.space, search.devices)
+    if most_bytes > memory.law.limit_bytes:
         return None
     if search.outermost > 0:
         return _on_one_level(search, level)
-    found = FittingSearch(level, memory).search(optimum.refuted_s)
-    parts = tuple(Part(start=a, stop=b, units=m) for a, b, m in found.stages or ())
-    return _partition(search, parts, found.cost_s, _proof(search, level)) if parts else None
+    found = FittingSearch(level, memory).search(stages, optimum.refuted_s)
+    parts = tuple(Part(start=a, stop=b, units=m) for a, b, m in found.stages)
+    return _partition(search, parts, found.cost_s, Proof(method="fewest that fit", bound_s=found.refuted_s))
 
 
 def _memory(search: Search) -> Memory:

@@ -86,10 +86,10 @@ def in_flight(replicas: list[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fitting:
-    """Stages that fit, if any were found, and the bottleneck below which none are. Equal: a proven optimum."""
+    """Stages that fit, and the bottleneck below which none do. Equal: a proven optimum."""
 
     cost_s: float
-    stages: Stages | None
+    stages: Stages
     refuted_s: float
 
 
@@ -100,12 +100,9 @@ class FittingSearch:
         self.level = level
         self.memory = memory
 
-    def search(self, refuted_s: float) -> Fitting:
-        """The optimum, or bounds of it; nothing below `refuted_s` need be looked at."""
-        ceiling_s = self._anything_s()
-        stages, _ = self._probe(ceiling_s)
-        cost_s = np.inf if stages is None else self.level.measured(stages).cost_s
-        low_s = refuted_s if stages is not None else np.inf
+    def search(self, stages: Stages, refuted_s: float) -> Fitting:
+        """The optimum, or bounds of it, from stages that fit and what is refuted already."""
+        cost_s, low_s = self.level.measured(stages).cost_s, refuted_s
         while cost_s * (1 - STEP) > low_s:
             bottleneck_s = self._between(low_s, cost_s * (1 - STEP))
             found, table = self._probe(bottleneck_s)
@@ -115,18 +112,11 @@ class FittingSearch:
             low_s = bottleneck_s
             if table.least[0] > self.level.units:
                 refuted_s = bottleneck_s
-        return Fitting(cost_s=float(cost_s), stages=stages, refuted_s=refuted_s)
+        return Fitting(cost_s=cost_s, stages=stages, refuted_s=min(refuted_s / (1 - STEP), cost_s))
 
     def _between(self, low_s: float, high_s: float) -> float:
         middle_s = float(np.sqrt(max(low_s, high_s * 1e-18) * high_s))
         return high_s if high_s <= low_s * (1 + 1e-9) else min(middle_s, high_s)
-
-    def _anything_s(self) -> float:
-        """No stage and no boundary takes longer."""
-        space, level = self.level.space, self.level
-        longest_s = float(space.exchange_s(level.level, space.weight_bytes[-1], level.units))
-        boundary_s = 2 * float(space.boundary_bytes.max()) / space.levels[level.level].bandwidth_bytes_per_s
-        return max(float(space.compute_s[-1]), longest_s, boundary_s) * 2
 
     def _probe(self, bottleneck_s: float) -> tuple[Stages | None, Table]:
         """Stages within the bottleneck that fit, where the argument finds some; and the fewest devices."""

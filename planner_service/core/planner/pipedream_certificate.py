@@ -29,6 +29,12 @@ _EQUAL = 1e-11
 _CHECKED = 5_000_000
 """Stages that the plain recurrence of the check goes through: some ten seconds."""
 
+_CLAIMS = {
+    "recurrence": "Every partition was compared, by the recurrence: solving it again gives the bound.",
+    "fewest that fit": "Below the bound the stages that fit their devices need more machines than there are; above it "
+    "the search for what fits is not complete.",
+}
+
 
 def certificate(problem: Problem, found: Partition) -> Certificate | None:
     """What the search found out about its own answer; none for the released program's, which searches otherwise."""
@@ -37,11 +43,11 @@ def certificate(problem: Problem, found: Partition) -> Certificate | None:
     proof = found.proof
     if proof.method != "probe":
         return Certificate(
-            method="recurrence",
+            method=proof.method,
             quantity=QUANTITY,
             value=found.cost_s,
             bound=proof.bound_s,
-            claim="Every partition was compared, by the recurrence: solving it again gives the bound.",
+            claim=_CLAIMS[proof.method],
         )
     return Certificate(
         method="machines needed",
@@ -94,7 +100,7 @@ def check_certificate(plan: Plan, problem: Problem) -> None:
     if held.method == "machines needed":
         _check_witness(check, held, fewer=problem.options.fewer_machines)
     else:
-        raise PipeplanError("a certificate of the recurrence has no witness: solve the problem again")
+        raise PipeplanError("a certificate without a witness cannot be checked: solve the problem again")
 
 
 def _check_witness(check: "_Check", held: Certificate, *, fewer: bool) -> None:
