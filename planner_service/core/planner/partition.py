@@ -162,27 +162,37 @@ def _proof(search: Search, level: Level) -> Proof:
     table = optimum.refutation
     if table is None:
         return Proof(method="probe", bound_s=0.0)
-    before = units_before(level.needs(optimum.refuted_s, 0, search.space.last), table.states)
+    space = search.space
+    every = space.within(0, space.last)
+    before = units_before(level.needs(optimum.refuted_s, 0, space.last), every)
     rows = [table.least] if table.replicated is None else [table.least, table.replicated]
     return Proof(
         method="probe",
         bound_s=optimum.cost_s,
         refuted_s=optimum.refuted_s,
-        rows=tuple(_row(search.space, table.states, np.minimum(row, level.units + 1 - before)) for row in rows),
+        rows=tuple(_row(space, every, level.units + 1 - before, table.states, row) for row in rows),
     )
 
 
-def _row(space: Space, states: IntArray, least: FloatArray) -> tuple[float, ...]:
-    """By state as given; 0 for those that may not be cut."""
-    row = np.zeros(len(space))
-    row[space.original[states]] = least
+def _row(space: Space, every: IntArray, enough: FloatArray, states: IntArray, least: FloatArray) -> tuple[float, ...]:
+    """By state as given: what is needed, but no more than is too much with what lies before."""
+    needed, row = np.full(len(space), np.inf), np.zeros(len(space))
+    needed[states] = least
+    row[space.original[every]] = np.minimum(needed[every], enough)
     return tuple(row.tolist())
 
 
 def _straight(search: Search) -> Partition | None:
+    """The best; first as if memory were no matter, which is quicker and mostly enough."""
+    best = _best_straight(search, Straight(space=search.space))
+    found = None if best is None else _of_straight(search, best)
+    if found is None or search.memory is None or fits(search, found):
+        return found
     best = _best_straight(search, Straight(space=search.space, memory=search.memory))
-    if best is None:
-        return None
+    return None if best is None else _of_straight(search, best)
+
+
+def _of_straight(search: Search, best: tuple[float, Stages]) -> Partition:
     parts = _in_units(search.space, search.outermost, best[1])
     return _partition(search, parts, best[0], Proof(method="recurrence", bound_s=best[0]))
 

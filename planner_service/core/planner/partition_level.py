@@ -22,6 +22,7 @@ from planner_service.core.planner.partition_probe import (
     path,
     path_with_replicas,
     straight_path,
+    units_before,
 )
 from planner_service.core.planner.partition_space import ROUNDING, STEP, Space
 
@@ -95,7 +96,7 @@ class Level:
         if most_s <= max(enough_s, least_s):
             return most_s
         known = self.known.get(start)
-        if known is None or np.isnan(known[stop]):
+        if known is None or len(known) <= stop or np.isnan(known[stop]):
             known = self._learn(start, stop)
         return float(known[stop])
 
@@ -103,13 +104,17 @@ class Level:
         """What one unit takes from a state, exactly: to one stop, or at little more cost to all that are as near."""
         if self.inner is None:
             raise ValueError("a device is no network")
-        known = self.known.setdefault(start, np.full(len(self.space), np.nan))
-        if self.inner.inner is None and self.space.before is None:
-            stop = max(stop, min(start + _NEAR, self.space.last))
-            if (stop - start) ** 2 * self.inner.units <= _SMALL:
-                known[start + 1 : stop + 1] = small_optima(self.space, self.inner.level, start, stop)
-                return known
-        known[stop] = self.inner.optimum(start, stop).cost_s
+        near = max(stop, min(start + _NEAR, self.space.last))
+        small = self.inner.inner is None and self.space.before is None
+        small = small and (near - start) ** 2 * self.inner.units <= _SMALL
+        before = self.known.get(start, np.empty(0))
+        known = np.full(max((near if small else stop) + 1, len(before)), np.nan)
+        known[: len(before)] = before
+        if small:
+            known[start + 1 : near + 1] = small_optima(self.space, self.inner.level, start, near)
+        else:
+            known[stop] = self.inner.optimum(start, stop).cost_s
+        self.known[start] = known
         return known
 
     def optimum(self, start: int, stop: int) -> Optimum:
@@ -123,13 +128,15 @@ class Level:
         best = Optimum(cost_s=self.stage_s(*everything[0]), stages=everything, refuted_s=0.0)
         low_s, table = self.bound_s(start, stop), None
         above, at_top = _FIRST_STEP, False
+        between = self.space.within(start, stop)
         while best.cost_s * (1 - STEP) > low_s:
             bottleneck_s = best.cost_s * (1 - STEP)
             if not at_top:
                 bottleneck_s = min(_between(low_s, best.cost_s, above), bottleneck_s)
-            found, probed = self.probe(start, stop, bottleneck_s)
+            found, probed = self.probe(between, bottleneck_s)
             if found is not None:
                 best, above = self.measured(found), math.inf
+                between = self._alive(probed, bottleneck_s)
             else:
                 low_s, table, above = bottleneck_s, probed, 4 * above
             at_top = found is None and above == math.inf and best.cost_s < low_s * _NEAR_ENOUGH
@@ -141,7 +148,7 @@ class Level:
         below_s = optimum.cost_s * (1 - STEP)
         if optimum.refutation is not None and optimum.refuted_s >= below_s * (1 - STEP):
             return optimum
-        _, table = self.probe(start, stop, below_s)
+        _, table = self.probe(self.space.within(start, stop), below_s)
         return replace(optimum, refuted_s=below_s, refutation=table)
 
     def measured(self, stages: Stages) -> Optimum:
@@ -173,24 +180,28 @@ class Level:
             known=self.known,
         )
 
-    def states(self, start: int, stop: int, bottleneck_s: float) -> IntArray:
-        """Those between two states that may be cut within a bottleneck."""
-        between = self.space.within(start, stop)
+    def states(self, between: IntArray, bottleneck_s: float) -> IntArray:
+        """Those of some states that may be cut within a bottleneck, and the first and the last."""
         allowed = self.space.allowed(self.level, bottleneck_s)[between]
         allowed[[0, -1]] = True
         return between[allowed]
 
-    def probe(self, start: int, stop: int, bottleneck_s: float) -> tuple[Stages | None, Table | None]:
-        """Stages within the bottleneck, or the table that shows that there are none."""
-        states = self.states(start, stop, bottleneck_s)
-        needs = self.needs(bottleneck_s, start, stop)
+    def probe(self, between: IntArray, bottleneck_s: float) -> tuple[Stages | None, Table]:
+        """Stages from the first to the last of these states within the bottleneck, or a table without a way."""
+        states = self.states(between, bottleneck_s)
+        needs = self.needs(bottleneck_s, int(between[0]), int(between[-1]))
         while True:
             self.probes += 1
             stages, table = self._try(needs, states)
             if stages is None or all(self.stage_s(*stage) <= bottleneck_s * (1 + 2 * ROUNDING) for stage in stages):
                 return stages, table
 
-    def _try(self, needs: Needs, states: IntArray) -> tuple[Stages | None, Table | None]:
+    def _alive(self, table: Table, bottleneck_s: float) -> IntArray:
+        """The states that a way within this or a lesser bottleneck may pass: others need too much on both sides."""
+        needs = Needs(space=self.space, level=self.level, bottleneck_s=bottleneck_s, devices=self.devices)
+        return table.states[table.least + units_before(needs, table.states) <= self.units]
+
+    def _try(self, needs: Needs, states: IntArray) -> tuple[Stages | None, Table]:
         """One look with the bounds known so far: stages that may be within the bottleneck, on all units."""
         table = least_units(needs, states, self.units)
         if table.least[0] > self.units:

@@ -121,7 +121,7 @@ class FittingSearch:
     def _probe(self, bottleneck_s: float) -> tuple[Stages | None, Table]:
         """Stages within the bottleneck that fit, where the argument finds some; and the fewest devices."""
         level = self.level
-        states = level.states(0, level.space.last, bottleneck_s)
+        states = level.states(level.space.within(0, level.space.last), bottleneck_s)
         needs = level.needs(bottleneck_s, 0, level.space.last)
         least = np.full(len(states), np.inf)
         least[-1] = 0.0

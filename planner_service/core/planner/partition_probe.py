@@ -23,7 +23,8 @@ class Needs:
     """The closed form of `need` at one bottleneck, for states by their index in the space.
 
     A unit does work at the rate of its `devices`. `furthest` bounds what one unit can do behind each state where it
-    is itself a network; `known` holds what was found of A^{k-1} exactly, by start a row of all stops, NaN elsewhere.
+    is itself a network; `known` holds what was found of A^{k-1} exactly: by start a row of the stops that are near,
+    NaN where it was not asked for.
     """
 
     space: Space
@@ -38,18 +39,30 @@ class Needs:
         """Whether a stage that lies inside another never needs more: on a chain, of devices."""
         return self.space.before is None and self.level == 0
 
+    def least(self, rows: IntArray, columns: IntArray) -> FloatArray:
+        """By row and column: the least units; infinite where no stage is."""
+        single, many = self._single_and_many(rows, columns)
+        np.copyto(many, 1.0, where=single)
+        return many
+
     def block(self, rows: IntArray, columns: IntArray) -> tuple[FloatArray, FloatArray]:
         """By row and column: the least units, and the least of two and more; infinite where no stage is."""
+        single, many = self._single_and_many(rows, columns)
+        return np.where(single, 1.0, many), many
+
+    def _single_and_many(self, rows: IntArray, columns: IntArray) -> tuple[BoolArray, FloatArray]:
         load, weights = self._loads(rows[:, None], columns)
         single = load <= 1
         if self.furthest is not None:
             single &= columns <= self.furthest[rows, None]
-        self._set_known(load, single, rows, columns)
+        if self.known:
+            self._set_known(load, single, rows, columns)
         many = _least_of_many(load, weights)
         if columns[0] <= rows[-1] or self.space.before is not None:
-            many[~self._stages(rows, columns)] = np.inf
-            single &= many < np.inf
-        return np.where(single, 1.0, many), many
+            none = self._no_stages(rows, columns)
+            np.copyto(many, np.inf, where=none)
+            np.copyto(single, False, where=none)
+        return single, many
 
     def pairs(self, starts: IntArray, stops: IntArray) -> FloatArray:
         """The least units from each start to its stop, as far as the closed form knows."""
@@ -70,19 +83,21 @@ class Needs:
         weights *= scale
         return load, weights
 
-    def _stages(self, rows: IntArray, columns: IntArray) -> BoolArray:
+    def _no_stages(self, rows: IntArray, columns: IntArray) -> BoolArray:
         if self.space.before is None:
-            return np.asarray(columns > rows[:, None])
-        return self.space.before[rows][:, columns]
+            return np.asarray(columns <= rows[:, None])
+        return ~self.space.before[rows].take(columns, axis=1)
 
     def _set_known(self, load: FloatArray, single: BoolArray, rows: IntArray, columns: IntArray) -> None:
         """What is known exactly replaces the bounds."""
-        for i, row in enumerate(rows.tolist()) if self.known else ():
+        for i, row in enumerate(rows.tolist()):
             if row in self.known:
-                exact = self.known[row][columns] * ((1 - ROUNDING) / self.bottleneck_s)
+                known = self.known[row]
+                near = int(np.searchsorted(columns, len(known)))
+                exact = known[columns[:near]] * ((1 - ROUNDING) / self.bottleneck_s)
                 there = ~np.isnan(exact)
-                load[i, there] = exact[there]
-                single[i, there] = exact[there] <= 1
+                np.copyto(load[i, :near], exact, where=there)
+                np.copyto(single[i, :near], exact <= 1, where=there)
 
 
 def _least_of_many(load: FloatArray, weights: FloatArray | None) -> FloatArray:
@@ -168,12 +183,12 @@ def units_before(needs: Needs, states: IntArray) -> FloatArray:
 def _relax(needs: Needs, table: Table, block: slice, alive: IntArray) -> None:
     """R of a block of states, from the states behind it that are alive, then from one another."""
     rows, least = table.states[block], table.least
-    need, _ = needs.block(rows, table.states[alive])
+    need = needs.least(rows, table.states[alive])
     need += least[alive]
     nearest = need.argmin(axis=1)
     table.after[block] = alive[nearest]
     least[block] = need[np.arange(len(rows)), nearest]
-    need, _ = needs.block(rows, rows)
+    need = needs.least(rows, rows)
     for i in range(len(rows) - 2, -1, -1):
         here = block.start + i
         inside = need[i, i + 1 :] + least[here + 1 : block.stop]
@@ -237,7 +252,7 @@ def straight_path(needs: Needs, table: Table, stages: int) -> Stages | None:
     last = len(table.states) - 1
     if stages > last:
         return None
-    single = needs.block(table.states, table.states)[0] == 1.0
+    single = needs.least(table.states, table.states) == 1.0
     reached = np.zeros((stages + 1, last + 1), dtype=bool)
     reached[0, last] = True
     for count in range(stages):

@@ -36,8 +36,9 @@ class Straight:
             return None
         total_s = float(self.space.compute_s[-1])
         bound_s, best = 0.0, np.inf
+        longest_s = max(2 * total_s / stages, float(np.diff(self.space.compute_s).max()))
         while best > bound_s and bound_s < total_s:
-            bound_s = total_s if self.of_bytes else min(max(2 * bound_s, 2 * total_s / stages), total_s)
+            bound_s = total_s if self.of_bytes else min(max(2 * bound_s, longest_s), total_s)
             best = float(self._values(stages, bound_s)[stages, 0])
         return (best, tuple(self._preferred(stages, best))) if np.isfinite(best) else None
 

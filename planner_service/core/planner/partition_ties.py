@@ -56,7 +56,7 @@ def preferred(level: Level, start: int, stop: int) -> Stages:
     if not level.fewer and level.stage_s(*everything) <= limit_s:
         return (everything,)
     within_s = optimum.cost_s or level.stage_s(*everything) * NOTHING
-    states = level.states(start, stop, within_s)
+    states = level.states(level.space.within(start, stop), within_s)
     needs = level.needs(within_s, start, stop)
     while True:
         stages = _preferred(level, needs, states)

@@ -65,8 +65,9 @@ def _claim(problem: Problem, found: Partition) -> str:
     t = f"{proof.refuted_s:.6g} s"
     text = (
         f"The witness holds t = {t}, just below the bound, and then machines_needed[k] for every cut k, first to last "
-        f"(0 where a boundary slower than t forbids to cut). For all j < k: machines_needed[j] <= machines_needed[k] + "
-        f"the fewest {unit} on which the blocks between the cuts j and k take at most t; machines_needed[end] = 0. So "
+        f"(cuts whose boundary takes longer than t do not count). For all j < k: machines_needed[j] <= "
+        f"machines_needed[k] + the fewest {unit} on which the blocks between the cuts j and k take at most t; "
+        f"machines_needed[end] = 0. So "
     )
     if len(proof.rows) == 1:
         return text + f"the model needs {proof.rows[0][0]:.0f} > {units}."
