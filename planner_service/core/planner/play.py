@@ -17,8 +17,8 @@ from planner_service.core.stage_costs import StageCosts
 from planner_service.core.throughput import throughput_samples_per_s
 from planner_service.core.timeline import Timeline
 
-SIMULATED_INSTRUCTIONS = 20_000
-"""What a planner plays of its answer: some hundredths of a second, no more."""
+SIMULATED_INSTRUCTIONS = 6_000
+"""What a planner plays of its answer: no longer than it takes to plan."""
 
 _BATCHES = 4
 """What is played of a schedule with a flush: its batches are alike, the first fills and is not counted."""
