@@ -23,7 +23,7 @@ from planner_service.core.planner.partition_memory import (
     smallest,
 )
 from planner_service.core.planner.partition_probe import Stages, units_before
-from planner_service.core.planner.partition_recurrence import Problem, Recurrence
+from planner_service.core.planner.partition_recurrence import Problem, Recurrence, behind_each
 from planner_service.core.planner.partition_space import LevelLinks, Space, space_of
 from planner_service.core.planner.partition_straight import Straight
 from planner_service.core.planner.partition_ties import preferred
@@ -258,7 +258,7 @@ def nearest(search: Search) -> tuple[Partition, int, float]:
     if straight is not None:
         parts = _in_units(search.space, search.outermost, straight[1])
     elif search.outermost > 0 and tables.work() <= RECURRENCE_ENTRIES:
-        problem = Problem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0.0)
+        problem = Problem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0)
         units = search.space.levels[-1].units
         parts = _parts_by_recurrence(problem, units, float(problem.optimum_s(units)[units, 0]))
     else:
@@ -286,7 +286,7 @@ def _one_level(space: Space) -> tuple[LevelLinks, ...]:
 
 
 def _by_recurrence(search: Search, tables: Recurrence) -> Partition | None:
-    problem = Problem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0.0)
+    problem = Problem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0)
     units = search.space.levels[-1].units
     values = problem.optimum_s(units)[:, 0]
     used = int(np.argmin(values)) if search.fewer else units
@@ -303,7 +303,7 @@ def _parts_by_recurrence(problem: Problem, units: int, cost_s: float) -> tuple[P
         behind -= taken
         inside: tuple[Part, ...] = ()
         if problem.level > 0:
-            beyond = (behind * space.devices_inside(problem.level) + problem.beyond) / taken
+            beyond = behind_each(behind * space.devices_inside(problem.level) + problem.beyond, taken)
             inner = Problem(tables=problem.tables, level=problem.level - 1, start=start, stop=stop, beyond=beyond)
             everything = space.levels[problem.level - 1].units
             inside = _parts_by_recurrence(inner, everything, float(inner.optimum_s(everything)[everything, start]))

@@ -52,10 +52,28 @@ class Optimum:
     refutation: Table | None = None
 
 
-def _between(low_s: float, high_s: float, above: float) -> float:
-    """What to test next: so much above what is refuted, as long as nothing was found; then half-way."""
-    least_s = max(low_s * (1 + STEP), high_s * NOTHING)
-    return max(least_s, math.sqrt(low_s * high_s) if above == math.inf else low_s * (1 + above))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What is tested next: so much `up` from what is refuted, as long as nothing was found; then half-way, and, where
+    little is left, just below what was found.
+    """
+
+    up: float = 0.0
+    refuted: bool = False
+
+    def to_test_s(self, low_s: float, high_s: float) -> float:
+        """A bottleneck above what is refuted and below what was found."""
+        top_s = high_s * (1 - STEP)
+        if self.refuted and high_s < low_s * _NEAR_ENOUGH:
+            return top_s
+        middle_s = low_s * (1 + self.up) if self.up else math.sqrt(low_s * high_s)
+        return min(max(middle_s, low_s * (1 + STEP), high_s * NOTHING), top_s)
+
+    def after(self, found: bool) -> "Step":
+        """Steps up grow as long as nothing is found."""
+        if found:
+            return Step()
+        return Step(up=min(4 * self.up, max(self.up, 1.0)), refuted=not self.up)
 
 
 class Level:
@@ -105,17 +123,27 @@ class Level:
         if self.inner is None:
             raise ValueError("a device is no network")
         near = max(stop, min(start + _NEAR, self.space.last))
-        small = self.inner.inner is None and self.space.before is None
-        small = small and (near - start) ** 2 * self.inner.units <= _SMALL
+        at_once = self.inner.small(start, near)
         before = self.known.get(start, np.empty(0))
-        known = np.full(max((near if small else stop) + 1, len(before)), np.nan)
+        known = np.full(max((near if at_once else stop) + 1, len(before)), np.nan)
         known[: len(before)] = before
-        if small:
+        if at_once:
             known[start + 1 : near + 1] = small_optima(self.space, self.inner.level, start, near)
         else:
-            known[stop] = self.inner.optimum(start, stop).cost_s
+            known[stop] = self.inner.optimum_s(start, stop)
         self.known[start] = known
         return known
+
+    def optimum_s(self, start: int, stop: int) -> float:
+        """The least bottleneck between two states."""
+        if (start, stop) not in self._optima and self.small(start, stop):
+            return float(small_optima(self.space, self.level, start, stop)[-1])
+        return self.optimum(start, stop).cost_s
+
+    def small(self, start: int, stop: int) -> bool:
+        """Whether the bare recurrence is the quickest."""
+        chain_of_devices = self.inner is None and self.space.before is None and not self.fewer
+        return chain_of_devices and (stop - start) ** 2 * self.units <= _SMALL
 
     def optimum(self, start: int, stop: int) -> Optimum:
         """The best on all units (`fewer`: on at most all)."""
@@ -127,19 +155,17 @@ class Level:
         everything = ((start, stop, self.units),)
         best = Optimum(cost_s=self.stage_s(*everything[0]), stages=everything, refuted_s=0.0)
         low_s, table = self.bound_s(start, stop), None
-        above, at_top = _FIRST_STEP, False
         between = self.space.within(start, stop)
+        step = Step(up=_FIRST_STEP)
         while best.cost_s * (1 - STEP) > low_s:
-            bottleneck_s = best.cost_s * (1 - STEP)
-            if not at_top:
-                bottleneck_s = min(_between(low_s, best.cost_s, above), bottleneck_s)
+            bottleneck_s = step.to_test_s(low_s, best.cost_s)
             found, probed = self.probe(between, bottleneck_s)
             if found is not None:
-                best, above = self.measured(found), math.inf
+                best = self.measured(found)
                 between = self._alive(probed, bottleneck_s)
             else:
-                low_s, table, above = bottleneck_s, probed, 4 * above
-            at_top = found is None and above == math.inf and best.cost_s < low_s * _NEAR_ENOUGH
+                low_s, table = bottleneck_s, probed
+            step = step.after(found is not None)
         return Optimum(cost_s=best.cost_s, stages=best.stages, refuted_s=low_s, refutation=table)
 
     def refutation(self, start: int, stop: int) -> Optimum:
@@ -153,10 +179,22 @@ class Level:
 
     def measured(self, stages: Stages) -> Optimum:
         """Stages at their true cost, boundaries included."""
-        costs = [self.stage_s(*stage) for stage in stages]
-        bandwidth = self.space.levels[self.level].bandwidth_bytes_per_s
-        cuts = [2.0 * float(self.space.boundary_bytes[stop]) / bandwidth for _, stop, _ in stages[:-1]]
-        return Optimum(cost_s=max(costs + cuts), stages=stages, refuted_s=0.0)
+        cuts = np.asarray([stop for _, stop, _ in stages[:-1]], dtype=np.int64)
+        boundary_s = 2.0 * self.space.boundary_bytes[cuts] / self.space.levels[self.level].bandwidth_bytes_per_s
+        slowest_s = max(self.cost_s(stages), float(boundary_s.max(initial=0.0)))
+        return Optimum(cost_s=slowest_s, stages=stages, refuted_s=0.0)
+
+    def cost_s(self, stages: Stages) -> float:
+        """The slowest of these stages, exactly: only those whose bounds differ need be solved inside."""
+        start, stop, units = np.asarray(stages).T
+        compute_s = (self.space.compute_s[stop] - self.space.compute_s[start]) / self.devices
+        weight_bytes = self.space.weight_bytes[stop] - self.space.weight_bytes[start]
+        exchange_s = self.space.exchange_s(self.level, weight_bytes, units)
+        known_s = np.maximum(compute_s, exchange_s) / units
+        if self.inner is None:
+            return float(known_s.max())
+        open_ = np.flatnonzero(weight_bytes * self.inner.parallel_s_per_byte > np.maximum(compute_s, exchange_s))
+        return max(float(known_s.max()), *(self.stage_s(*stages[index]) for index in open_), 0.0)
 
     def bound_s(self, start: int, stop: int) -> float:
         """No plan is faster: all devices share the compute, and on a chain some stage holds each single block."""
@@ -193,7 +231,8 @@ class Level:
         while True:
             self.probes += 1
             stages, table = self._try(needs, states)
-            if stages is None or all(self.stage_s(*stage) <= bottleneck_s * (1 + 2 * ROUNDING) for stage in stages):
+            # of devices the closed form says all; of networks a stage may turn out slower, and be looked at again
+            if stages is None or self.inner is None or self.cost_s(stages) <= bottleneck_s * (1 + 2 * ROUNDING):
                 return stages, table
 
     def _alive(self, table: Table, bottleneck_s: float) -> IntArray:

@@ -90,9 +90,10 @@ class Needs:
 
     def _set_known(self, load: FloatArray, single: BoolArray, rows: IntArray, columns: IntArray) -> None:
         """What is known exactly replaces the bounds."""
+        first = int(columns[0])
         for i, row in enumerate(rows.tolist()):
-            if row in self.known:
-                known = self.known[row]
+            known = self.known.get(row)
+            if known is not None and first < len(known):
                 near = int(np.searchsorted(columns, len(known)))
                 exact = known[columns[:near]] * ((1 - ROUNDING) / self.bottleneck_s)
                 there = ~np.isnan(exact)

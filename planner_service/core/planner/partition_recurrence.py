@@ -6,8 +6,9 @@ From the end, so that it is known what is behind a stage and with it how many mi
     T^k(a..s, m)     = 1/m max(V^{k-1}(a..s, all units | ((p - m) U + d) / m), W_k(m))
 
 with p units left for a..b, d devices behind them for each replica of all that they are part of, and U devices in a
-unit of level k. A stage of r devices has ceil((r + devices behind) / r) minibatches in flight; what does not fit its
-device is infinite. O(n^2 M^2) on one level; every level around another adds a factor n and the ratios d.
+unit of level k. A stage of r devices has 1 + ceil(devices behind / r) minibatches in flight; what does not fit its
+device is infinite. As ceil(d / r) = ceil(ceil(d) / r), d is rounded up wherever it is handed on: no more tables than
+devices. O(n^2 M^2) on one level; every level around another adds a factor n and the numbers d.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from planner_service.core.planner.partition_memory import Memory
 from planner_service.core.planner.partition_probe import Stages
 from planner_service.core.planner.partition_space import ROUNDING, Space
 
+CALL_ENTRIES = 10_000
+"""What is compared in the time that one stage's table takes however small it is."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recurrence:
@@ -27,31 +31,36 @@ class Recurrence:
     space: Space
     memory: Memory
     of_bytes: bool = False
-    _values: dict[tuple[int, float], FloatArray] = field(default_factory=dict)
+    _values: dict[tuple[int, int], FloatArray] = field(default_factory=dict)
 
     def work(self) -> float:
-        """Entries that the outermost level compares, and about as many a context inside; what it costs."""
+        """Entries that the outermost level compares, and inside as many for each number of devices behind."""
         states, (*inside, outermost) = len(self.space), self.space.levels
-        work = states**2 * outermost.units**2 / 4.0
-        contexts = 1.0
-        for links in reversed([*inside, outermost][1:]):
-            contexts *= links.units**2 / 2
-        return work + sum(states**3 * links.units**2 / 6.0 for links in inside) * contexts
+        work = states**2 * outermost.units**2 / 4.0 + CALL_ENTRIES * outermost.units**2
+        tables, around = 1.0, outermost.units
+        for level in reversed(range(len(inside))):
+            tables = min(tables * around**2 / 2, float(self.space.devices_inside(len(self.space.levels))))
+            around = inside[level].units
+            work += (states**3 / 6.0 + CALL_ENTRIES) * around**2 * tables
+        return work
 
-    def stage_s(self, level: int, units: int, behind: int, beyond: float) -> FloatArray:
+    def stage_s(self, level: int, units: int, behind: int, beyond: int) -> FloatArray:
         """T^k of all stages on so many units, with units behind and devices beyond; infinite where none is or fits."""
         space = self.space
         weight_bytes = space.weight_bytes - space.weight_bytes[:, None]
-        after = (behind * space.devices_inside(level) + beyond) / units
-        inside = self.values(level - 1, after)[-1] if level > 0 else self._leaf(units, behind + beyond)
+        if level > 0:
+            after = behind_each(behind * space.devices_inside(level) + beyond, units)
+            inside = np.asarray(self.values(level - 1, after)[-1])
+        else:
+            inside = self._leaf(units, behind + beyond)
         if self.of_bytes:
             return inside
         return np.asarray(np.maximum(inside, space.exchange_s(level, weight_bytes, units)) / units)
 
-    def _leaf(self, replicas: int, behind: float) -> FloatArray:
+    def _leaf(self, replicas: int, behind: int) -> FloatArray:
         """Compute of the stages that there are and that fit a device; or bytes of those that there are."""
         every = np.arange(len(self.space))
-        held = float(np.ceil((replicas + behind) / replicas - 1e-9))
+        held = 1.0 + behind_each(behind, replicas)
         held_bytes = self.memory.held_bytes(every, every, held)
         if self.of_bytes:
             return np.where(self._stages(), held_bytes, np.inf)
@@ -63,7 +72,7 @@ class Recurrence:
             return self.space.before
         return np.triu(np.ones((len(self.space),) * 2, dtype=bool), k=1)
 
-    def values(self, level: int, beyond: float) -> FloatArray:
+    def values(self, level: int, beyond: int) -> FloatArray:
         """V^k by units less one, first and last state."""
         key = (level, beyond)
         if key not in self._values:
@@ -91,6 +100,11 @@ class Recurrence:
         return np.asarray(2.0 * self.space.boundary_bytes / self.space.levels[level].bandwidth_bytes_per_s)
 
 
+def behind_each(devices: int, replicas: int) -> int:
+    """Devices behind for each replica, rounded up."""
+    return -(-devices // replicas)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """From one state to another on one level, with devices beyond."""
@@ -99,7 +113,7 @@ class Problem:
     level: int
     start: int
     stop: int
-    beyond: float
+    beyond: int
 
     def optimum_s(self, units: int) -> FloatArray:
         """V by units (from 0) and first state, to the stop."""

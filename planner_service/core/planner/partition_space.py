@@ -9,7 +9,7 @@ section 3.1; on one level PipeDream 2018, section 3.2)
 W_k is the exchange through a parameter server; an all-reduce moves half of it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,18 +31,6 @@ class LevelLinks:
     bandwidth_bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MemoryLaw:
-    """What a stage holds is fixed + held x a minibatch's, both linear in these sums, held minibatches in flight.
-
-    Per byte of weights, activations, input and largest transient, in this order.
-    """
-
-    fixed: tuple[float, float, float, float]
-    each: tuple[float, float, float, float]
-    limit_bytes: float
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Space:
     """States in the order of what is computed before them, sources first; `original` is each one's index outside.
@@ -57,7 +45,6 @@ class Space:
     levels: tuple[LevelLinks, ...]
     exchange: float
     before: BoolArray | None = None
-    tables: dict[str, FloatArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.compute_s)

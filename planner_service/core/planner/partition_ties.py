@@ -8,6 +8,7 @@ are not compared: the stages then take the least units, and what is left over go
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 
 import numpy as np
@@ -42,20 +43,26 @@ class Edges:
     def least_by_start(self, values: FloatArray) -> FloatArray:
         """The least value of the edges that start at each state; the edges are the first axis."""
         least = np.full((len(self.states), *values.shape[1:]), np.inf)
-        starts, first = np.unique(self.start, return_index=True)
+        starts, first = self._starts
         if len(starts):
             least[starts] = np.minimum.reduceat(values, first, axis=0)
         return least
 
+    @cached_property
+    def _starts(self) -> tuple[IntArray, IntArray]:
+        """The states at which edges start, and the first edge of each."""
+        starts, first = np.unique(self.start, return_index=True)
+        return starts, first
+
 
 def preferred(level: Level, start: int, stop: int) -> Stages:
     """The stages of the optimum from one state to another that the rule prefers."""
-    optimum = level.optimum(start, stop)
+    cost_s = level.optimum_s(start, stop)
     everything = (start, stop, level.units)
-    limit_s = optimum.cost_s * (1 + 2 * ROUNDING)
+    limit_s = cost_s * (1 + 2 * ROUNDING)
     if not level.fewer and level.stage_s(*everything) <= limit_s:
         return (everything,)
-    within_s = optimum.cost_s or level.stage_s(*everything) * NOTHING
+    within_s = cost_s or level.stage_s(*everything) * NOTHING
     states = level.states(level.space.within(start, stop), within_s)
     needs = level.needs(within_s, start, stop)
     while True:

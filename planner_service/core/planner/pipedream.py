@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 
-from planner_service.core.errors import InvalidInputError, require
+from planner_service.core.errors import LARGEST_COUNT, InvalidInputError, require
 from planner_service.core.plan import Alternative, Answer, Certificate, Infeasible, Stage, Worker
 from planner_service.core.planner.asked import measured_at, refuse_unused, require_schedule
 from planner_service.core.planner.complete import Decision, complete
@@ -82,8 +82,9 @@ def pipedream(problem: Problem) -> Answer:
     """The best partition onto all devices, or how many bytes the nearest miss lacks.
 
     A batch of the plan is what passes between two points at which every stage has updated: the smallest number of
-    minibatches that all stages' replicas share evenly. `configurations_considered` counts the stages that the
-    partition is chosen from: pairs of cuts times numbers of replicas.
+    minibatches that all stages' replicas share evenly (or the most that can be counted).
+    `configurations_considered` counts the stages that the partition is chosen from: pairs of cuts times numbers of
+    replicas.
     """
     _check(problem)
     model = _model(problem)
@@ -191,7 +192,7 @@ def _decision(model: Model, wanted: Search, found: Partition, proven: Certificat
         schedule=NAME,
         microbatch_size=size,
         microbatches=1,
-        batch_size=size * lcm(*replicas),
+        batch_size=min(lcm(*replicas), LARGEST_COUNT // size) * size,
         time_per_microbatch_s=found.cost_s,
         throughput_samples_per_s=size / found.cost_s,
         bubble_fraction=0.0,
