@@ -16,7 +16,7 @@ from planner_service.core.errors import require
 from planner_service.core.plan import Answer
 from planner_service.core.planner.asked import refuse_unused, require_schedule, require_stages
 from planner_service.core.planner.complete import Decision, complete
-from planner_service.core.planner.pipedream import minibatch_size
+from planner_service.core.planner.partition.pipedream import minibatch_size
 from planner_service.core.planner.pipelines.sizes import profiled
 from planner_service.core.planner.problem import Problem
 from planner_service.solvers.explain import alternatives, batch_of, certificate, infeasible, stages_of

@@ -8,7 +8,7 @@ from planner_service.core.errors import MissingDependencyError, require
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Answer, Plan
 from planner_service.core.planner.on_chain import on_chain
-from planner_service.core.planner.pipedream import pipedream
+from planner_service.core.planner.partition.pipedream import pipedream
 from planner_service.core.planner.pipelines.gpipe import gpipe
 from planner_service.core.planner.pipelines.two_bw import two_bw
 from planner_service.core.planner.problem import Planner, Problem

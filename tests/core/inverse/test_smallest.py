@@ -10,7 +10,7 @@ from planner_service.core.errors import InvalidInputError
 from planner_service.core.inverse.smallest import rate, smallest
 from planner_service.core.inverse.sub_clusters import sub_cluster, sub_clusters
 from planner_service.core.plan import Plan
-from planner_service.core.planner.pipedream import pipedream
+from planner_service.core.planner.partition.pipedream import pipedream
 from planner_service.core.planner.pipelines.two_bw import two_bw
 from planner_service.core.planner.problem import Planner, Problem
 from tests.core.builders import Cell, cluster, profile

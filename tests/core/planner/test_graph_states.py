@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from planner_service.core.graph import members
-from planner_service.core.planner.graph_states import CutStates, cut_states
+from planner_service.core.planner.partition.graph_states import CutStates, cut_states
 from planner_service.core.profile import Device, Model, Profile
 from planner_service.imports.pipedream_graph import import_pipedream_graph
 from tests.commands.commands import PROFILES

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Infeasible, Plan
-from planner_service.core.planner.graph_states import cut_states
 from planner_service.core.planner.on_chain import chain_of
+from planner_service.core.planner.partition.graph_states import cut_states
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.profile import Profile
 from planner_service.solvers.solve import solve

@@ -9,11 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner_service.core.cost.compute import FloatArray
-from planner_service.core.planner import partition as partition_module
-from planner_service.core.planner.partition import Partition, held_bytes, nearest, partition, search_of
-from planner_service.core.planner.partition_memory import Law
-from planner_service.core.planner.partition_space import LevelLinks
-from planner_service.core.planner.states import States
+from planner_service.core.planner.partition import partition as partition_module
+from planner_service.core.planner.partition.memory import Law
+from planner_service.core.planner.partition.partition import Partition, held_bytes, nearest, partition, search_of
+from planner_service.core.planner.partition.space import LevelLinks
+from planner_service.core.planner.partition.states import States
 from tests.core.planner.every_partition import World, flat
 
 PLENTY = Law(fixed=(0, 0, 0, 0), each=(1, 1, 0, 0), limit_bytes=1e15)

@@ -14,7 +14,7 @@ from planner_service.core.cluster import Cluster
 from planner_service.core.errors import InvalidInputError, PipeplanError
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Infeasible, Plan, Worker
-from planner_service.core.planner.pipedream_certificate import check_certificate
+from planner_service.core.planner.partition.certificate import check_certificate
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.profile import Device, Model, Profile
 from planner_service.imports.pipedream_graph import import_pipedream_graph

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from planner_service.core.cluster import Cluster
 from planner_service.core.plan import Plan
-from planner_service.core.planner.graph_states import cut_states
-from planner_service.core.planner.partition import Partition, partition
-from planner_service.core.planner.pipedream import pipedream
-from planner_service.core.planner.pipedream_terms import search
+from planner_service.core.planner.partition.graph_states import cut_states
+from planner_service.core.planner.partition.partition import Partition, partition
+from planner_service.core.planner.partition.pipedream import pipedream
+from planner_service.core.planner.partition.refine import Refined, refine
+from planner_service.core.planner.partition.terms import search
 from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.planner.refine import Refined, refine
 from planner_service.core.profile import Profile
 from tests.core.builders import Cell, cluster, clusters
 from tests.core.graphs import Edges, graph, graphs

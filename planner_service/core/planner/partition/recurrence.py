@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_service.core.cost.compute import BoolArray, FloatArray
-from planner_service.core.planner.partition_memory import Memory
-from planner_service.core.planner.partition_probe import Stages
-from planner_service.core.planner.partition_space import ROUNDING, Space
+from planner_service.core.planner.partition.memory import Memory
+from planner_service.core.planner.partition.probe import Stages
+from planner_service.core.planner.partition.space import ROUNDING, Space
 
 CALL_ENTRIES = 10_000
 """What is compared in the time that one stage's table takes however small it is."""

@@ -2,11 +2,11 @@
 
 from planner_service.core.cost.memory import Copies, keeps_master_weights, paper_copies, training_copies
 from planner_service.core.plan import Stage, StageMemory
-from planner_service.core.planner.partition import Search, Share, search_of
-from planner_service.core.planner.partition_memory import Law
-from planner_service.core.planner.partition_space import LevelLinks
+from planner_service.core.planner.partition.memory import Law
+from planner_service.core.planner.partition.partition import Search, Share, search_of
+from planner_service.core.planner.partition.space import LevelLinks
+from planner_service.core.planner.partition.states import States
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.states import States
 
 FACTORS = {"parameter-server": 4.0, "all-reduce": 2.0}
 """The factor of (m - 1)/m |w|, what a worker of m sends and receives for an update (PipeDream 2018, section 3.2)."""

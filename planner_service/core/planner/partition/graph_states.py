@@ -20,7 +20,7 @@ from planner_service.core.graph import (
     members,
     membership,
 )
-from planner_service.core.planner.states import States, chain_states
+from planner_service.core.planner.partition.states import States, chain_states
 from planner_service.core.profile import Measurement, Profile
 
 STATES_AT_MOST = 5000

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.core.cost.compute import FloatArray
-from planner_service.core.planner.partition_memory import Memory
-from planner_service.core.planner.partition_probe import Stages
-from planner_service.core.planner.partition_space import ROUNDING, Space
+from planner_service.core.planner.partition.memory import Memory
+from planner_service.core.planner.partition.probe import Stages
+from planner_service.core.planner.partition.space import ROUNDING, Space
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

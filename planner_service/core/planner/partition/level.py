@@ -1,6 +1,6 @@
 """Level: the exact optimum of one level of the network, for any two states, with the levels inside it as its units.
 
-A bottleneck is probed (`partition_probe`); what is found is set to its true cost, until a probe shows that nothing
+A bottleneck is probed (`probe`); what is found is set to its true cost, until a probe shows that nothing
 below it is there. Where a unit is itself a network, the probe uses bounds of what the unit can do: no plan is better
 than all its devices sharing the compute, none worse than data parallelism over all of them. Only stages that lie on
 the way of a found plan and whose bounds differ are solved inside.
@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from planner_service.core.cost.compute import FloatArray, IntArray
-from planner_service.core.planner.partition_probe import (
+from planner_service.core.planner.partition.probe import (
     Needs,
     Stages,
     Table,
@@ -24,7 +24,7 @@ from planner_service.core.planner.partition_probe import (
     straight_path,
     units_before,
 )
-from planner_service.core.planner.partition_space import ROUNDING, STEP, Space
+from planner_service.core.planner.partition.space import ROUNDING, STEP, Space
 
 NOTHING = 1e-18
 """Of a known time: what is tested first where no bound but 0 is known."""

@@ -1,9 +1,9 @@
 """Partition: states on the levels of a network -> the stages that make the slowest of them fastest.
 
 One level is PipeDream (2018, section 3.2), several are its later form (SOSP 2019, section 3.1), inside out: what a
-server makes of a part of the model is the unit of the level around it (`partition_space` has the formulas). The search
-is exact: `partition_level` without memory, `partition_recurrence` and `partition_memory` where memory decides,
-`partition_straight` for one device a stage.
+server makes of a part of the model is the unit of the level around it (`space` has the formulas). The search
+is exact: `level` without memory, `recurrence` and `memory` where memory decides,
+`straight` for one device a stage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,8 @@ from itertools import count
 import numpy as np
 
 from planner_service.core.cost.compute import FloatArray, IntArray
-from planner_service.core.planner.partition_level import Level, Optimum
-from planner_service.core.planner.partition_memory import (
+from planner_service.core.planner.partition.level import Level, Optimum
+from planner_service.core.planner.partition.memory import (
     FittingSearch,
     Law,
     Memory,
@@ -22,12 +22,12 @@ from planner_service.core.planner.partition_memory import (
     memory_of,
     smallest,
 )
-from planner_service.core.planner.partition_probe import Stages, units_before
-from planner_service.core.planner.partition_recurrence import Problem, Recurrence, behind_each
-from planner_service.core.planner.partition_space import LevelLinks, Space, space_of
-from planner_service.core.planner.partition_straight import Straight
-from planner_service.core.planner.partition_ties import preferred
-from planner_service.core.planner.states import States
+from planner_service.core.planner.partition.probe import Stages, units_before
+from planner_service.core.planner.partition.recurrence import Problem, Recurrence, behind_each
+from planner_service.core.planner.partition.space import LevelLinks, Space, space_of
+from planner_service.core.planner.partition.states import States
+from planner_service.core.planner.partition.straight import Straight
+from planner_service.core.planner.partition.ties import preferred
 
 RECURRENCE_ENTRIES = 3e8
 """What the recurrence may compare: a few seconds. Beyond, memory is met by a search that may leave a gap."""

@@ -2,9 +2,9 @@
 
 A stage on r of the devices has ceil(devices from its first on / r) minibatches in flight (PipeDream 2018, section
 3.3): 1 + ceil(behind / r). Fewer devices behind a stage, or more on it, never make it hold more: so the fewest devices
-from each state to the end are the best for memory as well, and the closed form of `partition_probe` goes on with what
+from each state to the end are the best for memory as well, and the closed form of `probe` goes on with what
 is behind known. Devices that are left over go to the first stage, behind which nothing changes. What that argument
-does not reach (a first stage of one device that may not have two) is left to `partition_recurrence`.
+does not reach (a first stage of one device that may not have two) is left to `recurrence`.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.core.cost.compute import FloatArray, IntArray
-from planner_service.core.planner.partition_level import Level
-from planner_service.core.planner.partition_probe import Needs, Stages, Table, path
-from planner_service.core.planner.partition_space import STEP, Space
-from planner_service.core.planner.states import States
+from planner_service.core.planner.partition.level import Level
+from planner_service.core.planner.partition.probe import Needs, Stages, Table, path
+from planner_service.core.planner.partition.space import STEP, Space
+from planner_service.core.planner.partition.states import States
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,12 @@ from math import ceil, inf, sqrt
 
 from planner_service.core.errors import PipeplanError
 from planner_service.core.plan import Certificate, Plan
-from planner_service.core.planner.graph_states import cut_states
-from planner_service.core.planner.partition import Partition
-from planner_service.core.planner.partition_space import LevelLinks
-from planner_service.core.planner.pipedream_terms import FACTORS, network, released, synchronisation
+from planner_service.core.planner.partition.graph_states import cut_states
+from planner_service.core.planner.partition.partition import Partition
+from planner_service.core.planner.partition.space import LevelLinks
+from planner_service.core.planner.partition.states import States
+from planner_service.core.planner.partition.terms import FACTORS, network, released, synchronisation
 from planner_service.core.planner.problem import Problem
-from planner_service.core.planner.states import States
 
 QUANTITY = "slowest stage, seconds a minibatch"
 

@@ -25,11 +25,11 @@ import numpy as np
 
 from planner_service.core.cost.compute import BoolArray, FloatArray
 from planner_service.core.graph import closures, graph_of, members
-from planner_service.core.planner.graph_states import CutStates
-from planner_service.core.planner.partition import Part, Partition, Proof, Share, placement_of
-from planner_service.core.planner.partition_probe import Stages
-from planner_service.core.planner.partition_space import ROUNDING, LevelLinks
-from planner_service.core.planner.states import States
+from planner_service.core.planner.partition.graph_states import CutStates
+from planner_service.core.planner.partition.partition import Part, Partition, Proof, Share, placement_of
+from planner_service.core.planner.partition.probe import Stages
+from planner_service.core.planner.partition.space import ROUNDING, LevelLinks
+from planner_service.core.planner.partition.states import States
 from planner_service.core.profile import Profile
 
 FACTOR = 4.0

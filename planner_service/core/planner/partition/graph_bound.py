@@ -29,7 +29,7 @@ import numpy as np
 from planner_service.core.cost.compute import BoolArray, FloatArray, IntArray
 from planner_service.core.graph import Graph, closures, membership
 from planner_service.core.least_crossing import least_crossing
-from planner_service.core.planner.graph_states import grid_s
+from planner_service.core.planner.partition.graph_states import grid_s
 
 WINDOWS = 500
 """Equal windows. The finer, the nearer the bound."""

@@ -16,7 +16,8 @@ import numpy as np
 
 from planner_service.core.graph import closures, crossing_by_cut, graph_of, membership
 from planner_service.core.plan import Certificate
-from planner_service.core.planner.graph_bound import (
+from planner_service.core.planner.partition.certificate import QUANTITY
+from planner_service.core.planner.partition.graph_bound import (
     BLOCKS_AT_MOST,
     Blocks,
     Bound,
@@ -27,10 +28,9 @@ from planner_service.core.planner.graph_bound import (
     compute_bound,
     windows_of,
 )
-from planner_service.core.planner.graph_states import CutStates, evenly, exactly_summed, states_of
-from planner_service.core.planner.partition import Partition, fits, partition
-from planner_service.core.planner.pipedream_certificate import QUANTITY
-from planner_service.core.planner.pipedream_terms import FACTORS, law, search, synchronisation
+from planner_service.core.planner.partition.graph_states import CutStates, evenly, exactly_summed, states_of
+from planner_service.core.planner.partition.partition import Partition, fits, partition
+from planner_service.core.planner.partition.terms import FACTORS, law, search, synchronisation
 from planner_service.core.planner.problem import Problem
 
 ENTRIES_AT_MOST = 2e7

@@ -4,7 +4,7 @@ On several levels of network it is that of SOSP 2019: inside a server first, who
 around it (`partition`). Beyond the papers, a stage must fit its device: it holds ceil(machines from its first on / its
 replicas) minibatches and as many weight versions (2018, section 3.3), and what does not fit is left out of the search.
 Latencies are not in the closed form; the simulation has them. `--semantics release` gives what the authors' published
-program computes (`pipedream_release`).
+program computes (`release`).
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from planner_service.core.errors import LARGEST_COUNT, InvalidInputError, requir
 from planner_service.core.plan import Alternative, Answer, Certificate, Infeasible, Stage, Worker
 from planner_service.core.planner.asked import measured_at, refuse_unused, require_schedule
 from planner_service.core.planner.complete import Decision, complete
-from planner_service.core.planner.graph_states import CutStates, cut_states
-from planner_service.core.planner.partition import Partition, Search, data_parallel, nearest, partition
-from planner_service.core.planner.partition_memory import in_flight
-from planner_service.core.planner.pipedream_certificate import certificate
-from planner_service.core.planner.pipedream_release import Release, released_boundaries, released_cuts
-from planner_service.core.planner.pipedream_terms import network, released, search, stage, synchronisation
+from planner_service.core.planner.partition.certificate import certificate
+from planner_service.core.planner.partition.graph_states import CutStates, cut_states
+from planner_service.core.planner.partition.memory import in_flight
+from planner_service.core.planner.partition.partition import Partition, Search, data_parallel, nearest, partition
+from planner_service.core.planner.partition.refine import refine
+from planner_service.core.planner.partition.release import Release, released_boundaries, released_cuts
+from planner_service.core.planner.partition.states import States
+from planner_service.core.planner.partition.terms import network, released, search, stage, synchronisation
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason, shortfall, slower
-from planner_service.core.planner.refine import refine
-from planner_service.core.planner.states import States
 
 NAME = "pipedream"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner_service.core.cost.compute import BoolArray, FloatArray, IntArray
-from planner_service.core.planner.partition_space import ROUNDING, Space
+from planner_service.core.planner.partition.space import ROUNDING, Space
 
 _BLOCK = 48
 """States that are worked on at once."""

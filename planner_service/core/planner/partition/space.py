@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_service.core.cost.compute import BoolArray, FloatArray, IntArray
-from planner_service.core.planner.states import States
+from planner_service.core.planner.partition.states import States
 
 ROUNDING = 1e-12
 """Times that differ by less, relatively, are equal: sums in different orders differ so."""

@@ -14,9 +14,9 @@ from itertools import count
 import numpy as np
 
 from planner_service.core.cost.compute import FloatArray, IntArray
-from planner_service.core.planner.partition_level import NOTHING, Level
-from planner_service.core.planner.partition_probe import Needs, Stages, least_units, units_before
-from planner_service.core.planner.partition_space import ROUNDING
+from planner_service.core.planner.partition.level import NOTHING, Level
+from planner_service.core.planner.partition.probe import Needs, Stages, least_units, units_before
+from planner_service.core.planner.partition.space import ROUNDING
 
 TABLE_ENTRIES = 4_000_000
 """A few hundredths of a second."""

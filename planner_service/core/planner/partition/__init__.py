@@ -1,0 +1,1 @@
+"""PipeDream's planner: stages of unequal replicas, on levels of a network, of chains and of graphs."""
