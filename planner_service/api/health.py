@@ -5,6 +5,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from planner_service.api.auth import scope
 from planner_service.api.bodies import Services
 from planner_service.core.errors import ServiceError
 from planner_service.storage.migrations import head, revision_of
@@ -30,7 +31,7 @@ async def healthz() -> Health:
     return Health()
 
 
-@router.get("/readyz")
+@router.get("/readyz", dependencies=[scope("read", "agent")])
 def readyz(services: Services) -> Readiness:
     """The database answers and has this version's tables."""
     revision = revision_of(services.database)

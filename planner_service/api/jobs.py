@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
+from planner_service.api.auth import scope
 from planner_service.api.bodies import Body, Page, Services, document, mark_created
 from planner_service.contract.jobs import (
     Completion,
@@ -34,7 +35,12 @@ def completion(content: Body) -> Completion:
     return parse_completion(content)
 
 
-@router.post("", status_code=201, responses={200: {"model": Job, "description": "The key was used for it before"}})
+@router.post(
+    "",
+    dependencies=[scope("plan")],
+    status_code=201,
+    responses={200: {"model": Job, "description": "The key was used for it before"}},
+)
 def enqueue_job(
     services: Services,
     task: Annotated[Task, Depends(task)],
@@ -47,7 +53,7 @@ def enqueue_job(
     return job
 
 
-@router.get("")
+@router.get("", dependencies=[scope("read")])
 def list_jobs(
     services: Services,
     page: Page,
@@ -57,7 +63,12 @@ def list_jobs(
     return jobs.newest(services, page, tuple(state))
 
 
-@router.post("/lease", response_model=Lease, responses={204: {"description": "There is nothing to do"}})
+@router.post(
+    "/lease",
+    dependencies=[scope("agent")],
+    response_model=Lease,
+    responses={204: {"description": "There is nothing to do"}},
+)
 def lease_job(
     services: Services, request: Annotated[LeaseRequest, Depends(document(LeaseRequest))]
 ) -> Lease | Response:
@@ -66,13 +77,13 @@ def lease_job(
     return Response(status_code=HTTPStatus.NO_CONTENT) if lease is None else lease
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", dependencies=[scope("read", "agent")])
 def get_job(services: Services, job_id: str) -> Job:
     """A job."""
     return jobs.get(services, job_id)
 
 
-@router.post("/{job_id}/heartbeat")
+@router.post("/{job_id}/heartbeat", dependencies=[scope("agent")])
 def beat(
     services: Services, job_id: str, heartbeat: Annotated[Heartbeat, Depends(document(Heartbeat))]
 ) -> HeartbeatAnswer:
@@ -80,19 +91,19 @@ def beat(
     return jobs.heartbeat(services, job_id, heartbeat)
 
 
-@router.post("/{job_id}/complete")
+@router.post("/{job_id}/complete", dependencies=[scope("agent")])
 def complete_job(services: Services, job_id: str, completion: Annotated[Completion, Depends(completion)]) -> Job:
     """Ends the job with its result. May be repeated as it was."""
     return jobs.complete(services, job_id, completion)
 
 
-@router.post("/{job_id}/fail")
+@router.post("/{job_id}/fail", dependencies=[scope("agent")])
 def fail_job(services: Services, job_id: str, failure: Annotated[Failure, Depends(document(Failure))]) -> Job:
     """Ends the job with an error. May be repeated as it was."""
     return jobs.fail(services, job_id, failure)
 
 
-@router.post("/{job_id}/cancel")
+@router.post("/{job_id}/cancel", dependencies=[scope("plan")])
 def cancel_job(services: Services, job_id: str) -> Job:
     """Cancels a job that has not ended; its owner hears of it with the next heartbeat."""
     return jobs.cancel(services, job_id)

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from planner_service.contract.problems import MEDIA_TYPE, BrokenRule, Problem, problem_of
+from planner_service.contract.problems import MEDIA_TYPE, BrokenRule, Problem, headers_of, problem_of
 from planner_service.core.errors import PipeplanError
 
 Page = Callable[[Request, Problem], Response]
@@ -30,7 +30,9 @@ def install(app: FastAPI, page: Page) -> None:
 
     def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, PipeplanError)
-        return answer(request, problem_of(error))
+        response = answer(request, problem_of(error))
+        response.headers.update(headers_of(error))
+        return response
 
     def frameworks(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -2,13 +2,14 @@
 
 from fastapi import APIRouter, Response
 
+from planner_service.api.auth import scope
 from planner_service.api.bodies import Page, Services, raw_json
 from planner_service.contract.listing import Page as PageOf
 from planner_service.contract.runs import Run, RunSummary
 from planner_service.core.timeline import Timeline
 from planner_service.services import runs
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"])
+router = APIRouter(prefix="/v1/runs", tags=["runs"], dependencies=[scope("read")])
 
 
 @router.get("")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner_service.core.errors import (
     ConflictError,
+    ForbiddenError,
     InvalidInputError,
     LeaseLostError,
     MissingDependencyError,
@@ -17,6 +18,8 @@ from planner_service.core.errors import (
     RunFailedError,
     ScheduleError,
     ServiceError,
+    TooManyRequestsError,
+    UnauthorizedError,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -38,6 +41,9 @@ KINDS: dict[type[PipeplanError], Kind] = {
     NotFoundError: Kind("not-found", HTTPStatus.NOT_FOUND, "There is no such thing"),
     ConflictError: Kind("conflict", HTTPStatus.CONFLICT, "The present state does not allow it"),
     LeaseLostError: Kind("lease-lost", HTTPStatus.CONFLICT, "The lease is no longer held"),
+    UnauthorizedError: Kind("unauthorized", HTTPStatus.UNAUTHORIZED, "A valid token is needed"),
+    ForbiddenError: Kind("forbidden", HTTPStatus.FORBIDDEN, "The token does not allow it"),
+    TooManyRequestsError: Kind("too-many-requests", HTTPStatus.TOO_MANY_REQUESTS, "Asked too often"),
     ServiceError: Kind("service-unavailable", HTTPStatus.SERVICE_UNAVAILABLE, "The service cannot do it now"),
     MissingDependencyError: Kind("missing-dependency", HTTPStatus.NOT_IMPLEMENTED, "An extra is not installed"),
     ScheduleError: Kind("schedule", HTTPStatus.INTERNAL_SERVER_ERROR, "The schedule cannot be played"),
@@ -73,6 +79,14 @@ def problem_of(error: PipeplanError) -> Problem:
     if isinstance(error, InvalidInputError):
         errors = (BrokenRule(field=error.field, rule=error.rule, value=_shown(error.value)),)
     return Problem(type=TYPE_PREFIX + kind.slug, title=kind.title, status=kind.status, detail=str(error), errors=errors)
+
+
+def headers_of(error: PipeplanError) -> dict[str, str]:
+    """What an answer says beside the document: how to identify oneself, or after how many seconds to come back."""
+    if isinstance(error, UnauthorizedError):
+        return {"WWW-Authenticate": 'Bearer realm="pipeplan"'}
+    retry_after_s: float | None = getattr(error, "retry_after_s", None)
+    return {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
 
 
 def error_of(problem: Problem) -> PipeplanError:

@@ -6,6 +6,9 @@
     ├── NotFoundError                         no such profile, cluster, plan, job or run
     ├── ConflictError                         the state does not allow it
     │   └── LeaseLostError                    the job belongs to another agent by now
+    ├── UnauthorizedError                     no token, or one that is not valid
+    ├── ForbiddenError                        the token's scopes do not reach so far
+    ├── TooManyRequestsError                  the caller asks too often: says when to come back
     ├── MissingDependencyError                an extra is not installed
     ├── ServiceError                          the service cannot be reached, or answered with a failure
     └── RunFailedError                        an execution ended early: names the rank and its last instruction
@@ -54,6 +57,22 @@ class ConflictError(PipeplanError):
 
 class LeaseLostError(ConflictError):
     """The lease on a job has passed to somebody else; what its former owner reports is not taken."""
+
+
+class UnauthorizedError(PipeplanError):
+    """The request names no caller, or one that is not known. It never says which part of a token was wrong."""
+
+
+class ForbiddenError(PipeplanError):
+    """The caller is known, but may not do this."""
+
+
+class TooManyRequestsError(PipeplanError):
+    """The caller asks more often than the service allows; it may come back after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class MissingDependencyError(PipeplanError):

@@ -7,6 +7,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from planner_service.api.auth import scope
 from planner_service.api.bodies import Services
 from planner_service.contract.problems import Problem
 from planner_service.dashboard import formats
@@ -20,7 +21,7 @@ LISTED = Cut(limit=25)
 POLICY = "default-src 'none'; style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 """Nothing but our own style sheet is loaded and no script runs, whatever a document's names hold."""
 
-router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[scope("read")])
 templates = Environment(
     loader=FileSystemLoader(FOLDER / "templates"),
     autoescape=True,
