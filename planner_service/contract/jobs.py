@@ -3,18 +3,15 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from planner_service.contract.plans import PlanRequest
+from planner_service.contract.wire import Wire
 from planner_service.core.cluster import Cluster
+from planner_service.core.plan import Infeasible
 from planner_service.core.profile import Profile
 from planner_service.core.report import RunReport
 from planner_service.core.timeline import Timeline
-
-
-class Wire(BaseModel):
-    """What all documents of the wire share: unknown keys, NaN and infinity are refused."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class ProfileTask(Wire):
@@ -45,7 +42,14 @@ class RunTask(Wire):
     checkpoint_every: int = Field(default=0, ge=0)
 
 
-Task = Annotated[ProfileTask | RunTask, Field(discriminator="kind")]
+class PlanTask(Wire):
+    """Ask a planner. The service's own solver processes do it; agents are never given one."""
+
+    kind: Literal["plan"] = "plan"
+    request: PlanRequest
+
+
+Task = Annotated[ProfileTask | RunTask | PlanTask, Field(discriminator="kind")]
 
 JobState = Literal["queued", "leased", "succeeded", "failed", "cancelled"]
 
@@ -59,7 +63,10 @@ class Progress(Wire):
 
 
 class Job(Wire):
-    """A job as everybody sees it. A run has its id from the start; other ids are there once the job has succeeded."""
+    """A job as everybody sees it. A run has its id from the start; other ids are there once the job has succeeded.
+
+    A plan job that found that no plan fits has succeeded too: with `infeasible`, the reasons, instead of a plan's id.
+    """
 
     id: str
     task: Task
@@ -72,6 +79,9 @@ class Job(Wire):
     profile_id: str | None = None
     cluster_id: str | None = None
     run_id: str | None = None
+    plan_id: str | None = None
+    infeasible: Infeasible | None = None
+    solve_time_s: float | None = None
     created_at: datetime
     updated_at: datetime
 

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from planner_service.contract.jobs import Wire
+from planner_service.contract.wire import Wire
 from planner_service.core.cost.calibration import Calibration
 from planner_service.core.planner.problem import Options
 

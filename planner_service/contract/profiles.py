@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from planner_service.contract.jobs import Wire
+from planner_service.contract.wire import Wire
 
 
 class ProfileSummary(Wire):

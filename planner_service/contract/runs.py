@@ -2,7 +2,8 @@
 
 from datetime import datetime
 
-from planner_service.contract.jobs import JobState, Progress, RunTask, Wire
+from planner_service.contract.jobs import JobState, Progress, RunTask
+from planner_service.contract.wire import Wire
 from planner_service.core.report import RunReport
 
 
