@@ -12,6 +12,8 @@ PROVEN = 1e-9
 """A gap that is rounding only."""
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_RATES = ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
+_AGES = ((31_557_600, "year"), (86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
 
 
@@ -50,6 +52,24 @@ def change(value: float | None) -> str:
     return NONE if value is None or value in (float("inf"), float("-inf")) else f"{100 * value:+.1f} %"
 
 
+def times(factor: float) -> str:
+    """`1.32 ×`."""
+    return f"{factor:.3g} ×"
+
+
+def bandwidth(value_bytes_per_s: float) -> str:
+    """`25 GB/s`: networks count in powers of ten."""
+    for unit, name in _RATES:
+        if value_bytes_per_s >= unit:
+            return f"{_number(value_bytes_per_s / unit)} {name}"
+    return f"{_number(value_bytes_per_s)} B/s"
+
+
+def shape(depth: int, width: int | None) -> str:
+    """`4 × 2`: stages and replicas of each, `4 × mixed` where stages have different numbers of them."""
+    return f"{depth:,} × {width:,}" if width else f"{depth:,} × mixed"
+
+
 def count(value: int | None) -> str:
     """`12,800`."""
     return NONE if value is None else f"{value:,}"
@@ -63,6 +83,22 @@ def moment(value: datetime) -> str:
 def minute(value: datetime) -> str:
     """`2026-11-20 21:03`, in UTC: for lists."""
     return value.strftime("%Y-%m-%d %H:%M")
+
+
+def age(value: datetime, now: datetime) -> str:
+    """`3 minutes ago`, `in 2 days`: rounded down to whole units."""
+    passed_s = (now - value).total_seconds()
+    for unit_s, name in _AGES:
+        units = int(abs(passed_s) // unit_s)
+        if units:
+            amount = f"{units:,} {name}{'' if units == 1 else 's'}"
+            return f"{amount} ago" if passed_s > 0 else f"in {amount}"
+    return "just now"
+
+
+def clip(name: str, characters: int = 120) -> str:
+    """A name as a list can show it: of one that is longer, its head."""
+    return name if len(name) <= characters else name[: characters - 1] + "…"
 
 
 def proven(certificate: Certificate) -> str:
@@ -102,5 +138,9 @@ FILTERS: dict[str, Callable[..., str]] = {
     "moment": moment,
     "minute": minute,
     "short": short,
+    "times": times,
+    "bandwidth": bandwidth,
+    "age": age,
+    "clip": clip,
     "proven": proven,
 }

@@ -3,12 +3,17 @@
 from dataclasses import dataclass
 from statistics import fmean
 
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from planner_service.api.bodies import Services
 from planner_service.contract.plans import PlanSummary, Streams
 from planner_service.contract.runs import RunSummary
 from planner_service.core.plan import Alternative, Plan
 from planner_service.core.predict import predict
 from planner_service.dashboard.formats import memory_items
 from planner_service.dashboard.pareto_chart import ParetoChart, pareto_chart
+from planner_service.dashboard.rendering import page
 from planner_service.dashboard.schedule_drawing import Drawing, draw, last_batches, readable_s
 from planner_service.services import plans, runs
 from planner_service.services.context import Context
@@ -19,6 +24,9 @@ MOST_DRAWN_BATCHES = 16
 SHOWN_ALTERNATIVES = 60
 SHOWN_RUNS = Cut(limit=20)
 MOST_SHOWN_WORKERS = 32
+
+
+router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,12 @@ class PlanView:
     alternatives: tuple[Alternative, ...]
     hidden_alternatives: int
     runs: tuple[RunSummary, ...]
+
+
+@router.get("/plans/{plan_id}")
+def show_plan(services: Services, request: Request, plan_id: str) -> HTMLResponse:
+    """One plan."""
+    return page(request, "plan.html", view=plan_view(services, plan_id))
 
 
 def plan_view(context: Context, plan_id: str) -> PlanView:

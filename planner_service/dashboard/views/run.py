@@ -2,14 +2,22 @@
 
 from dataclasses import dataclass
 
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from planner_service.api.bodies import Services
 from planner_service.contract.runs import Run
 from planner_service.core.timeline import Timeline
 from planner_service.dashboard.loss_chart import LossChart, loss_chart
+from planner_service.dashboard.rendering import page
 from planner_service.dashboard.schedule_drawing import Drawing, Window, draw, last_batches, readable_s
 from planner_service.services import plans, runs
 from planner_service.services.context import Context
 
 DRAWN_BATCHES = 3
+
+
+router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +29,12 @@ class RunView:
     drawings: tuple[Drawing, ...]
     batches: int
     losses: LossChart | None
+
+
+@router.get("/runs/{run_id}")
+def show_run(services: Services, request: Request, run_id: str) -> HTMLResponse:
+    """One run."""
+    return page(request, "run.html", view=run_view(services, run_id))
 
 
 def run_view(context: Context, run_id: str) -> RunView:

@@ -1,0 +1,41 @@
+"""Rendering: the templates that stand beside the pages, and what every page is sent with."""
+
+from pathlib import Path
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from planner_service.api.auth import KEY
+from planner_service.contract.tokens import LOCAL, Identity
+from planner_service.dashboard import formats
+
+FOLDER = Path(__file__).parent
+POLICY = (
+    "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+"""Nothing but our own style sheet and script is loaded, whatever a document's names hold, and nobody frames a page."""
+
+templates = Environment(
+    loader=FileSystemLoader(FOLDER / "views"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+templates.filters.update(formats.FILTERS)
+
+
+def page(request: Request, template: str, *, status: int = 200, **content: object) -> HTMLResponse:
+    """A page: its template, with where it is and what time it is."""
+    caller: Identity = request.scope.get(KEY, LOCAL)
+    shared = {
+        "caller": caller,
+        "path": request.url.path,
+        "origin": str(request.base_url).rstrip("/"),
+        "now": request.app.state.context.now(),
+    }
+    text = templates.get_template(template).render(**shared, **content)
+    headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+    return HTMLResponse(text, status, headers=headers)
