@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    UniqueConstraint,
     false,
 )
 
@@ -140,6 +141,9 @@ jobs = Table(
     Column("run_id", String(32), nullable=True),
     Column("result_id", String(32), nullable=True),
     Column("idempotency_key", String(200), nullable=True, unique=True),
+    # No foreign key: the job tells what it ended with even after its plan is pruned.
+    Column("plan_id", String(32), nullable=True),
+    Column("answer", Text, nullable=True),
     _time("created_at"),
     _time("updated_at"),
     CheckConstraint("state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled')", name="state"),
@@ -159,4 +163,71 @@ runs = Table(
     Column("predicted_samples_per_s", Float, nullable=True),
     Column("measured_samples_per_s", Float, nullable=True),
     _time("created_at"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    _sequence(),
+    Column("job_id", String(32), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=True),
+    Column("run_id", String(32), ForeignKey("runs.id", ondelete="CASCADE"), nullable=True),
+    Column("number", Integer, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("data", Text, nullable=False),
+    _time("created_at"),
+    UniqueConstraint("job_id", "number"),
+    UniqueConstraint("run_id", "number"),
+    CheckConstraint("(job_id IS NULL) <> (run_id IS NULL)", name="subject"),
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    _sequence(),
+    Column("caller", String(200), nullable=False),
+    Column("key", String(200), nullable=False),
+    Column("fingerprint", String(64), nullable=False),
+    Column("status", Integer, nullable=True),
+    Column("location", Text, nullable=True),
+    Column("body", Text, nullable=True),
+    _time("held_until"),
+    _time("expires_at"),
+    UniqueConstraint("caller", "key"),
+    Index(None, "expires_at"),
+)
+
+server_keys = Table(
+    "server_keys",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", String(64), nullable=False),
+    _time("created_at"),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    _sequence(),
+    _id(),
+    Column("name", String(200), nullable=False),
+    Column("scopes", String(100), nullable=False),
+    Column("secret_hash", String(64), nullable=False),
+    Column("key_id", String(16), nullable=False),
+    Column("created_by", String(200), nullable=False),
+    _time("created_at"),
+    _time("expires_at", nullable=True),
+    _time("revoked_at", nullable=True),
+    _time("last_used_at", nullable=True),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    _sequence(),
+    _id(),
+    Column("secret_hash", String(64), nullable=False),
+    Column("token_id", String(32), ForeignKey("tokens.id"), nullable=False),
+    _time("created_at"),
+    _time("expires_at", nullable=False),
+    Index(None, "expires_at"),
 )
