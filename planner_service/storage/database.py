@@ -1,5 +1,6 @@
 """Database: the engine, and the two kinds of transaction. Readers see a snapshot, writers take turns."""
 
+import importlib.util
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, TimeoutError
 
-from planner_service.core.errors import InvalidInputError, ServiceError, require
+from planner_service.core.errors import InvalidInputError, MissingDependencyError, ServiceError, require
 
+POSTGRESQL_DRIVER = "postgresql+psycopg"
 BUSY_TIMEOUT_MS = 15_000
 POOLED_CONNECTIONS = 16
 OVERFLOWING_CONNECTIONS = 48
@@ -31,7 +33,7 @@ class Database:
         self.url = _parsed(url)
         self._lock = threading.Lock()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = _sqlite_engine(self.url) if self.is_sqlite else _server_engine(self.url)
+        self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url)
         self._writers = self.engine.execution_options(begin="BEGIN IMMEDIATE")
 
     @contextmanager
@@ -72,14 +74,21 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise InvalidInputError("database_url", "must be a database URL such as sqlite:///FILE", url) from error
+        rule = "must be a database URL such as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+        raise InvalidInputError("database_url", rule, "a text that is no URL") from error
+    shown = parsed.render_as_string()
     if parsed.get_backend_name() == "sqlite":
         in_memory = parsed.database in (None, "", ":memory:")
-        require(not in_memory, "database_url", "must name a file: sqlite:///FILE", url)
-    return parsed
+        require(not in_memory, "database_url", "must name a file: sqlite:///FILE", shown)
+        return parsed
+    is_postgresql = parsed.drivername in ("postgresql", "postgres", POSTGRESQL_DRIVER)
+    require(is_postgresql, "database_url", "must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME", shown)
+    return parsed.set(drivername=POSTGRESQL_DRIVER)
 
 
-def _server_engine(url: URL) -> Engine:
+def _postgresql_engine(url: URL) -> Engine:
+    if importlib.util.find_spec("psycopg") is None:
+        raise MissingDependencyError("PostgreSQL needs its driver: run `pip install 'pipeplan[service]'`")
     return create_engine(url, pool_size=POOLED_CONNECTIONS, max_overflow=OVERFLOWING_CONNECTIONS, pool_pre_ping=True)
 
 

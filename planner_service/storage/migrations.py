@@ -1,5 +1,6 @@
 """Migrations: brings a database to the tables that this version declares."""
 
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -8,10 +9,17 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
+from sqlalchemy import func, select
 
 import planner_service
 from planner_service.core.errors import PipeplanError, ServiceError
 from planner_service.storage.database import Database
+
+UPGRADING = 0x70697065706C616E
+"""The number of the lock under which PostgreSQL lets one process at a time change the tables: "pipeplan"."""
+
+_alembic = threading.Lock()
+"""Alembic keeps what it is at in its modules: a process migrates one database at a time."""
 
 
 def migrations_folder() -> Path:
@@ -51,7 +59,9 @@ def head() -> str:
 def _to(database: Database, revision: str, *, up: bool) -> None:
     config = _config()
     try:
-        with database.write() as connection:
+        with _alembic, database.write() as connection:
+            if not database.is_sqlite:
+                connection.execute(select(func.pg_advisory_xact_lock(UPGRADING)))
             config.attributes["connection"] = connection
             (command.upgrade if up else command.downgrade)(config, revision)
     except CommandError as error:

@@ -1,4 +1,4 @@
-"""The service under test: real SQLite files made by the real migrations, a clock that is set by hand."""
+"""The service under test: real databases of both kinds made by the real migrations, a clock that is set by hand."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from planner_service.app import create_app
 from planner_service.services.context import Context
 from planner_service.settings import Settings
 from tests.service.answers import halve
+from tests.service.postgresql import PostgreSQL, running
 
 
 @dataclass
@@ -36,10 +37,44 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """The tests' own PostgreSQL, started for the first that asks."""
+    with running() as server:
+        yield server
+
+
 @pytest.fixture
-def database_url(tmp_path: Path) -> str:
-    """A new database's URL."""
+def postgresql_url(postgresql: PostgreSQL) -> Iterator[str]:
+    """The URL of a new database on PostgreSQL, at the newest revision."""
+    name = postgresql.new_database()
+    yield postgresql.url(name)
+    postgresql.drop(name)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of a new SQLite file."""
     return f"sqlite:///{tmp_path / 'service.sqlite3'}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A new database's URL, on each kind of database."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def empty_database_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> Iterator[str]:
+    """The URL of another new database of the same kind, which has no tables yet."""
+    if database_url.startswith("sqlite"):
+        yield f"sqlite:///{tmp_path / 'empty.sqlite3'}"
+        return
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    name = server.empty_database()
+    yield server.url(name)
+    server.drop(name)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Migrations: they give exactly the declared tables, and run both ways with data in them."""
 
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from planner_service.storage.migrations import downgrade, head, migrations_folde
 from planner_service.storage.tables import metadata
 from tests.service.answers import halve
 from tests.service.documents import PROFILE_TASK, run_task, store_plan
+from tests.service.servers import PIPEPLAN, environment
 
 
 @pytest.fixture
@@ -30,13 +32,14 @@ def database(database_url: str) -> Database:
 def test_the_migrations_give_exactly_the_declared_tables(database: Database) -> None:
     with database.read() as connection:
         migration = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
-        assert compare_metadata(migration, metadata) == []
+        differences = compare_metadata(migration, metadata)
+    assert differences == []
     database.close()
 
 
-def test_the_constraints_are_the_declared_ones(database: Database) -> None:
+def test_the_constraints_are_the_declared_ones(database: Database, empty_database_url: str) -> None:
     """What the comparison does not see: checks, keys and what they are called."""
-    declared = Database(str(database.url).replace("service", "declared"))
+    declared = Database(empty_database_url)
     with declared.write() as connection:
         metadata.create_all(connection)
     for table in metadata.tables:
@@ -75,8 +78,18 @@ def test_an_upgrade_of_what_is_up_to_date_changes_nothing(database: Database) ->
     database.close()
 
 
-def test_several_processes_may_upgrade_at_once(database_url: str) -> None:
-    databases = [Database(database_url) for _ in range(4)]
+def test_several_processes_may_upgrade_at_once(empty_database_url: str) -> None:
+    command = [*PIPEPLAN, "db", "upgrade", "--database", empty_database_url]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) for _ in range(4)]
+    ends = [(process.communicate(timeout=60)[1], process.returncode) for process in processes]
+    assert [status for _, status in ends] == [0] * len(ends), ends
+    database = Database(empty_database_url)
+    assert revision_of(database) == head()
+    database.close()
+
+
+def test_several_threads_may_upgrade_at_once(empty_database_url: str) -> None:
+    databases = [Database(empty_database_url) for _ in range(4)]
     start = threading.Barrier(len(databases))
 
     def run(database: Database) -> str | None:
@@ -98,7 +111,8 @@ def test_a_database_of_a_newer_version_is_refused_in_a_sentence(database: Databa
     database.close()
 
 
-def test_the_database_is_durable_and_keeps_its_references(database: Database) -> None:
+def test_a_file_is_durable_and_keeps_its_references(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
     with database.read() as connection:
         pragmas = {
             name: connection.execute(text(f"PRAGMA {name}")).scalar_one()

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from planner_service.contract.problems import KINDS, Problem, error_of, problem_of
 from planner_service.core import errors
 from planner_service.core.errors import InvalidInputError, PipeplanError, ServiceError
+from planner_service.storage.migrations import head
 
 
 def _all_errors(root: type[PipeplanError] = PipeplanError) -> Iterator[type[PipeplanError]]:
@@ -103,4 +104,4 @@ def test_an_unforeseen_error_is_a_problem_without_a_traceback(
 
 def test_health_and_readiness(http: TestClient) -> None:
     assert http.get("/healthz").json() == {"status": "ok"}
-    assert http.get("/readyz").json() == {"status": "ok", "revision": "0002"}
+    assert http.get("/readyz").json() == {"status": "ok", "revision": head()}
