@@ -1,41 +1,163 @@
-"""Listings: newest rows first, a page at a time, and rows that are stored once."""
+"""Listings: pages of a table's rows, in an order, by keyset; and rows that are stored once.
 
-from collections.abc import Callable, Sequence
+No page costs more as the table grows. A page starts where an index says that the one before it ended, and what an index
+does not answer is looked for in a bounded number of rows: a page that finds too little among them is short, and its
+cursor goes on behind them.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import datetime
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Insert, Row, Select, Table
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Insert,
+    Row,
+    Select,
+    Table,
+    literal,
+    select,
+    tuple_,
+)
 from sqlalchemy.exc import IntegrityError
 
 from planner_service.contract.listing import Page
-from planner_service.core.errors import InvalidInputError
+from planner_service.core.errors import InvalidInputError, require
 
 T = TypeVar("T")
 
 MAX_SEQUENCE = 2**63 - 1
+MAX_SCANNED = 5_000
+"""The most rows that one page looks at where no index knows which of them pass."""
+
+NEWEST = "-created_at"
+_CURSOR_RULE = "must be the next_cursor of this list, asked for with the same filters and sort"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Which page of a listing: at most `limit` items, those that follow the cursor."""
+    """Which page of a listing: at most `limit` items, those that follow the cursor.
+
+    `sort` names what the items go by, with a minus before it from the most to the least; None: as the cursor, newest
+    first without one.
+    """
 
     limit: int = 50
     cursor: str | None = None
+    sort: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Filter:
+    """What `column` must be for a row to pass; a value of None (or no values) passes all. `name` is the request's."""
+
+    name: str
+    column: Column[Any]
+    value: Any
+    compare: Callable[[Any, Any], ColumnElement[bool]] = operator.eq
+
+
+def equal(name: str, column: Column[Any], value: object) -> Filter:
+    """The column holds the value."""
+    return Filter(name=name, column=column, value=value)
+
+
+def at_least(name: str, column: Column[Any], value: object) -> Filter:
+    """The column holds the value or more."""
+    return Filter(name=name, column=column, value=value, compare=operator.ge)
+
+
+def below(name: str, column: Column[Any], value: object) -> Filter:
+    """The column holds less than the value."""
+    return Filter(name=name, column=column, value=value, compare=operator.lt)
+
+
+def one_of(name: str, column: Column[Any], values: Sequence[object]) -> Filter:
+    """The column holds one of the values."""
+    return Filter(name=name, column=column, value=tuple(values), compare=lambda c, v: c.in_(v))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing(Generic[T]):
+    """What a list is of: the query of its rows, what makes a row an item, and the columns that it may be sorted by.
+
+    `table` has the `sequence` that tells equal rows apart. `rows` is what filters and sorts name columns of, a join
+    where these are of several tables. A sort needs an index on its column and the sequence (`created_at` may be the
+    sequence itself); an index that has a filter's column before these two answers that filter whatever it leaves.
+    """
+
+    table: Table
+    query: Select[Any]
+    item: Callable[[Row[Any]], T]
+    sorts: Mapping[str, Column[Any]]
+    rows: FromClause | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    name: str
+    column: Column[Any]
+    sequence: Column[Any]
+    descending: bool
+
+    @property
+    def keys(self) -> tuple[Column[Any], ...]:
+        return (self.column,) if self.column is self.sequence else (self.column, self.sequence)
+
+    def by(self) -> list[ColumnElement[Any]]:
+        return [key.desc() if self.descending else key.asc() for key in self.keys]
+
+    def behind(self, position: "_Position") -> ColumnElement[bool]:
+        compare = operator.lt if self.descending else operator.gt
+        values = (position.sequence,) if len(self.keys) == 1 else (position.value, position.sequence)
+        literals = [literal(value, key.type) for value, key in zip(values, self.keys, strict=True)]
+        if len(literals) == 1:
+            return compare(self.keys[0], literals[0])
+        return compare(tuple_(*self.keys), tuple_(*literals))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Position:
+    value: Any
+    sequence: int
+
+
+def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequence[Filter] = ()) -> Page[T]:
+    """The page of the rows that pass all filters. Raises InvalidInputError for a sort or a cursor of another list."""
+    given = [one for one in filters if one.value not in (None, ())]
+    order, start = _start(listing, cut, given)
+    near, far = _split(listing.table, order, given)
+    conditions = [one.compare(one.column, one.value) for one in near]
+    if start is not None:
+        conditions.append(order.behind(start))
+    scan = _Scan(listing=listing, order=order, conditions=conditions)
+    rows = connection.execute(scan.items(far, cut.limit + 1)).all()
+    more = len(rows) > cut.limit
+    looked_further = bool(far) and not more
+    last = connection.execute(scan.end()).one_or_none() if looked_further else None
+    last = rows[cut.limit - 1] if more else last
+    return Page(
+        items=tuple(listing.item(row) for row in rows[: cut.limit]),
+        next_cursor=None if last is None else _cursor(order, given, last.page_key, last.page_sequence),
+    )
 
 
 def newest(
     connection: Connection, query: Select[Any], table: Table, cut: Cut, item: Callable[[Row[Any]], T]
 ) -> Page[T]:
-    """The page of a query's rows, by when they came into the table. The query must select the table's sequence."""
-    selected = query.order_by(table.c.sequence.desc()).limit(cut.limit + 1)
-    if cut.cursor is not None:
-        selected = selected.where(table.c.sequence < _position(cut.cursor))
-    rows: Sequence[Row[Any]] = connection.execute(selected).all()
-    more = len(rows) > cut.limit
-    return Page(
-        items=tuple(item(row) for row in rows[: cut.limit]),
-        next_cursor=str(rows[cut.limit - 1].sequence) if more else None,
-    )
+    """The page of a query's rows, by when they came into the table."""
+    listing = Listing(table=table, query=query, item=item, sorts={"created_at": table.c.sequence})
+    return page(connection, listing, cut)
 
 
 def insert_once(connection: Connection, statement: Insert) -> bool:
@@ -48,7 +170,96 @@ def insert_once(connection: Connection, statement: Insert) -> bool:
     return True
 
 
-def _position(cursor: str) -> int:
-    if cursor.isascii() and cursor.isdigit() and int(cursor[:20]) <= MAX_SEQUENCE:
-        return int(cursor)
-    raise InvalidInputError("cursor", "must be the next_cursor of a listing", cursor)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scan(Generic[T]):
+    """The rows in their order, from where the page starts."""
+
+    listing: Listing[T]
+    order: _Order
+    conditions: list[ColumnElement[bool]]
+
+    def items(self, far: Sequence[Filter], limit: int) -> Select[Any]:
+        """The first rows that pass all filters: at once, or looked for among the next few thousand."""
+        sequence = self.order.sequence
+        keys = (self.order.column.label("page_key"), sequence.label("page_sequence"))
+        query = self.listing.query.add_columns(*keys).order_by(*self.order.by()).limit(limit)
+        if not far:
+            return query.where(*self.conditions)
+        columns = [one.column.label(f"filter_{index}") for index, one in enumerate(far)]
+        scanned = self._rows(sequence.label("sequence"), *columns).limit(MAX_SCANNED).subquery()
+        passing = [one.compare(scanned.c[f"filter_{index}"], one.value) for index, one in enumerate(far)]
+        return query.where(sequence.in_(select(scanned.c.sequence).where(*passing).limit(limit)))
+
+    def end(self) -> Select[Any]:
+        """The last row that `items` looks at; none where the rows end before."""
+        keys = (self.order.column.label("page_key"), self.order.sequence.label("page_sequence"))
+        return self._rows(*keys).offset(MAX_SCANNED - 1).limit(1)
+
+    def _rows(self, *columns: ColumnElement[Any]) -> Select[Any]:
+        rows = self.listing.table if self.listing.rows is None else self.listing.rows
+        return select(*columns).select_from(rows).where(*self.conditions).order_by(*self.order.by())
+
+
+def _split(table: Table, order: _Order, filters: Sequence[Filter]) -> tuple[list[Filter], list[Filter]]:
+    """The filters that an index answers in this order, and the others."""
+    indexed = {tuple(index.columns) for index in table.indexes}
+    near = [one for one in filters if one.column is order.column]
+    leading = next((f for f in filters if f.compare is operator.eq and (f.column, *order.keys) in indexed), None)
+    near += [leading] if leading is not None and leading not in near else []
+    return near, [one for one in filters if one not in near]
+
+
+def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, _Position | None]:
+    """The order, and where in it the page starts: behind the cursor's row."""
+    if cut.cursor is None:
+        return _order(listing, cut.sort or NEWEST), None
+    name, value, sequence, filtered = _decoded(cut.cursor)
+    same = cut.sort in (None, name) and filtered == _fingerprint(filters)
+    require(same and name.removeprefix("-") in listing.sorts, "cursor", _CURSOR_RULE, cut.cursor)
+    order = _order(listing, name)
+    return order, _Position(value=_as_column(value, order.column, cut.cursor), sequence=sequence)
+
+
+def _order(listing: Listing[Any], name: str) -> _Order:
+    names = [sign + key for key in listing.sorts for sign in ("", "-")]
+    require(name in names, "sort", f"must be one of {', '.join(names)}", name)
+    return _Order(
+        name=name,
+        column=listing.sorts[name.removeprefix("-")],
+        sequence=listing.table.c.sequence,
+        descending=name.startswith("-"),
+    )
+
+
+def _cursor(order: _Order, filters: Sequence[Filter], value: Any, sequence: int) -> str:
+    key = value.isoformat() if isinstance(value, datetime) else value
+    content = json.dumps([order.name, key, sequence, _fingerprint(filters)], separators=(",", ":"))
+    return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
+
+
+def _decoded(cursor: str) -> tuple[str, Any, int, str]:
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        name, value, sequence, filtered = json.loads(text)
+    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError("cursor", _CURSOR_RULE, cursor) from error
+    whole = isinstance(sequence, int) and not isinstance(sequence, bool) and 0 <= sequence <= MAX_SEQUENCE
+    require(whole and isinstance(name, str) and isinstance(filtered, str), "cursor", _CURSOR_RULE, cursor)
+    return name, value, sequence, filtered
+
+
+def _as_column(value: Any, column: Column[Any], cursor: str) -> Any:
+    """A cursor's value as the column's type. Cursors can be made by hand: what fits no column is refused."""
+    kind = column.type.python_type
+    try:
+        read = datetime.fromisoformat(value) if kind is datetime else kind(value)
+        fits = read.tzinfo is not None if kind is datetime else math.isfinite(read) and abs(read) <= MAX_SEQUENCE
+    except (ValueError, TypeError, OverflowError, AttributeError) as error:
+        raise InvalidInputError("cursor", _CURSOR_RULE, cursor) from error
+    require(fits, "cursor", _CURSOR_RULE, cursor)
+    return read
+
+
+def _fingerprint(filters: Sequence[Filter]) -> str:
+    told = sorted((one.name, str(one.value)) for one in filters)
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:12] if told else ""
