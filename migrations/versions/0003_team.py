@@ -88,7 +88,7 @@ def _create_events() -> None:
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("kind", sa.String(32), nullable=False),
         sa.Column("data", sa.Text(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        _time("created_at"),
         sa.PrimaryKeyConstraint("sequence", name="pk_events"),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_events_job_id_jobs", ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_events_run_id_runs", ondelete="CASCADE"),
@@ -112,8 +112,8 @@ def _create_idempotency_keys() -> None:
         sa.Column("status", sa.Integer(), nullable=True),
         sa.Column("location", sa.Text(), nullable=True),
         sa.Column("body", sa.Text(), nullable=True),
-        sa.Column("held_until", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        _time("held_until"),
+        _time("expires_at"),
         sa.PrimaryKeyConstraint("sequence", name="pk_idempotency_keys"),
         sa.UniqueConstraint("caller", "key", name="uq_idempotency_keys_caller_key"),
     )
@@ -124,7 +124,12 @@ def _drop_idempotency_keys() -> None:
     op.drop_table("idempotency_keys")
 
 
-NOUNS: tuple[tuple[Callable[[], None], Callable[[], None]], ...] = ((_make_tokens, _drop_tokens),)
+NOUNS: tuple[tuple[Callable[[], None], Callable[[], None]], ...] = (
+    (_make_tokens, _drop_tokens),
+    (_add_plan_jobs, _drop_plan_jobs),
+    (_create_events, _drop_events),
+    (_create_idempotency_keys, _drop_idempotency_keys),
+)
 """What makes a noun's tables, and what takes them back, in order."""
 
 
