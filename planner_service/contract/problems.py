@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner_service.core.errors import (
     ConflictError,
+    DeadlineError,
     ForbiddenError,
+    InFlightError,
     InvalidInputError,
     LeaseLostError,
     MissingDependencyError,
@@ -18,8 +20,10 @@ from planner_service.core.errors import (
     RunFailedError,
     ScheduleError,
     ServiceError,
+    SolverError,
     TooManyRequestsError,
     UnauthorizedError,
+    UnavailableError,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -41,11 +45,15 @@ KINDS: dict[type[PipeplanError], Kind] = {
     NotFoundError: Kind("not-found", HTTPStatus.NOT_FOUND, "There is no such thing"),
     ConflictError: Kind("conflict", HTTPStatus.CONFLICT, "The present state does not allow it"),
     LeaseLostError: Kind("lease-lost", HTTPStatus.CONFLICT, "The lease is no longer held"),
+    InFlightError: Kind("in-flight", HTTPStatus.CONFLICT, "The same request is being worked on"),
     UnauthorizedError: Kind("unauthorized", HTTPStatus.UNAUTHORIZED, "A valid token is needed"),
     ForbiddenError: Kind("forbidden", HTTPStatus.FORBIDDEN, "The token does not allow it"),
     TooManyRequestsError: Kind("too-many-requests", HTTPStatus.TOO_MANY_REQUESTS, "Asked too often"),
-    ServiceError: Kind("service-unavailable", HTTPStatus.SERVICE_UNAVAILABLE, "The service cannot do it now"),
+    ServiceError: Kind("service-failure", HTTPStatus.SERVICE_UNAVAILABLE, "The service cannot do it"),
+    UnavailableError: Kind("unavailable", HTTPStatus.SERVICE_UNAVAILABLE, "The service cannot do it now"),
     MissingDependencyError: Kind("missing-dependency", HTTPStatus.NOT_IMPLEMENTED, "An extra is not installed"),
+    SolverError: Kind("solver", HTTPStatus.INTERNAL_SERVER_ERROR, "The solver ended without an answer"),
+    DeadlineError: Kind("deadline", HTTPStatus.GATEWAY_TIMEOUT, "The planner takes longer than a request may"),
     ScheduleError: Kind("schedule", HTTPStatus.INTERNAL_SERVER_ERROR, "The schedule cannot be played"),
     RunFailedError: Kind("run-failed", HTTPStatus.INTERNAL_SERVER_ERROR, "The run failed"),
     PipeplanError: Kind("failure", HTTPStatus.INTERNAL_SERVER_ERROR, "The service failed"),
@@ -70,6 +78,7 @@ class Problem(BaseModel):
     status: int
     detail: str
     errors: tuple[BrokenRule, ...] = ()
+    request_id: str | None = Field(default=None, description="the request's X-Request-ID, as the log has it")
 
 
 def problem_of(error: PipeplanError) -> Problem:
@@ -77,7 +86,7 @@ def problem_of(error: PipeplanError) -> Problem:
     kind = KINDS[type(error)]
     errors: tuple[BrokenRule, ...] = ()
     if isinstance(error, InvalidInputError):
-        errors = (BrokenRule(field=error.field, rule=error.rule, value=_shown(error.value)),)
+        errors = (BrokenRule(field=error.field, rule=error.rule, value=shown(error.value)),)
     return Problem(type=TYPE_PREFIX + kind.slug, title=kind.title, status=kind.status, detail=str(error), errors=errors)
 
 
@@ -102,7 +111,7 @@ def error_of(problem: Problem) -> PipeplanError:
     return ServiceError(f"the service answered {problem.status}: {problem.detail}")
 
 
-def _shown(value: object) -> object:
+def shown(value: object) -> object:
     """The value as JSON can carry it, and short: a document that was refused is not sent back whole."""
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value

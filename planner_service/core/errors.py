@@ -5,12 +5,16 @@
     ├── ScheduleError                         a program that must not run: what `check` found
     ├── NotFoundError                         no such profile, cluster, plan, job or run
     ├── ConflictError                         the state does not allow it
-    │   └── LeaseLostError                    the job belongs to another agent by now
+    │   ├── LeaseLostError                    the job belongs to another agent by now
+    │   └── InFlightError                     the same request is being worked on: says when to come back
     ├── UnauthorizedError                     no token, or one that is not valid
     ├── ForbiddenError                        the token's scopes do not reach so far
     ├── TooManyRequestsError                  the caller asks too often: says when to come back
     ├── MissingDependencyError                an extra is not installed
     ├── ServiceError                          the service cannot be reached, or answered with a failure
+    │   └── UnavailableError                  it cannot do it now: says when to come back
+    ├── SolverError                           a solver's process ended without an answer
+    ├── DeadlineError                         a planner did not answer in time
     └── RunFailedError                        an execution ended early: names the rank and its last instruction
 
 "No feasible plan" is an answer (`plan.Infeasible`), not an error.
@@ -41,6 +45,10 @@ class InvalidInputError(PipeplanError, ValueError):
         self.rule = rule
         self.value = value
         super().__init__(f"{field}: {rule}, got {_shown(value)}")
+
+    def __reduce__(self) -> tuple[type["InvalidInputError"], tuple[str, str, object]]:
+        """How it crosses to another process."""
+        return InvalidInputError, (self.field, self.rule, self.value)
 
 
 class ScheduleError(PipeplanError):
@@ -75,12 +83,36 @@ class TooManyRequestsError(PipeplanError):
         super().__init__(message)
 
 
+class InFlightError(ConflictError):
+    """A request under the same Idempotency-Key is being worked on; it can be asked for again in so many seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
 class MissingDependencyError(PipeplanError):
     """A command needs an extra that is not installed; the message says how to install it."""
 
 
 class ServiceError(PipeplanError):
     """The service cannot be reached, or it failed."""
+
+
+class UnavailableError(ServiceError):
+    """The service lacks what it needs just now, its database above all; asking again in `retry_after_s` may do."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class SolverError(PipeplanError):
+    """A solver's process ended without an answer: it crashed, or needed more memory than it may have."""
+
+
+class DeadlineError(PipeplanError):
+    """A planner did not answer within the time that a request may take."""
 
 
 class RunFailedError(PipeplanError):
