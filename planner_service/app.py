@@ -7,9 +7,11 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from planner_service.api import clusters, health, jobs, openapi, plans, problems, profiles, runs
+from planner_service.api import clusters, health, jobs, metrics, openapi, plans, problems, profiles, runs
+from planner_service.api.access import Access
 from planner_service.api.guard import Guard
 from planner_service.dashboard import pages
+from planner_service.services import metrics as stored_metrics
 from planner_service.services.context import Context, Solve, utc_now
 from planner_service.settings import Settings
 from planner_service.solvers.solve import solve as solve_with_planner
@@ -27,7 +29,11 @@ def create_app(
     settings: Settings, *, now: Callable[[], datetime] = utc_now, solve: Solve = solve_with_planner
 ) -> FastAPI:
     """The application; on start-up it brings its database to the present tables."""
-    database = Database(settings.database_url)
+    database = Database(
+        settings.database_url,
+        pool_size=settings.database_pool_size,
+        pool_timeout_s=settings.database_pool_timeout_s,
+    )
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -51,10 +57,12 @@ def create_app(
         lease_s=settings.lease_s,
         max_attempts=settings.max_attempts,
     )
-    for routes in (profiles, clusters, plans, jobs, runs, health):
+    for routes in (profiles, clusters, plans, jobs, runs, health, metrics):
         app.include_router(routes.router)
     pages.install(app)
     problems.install(app, pages.problem_page)
     openapi.install(app)
     app.add_middleware(Guard)
+    stored_metrics.watch(app.state.context)
+    app.add_middleware(Access, metrics=app.state.context.metrics)
     return app

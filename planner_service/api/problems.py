@@ -1,22 +1,27 @@
 """Problems: every error becomes problem details (RFC 9457), or a page for a person. Never a traceback."""
 
-import re
+import logging
 from collections.abc import Callable
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from planner_service.contract.problems import MEDIA_TYPE, BrokenRule, Problem, headers_of, problem_of
+from planner_service.contract.problems import MEDIA_TYPE, BrokenRule, Problem, headers_of, problem_of, shown
 from planner_service.core.errors import PipeplanError
+from planner_service.logs import REQUEST_ID
 
 Page = Callable[[Request, Problem], Response]
 """How a problem looks to a person."""
 
 API_PREFIX = "/v1"
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+LOG = logging.getLogger("pipeplan")
 
 
 def install(app: FastAPI, page: Page) -> None:
@@ -46,19 +51,49 @@ def install(app: FastAPI, page: Page) -> None:
         assert isinstance(error, RequestValidationError)
         return answer(request, _broken_parameters(error))
 
-    def unforeseen(request: Request, _error: Exception) -> Response:
-        detail = "the service failed in a way that it does not know; its log has the details"
+    def gone(request: Request, _error: Exception) -> Response:
+        return answer(request, _problem(HTTPStatus.BAD_REQUEST, "the body ended before it was whole"))
+
+    def unforeseen(request: Request, error: Exception) -> Response:
+        LOG.error("a request failed in a way that the service does not know", exc_info=error)
+        detail = "the service failed in a way that it does not know; its log has the details under the request's id"
         return answer(request, _problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail))
 
     app.add_exception_handler(PipeplanError, ours)
     app.add_exception_handler(HTTPException, frameworks)
     app.add_exception_handler(RequestValidationError, parameters)
-    app.add_exception_handler(Exception, unforeseen)
+    app.add_exception_handler(ClientDisconnect, gone)
+    app.add_middleware(Failures, answer=unforeseen)
+
+
+class Failures:
+    """Answers what no handler knows. The framework would do so outside of all middleware: without id and headers."""
+
+    def __init__(self, app: ASGIApp, answer: Callable[[Request, Exception], Response]) -> None:
+        self._app = app
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on; raises only where half an answer has gone out."""
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await self._answer(Request(scope), error)(scope, receive, send)
 
 
 def problem_response(problem: Problem) -> Response:
     """The problem as it goes over the wire."""
-    return JSONResponse(problem.model_dump(mode="json"), problem.status, media_type=MEDIA_TYPE)
+    document = problem.model_dump(mode="json") | {"request_id": REQUEST_ID.get()}
+    return JSONResponse(document, problem.status, media_type=MEDIA_TYPE)
 
 
 def _problem(status: HTTPStatus, detail: str) -> Problem:
@@ -69,7 +104,7 @@ def _broken_parameters(error: RequestValidationError) -> Problem:
     """Path, query and header parameters: FastAPI reads them; bodies are read by `bodies`."""
     rules = [
         BrokenRule(
-            field=".".join(str(part) for part in finding["loc"][1:]), rule=finding["msg"], value=finding["input"]
+            field=".".join(str(part) for part in finding["loc"][1:]), rule=finding["msg"], value=shown(finding["input"])
         )
         for finding in error.errors()
     ]
@@ -85,7 +120,6 @@ def _broken_parameters(error: RequestValidationError) -> Problem:
 
 def _allowed(app: FastAPI, path: str) -> list[str]:
     """The methods of a path: the framework knows only those of the first route that matches."""
-    paths = app.openapi()["paths"]
-    matching = [template for template in paths if re.fullmatch(re.sub(r"\{[^}]*\}", "[^/]+", template), path)]
-    templates = [path] if path in matching else matching
-    return [method for method in METHODS if any(method.lower() in paths[template] for template in templates)]
+    matching = [route for route in iter_route_contexts(app.routes) if route.path_regex.match(path)]
+    routes = [route for route in matching if route.path == path] or matching
+    return [method for method in METHODS if any(method in (route.methods or ()) for route in routes)]

@@ -6,7 +6,7 @@ from typing import Literal
 from planner_service.core.errors import MissingDependencyError
 
 MODULES = {
-    "service": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "jinja2"),
+    "service": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "jinja2", "prometheus_client"),
     "worker": ("torch", "transformers", "safetensors"),
 }
 

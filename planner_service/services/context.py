@@ -8,6 +8,7 @@ from typing import TypeVar
 from planner_service.core.errors import NotFoundError
 from planner_service.core.plan import Answer
 from planner_service.core.planner.problem import Problem
+from planner_service.metrics import Metrics
 from planner_service.storage.database import Database
 
 T = TypeVar("T")
@@ -23,13 +24,15 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The database, the planners, the clock, and the rules of leases."""
+    """The database, the planners, the clock, the rules of leases, what is counted, and the key given for tokens."""
 
     database: Database
     solve: Solve
     now: Callable[[], datetime] = field(default=utc_now)
     lease_s: float = 30.0
     max_attempts: int = 3
+    metrics: Metrics = field(default_factory=Metrics)
+    token_key: str | None = field(default=None, repr=False)
 
 
 def found(what: str, identity: str, content: T | None) -> T:

@@ -1,0 +1,139 @@
+"""Metrics: what a process of the service counts about itself, for Prometheus. Every application has its own registry.
+
+Labels are taken from small closed sets (route templates, known methods, planners, kinds and states), never from what a
+request is free to choose: the number of series stays small.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+SOLVE_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+CACHED_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What lives in the database: jobs that have not ended, by kind and state, and agents heard of lately."""
+
+    jobs: dict[tuple[str, str], int] = field(default_factory=dict)
+    agents_alive: int = 0
+
+
+class Metrics:
+    """The metrics of one application."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "pipeplan_http_requests", "Requests answered.", ("route", "method", "status"), registry=registry
+        )
+        self._request_s = Histogram(
+            "pipeplan_http_request_duration_seconds",
+            "From the request's head to the end of the answer.",
+            ("route", "method"),
+            registry=registry,
+            buckets=REQUEST_BUCKETS_S,
+        )
+        self._solve_s = Histogram(
+            "pipeplan_solve_duration_seconds",
+            "What planners took to answer.",
+            ("planner",),
+            registry=registry,
+            buckets=SOLVE_BUCKETS_S,
+        )
+        self._prediction_error = Histogram(
+            "pipeplan_prediction_error_ratio",
+            "|predicted - measured| / measured throughput of runs that have ended.",
+            registry=registry,
+            buckets=ERROR_BUCKETS,
+        )
+        self._lease_expiries = Counter(
+            "pipeplan_lease_expiries", "Leases that ran out and were dealt with here.", ("kind",), registry=registry
+        )
+        self._database_errors = Counter(
+            "pipeplan_database_errors", "Statements that the database refused.", ("error",), registry=registry
+        )
+        self._pool_in_use = Gauge(
+            "pipeplan_database_connections_in_use", "Connections that are taken from the pool.", registry=registry
+        )
+        build = Info("pipeplan_build", "What is running.", registry=registry)
+        build.info({"version": version("pipeplan"), "python": platform.python_version()})
+        ProcessCollector(registry=registry)
+
+    def observe_request(self, *, route: str, method: str, status: int, duration_s: float) -> None:
+        """A request that was answered; `route` is the template, never the path."""
+        known = method if method in METHODS else "other"
+        self._requests.labels(route, known, str(status)).inc()
+        self._request_s.labels(route, known).observe(duration_s)
+
+    def observe_solve(self, planner: str, duration_s: float) -> None:
+        """A planner that answered."""
+        self._solve_s.labels(planner).observe(duration_s)
+
+    def observe_prediction(self, *, predicted: float, measured: float) -> None:
+        """A run that has ended: its throughput as predicted and as measured."""
+        if measured > 0:
+            self._prediction_error.observe(abs(predicted - measured) / measured)
+
+    def count_lease_expiry(self, kind: str) -> None:
+        """A lease on a job of this kind that ran out."""
+        self._lease_expiries.labels(kind).inc()
+
+    def count_database_error(self, error: str) -> None:
+        """A statement that failed, by the class of its error."""
+        self._database_errors.labels(error).inc()
+
+    def watch_pool(self, in_use: Callable[[], float]) -> None:
+        """Tells where to ask how many connections are in use."""
+        self._pool_in_use.set_function(in_use)
+
+    def watch_stored(self, read: Callable[[], Stored | None], now_s: Callable[[], float] = time.monotonic) -> None:
+        """Tells how to read what lives in the database; None where it cannot be read."""
+        self.registry.register(_StoredCollector(read, now_s))
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text form, of MEDIA_TYPE."""
+        return generate_latest(self.registry)
+
+
+class _StoredCollector(Collector):
+    """Reads at a scrape, and not again for a while: many scrapers cost the database no more than one."""
+
+    def __init__(self, read: Callable[[], Stored | None], now_s: Callable[[], float]) -> None:
+        self._read = read
+        self._now_s = now_s
+        self._known: tuple[float, Stored | None] | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        """The gauges; without those that the database would have to tell of while it does not answer."""
+        stored = self._fresh()
+        yield GaugeMetricFamily("pipeplan_database_up", "Whether the database answers.", float(stored is not None))
+        if stored is None:
+            return
+        jobs = GaugeMetricFamily("pipeplan_jobs", "Jobs that have not ended.", labels=("kind", "state"))
+        for labels, count in sorted(stored.jobs.items()):
+            jobs.add_metric(labels, count)
+        yield jobs
+        yield GaugeMetricFamily("pipeplan_agents_alive", "Agents heard of lately.", stored.agents_alive)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the registry need not read the database to learn the names."""
+        return ()
+
+    def _fresh(self) -> Stored | None:
+        now_s = self._now_s()
+        if self._known is None or now_s - self._known[0] >= CACHED_S:
+            self._known = (now_s, self._read())
+        return self._known[1]

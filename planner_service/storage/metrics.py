@@ -1,0 +1,23 @@
+"""Counts for the metrics: of rows that an index finds, never of a whole table."""
+
+from datetime import datetime
+
+from sqlalchemy import Connection, func, select
+
+from planner_service.storage.tables import jobs
+
+PENDING = ("queued", "leased")
+"""Jobs that have not ended: as many as there is work, however many have ended."""
+
+
+def jobs_by_kind_and_state(connection: Connection) -> dict[tuple[str, str], int]:
+    """How many jobs there are of each kind in each state in which work is left to do."""
+    query = select(jobs.c.kind, jobs.c.state, func.count()).where(jobs.c.state.in_(PENDING))
+    rows = connection.execute(query.group_by(jobs.c.kind, jobs.c.state))
+    return {(kind, state): count for kind, state, count in rows}
+
+
+def agents_alive(connection: Connection, since: datetime) -> int:
+    """How many agents are working or were heard of since then: for now, those that hold a lease."""
+    query = select(func.count(func.distinct(jobs.c.agent))).where(jobs.c.state == "leased", jobs.c.updated_at >= since)
+    return connection.execute(query).scalar_one()
