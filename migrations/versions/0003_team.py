@@ -4,6 +4,7 @@ Revision ID: 0003
 Revises: 0002
 """
 
+import json
 from collections.abc import Callable
 
 import sqlalchemy as sa
@@ -124,11 +125,194 @@ def _drop_idempotency_keys() -> None:
     op.drop_table("idempotency_keys")
 
 
+def _index(table: str, *columns: str) -> tuple[str, str, list[str]]:
+    return "_".join(("ix", table, *columns, "sequence")), table, [*columns, "sequence"]
+
+
+PLAN_FILTERS = ("profile_id", "cluster_id", "model_name", "planner", "schedule")
+ORDERS = (
+    *(_index("plans", order) for order in ("created_at", "throughput_samples_per_s", "memory_bytes")),
+    *(_index("plans", name, order) for name in PLAN_FILTERS for order in ("created_at", "throughput_samples_per_s")),
+    *(_index("profiles", order) for order in ("created_at", "blocks")),
+    *(_index("profiles", name, "created_at") for name in ("model_name", "device_name")),
+    *(_index("clusters", order) for order in ("created_at", "devices")),
+    _index("clusters", "device_name", "created_at"),
+)
+ROWS_AT_ONCE = 500
+
+
+def _add_orders() -> None:
+    op.add_column("plans", sa.Column("memory_bytes", sa.BigInteger(), server_default="0", nullable=False))
+    op.add_column("plans", sa.Column("device_name", sa.Text(), server_default="unknown", nullable=False))
+    op.add_column("plans", sa.Column("devices", sa.Integer(), server_default="0", nullable=False))
+    _fill_plans(op.get_bind())
+    op.drop_index("ix_plans_profile_id", "plans")
+    op.drop_index("ix_plans_cluster_id", "plans")
+    for name, table, columns in ORDERS:
+        op.create_index(name, table, columns)
+
+
+def _fill_plans(connection: sa.Connection) -> None:
+    """The memory from the plans' documents, the devices from their clusters."""
+    plans = sa.table("plans", *map(sa.column, ("sequence", "content", "memory_bytes", "cluster_id")))
+    of_plan = "FROM clusters WHERE clusters.id = plans.cluster_id"
+    connection.execute(
+        sa.text(f"UPDATE plans SET device_name = (SELECT device_name {of_plan}), devices = (SELECT devices {of_plan})")
+    )
+    last = 0
+    while True:
+        some = sa.select(plans.c.sequence, plans.c.content).where(plans.c.sequence > last).order_by(plans.c.sequence)
+        rows = connection.execute(some.limit(ROWS_AT_ONCE)).all()
+        if not rows:
+            return
+        for row in rows:
+            memory_bytes = max(stage["memory_bytes"] for stage in json.loads(row.content)["stages"])
+            change = sa.update(plans).where(plans.c.sequence == row.sequence).values(memory_bytes=memory_bytes)
+            connection.execute(change)
+        last = rows[-1].sequence
+
+
+def _drop_orders() -> None:
+    for name, table, _ in ORDERS:
+        op.drop_index(name, table)
+    op.create_index("ix_plans_profile_id", "plans", ["profile_id"])
+    op.create_index("ix_plans_cluster_id", "plans", ["cluster_id"])
+    for column in ("devices", "device_name", "memory_bytes"):
+        op.drop_column("plans", column)
+
+
+def _create_aliases() -> None:
+    op.create_table(
+        "aliases",
+        _sequence(),
+        sa.Column("name", sa.String(200), nullable=False),
+        sa.Column("plan_id", sa.String(32), nullable=False),
+        sa.Column("moves", sa.Integer(), nullable=False),
+        sa.Column("moved_by", sa.String(200), nullable=False),
+        _time("created_at"),
+        _time("moved_at"),
+        sa.PrimaryKeyConstraint("sequence", name=op.f("pk_aliases")),
+        sa.UniqueConstraint("name", name=op.f("uq_aliases_name")),
+        sa.ForeignKeyConstraint(["plan_id"], ["plans.id"], name=op.f("fk_aliases_plan_id_plans")),
+    )
+    op.create_index("ix_aliases_plan_id", "aliases", ["plan_id"])
+    op.create_table(
+        "alias_moves",
+        _sequence(),
+        sa.Column("name", sa.String(200), nullable=False),
+        sa.Column("plan_id", sa.String(32), nullable=True),
+        sa.Column("moved_by", sa.String(200), nullable=False),
+        _time("moved_at"),
+        sa.PrimaryKeyConstraint("sequence", name=op.f("pk_alias_moves")),
+    )
+    op.create_index("ix_alias_moves_name_sequence", "alias_moves", ["name", "sequence"])
+
+
+def _drop_aliases() -> None:
+    for table in ("alias_moves", "aliases"):
+        op.drop_table(table)
+
+
+JOB_STATES = "state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled')"
+JOB_STATES_NOW = "state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled', 'dead')"
+
+
+def _add_agents() -> None:
+    _change_check(JOB_STATES, JOB_STATES_NOW)
+    op.add_column("jobs", sa.Column("fence", sa.Integer(), server_default="0", nullable=False))
+    op.add_column("jobs", sa.Column("needs_id", sa.String(32), server_default="any", nullable=False))
+    op.add_column("jobs", sa.Column("needs", sa.Text(), server_default="{}", nullable=False))
+    op.add_column("jobs", sa.Column("instance", sa.String(64), nullable=True))
+    op.add_column("jobs", sa.Column("gang", sa.Text(), nullable=True))
+    op.add_column("jobs", _time("not_before", nullable=True))
+    op.create_index("ix_jobs_state_needs_id_sequence", "jobs", ["state", "needs_id", "sequence"])
+    op.create_table(
+        "agents",
+        _sequence(),
+        sa.Column("id", sa.String(32), nullable=False),
+        sa.Column("name", sa.String(200), nullable=False),
+        sa.Column("instance", sa.String(64), nullable=False),
+        sa.Column("content", sa.Text(), nullable=False),
+        sa.Column("draining", sa.Boolean(), nullable=False),
+        sa.Column("job_id", sa.String(32), nullable=True),
+        _time("registered_at"),
+        _time("last_seen_at"),
+        _time("asked_at", nullable=True),
+        sa.PrimaryKeyConstraint("sequence", name=op.f("pk_agents")),
+        sa.UniqueConstraint("id", name=op.f("uq_agents_id")),
+        sa.UniqueConstraint("name", name=op.f("uq_agents_name")),
+    )
+    op.create_index("ix_agents_last_seen_at_sequence", "agents", ["last_seen_at", "sequence"])
+    op.create_table(
+        "members",
+        _sequence(),
+        sa.Column("job_id", sa.String(32), nullable=False),
+        sa.Column("node_rank", sa.Integer(), nullable=False),
+        sa.Column("fence", sa.Integer(), nullable=False),
+        sa.Column("agent", sa.String(200), nullable=False),
+        sa.Column("instance", sa.String(64), nullable=False),
+        sa.Column("token", sa.String(64), nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("error", sa.Text(), nullable=True),
+        _time("expires_at"),
+        _time("ended_at", nullable=True),
+        sa.PrimaryKeyConstraint("sequence", name=op.f("pk_members")),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_members_job_id_jobs"), ondelete="CASCADE"),
+        sa.UniqueConstraint("job_id", "node_rank", name=op.f("uq_members_job_id_node_rank")),
+        sa.CheckConstraint("state IN ('given', 'joined', 'done', 'lost')", name=op.f("ck_members_state")),
+    )
+    op.create_index("ix_members_agent", "members", ["agent"])
+    op.create_table(
+        "reports",
+        _sequence(),
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("job_id", sa.String(32), nullable=False),
+        _time("created_at"),
+        sa.PrimaryKeyConstraint("sequence", name=op.f("pk_reports")),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_reports_job_id_jobs"), ondelete="CASCADE"),
+        sa.UniqueConstraint("id", name=op.f("uq_reports_id")),
+    )
+    op.create_index("ix_reports_job_id", "reports", ["job_id"])
+
+
+def _remove_agents() -> None:
+    for table in ("reports", "members", "agents"):
+        op.drop_table(table)
+    op.drop_index("ix_jobs_state_needs_id_sequence", "jobs")
+    for column in ("not_before", "gang", "instance", "needs", "needs_id", "fence"):
+        op.drop_column("jobs", column)
+    op.execute("UPDATE jobs SET state = 'failed' WHERE state = 'dead'")
+    _change_check(JOB_STATES_NOW, JOB_STATES)
+
+
+def _change_check(before: str, after: str) -> None:
+    """Another CHECK for the jobs' state.
+
+    SQLite changes none in place, and to copy the table would set off the cascades of those that refer to it. Its
+    manual's way for changes that leave the rows as they are is to edit the schema's text ("Making Other Kinds Of Table
+    Schema Changes").
+    """
+    if op.get_bind().dialect.name != "sqlite":
+        op.drop_constraint(op.f("ck_jobs_state"), "jobs")
+        op.create_check_constraint(op.f("ck_jobs_state"), "jobs", after)
+        return
+    connection = op.get_bind()
+    version = connection.exec_driver_sql("PRAGMA schema_version").scalar_one()
+    connection.exec_driver_sql("PRAGMA writable_schema=ON")
+    edited = "UPDATE sqlite_master SET sql = replace(sql, ?, ?) WHERE type = 'table' AND name = 'jobs'"
+    connection.exec_driver_sql(edited, (before, after))
+    connection.exec_driver_sql(f"PRAGMA schema_version={version + 1}")
+    connection.exec_driver_sql("PRAGMA writable_schema=OFF")
+
+
 NOUNS: tuple[tuple[Callable[[], None], Callable[[], None]], ...] = (
     (_make_tokens, _drop_tokens),
     (_add_plan_jobs, _drop_plan_jobs),
     (_create_events, _drop_events),
     (_create_idempotency_keys, _drop_idempotency_keys),
+    (_add_orders, _drop_orders),
+    (_create_aliases, _drop_aliases),
+    (_add_agents, _remove_agents),
 )
 """What makes a noun's tables, and what takes them back, in order."""
 

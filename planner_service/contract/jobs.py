@@ -14,6 +14,17 @@ from planner_service.core.report import RunReport
 from planner_service.core.timeline import Timeline
 
 
+NO_NULL = r"^[^\x00]*$"
+"""PostgreSQL keeps no text with a null character."""
+
+AgentName = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NULL)]
+Instance = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="names an agent's process")]
+Agents = Annotated[
+    tuple[AgentName, ...], Field(max_length=1024, description="only agents of these names may take it; none: any agent")
+]
+"""Which agents a task may go to."""
+
+
 class ProfileTask(Wire):
     """Profile a model on this node, all its devices at once, and measure the links between them."""
 
@@ -26,10 +37,21 @@ class ProfileTask(Wire):
     devices: int = Field(default=1, ge=1, le=64, description="devices of the node to measure on, and to register")
     warm_up_rounds: int = Field(default=2, ge=0, le=1000)
     rounds: int = Field(default=5, ge=1, le=10000)
+    agents: Agents = ()
+
+
+class LinksTask(Wire):
+    """Measure bandwidth and latency between the devices of a node, and between several nodes."""
+
+    kind: Literal["links"] = "links"
+    devices: int = Field(default=2, ge=1, le=64, description="devices of each node")
+    nodes: int = Field(default=1, ge=1, le=1024)
+    repeats: int = Field(default=10, ge=2, le=1000, description="round trips of each size that are timed")
+    agents: Agents = ()
 
 
 class RunTask(Wire):
-    """Execute a plan on this node through torchrun."""
+    """Execute a plan through torchrun, on one node or spread evenly over several that share a folder."""
 
     kind: Literal["run"] = "run"
     plan_id: str = Field(min_length=1, max_length=64)
@@ -40,6 +62,8 @@ class RunTask(Wire):
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     learning_rate: float = Field(default=0.1, gt=0, le=1000)
     checkpoint_every: int = Field(default=0, ge=0)
+    nodes: int = Field(default=1, ge=1, le=1024, description="must divide the plan's workers")
+    agents: Agents = ()
 
 
 class PlanTask(Wire):
@@ -49,9 +73,13 @@ class PlanTask(Wire):
     request: PlanRequest
 
 
-Task = Annotated[ProfileTask | RunTask | PlanTask, Field(discriminator="kind")]
+Task = Annotated[ProfileTask | LinksTask | RunTask | PlanTask, Field(discriminator="kind")]
 
-JobState = Literal["queued", "leased", "succeeded", "failed", "cancelled"]
+AgentTask = ProfileTask | LinksTask | RunTask
+"""What agents do."""
+
+JobState = Literal["queued", "leased", "succeeded", "failed", "cancelled", "dead"]
+"""`failed`: its owner reported an error. `dead`: given up after the last attempt, none of which came to an end."""
 
 
 class Progress(Wire):
@@ -73,7 +101,11 @@ class Job(Wire):
     state: JobState
     attempts: int
     agent: str | None = None
+    agents: tuple[str, ...] = Field(default=(), description="those of a run over several nodes, by node rank")
+    fence: int = Field(default=0, description="counts the leases ever given on it: of two owners the higher is right")
     lease_expires_at: datetime | None = None
+    not_before: datetime | None = Field(default=None, description="when it may be tried again")
+    waiting_for: str | None = Field(default=None, description="why no agent takes it now, where that is known")
     progress: Progress | None = None
     error: str | None = None
     profile_id: str | None = None
@@ -87,10 +119,29 @@ class Job(Wire):
 
 
 class LeaseRequest(Wire):
-    """An agent asks for work. `kinds` are those that it can do."""
+    """An agent that does nothing asks for work. `kinds` are those that it can do.
 
-    agent: str = Field(min_length=1, max_length=200)
-    kinds: tuple[Literal["profile", "run"], ...] = ("profile", "run")
+    An agent that has registered tells its `instance`: it gets what it can do only, and parts of runs over several
+    nodes. What an earlier answer gave it, if it was lost on the way, is given again.
+    """
+
+    agent: AgentName
+    kinds: tuple[Literal["profile", "links", "run"], ...] = ("profile", "links", "run")
+    instance: Instance | None = None
+
+
+class Gang(Wire):
+    """An agent's place among those that do one job together. Node rank 0 is the rendezvous, and reports the result."""
+
+    node_rank: int = Field(ge=0)
+    agents: tuple[str, ...] = Field(description="the agents, by node rank")
+    address: str = Field(description="the rendezvous")
+    port: int
+
+    @property
+    def nodes(self) -> int:
+        """How many there are."""
+        return len(self.agents)
 
 
 class Lease(Wire):
@@ -99,6 +150,7 @@ class Lease(Wire):
     job: Job
     token: str
     expires_in_s: float
+    gang: Gang | None = None
 
 
 class Heartbeat(Wire):
@@ -109,10 +161,11 @@ class Heartbeat(Wire):
 
 
 class HeartbeatAnswer(Wire):
-    """`cancelled` asks the owner to stop."""
+    """`cancelled` asks the owner to stop; so does `stop`, with the reason, where others of a gang have ended."""
 
     expires_in_s: float
     cancelled: bool
+    stop: str | None = None
 
 
 class ProfileResult(Wire):
@@ -131,15 +184,47 @@ class RunResult(Wire):
     timeline: Timeline
 
 
+class LinksResult(Wire):
+    """What was measured between devices: stored as a cluster."""
+
+    kind: Literal["links"] = "links"
+    cluster: Cluster
+
+
+class PartResult(Wire):
+    """The end of a gang's member other than the first: its part is done, the first one has the result."""
+
+    kind: Literal["part"] = "part"
+
+
+ReportId = Annotated[
+    str | None, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="names a report: one that was taken is not taken twice")
+]
+AgentResult = ProfileResult | LinksResult | RunResult | PartResult
+
+
 class Completion(Wire):
     """The owner's last word on a job that went well."""
 
     token: str
-    result: Annotated[ProfileResult | RunResult, Field(discriminator="kind")]
+    report_id: ReportId = None
+    result: Annotated[AgentResult, Field(discriminator="kind")]
 
 
 class Failure(Wire):
-    """The owner's last word on a job that did not; `error` is one sentence for the user."""
+    """The owner's last word on a job that did not; `error` is one sentence for the user.
+
+    `retry`: the cause lies outside of the job, another node was lost, say, and another attempt may go well.
+    """
 
     token: str
-    error: str = Field(min_length=1, max_length=4000)
+    report_id: ReportId = None
+    error: str = Field(min_length=1, max_length=4000, pattern=NO_NULL)
+    retry: bool = False
+
+
+class Release(Wire):
+    """The owner hands the job back, unfinished, because it drains; that is no attempt."""
+
+    token: str
+    report_id: ReportId = None

@@ -3,16 +3,16 @@
 from typing import cast
 
 from planner_service.contract.documents import parse
-from planner_service.contract.jobs import Completion, PlanTask, ProfileTask, RunTask, Task
+from planner_service.contract.jobs import Completion, LinksTask, PlanTask, ProfileTask, RunTask, Task
 from planner_service.core.errors import InvalidInputError
 
-KINDS = ("profile", "run", "plan")
+KINDS = ("profile", "links", "run", "plan", "part")
 
 
 def parse_task(content: bytes) -> Task:
     """The task in a JSON text. Raises InvalidInputError."""
     try:
-        return parse(cast(type[ProfileTask | RunTask | PlanTask], Task), content)
+        return parse(cast(type[ProfileTask | LinksTask | RunTask | PlanTask], Task), content)
     except InvalidInputError as error:
         raise _without_tag(error, "") from error
 

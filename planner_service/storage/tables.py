@@ -71,6 +71,12 @@ def _time(name: str, *, nullable: bool = False) -> Column[datetime]:
     return Column(name, UtcTime(), nullable=nullable)
 
 
+def _orders(*columns: str, filters: tuple[str, ...] = ()) -> list[Index]:
+    """What lists go by, `sequence` telling equal rows apart; after a filter's column where these are named."""
+    starts = [(column,) for column in filters] or [()]
+    return [Index(None, *start, column, "sequence") for start in starts for column in columns]
+
+
 profiles = Table(
     "profiles",
     metadata,
@@ -83,6 +89,8 @@ profiles = Table(
     Column("blocks", Integer, nullable=False),
     _time("created_at"),
     _estimated(),
+    *_orders("created_at", "blocks"),
+    *_orders("created_at", filters=("model_name", "device_name")),
 )
 
 clusters = Table(
@@ -94,6 +102,8 @@ clusters = Table(
     Column("device_name", Text, nullable=False),
     Column("devices", Integer, nullable=False),
     _time("created_at"),
+    *_orders("created_at", "devices"),
+    *_orders("created_at", filters=("device_name",)),
 )
 
 plans = Table(
@@ -106,8 +116,8 @@ plans = Table(
     Column("solve_time_s", Float, nullable=False),
     Column("planner", String(64), nullable=False),
     Column("model_name", Text, nullable=False),
-    Column("profile_id", String(32), ForeignKey("profiles.id"), nullable=False, index=True),
-    Column("cluster_id", String(32), ForeignKey("clusters.id"), nullable=False, index=True),
+    Column("profile_id", String(32), ForeignKey("profiles.id"), nullable=False),
+    Column("cluster_id", String(32), ForeignKey("clusters.id"), nullable=False),
     Column("schedule", String(32), nullable=False),
     Column("depth", Integer, nullable=False),
     Column("width", Integer, nullable=True),
@@ -119,6 +129,15 @@ plans = Table(
     Column("bubble_fraction", Float, nullable=False),
     _time("created_at"),
     _estimated(),
+    Column("memory_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("device_name", Text, nullable=False, server_default="unknown"),
+    Column("devices", Integer, nullable=False, server_default="0"),
+    *_orders("created_at", "throughput_samples_per_s", "memory_bytes"),
+    *_orders(
+        "created_at",
+        "throughput_samples_per_s",
+        filters=("profile_id", "cluster_id", "model_name", "planner", "schedule"),
+    ),
 )
 
 jobs = Table(
@@ -144,10 +163,17 @@ jobs = Table(
     # No foreign key: the job tells what it ended with even after its plan is pruned.
     Column("plan_id", String(32), nullable=True),
     Column("answer", Text, nullable=True),
+    Column("fence", Integer, nullable=False, server_default="0"),
+    Column("needs_id", String(32), nullable=False, server_default="any"),
+    Column("needs", Text, nullable=False, server_default="{}"),
+    Column("instance", String(64), nullable=True),
+    Column("gang", Text, nullable=True),
+    _time("not_before", nullable=True),
     _time("created_at"),
     _time("updated_at"),
-    CheckConstraint("state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled')", name="state"),
+    CheckConstraint("state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled', 'dead')", name="state"),
     Index(None, "state", "sequence"),
+    Index(None, "state", "needs_id", "sequence"),
     Index(None, "state", "lease_expires_at"),
 )
 
@@ -230,4 +256,73 @@ sessions = Table(
     _time("created_at"),
     _time("expires_at", nullable=False),
     Index(None, "expires_at"),
+)
+
+aliases = Table(
+    "aliases",
+    metadata,
+    _sequence(),
+    Column("name", String(200), nullable=False, unique=True),
+    Column("plan_id", String(32), ForeignKey("plans.id"), nullable=False, index=True),
+    Column("moves", Integer, nullable=False),
+    Column("moved_by", String(200), nullable=False),
+    _time("created_at"),
+    _time("moved_at"),
+)
+
+alias_moves = Table(
+    "alias_moves",
+    metadata,
+    _sequence(),
+    Column("name", String(200), nullable=False),
+    # No foreign key: what an alias pointed at may be pruned, and the history stays. None: it was deleted.
+    Column("plan_id", String(32), nullable=True),
+    Column("moved_by", String(200), nullable=False),
+    _time("moved_at"),
+    Index(None, "name", "sequence"),
+)
+
+agents = Table(
+    "agents",
+    metadata,
+    _sequence(),
+    _id(),
+    Column("name", String(200), nullable=False, unique=True),
+    Column("instance", String(64), nullable=False),
+    Column("content", Text, nullable=False),
+    Column("draining", Boolean, nullable=False),
+    Column("job_id", String(32), nullable=True),
+    _time("registered_at"),
+    _time("last_seen_at"),
+    # When it last asked for work and got none; empty while it has some.
+    _time("asked_at", nullable=True),
+    Index(None, "last_seen_at", "sequence"),
+)
+
+members = Table(
+    "members",
+    metadata,
+    _sequence(),
+    Column("job_id", String(32), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("node_rank", Integer, nullable=False),
+    Column("fence", Integer, nullable=False),
+    Column("agent", String(200), nullable=False),
+    Column("instance", String(64), nullable=False),
+    Column("token", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("error", Text, nullable=True),
+    _time("expires_at"),
+    _time("ended_at", nullable=True),
+    UniqueConstraint("job_id", "node_rank"),
+    CheckConstraint("state IN ('given', 'joined', 'done', 'lost')", name="state"),
+    Index(None, "agent"),
+)
+
+reports = Table(
+    "reports",
+    metadata,
+    _sequence(),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("job_id", String(32), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False, index=True),
+    _time("created_at"),
 )
