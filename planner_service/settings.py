@@ -26,6 +26,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PIPEPLAN_", frozen=True, extra="forbid")
 
     database_url: str = Field(default_factory=default_database_url)
+    database_pool_size: int = Field(default=16, ge=1, le=1000)
+    database_pool_timeout_s: float = Field(default=2.0, ge=0, le=60, allow_inf_nan=False)
     host: str = "127.0.0.1"
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
     lease_s: float = Field(default=30.0, gt=0, le=86_400, allow_inf_nan=False)

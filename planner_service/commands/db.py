@@ -30,4 +30,4 @@ def upgrade(database: DatabaseUrl = None) -> None:
         migrations.upgrade(opened)
     finally:
         opened.close()
-    typer.echo(f"{opened.url.render_as_string()}: revision {before or 'none'} -> {migrations.head()}", err=True)
+    typer.echo(f"{opened.shown}: revision {before or 'none'} -> {migrations.head()}", err=True)

@@ -1,4 +1,4 @@
-"""Database: the engine, and the two kinds of transaction. Readers see a snapshot, writers take turns."""
+"""Database: the engine, and the two kinds of transaction. Readers see one state of it, SQLite's writers take turns."""
 
 import importlib.util
 import sqlite3
@@ -10,15 +10,28 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, TimeoutError
+from sqlalchemy.exc import ArgumentError
 
-from planner_service.core.errors import InvalidInputError, MissingDependencyError, ServiceError, require
+from planner_service.core.errors import (
+    InvalidInputError,
+    MissingDependencyError,
+    ServiceError,
+    UnavailableError,
+    require,
+)
+from planner_service.storage.failures import reporting
 
 POSTGRESQL_DRIVER = "postgresql+psycopg"
-BUSY_TIMEOUT_MS = 15_000
-POOLED_CONNECTIONS = 16
-OVERFLOWING_CONNECTIONS = 48
-"""Together more than the server has threads: nobody waits for a connection while holding another."""
+POOL_SIZE = 16
+POOL_TIMEOUT_S = 2.0
+BUSY_TIMEOUT_S = 15.0
+POSTGRESQL_OPTIONS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 30,
+    "tcp_user_timeout": 15_000,
+    "application_name": "pipeplan",
+}
+"""A server that went silent is given up after 5 s while connecting and 15 s (in ms) while it owes an answer."""
 
 
 class Database:
@@ -26,93 +39,117 @@ class Database:
 
     SQLite starts every transaction as deferred, and one that reads before it writes then fails with "database is
     locked" as soon as another has written in between. Writers therefore begin immediately, and those of this process
-    queue at a lock before, in which waiting costs nothing. PostgreSQL needs neither.
+    queue at a lock before, in which waiting costs nothing. PostgreSQL needs neither; there a reader asks for a
+    snapshot, which SQLite's readers have anyway.
+
+    At most `pool_size` transactions are open at once; who gets none within `pool_timeout_s`, or on SQLite no turn to
+    write within `busy_timeout_s`, meets an UnavailableError. A transaction must not be begun inside another.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = POOL_SIZE,
+        pool_timeout_s: float = POOL_TIMEOUT_S,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
         self.url = _parsed(url)
-        self._lock = threading.Lock()
+        self.shown = _shown(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgresql_engine(self.url)
-        self._writers = self.engine.execution_options(begin="BEGIN IMMEDIATE")
+        self._lock = threading.Lock()
+        self._busy_timeout_s = busy_timeout_s
+        pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s, "hide_parameters": True}
+        if self.is_sqlite:
+            self.engine = _sqlite_engine(self.url, busy_timeout_s, pool)
+            self._readers: Engine = self.engine
+            self._writers: Engine = self.engine.execution_options(begin="BEGIN IMMEDIATE")
+        else:
+            self.engine = _postgresql_engine(self.url, pool)
+            snapshot: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+            self._readers = self.engine.execution_options(**snapshot)
+            self._writers = self.engine
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that changes nothing and sees one state of the database."""
-        with _reporting(self.url), self.engine.begin() as connection:
+        with reporting(self.shown, self.url.password), self._readers.begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that is stored as a whole when the block ends, or not at all when it raises."""
-        with _reporting(self.url):
-            if not self.is_sqlite:
-                with self.engine.begin() as connection:
-                    yield connection
-                return
-            with self._lock, self._writers.begin() as connection:
-                yield connection
+        with reporting(self.shown, self.url.password), self._turn(), self._writers.begin() as connection:
+            yield connection
 
     def close(self) -> None:
         """Gives all connections back."""
         self.engine.dispose()
 
-
-@contextmanager
-def _reporting(url: URL) -> Iterator[None]:
-    """What the database itself cannot do (locked, full, unreachable) becomes a ServiceError."""
-    try:
-        yield
-    except (DatabaseError, TimeoutError) as error:
-        if not isinstance(error, OperationalError | TimeoutError) and type(error) is not DatabaseError:
-            raise  # a broken constraint or statement: what was asked for is wrong, not the database
-        cause = getattr(error, "orig", None) or error
-        raise ServiceError(f"the database {url.render_as_string()} cannot be used: {cause}") from error
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The turn to write, which only SQLite's writers wait for."""
+        if not self.is_sqlite:
+            yield
+            return
+        if not self._lock.acquire(timeout=self._busy_timeout_s):
+            raise UnavailableError(f"no turn to write to {self.shown} came up within {self._busy_timeout_s:g} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
 
 def _parsed(url: str) -> URL:
+    rule = "must be a database URL such as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        rule = "must be a database URL such as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
-        raise InvalidInputError("database_url", rule, "a text that is no URL") from error
-    shown = parsed.render_as_string()
-    if parsed.get_backend_name() == "sqlite":
+    except (ArgumentError, ValueError) as error:
+        # Neither the value nor the cause is shown: what is no URL may still hold a password.
+        raise InvalidInputError("database_url", rule, "a text that is no URL") from None if "@" in url else error
+    if parsed.drivername == "sqlite":
         in_memory = parsed.database in (None, "", ":memory:")
-        require(not in_memory, "database_url", "must name a file: sqlite:///FILE", shown)
+        require(not in_memory, "database_url", "must name a file: sqlite:///FILE", _shown(parsed))
         return parsed
-    is_postgresql = parsed.drivername in ("postgresql", "postgres", POSTGRESQL_DRIVER)
-    require(is_postgresql, "database_url", "must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME", shown)
+    require(parsed.drivername in ("postgresql", POSTGRESQL_DRIVER), "database_url", rule, _shown(parsed))
     return parsed.set(drivername=POSTGRESQL_DRIVER)
 
 
-def _postgresql_engine(url: URL) -> Engine:
+def _shown(url: URL) -> str:
+    """The URL without secrets, in the form in which people write it."""
+    query = {key: "***" if "password" in key else value for key, value in url.query.items()}
+    return url.set(drivername=url.get_backend_name(), query=query).render_as_string()
+
+
+def _postgresql_engine(url: URL, pool: dict[str, Any]) -> Engine:
     if importlib.util.find_spec("psycopg") is None:
-        raise MissingDependencyError("PostgreSQL needs its driver: run `pip install 'pipeplan[service]'`")
-    return create_engine(url, pool_size=POOLED_CONNECTIONS, max_overflow=OVERFLOWING_CONNECTIONS, pool_pre_ping=True)
+        raise MissingDependencyError("PostgreSQL needs its driver, psycopg: pip install 'pipeplan[service]'")
+    options = {name: value for name, value in POSTGRESQL_OPTIONS.items() if name not in url.query}
+    return create_engine(url, pool_pre_ping=True, connect_args=options, **pool)
 
 
-def _sqlite_engine(url: URL) -> Engine:
+def _sqlite_engine(url: URL, busy_timeout_s: float, pool: dict[str, Any]) -> Engine:
     folder = Path(url.database or "").absolute().parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ServiceError(f"the database's folder {folder} cannot be made: {error.strerror}") from error
-    engine = create_engine(url, pool_size=POOLED_CONNECTIONS, max_overflow=OVERFLOWING_CONNECTIONS)
-    event.listen(engine, "connect", _configure)
+
+    def configure(connection: sqlite3.Connection, _record: Any) -> None:
+        """Transactions are ours to begin (`_begin`), not the driver's; a commit is on the disk when it is answered."""
+        connection.isolation_level = None
+        busy_timeout = f"busy_timeout={round(busy_timeout_s * 1000)}"
+        try:
+            for pragma in (busy_timeout, "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}")
+        except sqlite3.Error:
+            connection.close()
+            raise
+
+    engine = create_engine(url, **pool)
+    event.listen(engine, "connect", configure)
     event.listen(engine, "begin", _begin)
     return engine
-
-
-def _configure(connection: sqlite3.Connection, _record: Any) -> None:
-    """Transactions are ours to begin (`_begin`), not the driver's, and a commit is on the disk when it is answered."""
-    connection.isolation_level = None
-    try:
-        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}")
-    except sqlite3.Error:
-        connection.close()
-        raise
 
 
 def _begin(connection: Connection) -> None:

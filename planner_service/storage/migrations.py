@@ -65,9 +65,7 @@ def _to(database: Database, revision: str, *, up: bool) -> None:
             config.attributes["connection"] = connection
             (command.upgrade if up else command.downgrade)(config, revision)
     except CommandError as error:
-        raise ServiceError(
-            f"the database {database.url.render_as_string()} cannot be brought up to date: {error}"
-        ) from error
+        raise ServiceError(f"the database {database.shown} cannot be brought to {revision}: {error}") from error
 
 
 def _config() -> Config:

@@ -112,7 +112,7 @@ def running(*, durable: bool = False) -> Iterator[PostgreSQL]:
 
 def _options(folder: Path, *, durable: bool) -> str:
     options = f"-h '' -k {folder} -c max_connections=300"
-    return options if durable else options + " -F -c full_page_writes=off -c synchronous_commit=off"
+    return options if durable else options + " -F -c full_page_writes=off"
 
 
 def _programs(folder: Path) -> Path:
