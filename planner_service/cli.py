@@ -10,6 +10,7 @@ from planner_service.commands import (
     plan,
     profile,
     serve,
+    settings,
     simulate,
     smallest,
     solve,
@@ -27,6 +28,7 @@ app = typer.Typer(
 
 app.command()(demo.demo)
 app.command()(serve.serve)
+app.command()(settings.settings)
 app.command()(solve.solve)
 app.command()(calibrate.calibrate)
 app.command()(simulate.simulate)

@@ -8,12 +8,13 @@ the queue is dropped, and the next line that is written says how much. Whatever 
 import json
 import logging
 import queue
-import re
 import sys
 import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal, TextIO
+
+from planner_service.contract.secrets import masked
 
 LogFormat = Literal["auto", "json", "human"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -26,10 +27,6 @@ PAUSE_S = 0.05
 CLOSING_S = 2.0
 TEXTS_OF_OTHERS = ("uvicorn", "alembic", "asyncio", "sqlalchemy", "httpx", "httpcore")
 """Libraries whose news below a warning is of no use to an operator."""
-
-_SECRET = re.compile(
-    r"(?i)(bearer\s+)[^\s\"',]+|(://[^\s/:@\"']*:)[^\s/@\"']+(?=@)|(password[\"']?\s*[=:]\s*)[^\s,;&]+"
-)
 
 
 def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> None:
@@ -50,11 +47,6 @@ def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) ->
 def is_json(form: LogFormat, stream: TextIO | None = None) -> bool:
     """Whether lines of this form are JSON on this stream (standard error unless given)."""
     return not (sys.stderr if stream is None else stream).isatty() if form == "auto" else form == "json"
-
-
-def masked(text: str) -> str:
-    """The text without what looks like a secret: bearer tokens, passwords in URLs and settings."""
-    return _SECRET.sub(lambda found: f"{found[1] or found[2] or found[3]}***", text)
 
 
 class JsonFormatter(logging.Formatter):
