@@ -269,3 +269,23 @@ def test_zero_compute_between_two_cuts_is_no_trouble() -> None:
     answer = found(world)
     assert answer is not None
     assert answer.cost_s == min(world.cost_s(pieces) for pieces in world.every())
+
+
+def test_all_machines_are_used_where_the_slowest_stage_needs_one_and_many_are_left_over() -> None:
+    """Once left idle where the table of bytes was too large, and with it the last stage's exchange."""
+    compute = [1.0] + [0.01] * 39
+    states = States(
+        compute_s=sums(compute),
+        weight_bytes=sums([1000.0] + [0.0] * 39),
+        activation_bytes=sums([0.0] * 40),
+        boundary_bytes=np.zeros(41),
+        input_bytes=np.zeros(41),
+    )
+    for levels in (
+        [LevelLinks(units=500, bandwidth_bytes_per_s=1.0)],
+        [LevelLinks(units=2, bandwidth_bytes_per_s=1.0)] * 9,
+    ):
+        found = partition(search_of(states, levels))
+        assert found is not None
+        assert found.cost_s == 1.0
+        assert sum(found.replicas) == len(found.placement) == np.prod([level.units for level in levels])

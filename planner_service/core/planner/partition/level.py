@@ -38,8 +38,8 @@ _NEAR_ENOUGH = 1.03
 _NEAR = 24
 """States that are solved together with the one that is asked for: some may be asked for next."""
 
-_SMALL = 40_000
-"""Entries of a table of a few states and units, which the bare recurrence is the quickest to fill."""
+_SMALL = 1_000_000
+"""Entries that the bare recurrence compares on a few states and units, where it is the quickest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,7 +128,7 @@ class Level:
         known = np.full(max((near if at_once else stop) + 1, len(before)), np.nan)
         known[: len(before)] = before
         if at_once:
-            known[start + 1 : near + 1] = small_optima(self.space, self.inner.level, start, near)
+            known[start + 1 : near + 1] = self.inner.small_optima_s(start, near)
         else:
             known[stop] = self.inner.optimum_s(start, stop)
         self.known[start] = known
@@ -137,13 +137,41 @@ class Level:
     def optimum_s(self, start: int, stop: int) -> float:
         """The least bottleneck between two states."""
         if (start, stop) not in self._optima and self.small(start, stop):
-            return float(small_optima(self.space, self.level, start, stop)[-1])
+            return float(self.small_optima_s(start, stop)[-1])
         return self.optimum(start, stop).cost_s
 
     def small(self, start: int, stop: int) -> bool:
-        """Whether the bare recurrence is the quickest."""
-        chain_of_devices = self.inner is None and self.space.before is None and not self.fewer
-        return chain_of_devices and (stop - start) ** 2 * self.units <= _SMALL
+        """Whether the bare recurrence is the quickest, on this level and those inside."""
+        here = self.space.before is None and not self.fewer
+        here = here and ((stop - start) * self.units) ** 2 <= _SMALL
+        return here and (self.inner is None or self.inner.small(start, stop))
+
+    def small_optima_s(self, start: int, stop: int) -> FloatArray:
+        """The least bottlenecks from one state to each up to another, on a chain, by the bare recurrence."""
+        unit_s = self._units_s(start, stop)
+        states = slice(start, stop + 1)
+        weight_bytes = np.subtract.outer(self.space.weight_bytes[states], self.space.weight_bytes[states]).T
+        counts = np.arange(1.0, self.units + 1)[:, None, None]
+        stage_s = np.maximum(unit_s, self.space.exchange_s(self.level, weight_bytes, counts)) / counts
+        cut_s = 2.0 * self.space.boundary_bytes[states] / self.space.levels[self.level].bandwidth_bytes_per_s
+        return bare_recurrence(stage_s, cut_s)
+
+    def _units_s(self, start: int, stop: int) -> FloatArray:
+        """What a unit takes from each of a few states to each other; infinite where no stage is."""
+        states = slice(start, stop + 1)
+        if self.inner is None:
+            unit_s = np.subtract.outer(self.space.compute_s[states], self.space.compute_s[states]).T
+        else:
+            unit_s = np.stack([self._known_to(row, stop)[states] for row in range(start, stop + 1)])
+        unit_s[np.tri(stop - start + 1, dtype=bool)] = np.inf
+        return unit_s
+
+    def _known_to(self, start: int, stop: int) -> FloatArray:
+        """What one unit takes from a state to all up to another; what is asked for was not too much."""
+        known = self.known.get(start)
+        if known is None or len(known) <= stop or np.isnan(known[start + 1 : stop + 1]).any():
+            known = self._learn(start, stop) if start < stop else np.full(stop + 1, np.inf)
+        return known
 
     def optimum(self, start: int, stop: int) -> Optimum:
         """The best on all units (`fewer`: on at most all)."""
@@ -275,7 +303,7 @@ class Level:
 
         At best: compute and exchange of a stage on m units alone bound how far it goes, and a unit inside likewise.
         """
-        reach = [self._reach(bottleneck_s, units, start, stop) - start for units in range(1, self.units + 1)]
+        reach = [self._reach(bottleneck_s, units, start, stop) for units in range(1, self.units + 1)]
         here = np.arange(stop - start + 1)
         allowed = np.flatnonzero(self.space.allowed(self.level, bottleneck_s)[start : stop + 1])
         nearest = np.searchsorted(allowed, here, side="right") - 1
@@ -292,36 +320,38 @@ class Level:
         """How far one stage on so many units goes at best, from each state."""
         space, within_s = self.space, bottleneck_s * units * (1 + ROUNDING)
         part = slice(start, stop + 1)
-        compute_s = (space.compute_s[part] + within_s * self.devices) * (1 + ROUNDING)
-        reach = np.searchsorted(space.compute_s[part], compute_s, side="right") - 1 + start
+        reach = _last_within(space.compute_s[part], within_s * self.devices)
         if units > 1:
-            allowance = within_s / float(space.exchange_s(self.level, 1.0, units))
-            within_bytes = (space.weight_bytes[part] + allowance) * (1 + ROUNDING)
-            by_weight = np.searchsorted(space.weight_bytes[part], within_bytes, side="right") - 1 + start
-            return np.asarray(np.minimum(reach, by_weight))
-        if self.inner is None:
-            return np.asarray(reach)
-        return np.asarray(np.minimum(reach, self.inner.furthest(bottleneck_s, start, stop)))
+            within_bytes = within_s / float(space.exchange_s(self.level, 1.0, units))
+            reach = np.minimum(reach, _last_within(space.weight_bytes[part], within_bytes))
+        elif self.inner is not None:
+            reach = np.minimum(reach, self.inner.furthest(bottleneck_s, start, stop) - start)
+        return reach
 
 
-def small_optima(space: Space, level: int, start: int, stop: int) -> FloatArray:
-    """A of a level of devices from one state to each up to another, on a chain, by the bare recurrence."""
-    states = slice(start, stop + 1)
-    links = space.levels[level]
-    compute_s = np.subtract.outer(space.compute_s[states], space.compute_s[states]).T
-    weight_bytes = np.subtract.outer(space.weight_bytes[states], space.weight_bytes[states]).T
-    counts = np.arange(1.0, links.units + 1)[:, None, None]
-    stage_s = np.maximum(compute_s, space.exchange_s(level, weight_bytes, counts)) / counts
-    stage_s[:, np.tri(stop - start + 1, dtype=bool)] = np.inf
-    cut_s = 2.0 * space.boundary_bytes[states] / links.bandwidth_bytes_per_s
-    before_s = np.empty((links.units, stop - start + 1))
-    for units in range(links.units):
-        best = stage_s[units, 0]
-        if units > 0:
-            earlier = before_s[units - 1 :: -1] if units > 1 else before_s[:1]
-            joined = np.maximum(earlier[:units, :, None], stage_s[:units])
+def _last_within(sums: FloatArray, allowance: float) -> IntArray:
+    """From each entry of rising sums, the last whose difference is within the allowance.
+
+    A sum that is large beside the allowance is rounded by more than what matters: so differences decide. Two steps
+    back are enough but where many entries lie that close; then the answer is too far.
+    """
+    last = np.searchsorted(sums, (sums + allowance) * (1 + ROUNDING), side="right") - 1
+    for _ in range(2):
+        last = last - (sums[last] - sums > allowance)
+    return np.asarray(last)
+
+
+def bare_recurrence(stage_s: FloatArray, cut_s: FloatArray) -> FloatArray:
+    """A from the first state to each other: from stages by units less one, start and stop, and what a cut takes."""
+    units, states, _ = stage_s.shape
+    before_s = np.empty((units, states))
+    best = stage_s[0, 0]
+    for count in range(units):
+        best = stage_s[count, 0]
+        if count > 0:
+            joined = np.maximum(
+                before_s[count - 1 :: -1, :, None] if count > 1 else before_s[:1, :, None], stage_s[:count]
+            )
             best = np.minimum(best, joined.min(axis=(0, 1)))
-        if units == links.units - 1:
-            return np.asarray(best[1:])
-        before_s[units] = np.maximum(best, cut_s)
-    raise ValueError("a level has units")
+        before_s[count] = np.maximum(best, cut_s)
+    return np.asarray(best[1:])

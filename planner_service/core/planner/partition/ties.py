@@ -77,11 +77,12 @@ def _preferred(level: Level, needs: Needs, states: IntArray) -> Stages:
     if level.fewer:
         units = int(least_units(needs, states, units).least[0])
     edges = edges_on_a_way(needs, states, units)
-    layers = _layers(edges, units, exactly=not level.fewer)
+    layers, replicated = _layers(edges, units, exactly=not level.fewer)
     left = units - int(layers[-1][0])
     entries = len(layers) * len(edges) * (left + 1) ** 2
     if entries > TABLE_ENTRIES:
-        return level.spread(tuple(_fewest_units(edges, layers)))
+        over = left > 0 and not level.fewer
+        return level.spread(tuple(_fewest_units(edges, layers, replicated if over else None)))
     return tuple(_least_sent(level, edges, layers, left))
 
 
@@ -124,34 +125,41 @@ def _least_ahead(start: IntArray, stop: IntArray, need: FloatArray, states: int)
     return ahead
 
 
-def _layers(edges: Edges, units: int, *, exactly: bool) -> list[FloatArray]:
-    """The least units from each state to the end in 0, 1, 2.. stages, up to the fewest stages that will do."""
+def _layers(edges: Edges, units: int, *, exactly: bool) -> tuple[list[FloatArray], list[FloatArray]]:
+    """The least units from each state to the end in 0, 1, 2.. stages, up to the fewest stages that will do.
+
+    And the same with at least one stage of two units or more, which can take what is left over.
+    """
     last = len(edges.states) - 1
     least = np.full(last + 1, np.inf)
     least[last] = 0.0
-    replicated = np.full(last + 1, np.inf)
-    layers = [least]
+    layers, replicated = [least], [np.full(last + 1, np.inf)]
     for stages in count(1):
-        before, least = least, edges.least_by_start(edges.need + least[edges.stop])
-        with_more = np.minimum(edges.need + replicated[edges.stop], edges.two + before[edges.stop])
-        replicated = edges.least_by_start(with_more)
-        layers.append(least)
-        if replicated[0] <= units or least[0] == units or (not exactly and least[0] <= units):
-            return layers
-        if stages > last:
+        with_more = np.minimum(edges.need + replicated[-1][edges.stop], edges.two + layers[-1][edges.stop])
+        replicated.append(edges.least_by_start(with_more))
+        layers.append(edges.least_by_start(edges.need + layers[-1][edges.stop]))
+        fewest = layers[-1][0]
+        if replicated[-1][0] <= units or fewest == units or (not exactly and fewest <= units) or stages > last:
             break
-    return layers
+    return layers, replicated
 
 
-def _fewest_units(edges: Edges, layers: list[FloatArray]) -> Iterator[tuple[int, int, int]]:
-    """The fewest stages on the least units, the smallest cuts first."""
+def _fewest_units(
+    edges: Edges, layers: list[FloatArray], replicated: list[FloatArray] | None
+) -> Iterator[tuple[int, int, int]]:
+    """The fewest stages on the least units, the smallest cuts first; with `replicated`, one of two units or more."""
     here = 0
-    for before in reversed(layers[:-1]):
+    for behind in reversed(range(len(layers) - 1)):
         row = slice(*np.searchsorted(edges.start, (here, here + 1)))
-        total = edges.need[row] + before[edges.stop[row]]
-        edge = row.start + int(np.argmin(total))
-        yield _stage(edges, edge, int(edges.need[edge]))
-        here = int(edges.stop[edge])
+        stops, units = edges.stop[row], edges.need[row]
+        total = units + layers[behind][stops]
+        if replicated is not None:
+            total, several = units + replicated[behind][stops], edges.two[row] + layers[behind][stops]
+            if several.min() <= total.min():
+                total, units, replicated = several, edges.two[row], None
+        edge = int(np.argmin(total))
+        yield _stage(edges, row.start + edge, int(units[edge]))
+        here = int(stops[edge])
 
 
 def _least_sent(level: Level, edges: Edges, layers: list[FloatArray], left: int) -> Iterator[tuple[int, int, int]]:
