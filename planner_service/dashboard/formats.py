@@ -70,6 +70,11 @@ def shape(depth: int, width: int | None) -> str:
     return f"{depth:,} × {width:,}" if width else f"{depth:,} × mixed"
 
 
+def off(measured: float | None, predicted: float | None) -> str:
+    """`-3.2 %`: how far what was measured is from what was predicted."""
+    return change(measured / predicted - 1) if predicted and measured is not None else NONE
+
+
 def count(value: int | None) -> str:
     """`12,800`."""
     return NONE if value is None else f"{value:,}"
@@ -138,6 +143,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "moment": moment,
     "minute": minute,
     "short": short,
+    "off": off,
     "times": times,
     "bandwidth": bandwidth,
     "age": age,

@@ -7,10 +7,22 @@ from fastapi.staticfiles import StaticFiles
 from planner_service.api.auth import scope
 from planner_service.contract.problems import Problem
 from planner_service.dashboard.rendering import FOLDER, page
-from planner_service.dashboard.views import overview, plan, run
+from planner_service.dashboard.views import (
+    cluster,
+    clusters,
+    compare,
+    jobs,
+    overview,
+    plan,
+    plans,
+    profile,
+    profiles,
+    run,
+    runs,
+)
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[scope("read")])
-for view in (overview, plan, run):
+for view in (overview, plans, compare, plan, profiles, profile, clusters, cluster, runs, run, jobs):
     router.include_router(view.router)
 
 
@@ -20,6 +32,16 @@ def install(app: FastAPI) -> None:
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
 
 
+def login_page(request: Request, way_back: str, failed: str | None) -> HTMLResponse:
+    """Where a token is entered; `way_back` is where it leads to, `failed` why the last try did not."""
+    return page(request, "login.html", way_back=way_back, failed=failed)
+
+
 def problem_page(request: Request, problem: Problem) -> HTMLResponse:
     """A problem, for a person."""
     return page(request, "problem.html", status=problem.status, problem=problem)
+
+
+def login_page(request: Request, way_back: str, message: str | None) -> HTMLResponse:
+    """The page where a token is entered: where to go then, and why the last one was not taken."""
+    return page(request, "login.html", way_back=way_back, message=message)

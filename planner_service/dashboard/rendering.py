@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from planner_service.api.auth import KEY
 from planner_service.contract.tokens import LOCAL, Identity
 from planner_service.dashboard import formats
+from planner_service.dashboard.addresses import address_of
 
 FOLDER = Path(__file__).parent
 POLICY = (
@@ -16,6 +17,17 @@ POLICY = (
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 """Nothing but our own style sheet and script is loaded, whatever a document's names hold, and nobody frames a page."""
+
+PAGES = (
+    ("/plans", "Plans"),
+    ("/aliases", "Aliases"),
+    ("/profiles", "Profiles"),
+    ("/clusters", "Clusters"),
+    ("/runs", "Runs"),
+    ("/jobs", "Jobs"),
+    ("/agents", "Agents"),
+)
+"""What every page links to."""
 
 templates = Environment(
     loader=FileSystemLoader(FOLDER / "views"),
@@ -32,7 +44,8 @@ def page(request: Request, template: str, *, status: int = 200, **content: objec
     caller: Identity = request.scope.get(KEY, LOCAL)
     shared = {
         "caller": caller,
-        "path": request.url.path,
+        "address": address_of(request),
+        "pages": PAGES,
         "origin": str(request.base_url).rstrip("/"),
         "now": request.app.state.context.now(),
     }

@@ -12,13 +12,15 @@ from planner_service.core.errors import require
 from planner_service.core.plan import Plan, StageMemory
 from planner_service.dashboard.formats import NONE, count, percent, rate, seconds, shape, size, times
 from planner_service.dashboard.memory_drawing import MemoryBar, fullest, memory_bar
-from planner_service.dashboard.pace import pace, why_faster
+from planner_service.dashboard.pace import NEGLIGIBLE, pace, why_faster
 from planner_service.dashboard.rendering import page
 from planner_service.dashboard.stage_drawing import StageDrawing, stage_drawing
 from planner_service.services import plans
 from planner_service.services.context import Context
 
 MOST = 4
+NEAR = 1e-6
+"""Quantities that differ by less, as a share, are the same for a reader."""
 
 router = APIRouter()
 
@@ -39,10 +41,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """A slower plan beside the fastest: by how much, and why."""
+    """A plan beside the fastest: how many times as fast that is (None: as fast), and why."""
 
     plan_id: str
-    ratio: str
+    ratio: str | None
     reasons: tuple[str, ...]
 
 
@@ -151,14 +153,15 @@ def comparison(context: Context, plan_ids: tuple[str, ...]) -> Comparison:
 
 def _row(quantity: _Quantity, found: list[Plan]) -> Row:
     ranks = [quantity.rank(plan) for plan in found] if quantity.rank else []
-    best = tuple(place for place, rank in enumerate(ranks) if rank == min(ranks) < max(ranks))
+    best = tuple(place for place, rank in enumerate(ranks) if rank <= min(ranks) + NEAR * abs(min(ranks)) < max(ranks))
     return Row(label=quantity.label, values=tuple(quantity.shown(plan) for plan in found), best=best)
 
 
 def _against(plan_id: str, fastest: Plan, plan: Plan) -> Against:
     slow = plan.throughput_samples_per_s
-    ratio = times(fastest.throughput_samples_per_s / slow) if slow > 0 else NONE
-    return Against(plan_id=plan_id, ratio=ratio, reasons=why_faster(fastest, plan))
+    ratio = fastest.throughput_samples_per_s / slow if slow > 0 else float("inf")
+    shown = None if ratio < 1 + NEGLIGIBLE else times(ratio)
+    return Against(plan_id=plan_id, ratio=shown, reasons=why_faster(fastest, plan))
 
 
 def _memory_rows(found: list[Plan]) -> tuple[Row, ...]:

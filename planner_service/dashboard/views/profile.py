@@ -1,0 +1,111 @@
+"""One profile's page: its blocks' times and memory, as charts and as a table."""
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from planner_service.api.bodies import Services
+from planner_service.contract.documents import parse
+from planner_service.core.errors import require
+from planner_service.core.profile import Block, Measurement, Profile
+from planner_service.dashboard.block_chart import BlockChart, Column, block_chart
+from planner_service.dashboard.formats import seconds, size
+from planner_service.dashboard.rendering import page
+from planner_service.services import profiles
+from planner_service.services.context import Context
+
+MOST_ROWS = 300
+
+router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A block at the microbatch size that is shown."""
+
+    index: int
+    name: str
+    weight_bytes: int
+    at: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileView:
+    """What the page shows; sums are over all blocks, of which the table has the first."""
+
+    id: str
+    profile: Profile
+    microbatch_size: int
+    sizes: tuple[int, ...]
+    rows: tuple[Measured, ...]
+    hidden_rows: int
+    times: BlockChart | None
+    memory: BlockChart | None
+    forward_s: float
+    backward_s: float
+    weight_bytes: int
+    activation_bytes: int
+    spread: float | None
+
+
+@router.get("/profiles/{profile_id}")
+def show_profile(services: Services, request: Request, profile_id: str) -> HTMLResponse:
+    """One profile, at one of the microbatch sizes that it was measured at."""
+    wanted = request.query_params.get("microbatch_size", "")
+    return page(request, "profile.html", view=profile_view(services, profile_id, wanted))
+
+
+def profile_view(context: Context, profile_id: str, wanted: str) -> ProfileView:
+    """Gathers the page's content. Raises NotFoundError, InvalidInputError for a size that was not measured."""
+    profile = parse(Profile, profiles.document(context, profile_id))
+    sizes = tuple(sorted(measurement.microbatch_size for measurement in profile.blocks[0].measurements))
+    rule = f"must be one that was measured: {', '.join(map(str, sizes))}"
+    require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
+    microbatch_size = int(wanted) if wanted else sizes[-1]
+    measured = [(block, block.at(microbatch_size)) for block in profile.blocks]
+    shown = measured[:MOST_ROWS]
+    return ProfileView(
+        id=profile_id,
+        profile=profile,
+        microbatch_size=microbatch_size,
+        sizes=sizes,
+        rows=tuple(
+            Measured(index=index, name=block.name, weight_bytes=block.weight_bytes, at=at)
+            for index, (block, at) in enumerate(shown)
+        ),
+        hidden_rows=len(measured) - len(shown),
+        times=block_chart([_times(block, at) for block, at in measured], seconds),
+        memory=block_chart([_memory(block, at) for block, at in measured], size),
+        forward_s=sum(at.forward_s for _, at in measured),
+        backward_s=sum(at.backward_s for _, at in measured),
+        weight_bytes=sum(block.weight_bytes for block, _ in measured),
+        activation_bytes=sum(at.activation_bytes for _, at in measured),
+        spread=_spread([at for _, at in measured]),
+    )
+
+
+def _times(block: Block, at: Measurement) -> Column:
+    spread_s = (at.forward_spread_s or 0.0) + (at.backward_spread_s or 0.0)
+    return Column(name=block.name, parts=(("forward", at.forward_s), ("backward", at.backward_s)), spread=spread_s)
+
+
+def _memory(block: Block, at: Measurement) -> Column:
+    parts = (
+        ("weights", float(block.weight_bytes)),
+        ("activations", float(at.activation_bytes)),
+        ("transient", float(at.workspace_bytes)),
+    )
+    return Column(name=block.name, parts=parts)
+
+
+def _spread(measurements: list[Measurement]) -> float | None:
+    """The spreads as a share of the times, over all blocks; None where none was measured."""
+    spreads = [
+        spread_s
+        for at in measurements
+        for spread_s in (at.forward_spread_s, at.backward_spread_s)
+        if spread_s is not None
+    ]
+    compute_s = sum(at.compute_s for at in measurements)
+    return sum(spreads) / compute_s if spreads and compute_s > 0 else None
