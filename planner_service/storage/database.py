@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Database:
         self.shown = _shown(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._lock = threading.Lock()
+        self._joined: Connection | None = None
         self._busy_timeout_s = busy_timeout_s
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s, "hide_parameters": True}
         if self.is_sqlite:
@@ -73,14 +75,26 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that changes nothing and sees one state of the database."""
+        if self._joined is not None:
+            yield self._joined
+            return
         with reporting(self.shown, self.url.password), self._readers.begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that is stored as a whole when the block ends, or not at all when it raises."""
+        if self._joined is not None:
+            yield self._joined
+            return
         with reporting(self.shown, self.url.password), self._turn(), self._writers.begin() as connection:
             yield connection
+
+    def joining(self, connection: Connection) -> "Database":
+        """The same database inside a transaction to write that is open: what is done there is a part of it."""
+        joined = copy(self)
+        joined._joined = connection
+        return joined
 
     def close(self) -> None:
         """Gives all connections back."""
