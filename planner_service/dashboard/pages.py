@@ -40,8 +40,3 @@ def login_page(request: Request, way_back: str, failed: str | None) -> HTMLRespo
 def problem_page(request: Request, problem: Problem) -> HTMLResponse:
     """A problem, for a person."""
     return page(request, "problem.html", status=problem.status, problem=problem)
-
-
-def login_page(request: Request, way_back: str, message: str | None) -> HTMLResponse:
-    """The page where a token is entered: where to go then, and why the last one was not taken."""
-    return page(request, "login.html", way_back=way_back, message=message)
