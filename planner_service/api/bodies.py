@@ -1,5 +1,6 @@
 """Bodies: read whole but never beyond the limit, parsed by the documents' own rules in a worker thread."""
 
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, TypeVar
@@ -7,10 +8,14 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, HTTPException, Query, Request, Response
 
 from planner_service.contract.documents import parse
+from planner_service.core.errors import require
 from planner_service.services.context import Context
 from planner_service.storage.listing import Cut
 
 T = TypeVar("T")
+
+_NULL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""The escape itself, and not a backslash that happens to stand before such a text."""
 
 
 async def context(request: Request) -> Context:
@@ -38,6 +43,8 @@ async def body(request: Request) -> bytes:
         content += chunk
         if len(content) > limit_bytes:
             raise too_large
+    has_null = rb"\u0000" in content and _NULL.search(content) is not None
+    require(not has_null, "document", "must not hold the null character, which a database cannot keep", r"\u0000")
     return bytes(content)
 
 

@@ -19,6 +19,10 @@ PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s"})
 """What a plan's document says beside the plan: derived, or true of one answer only."""
 
 
+MAX_NESTING = 200
+"""How deep pydantic's parser goes."""
+
+
 def parse(kind: type[T], content: str | bytes | dict[str, Any]) -> T:
     """The dataclass or model that a JSON text (or its parsed value) describes. Raises InvalidInputError.
 
@@ -126,10 +130,27 @@ def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
         rule, value = "is not a known key", first["input"]
     elif first["type"] in ("missing", "missing_argument"):
         rule, value = "is required", None
+    elif first["type"] == "union_tag_not_found":
+        field, rule, value = (
+            ".".join(filter(None, (field, first["ctx"]["discriminator"].strip("'")))),
+            "is required",
+            None,
+        )
+    elif first["type"] == "json_invalid":
+        rule, value = _malformed(first), first["input"]
     else:
         rule, value = first["msg"], first["input"]
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return InvalidInputError(field or "document", rule + more, value)
+
+
+def _malformed(finding: ErrorDetails) -> str:
+    """What keeps a text from being JSON."""
+    if not finding["input"].strip():
+        return "must be a JSON document, and is empty"
+    if "recursion limit" in finding["msg"]:
+        return f"must be JSON that is nested at most {MAX_NESTING} levels deep"
+    return finding["msg"]
 
 
 def _head(content: str | bytes) -> str:
