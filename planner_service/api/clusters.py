@@ -2,16 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Page, Services, document, mark_created, raw_json
-from planner_service.contract.clusters import ClusterSummary
-from planner_service.contract.listing import Page as PageOf
+from planner_service.api.bodies import Services, document, mark_created
+from planner_service.api.caching import UNCHANGED, Lane, document_response, stored
+from planner_service.api.listing import page_response
+from planner_service.contract.clusters import ClusterQuery, ClusterSummary
+from planner_service.contract.listing import Page
 from planner_service.core.cluster import Cluster
 from planner_service.services import clusters
 
 router = APIRouter(prefix="/v1/clusters", tags=["clusters"])
+
+DOCUMENT = Lane(noun="clusters", path="/v1/clusters/{cluster_id}", scopes=("read",))
 
 
 @router.post(
@@ -29,13 +33,14 @@ def create_cluster(
     return summary
 
 
-@router.get("", dependencies=[scope("read")])
-def list_clusters(services: Services, page: Page) -> PageOf[ClusterSummary]:
-    """The clusters, newest first."""
-    return clusters.newest(services, page)
+@router.get("", dependencies=[scope("read")], response_model=Page[ClusterSummary])
+def list_clusters(services: Services, query: Annotated[ClusterQuery, Query()]) -> Response:
+    """The clusters: newest first, or in the order asked for; those that pass all filters."""
+    return page_response(clusters.page(services, query))
 
 
-@router.get("/{cluster_id}", dependencies=[scope("read")], response_model=Cluster)
-def get_cluster(services: Services, cluster_id: str) -> Response:
-    """A cluster's document."""
-    return raw_json(clusters.document(services, cluster_id))
+@router.get("/{cluster_id}", dependencies=[scope(*DOCUMENT.scopes)], response_model=Cluster, responses=UNCHANGED)
+def get_cluster(services: Services, request: Request, cluster_id: str) -> Response:
+    """A cluster's document. It never changes: its id is its entity tag."""
+    content = stored(services, DOCUMENT.noun, cluster_id, clusters.document)
+    return document_response(request, cluster_id, lambda: content)

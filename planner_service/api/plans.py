@@ -1,20 +1,27 @@
 """Routes of the plans."""
 
+import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Batches, Page, Services, document, mark_created, raw_json
+from planner_service.api.bodies import Batches, Services, document, mark_created, raw_json
+from planner_service.api.caching import REVALIDATE, UNCHANGED, Lane, derived_tag, document_response, stored
+from planner_service.api.listing import page_response
 from planner_service.contract.documents import answer_document
-from planner_service.contract.listing import Page as PageOf
-from planner_service.contract.plans import PlanRequest, PlanSummary, Streams
+from planner_service.contract.listing import Page
+from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams
 from planner_service.core.identity import canonical_json
+from planner_service.core.plan import Plan
 from planner_service.core.timeline import Timeline
 from planner_service.services import plans
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
+
+DOCUMENT = Lane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"))
 
 
 @router.post("", dependencies=[scope("plan")], status_code=201)
@@ -28,31 +35,53 @@ def create_plan(services: Services, request: Annotated[PlanRequest, Depends(docu
     return response
 
 
-@router.get("", dependencies=[scope("read")])
-def list_plans(services: Services, page: Page) -> PageOf[PlanSummary]:
-    """The plans, newest first."""
-    return plans.newest(services, page)
+@router.get("", dependencies=[scope("read")], response_model=Page[PlanSummary] | Page[Plan])
+def list_plans(services: Services, query: Annotated[PlanQuery, Query()]) -> Response:
+    """The plans: newest first, or in the order asked for; those that pass all filters; whole with `content`."""
+    if not query.content:
+        return page_response(plans.page(services, query))
+    documents, next_cursor = plans.page_of_documents(services, query)
+    end = b'],"next_cursor":' + json.dumps(next_cursor).encode() + b"}"
+    return Response(b'{"items":[' + b",".join(documents) + end, media_type="application/json")
 
 
-@router.get("/{plan_id}", dependencies=[scope("read", "agent")])
-def get_plan(services: Services, plan_id: str) -> Response:
-    """A plan's document."""
-    return raw_json(plans.document(services, plan_id))
+@router.get("/{plan_id}", dependencies=[scope(*DOCUMENT.scopes)], responses=UNCHANGED)
+def get_plan(services: Services, request: Request, plan_id: str) -> Response:
+    """A plan's document. It never changes: its id is its entity tag."""
+    content = stored(services, DOCUMENT.noun, plan_id, plans.document)
+    return document_response(request, plan_id, lambda: content)
 
 
-@router.get("/{plan_id}/streams", dependencies=[scope("read")])
-def get_plan_streams(services: Services, plan_id: str, batches: Batches = 1) -> Streams:
+@router.get("/{plan_id}/streams", dependencies=[scope("read")], response_model=Streams, responses=UNCHANGED)
+def get_plan_streams(services: Services, request: Request, plan_id: str, batches: Batches = 1) -> Response:
     """What every worker executes, in order, in the instructions' text form."""
-    return plans.streams(services, plan_id, batches)
+
+    def load() -> str:
+        return plans.streams(services, plan_id, batches).model_dump_json()
+
+    return _derived(services, request, plan_id, load, "streams", batches)
 
 
-@router.get("/{plan_id}/timeline", dependencies=[scope("read")], response_model=Timeline)
-def get_plan_timeline(services: Services, plan_id: str, batches: Batches = 2) -> Response:
+@router.get("/{plan_id}/timeline", dependencies=[scope("read")], response_model=Timeline, responses=UNCHANGED)
+def get_plan_timeline(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
     """The predicted timeline: the plan's streams, played with its costs."""
-    return raw_json(canonical_json(plans.timeline(services, plan_id, batches)))
+
+    def load() -> str:
+        return canonical_json(plans.timeline(services, plan_id, batches))
+
+    return _derived(services, request, plan_id, load, "timeline", batches)
 
 
-@router.get("/{plan_id}/trace", dependencies=[scope("read")])
-def get_plan_trace(services: Services, plan_id: str, batches: Batches = 2) -> Response:
+@router.get("/{plan_id}/trace", dependencies=[scope("read")], responses=UNCHANGED)
+def get_plan_trace(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
     """The predicted timeline as a Chrome trace, for chrome://tracing and Perfetto."""
-    return raw_json(plans.trace(services, plan_id, batches))
+    return _derived(services, request, plan_id, lambda: plans.trace(services, plan_id, batches), "trace", batches)
+
+
+def _derived(
+    services: Services, request: Request, plan_id: str, load: Callable[[], str], *parameters: object
+) -> Response:
+    """What is made of a plan, under a tag that names the plan, what is made of it, and this version, which makes it."""
+    stored(services, DOCUMENT.noun, plan_id, plans.document)
+    tag = derived_tag(plan_id, *parameters)
+    return document_response(request, tag, load, cache_control=REVALIDATE)

@@ -2,16 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Page, Services, document, mark_created, raw_json
-from planner_service.contract.listing import Page as PageOf
-from planner_service.contract.profiles import ProfileSummary
+from planner_service.api.bodies import Services, document, mark_created
+from planner_service.api.caching import UNCHANGED, Lane, document_response, stored
+from planner_service.api.listing import page_response
+from planner_service.contract.listing import Page
+from planner_service.contract.profiles import ProfileQuery, ProfileSummary
 from planner_service.core.profile import Profile
 from planner_service.services import profiles
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
+
+DOCUMENT = Lane(noun="profiles", path="/v1/profiles/{profile_id}", scopes=("read",))
 
 
 @router.post(
@@ -29,13 +33,14 @@ def create_profile(
     return summary
 
 
-@router.get("", dependencies=[scope("read")])
-def list_profiles(services: Services, page: Page) -> PageOf[ProfileSummary]:
-    """The profiles, newest first."""
-    return profiles.newest(services, page)
+@router.get("", dependencies=[scope("read")], response_model=Page[ProfileSummary])
+def list_profiles(services: Services, query: Annotated[ProfileQuery, Query()]) -> Response:
+    """The profiles: newest first, or in the order asked for; those that pass all filters."""
+    return page_response(profiles.page(services, query))
 
 
-@router.get("/{profile_id}", dependencies=[scope("read")], response_model=Profile)
-def get_profile(services: Services, profile_id: str) -> Response:
-    """A profile's document."""
-    return raw_json(profiles.document(services, profile_id))
+@router.get("/{profile_id}", dependencies=[scope(*DOCUMENT.scopes)], response_model=Profile, responses=UNCHANGED)
+def get_profile(services: Services, request: Request, profile_id: str) -> Response:
+    """A profile's document. It never changes: its id is its entity tag."""
+    content = stored(services, DOCUMENT.noun, profile_id, profiles.document)
+    return document_response(request, profile_id, lambda: content)

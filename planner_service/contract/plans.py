@@ -1,9 +1,11 @@
 """Plans: what is asked for, what lists show, and the instruction streams in their text form."""
 
 from datetime import datetime
+from typing import Literal
 
 from pydantic import Field
 
+from planner_service.contract.listing import ListQuery, Name
 from planner_service.contract.wire import Wire
 from planner_service.core.cost.calibration import Calibration
 from planner_service.core.planner.problem import Options
@@ -47,6 +49,25 @@ class PlanSummary(Wire):
     solve_time_s: float
     created_at: datetime
     estimated: bool = False
+    memory_bytes: int = Field(description="what a worker of the fullest stage holds at its peak")
+    device: str = Field(description="the type of the cluster's devices")
+    devices: int = Field(description="the cluster's devices")
+
+
+class PlanQuery(ListQuery):
+    """Which plans, and in which order: a minus before it is from the most to the least. Default: newest first."""
+
+    sort: Literal["created_at", "-created_at", "throughput", "-throughput", "memory", "-memory"] | None = None
+    planner: Name | None = None
+    schedule: Name | None = None
+    model: Name | None = Field(default=None, description="the model's name")
+    device: Name | None = Field(default=None, description="the type of the cluster's devices")
+    devices: int | None = Field(default=None, ge=1, le=2**31 - 1, description="the cluster's devices")
+    profile_id: Name | None = None
+    cluster_id: Name | None = None
+    estimated: bool | None = Field(default=None, description="whether the profile was computed, not measured")
+    min_throughput: float | None = Field(default=None, ge=0, description="samples/s, predicted")
+    content: bool = Field(default=False, description="whole plans instead of their summaries")
 
 
 class StreamText(Wire):

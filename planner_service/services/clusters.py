@@ -1,6 +1,6 @@
 """Clusters: stored by content, never changed."""
 
-from planner_service.contract.clusters import ClusterSummary
+from planner_service.contract.clusters import ClusterQuery, ClusterSummary
 from planner_service.contract.listing import Page
 from planner_service.core.cluster import Cluster
 from planner_service.services.context import Context, found
@@ -21,7 +21,12 @@ def document(context: Context, cluster_id: str) -> str:
         return found("cluster", cluster_id, storage.content(connection, cluster_id))
 
 
+def page(context: Context, query: ClusterQuery) -> Page[ClusterSummary]:
+    """The clusters that the query asks for."""
+    with context.database.read() as connection:
+        return storage.page(connection, query)
+
+
 def newest(context: Context, cut: Cut) -> Page[ClusterSummary]:
     """A page of clusters, newest first."""
-    with context.database.read() as connection:
-        return storage.page(connection, cut)
+    return page(context, ClusterQuery(limit=cut.limit, cursor=cut.cursor))

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from planner_service.core.errors import NotFoundError
 from planner_service.core.plan import Answer
 from planner_service.core.planner.problem import Problem
 from planner_service.metrics import Metrics
+from planner_service.services.document_cache import DocumentCache
 from planner_service.storage.database import Database
 
 T = TypeVar("T")
@@ -22,16 +23,36 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class Absence:
+    """Until when leases do not run out, because their owners could not renew them: the service was away.
+
+    Whoever notices that it starts, or that its database does not answer, says so; the owners then have a lease's
+    length to come back before their jobs are given to others.
+    """
+
+    until: datetime = LONG_AGO
+
+    def back(self, now: datetime, lease_s: float) -> None:
+        """The service answers from now on, at the earliest."""
+        self.until = max(self.until, now + timedelta(seconds=lease_s))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The database, the planners, the clock, the rules of leases, what is counted, and the key given for tokens."""
+    """The database, planners, clock, rules of leases, what is counted, the key given for tokens, what lies ready."""
 
     database: Database
     solve: Solve
     now: Callable[[], datetime] = field(default=utc_now)
     lease_s: float = 30.0
     max_attempts: int = 3
+    absence: Absence = field(default_factory=Absence)
     metrics: Metrics = field(default_factory=Metrics)
+    documents: DocumentCache = field(default_factory=DocumentCache)
     token_key: str | None = field(default=None, repr=False)
 
 

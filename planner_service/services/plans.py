@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from planner_service.contract.documents import parse, parse_plan
 from planner_service.contract.listing import Page
-from planner_service.contract.plans import PlanRequest, PlanSummary, Streams, StreamText
+from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams, StreamText
 from planner_service.core.cluster import Cluster
 from planner_service.core.errors import InvalidInputError, require
 from planner_service.core.identity import canonical_json, content_id
@@ -77,10 +77,28 @@ def summary(context: Context, plan_id: str) -> PlanSummary:
         return found("plan", plan_id, storage.summary(connection, plan_id))
 
 
+def page(context: Context, query: PlanQuery) -> Page[PlanSummary]:
+    """The plans that the query asks for, as lists show them."""
+    with context.database.read() as connection:
+        return storage.page(connection, query)
+
+
+def page_of_documents(context: Context, query: PlanQuery) -> tuple[list[bytes], str | None]:
+    """The plans that the query asks for, whole, as JSON texts, and the cursor of the next page."""
+    with context.database.read() as connection:
+        found_ids = storage.page_of_ids(connection, query)
+        known = context.documents.known("plans", found_ids.items)
+        missing = [plan_id for plan_id in found_ids.items if plan_id not in known]
+        read = storage.contents(connection, missing) if missing else {}
+    for plan_id, content in read.items():
+        known[plan_id] = content.encode()
+        context.documents.put("plans", plan_id, known[plan_id])
+    return [known[plan_id] for plan_id in found_ids.items if plan_id in known], found_ids.next_cursor
+
+
 def newest(context: Context, cut: Cut) -> Page[PlanSummary]:
     """A page of plans, newest first."""
-    with context.database.read() as connection:
-        return storage.page(connection, cut)
+    return page(context, PlanQuery(limit=cut.limit, cursor=cut.cursor))
 
 
 def streams(context: Context, plan_id: str, batches: int) -> Streams:

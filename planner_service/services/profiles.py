@@ -1,7 +1,7 @@
 """Profiles: stored by content, never changed."""
 
 from planner_service.contract.listing import Page
-from planner_service.contract.profiles import ProfileSummary
+from planner_service.contract.profiles import ProfileQuery, ProfileSummary
 from planner_service.core.profile import Profile
 from planner_service.services.context import Context, found
 from planner_service.storage import profiles as storage
@@ -21,7 +21,12 @@ def document(context: Context, profile_id: str) -> str:
         return found("profile", profile_id, storage.content(connection, profile_id))
 
 
+def page(context: Context, query: ProfileQuery) -> Page[ProfileSummary]:
+    """The profiles that the query asks for."""
+    with context.database.read() as connection:
+        return storage.page(connection, query)
+
+
 def newest(context: Context, cut: Cut) -> Page[ProfileSummary]:
     """A page of profiles, newest first."""
-    with context.database.read() as connection:
-        return storage.page(connection, cut)
+    return page(context, ProfileQuery(limit=cut.limit, cursor=cut.cursor))

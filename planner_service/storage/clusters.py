@@ -5,11 +5,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
 
-from planner_service.contract.clusters import ClusterSummary
+from planner_service.contract.clusters import ClusterQuery, ClusterSummary
 from planner_service.contract.listing import Page
 from planner_service.core.cluster import Cluster
 from planner_service.core.identity import canonical_json, content_id
-from planner_service.storage.listing import Cut, insert_once, newest
+from planner_service.storage import listing
+from planner_service.storage.listing import Listing, equal, insert_once
 from planner_service.storage.tables import clusters
 
 _SUMMARY = [column for column in clusters.c if column.name != "content"]
@@ -41,10 +42,23 @@ def summary(connection: Connection, cluster_id: str) -> ClusterSummary | None:
     return None if row is None else _summary(row)
 
 
-def page(connection: Connection, cut: Cut) -> Page[ClusterSummary]:
-    """The newest clusters."""
-    return newest(connection, select(*_SUMMARY), clusters, cut, _summary)
+def page(connection: Connection, query: ClusterQuery) -> Page[ClusterSummary]:
+    """The clusters that the query asks for."""
+    filters = [
+        equal("device", clusters.c.device_name, query.device),
+        equal("devices", clusters.c.devices, query.devices),
+        *listing.created(clusters.c.created_at, query),
+    ]
+    return listing.page(connection, _LISTING, listing.cut_of(query), filters)
 
 
 def _summary(row: Row[Any]) -> ClusterSummary:
     return ClusterSummary(id=row.id, device=row.device_name, devices=row.devices, created_at=row.created_at)
+
+
+_LISTING = Listing(
+    table=clusters,
+    query=select(*_SUMMARY),
+    item=_summary,
+    sorts={"created_at": clusters.c.created_at, "devices": clusters.c.devices},
+)

@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import (
@@ -31,8 +31,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from planner_service.contract.listing import Page
+from planner_service.contract.listing import ListQuery, Page
 from planner_service.core.errors import InvalidInputError, require
+from planner_service.storage.tables import UtcTime
 
 T = TypeVar("T")
 
@@ -121,15 +122,28 @@ class _Order:
         compare = operator.lt if self.descending else operator.gt
         values = (position.sequence,) if len(self.keys) == 1 else (position.value, position.sequence)
         literals = [literal(value, key.type) for value, key in zip(values, self.keys, strict=True)]
-        if len(literals) == 1:
-            return compare(self.keys[0], literals[0])
-        return compare(tuple_(*self.keys), tuple_(*literals))
+        single = len(literals) == 1
+        condition: ColumnElement[bool] = (
+            compare(self.keys[0], literals[0]) if single else compare(tuple_(*self.keys), tuple_(*literals))
+        )
+        return condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Position:
     value: Any
     sequence: int
+
+
+def cut_of(query: ListQuery) -> Cut:
+    """The page that the query asks for, in its `sort` where it has one."""
+    return Cut(limit=query.limit, cursor=query.cursor, sort=getattr(query, "sort", None))
+
+
+def created(column: Column[Any], query: ListQuery) -> list[Filter]:
+    """When the rows that the query asks for came in."""
+    after = at_least("created_after", column, query.created_after)
+    return [after, below("created_before", column, query.created_before)]
 
 
 def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequence[Filter] = ()) -> Page[T]:
@@ -250,11 +264,14 @@ def _decoded(cursor: str) -> tuple[str, Any, int, str]:
 
 def _as_column(value: Any, column: Column[Any], cursor: str) -> Any:
     """A cursor's value as the column's type. Cursors can be made by hand: what fits no column is refused."""
-    kind = column.type.python_type
     try:
-        read = datetime.fromisoformat(value) if kind is datetime else kind(value)
-        fits = read.tzinfo is not None if kind is datetime else math.isfinite(read) and abs(read) <= MAX_SEQUENCE
-    except (ValueError, TypeError, OverflowError, AttributeError) as error:
+        if isinstance(column.type, UtcTime):
+            read: Any = datetime.fromisoformat(value)
+            fits = read.tzinfo is not None and read.astimezone(UTC) is not None
+        else:
+            read = column.type.python_type(value)
+            fits = math.isfinite(read) and abs(read) <= MAX_SEQUENCE
+    except (ValueError, TypeError, OverflowError) as error:
         raise InvalidInputError("cursor", _CURSOR_RULE, cursor) from error
     require(fits, "cursor", _CURSOR_RULE, cursor)
     return read

@@ -1,5 +1,6 @@
 """Plans, by their content. A plan never changes; how it was asked for, and when, stands beside it."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -7,11 +8,12 @@ from sqlalchemy import Connection, Row, insert, select
 
 from planner_service.contract.documents import plan_document
 from planner_service.contract.listing import Page
-from planner_service.contract.plans import PlanRequest, PlanSummary
+from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary
 from planner_service.core.identity import canonical_json, content_id
 from planner_service.core.plan import Plan
-from planner_service.storage.listing import Cut, insert_once, newest
-from planner_service.storage.tables import plans
+from planner_service.storage import listing
+from planner_service.storage.listing import Filter, Listing, at_least, equal, insert_once
+from planner_service.storage.tables import clusters, plans
 
 _SUMMARY = [column for column in plans.c if column.name not in ("content", "request")]
 
@@ -21,6 +23,10 @@ def add(connection: Connection, plan: Plan, request: PlanRequest, solve_time_s: 
     plan_id = content_id(plan)
     if summary(connection, plan_id) is not None:
         return False
+    on = connection.execute(
+        select(clusters.c.device_name, clusters.c.devices).where(clusters.c.id == request.cluster_id)
+    )
+    cluster = on.one()
     row = insert(plans).values(
         id=plan_id,
         content=canonical_json(plan_document(plan)),
@@ -41,6 +47,9 @@ def add(connection: Connection, plan: Plan, request: PlanRequest, solve_time_s: 
         bubble_fraction=plan.bubble_fraction,
         created_at=now,
         estimated=plan.estimated,
+        memory_bytes=max(stage.memory_bytes for stage in plan.stages),
+        device_name=cluster.device_name,
+        devices=cluster.devices,
     )
     return insert_once(connection, row)
 
@@ -56,11 +65,52 @@ def summary(connection: Connection, plan_id: str) -> PlanSummary | None:
     return None if row is None else _summary(row)
 
 
-def page(connection: Connection, cut: Cut) -> Page[PlanSummary]:
-    """The newest plans."""
-    return newest(connection, select(*_SUMMARY), plans, cut, _summary)
+def page(connection: Connection, query: PlanQuery) -> Page[PlanSummary]:
+    """The plans that the query asks for."""
+    return listing.page(connection, _SUMMARIES, listing.cut_of(query), _filters(query))
+
+
+def page_of_ids(connection: Connection, query: PlanQuery) -> Page[str]:
+    """The ids of the plans that the query asks for."""
+    return listing.page(connection, _IDS, listing.cut_of(query), _filters(query))
+
+
+def contents(connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
+    """The documents of those plans that are there, by id."""
+    rows = connection.execute(select(plans.c.id, plans.c.content).where(plans.c.id.in_(plan_ids)))
+    return {row.id: row.content for row in rows}
+
+
+def _filters(query: PlanQuery) -> list[Filter]:
+    """The likeliest to leave few rows first."""
+    return [
+        equal("profile_id", plans.c.profile_id, query.profile_id),
+        equal("cluster_id", plans.c.cluster_id, query.cluster_id),
+        equal("model", plans.c.model_name, query.model),
+        equal("planner", plans.c.planner, query.planner),
+        equal("schedule", plans.c.schedule, query.schedule),
+        equal("device", plans.c.device_name, query.device),
+        equal("devices", plans.c.devices, query.devices),
+        equal("estimated", plans.c.estimated, query.estimated),
+        at_least("min_throughput", plans.c.throughput_samples_per_s, query.min_throughput),
+        *listing.created(plans.c.created_at, query),
+    ]
 
 
 def _summary(row: Row[Any]) -> PlanSummary:
-    values = {name: getattr(row, name) for name in PlanSummary.model_fields if name != "model"}
-    return PlanSummary(model=row.model_name, **values)
+    renamed = {"model": row.model_name, "device": row.device_name}
+    values = {name: getattr(row, name) for name in PlanSummary.model_fields if name not in renamed}
+    return PlanSummary.model_construct(**renamed, **values)
+
+
+def _id(row: Row[Any]) -> str:
+    return str(row.id)
+
+
+_SORTS = {
+    "created_at": plans.c.created_at,
+    "throughput": plans.c.throughput_samples_per_s,
+    "memory": plans.c.memory_bytes,
+}
+_SUMMARIES = Listing(table=plans, query=select(*_SUMMARY), item=_summary, sorts=_SORTS)
+_IDS = Listing(table=plans, query=select(plans.c.id), item=_id, sorts=_SORTS)

@@ -6,10 +6,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select
 
 from planner_service.contract.listing import Page
-from planner_service.contract.profiles import ProfileSummary
+from planner_service.contract.profiles import ProfileQuery, ProfileSummary
 from planner_service.core.identity import canonical_json, content_id
 from planner_service.core.profile import Profile
-from planner_service.storage.listing import Cut, insert_once, newest
+from planner_service.storage import listing
+from planner_service.storage.listing import Listing, equal, insert_once
 from planner_service.storage.tables import profiles
 
 _SUMMARY = [column for column in profiles.c if column.name != "content"]
@@ -44,9 +45,16 @@ def summary(connection: Connection, profile_id: str) -> ProfileSummary | None:
     return None if row is None else _summary(row)
 
 
-def page(connection: Connection, cut: Cut) -> Page[ProfileSummary]:
-    """The newest profiles."""
-    return newest(connection, select(*_SUMMARY), profiles, cut, _summary)
+def page(connection: Connection, query: ProfileQuery) -> Page[ProfileSummary]:
+    """The profiles that the query asks for."""
+    filters = [
+        equal("model", profiles.c.model_name, query.model),
+        equal("device", profiles.c.device_name, query.device),
+        equal("dtype", profiles.c.dtype, query.dtype),
+        equal("estimated", profiles.c.estimated, query.estimated),
+        *listing.created(profiles.c.created_at, query),
+    ]
+    return listing.page(connection, _LISTING, listing.cut_of(query), filters)
 
 
 def _summary(row: Row[Any]) -> ProfileSummary:
@@ -59,3 +67,11 @@ def _summary(row: Row[Any]) -> ProfileSummary:
         created_at=row.created_at,
         estimated=row.estimated,
     )
+
+
+_LISTING = Listing(
+    table=profiles,
+    query=select(*_SUMMARY),
+    item=_summary,
+    sorts={"created_at": profiles.c.created_at, "blocks": profiles.c.blocks},
+)

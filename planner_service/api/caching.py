@@ -1,0 +1,148 @@
+"""Caching: entity tags, and what lies ready. Documents are stored by content, so that an id is a strong entity tag."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import Request, Response
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from planner_service.api.auth import KEY
+from planner_service.contract.tokens import Identity
+from planner_service.contract.tokens import Scope as TokenScope
+from planner_service.services.context import Context
+from planner_service.services.document_cache import Noun
+
+IMMUTABLE = "private, max-age=31536000, immutable"
+"""Of what is named by its content's hash."""
+
+REVALIDATE = "private, no-cache"
+"""Of what may change under its name: to be asked for each time, with the tag of what is there."""
+
+JSON = "application/json"
+
+UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "It is what the caller has (If-None-Match)"}}
+"""What routes that answer with entity tags add to their description."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A route of immutable documents: which, where, and for whom."""
+
+    noun: Noun
+    path: str
+    scopes: tuple[TokenScope, ...]
+
+
+def document_response(
+    request: Request, identity: str, load: Callable[[], str | bytes], *, cache_control: str = IMMUTABLE
+) -> Response:
+    """The content under the tag of its identity; 304 and no content for whoever has it."""
+    tag = f'"{identity}"'
+    headers = {"ETag": tag, "Cache-Control": cache_control}
+    if _matches(request.headers.get("if-none-match"), tag):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(load(), media_type=JSON, headers=headers)
+
+
+def derived_tag(identity: str, *parameters: object) -> str:
+    """The identity of what this version makes of a document."""
+    return ".".join((identity, *map(str, parameters), _version()))
+
+
+def stored(services: Context, noun: Noun, identity: str, load: Callable[[Context, str], str]) -> bytes:
+    """A document's bytes, from where it lies ready or as it is read, which puts it there. Raises NotFoundError."""
+    ready = services.documents.get(noun, identity)
+    if ready is None:
+        ready = load(services, identity).encode()
+        services.documents.put(noun, identity, ready)
+    return ready
+
+
+class Express:
+    """Answers for documents that lie ready, before any route is looked for: that takes longer than the answer.
+
+    Stands behind everything that checks callers, and asks for the scopes that the route asks for. All else, errors
+    among it, is the routes'.
+    """
+
+    def __init__(self, app: ASGIApp, context: Context, lanes: Sequence[Lane]) -> None:
+        self._app = app
+        self._documents = context.documents
+        self._lanes: Mapping[str, Lane] = {lane.noun: lane for lane in lanes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers or passes on."""
+        if scope["type"] == "http" and scope["method"] == "GET" and not scope["query_string"]:
+            lane, identity = self._asked_for(scope["path"])
+            caller: Identity | None = scope.get(KEY)
+            if lane is not None and caller is not None and not caller.scopes.isdisjoint(lane.scopes):
+                content = self._documents.get(lane.noun, identity)
+                if content is not None:
+                    scope["route"] = lane
+                    await _answer(scope, send, identity, content)
+                    return
+        await self._app(scope, receive, send)
+
+    def _asked_for(self, path: str) -> tuple[Lane | None, str]:
+        parts = path.split("/")
+        if len(parts) != 4 or parts[1] != "v1":
+            return None, ""
+        return self._lanes.get(parts[2]), parts[3]
+
+
+class Head:
+    """Answers HEAD as the GET would be, without its content."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Asks for the content and leaves it away; who streams it is told that nobody listens."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def headers_only(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                await send(message)
+                await send({"type": "http.response.body"})
+
+        async def nothing_more() -> Message:
+            return {"type": "http.disconnect"} if started else await receive()
+
+        inner = {**scope, "method": "GET"}
+        await self._app(inner, nothing_more, headers_only)
+        scope["route"] = inner.get("route")
+
+
+async def _answer(scope: Scope, send: Send, identity: str, content: bytes) -> None:
+    tag = f'"{identity}"'
+    headers = [(b"etag", tag.encode()), (b"cache-control", IMMUTABLE.encode())]
+    if _matches(Headers(scope=scope).get("if-none-match"), tag):
+        await send({"type": "http.response.start", "status": 304, "headers": headers})
+        await send({"type": "http.response.body"})
+        return
+    headers += [(b"content-type", JSON.encode()), (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+def _matches(if_none_match: str | None, tag: str) -> bool:
+    """Whether the caller has what the tag is of: the comparison is the weak one, as RFC 9110 has it for reading."""
+    if if_none_match is None:
+        return False
+    tags = (one.strip().removeprefix("W/") for one in if_none_match.split(","))
+    return any(one in (tag, "*") for one in tags)
+
+
+@cache
+def _version() -> str:
+    return version("pipeplan")
