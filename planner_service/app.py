@@ -7,11 +7,18 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from planner_service.api import clusters, health, jobs, metrics, openapi, plans, problems, profiles, runs
+from planner_service.api import clusters, health, jobs, login, metrics, openapi, plans, problems, profiles, runs, tokens
 from planner_service.api.access import Access
+from planner_service.api.auth import Admission, Door, require_scopes
+from planner_service.api.caching import Express, Head
 from planner_service.api.guard import Guard
+from planner_service.api.headers import SecurityHeaders
+from planner_service.api.identities import Identities
+from planner_service.api.limits import Limits, Rates
+from planner_service.api.listing import KnownParameters
 from planner_service.dashboard import pages
 from planner_service.services import metrics as stored_metrics
+from planner_service.services import tokens as stored_tokens
 from planner_service.services.context import Context, Solve, utc_now
 from planner_service.settings import Settings
 from planner_service.solvers.solve import solve as solve_with_planner
@@ -37,7 +44,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        upgrade(database)
+        prepare(settings, app.state.context)
         yield
         database.close()
 
@@ -48,6 +55,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
     )
     app.state.max_body_bytes = settings.max_body_bytes
     app.state.context = Context(
@@ -56,13 +64,43 @@ def create_app(
         now=now,
         lease_s=settings.lease_s,
         max_attempts=settings.max_attempts,
+        token_key=settings.token_key,
     )
-    for routes in (profiles, clusters, plans, jobs, runs, health, metrics):
-        app.include_router(routes.router)
+    for routes in (profiles, clusters, plans, jobs, runs, tokens, health, metrics):
+        app.include_router(routes.router, dependencies=[KnownParameters])
+    app.include_router(login.router)
     pages.install(app)
     problems.install(app, pages.problem_page)
     openapi.install(app)
-    app.add_middleware(Guard)
+    app.add_middleware(
+        Express, context=app.state.context, lanes=[noun.DOCUMENT for noun in (profiles, clusters, plans)]
+    )
+    app.add_middleware(Head)
+    app.state.admission = _admission(settings, app.state.context)
+    app.add_middleware(Door, admission=app.state.admission)
+    app.add_middleware(Limits, body_timeout_s=settings.body_timeout_s)
+    app.add_middleware(Guard, hosts=settings.hosts)
+    app.add_middleware(SecurityHeaders)
     stored_metrics.watch(app.state.context)
     app.add_middleware(Access, metrics=app.state.context.metrics)
+    require_scopes(app)
     return app
+
+
+def prepare(settings: Settings, context: Context) -> None:
+    """Brings the database to the present tables. Raises PipeplanError where nobody could pass the door."""
+    upgrade(context.database)
+    if settings.demands_tokens:
+        stored_tokens.require_any_valid(context, settings.host)
+
+
+def _admission(settings: Settings, context: Context) -> Admission:
+    per_s = settings.requests_per_s
+    failures = settings.failed_tokens_per_min
+    return Admission(
+        identities=Identities(context),
+        demanded=settings.demands_tokens,
+        requests=Rates(per_s, max(1.0, per_s)) if per_s else None,
+        failures=Rates(failures / 60, max(1.0, failures)),
+        login_page=pages.login_page,
+    )

@@ -15,6 +15,7 @@ from planner_service.commands import (
     smallest,
     solve,
     sweep,
+    token,
 )
 from planner_service.contract.console import run_app
 
@@ -38,6 +39,7 @@ app.command()(sweep.sweep)
 app.add_typer(profile.app, name="profile")
 app.add_typer(plan.app, name="plan")
 app.add_typer(db.app, name="db")
+app.add_typer(token.app, name="token")
 
 
 def main() -> None:

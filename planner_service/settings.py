@@ -3,14 +3,13 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from planner_service.contract.configuration import Resolved, resolve
+from planner_service.contract.configuration import SECRET, Resolved, resolve
 from planner_service.contract.http import is_loopback
-from planner_service.core.errors import require
 from planner_service.logs import LogFormat, LogLevel
 
 DEFAULT_PORT = 8437
@@ -19,6 +18,11 @@ DEFAULT_PORT = 8437
 def default_database_url() -> str:
     """SQLite in the user's data folder: the same database wherever the service is started."""
     return f"sqlite:///{_data_folder() / 'pipeplan.sqlite3'}"
+
+
+def _names(value: object) -> object:
+    """Names separated by commas as a tuple of them; a file may hold a list."""
+    return tuple(filter(None, (name.strip().lower() for name in value.split(",")))) if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -47,6 +51,36 @@ class Settings(BaseSettings):
     max_attempts: int = Field(
         default=3, ge=1, le=100, description="how often a job is given to an agent before it is given up"
     )
+    require_tokens: bool = Field(
+        default=False, description="every request needs a token on this machine, too; beyond it each always does"
+    )
+    token_key: str | None = Field(
+        default=None,
+        min_length=32,
+        repr=False,
+        json_schema_extra=SECRET,
+        description="what tokens are hashed under, at least 32 characters; default: a random key in the database",
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
+        default=(), description="names under which the service is reached beyond this machine, separated by commas"
+    )
+    requests_per_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="how often one token, or an address without one, may ask each process; 0: no limit",
+    )
+    failed_tokens_per_min: float = Field(
+        default=20.0,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="how often an address may send a token that is not valid",
+    )
+    body_timeout_s: float = Field(
+        default=60.0, gt=0, le=3600, allow_inf_nan=False, description="how long a request's body may take to arrive"
+    )
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024, description="larger bodies are refused with 413")
     log_level: LogLevel = Field(default="info", description="debug, info (each request), warning or error")
     log_format: LogFormat = Field(default="auto", description="json, human, or auto: human on a terminal")
@@ -58,22 +92,29 @@ class Settings(BaseSettings):
         description="how long requests may go on after SIGTERM before they are cut off",
     )
 
+    @property
+    def demands_tokens(self) -> bool:
+        """Whether every request needs a token: always where others than this machine's own users can ask.
+
+        A name of others' is one: behind a proxy on this machine the service listens on it alone, too.
+        """
+        reachable = (self.host, *self.allowed_hosts)
+        return self.require_tokens or not all(is_loopback(name) for name in reachable)
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """The names that requests may ask for besides this machine's own; None: any, as every request needs a token."""
+        return self.allowed_hosts if self.allowed_hosts or is_loopback(self.host) else None
+
 
 def load_settings(*, config: Path | None = None, **chosen: Any) -> Settings:
-    """The settings, with those chosen here (None: not chosen) before the environment's. Raises InvalidInputError.
-
-    Nothing protects the service yet beyond this machine, so that it does not listen there.
-    """
+    """The settings, with those chosen here (None: not chosen) before the environment's. Raises InvalidInputError."""
     return resolve_settings(config=config, **chosen).settings
 
 
 def resolve_settings(*, config: Path | None = None, **chosen: Any) -> Resolved[Settings]:
     """The same, with where each comes from."""
-    resolved = resolve(Settings, chosen, config)
-    host = resolved.settings.host
-    rule = "must be a loopback address such as 127.0.0.1: without access tokens the service is for this machine alone"
-    require(is_loopback(host), "host", rule, host)
-    return resolved
+    return resolve(Settings, chosen, config)
 
 
 def _data_folder() -> Path:

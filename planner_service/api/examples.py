@@ -64,6 +64,7 @@ def request_examples(solve: Solve) -> dict[str, dict[str, Any]]:
         "/v1/jobs/lease": {"lease": {"agent": "node-1", "kinds": ["profile", "run"]}},
         "/v1/jobs/{job_id}/heartbeat": {"heartbeat": {"token": TOKEN, "progress": progress}},
         "/v1/jobs/{job_id}/complete": {"complete": {"token": TOKEN, "result": result}},
+        "/v1/tokens": {"token": {"name": "ci", "scopes": ["plan"], "expires_in_s": 7_776_000}},
         "/v1/jobs/{job_id}/fail": {"fail": {"token": TOKEN, "error": "rank 1 ran out of memory at F3"}},
     }
 

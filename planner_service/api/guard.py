@@ -1,4 +1,4 @@
-"""Guard: pages of other sites, opened in a browser on this machine, must not reach the service through it."""
+"""Guard: pages of other sites, opened in a browser that reaches the service, must not reach it through the browser."""
 
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -6,20 +6,26 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from planner_service.api.auth import same_origin
 from planner_service.api.problems import problem_response
 from planner_service.contract.http import is_loopback
 from planner_service.contract.problems import Problem
 
 
 class Guard:
-    """Refuses requests under a foreign name (DNS rebinding) and requests that another site's page sends."""
+    """Refuses requests under a foreign name (DNS rebinding) and requests that another site's page sends.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `hosts` are the names that the service has besides this machine's own; None: any. Only where every request needs a
+    token may they be any: a page that has been rebound to the service has none.
+    """
+
+    def __init__(self, app: ASGIApp, *, hosts: tuple[str, ...] | None = ()) -> None:
         self._app = app
+        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on what may pass."""
-        reason = _refusal(Headers(scope=scope)) if scope["type"] == "http" else None
+        reason = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
         if reason is None:
             await self._app(scope, receive, send)
             return
@@ -27,12 +33,21 @@ class Guard:
         problem = Problem(title=status.phrase, status=status, detail=reason)
         await problem_response(problem)(scope, receive, send)
 
+    def _refusal(self, headers: Headers) -> str | None:
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            names = "this machine's own names, such as 127.0.0.1, and PIPEPLAN_ALLOWED_HOSTS"
+            return f"the service answers on {names} only; asked for was {host!r}"
+        origin = headers.get("origin")
+        if origin is not None and not same_origin(origin, host):
+            return f"requests from pages of {origin!r} are refused"
+        return None
 
-def _refusal(headers: Headers) -> str | None:
-    host = headers.get("host", "")
-    if not is_loopback(urlsplit(f"//{host}").hostname or ""):
-        return f"the service answers on this machine's own names only, such as 127.0.0.1; asked for was {host!r}"
-    origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
-        return f"requests from pages of {origin!r} are refused"
-    return None
+    def _is_ours(self, host: str) -> bool:
+        if self._hosts is None:
+            return True
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(name) or name in self._hosts

@@ -3,14 +3,18 @@
 from copy import deepcopy
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+from fastapi.routing import iter_route_contexts
 from pydantic import TypeAdapter
 
+from planner_service.api.auth import demands_of, is_public, scope
 from planner_service.api.examples import request_examples
 from planner_service.contract.jobs import Completion, Failure, Heartbeat, LeaseRequest, Task
 from planner_service.contract.plans import PlanRequest
 from planner_service.contract.problems import MEDIA_TYPE, Problem
+from planner_service.contract.tokens import NewToken
 from planner_service.core.cluster import Cluster
 from planner_service.core.plan import Infeasible, Plan
 from planner_service.core.profile import Profile
@@ -28,6 +32,7 @@ BODIES: dict[str, Any] = {
     "/v1/jobs/{job_id}/heartbeat": Heartbeat,
     "/v1/jobs/{job_id}/complete": Completion,
     "/v1/jobs/{job_id}/fail": Failure,
+    "/v1/tokens": NewToken,
 }
 """What each POST takes."""
 
@@ -42,6 +47,15 @@ DERIVED = {
 SOLVE_TIME = {"type": "number", "description": "seconds that the planner took for this answer"}
 
 
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/openapi.json", dependencies=[scope("read", "agent")])
+def description(request: Request) -> JSONResponse:
+    """This description, to whoever may call anything that it describes."""
+    return JSONResponse(request.app.openapi())
+
+
 def install(app: FastAPI) -> None:
     """Gives the application this description; it is made when it is first asked for."""
 
@@ -51,6 +65,7 @@ def install(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+    app.include_router(router)
 
 
 def _described(app: FastAPI) -> dict[str, Any]:
@@ -65,6 +80,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
     schemas = description.setdefault("components", {}).setdefault("schemas", {})
     bodies = _add_schemas(schemas)
     _add_plan_answers(schemas, description["paths"])
+    _add_scopes(app, description)
     examples = request_examples(context.solve)
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
@@ -72,6 +88,18 @@ def _described(app: FastAPI) -> dict[str, Any]:
                 operation["requestBody"] = _request_body(bodies[path], examples[path])
             _set_problems(operation, takes_body="requestBody" in operation, takes_id="{" in path)
     return description
+
+
+def _add_scopes(app: FastAPI, description: dict[str, Any]) -> None:
+    """How a caller says who it is, and which scope each operation asks of it."""
+    token = {"type": "http", "scheme": "bearer", "description": "A token (`pipeplan token create`)"}
+    description["components"]["securitySchemes"] = {"token": token}
+    for route in iter_route_contexts(app.routes):
+        for method, operation in description["paths"].get(route.path, {}).items():
+            if method.upper() not in (route.methods or ()):
+                continue
+            operation["security"] = [] if is_public(route.path) else [{"token": []}]
+            operation["x-scopes"] = sorted(name for demand in demands_of(route) for name in demand)
 
 
 def _add_schemas(schemas: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +137,14 @@ def _request_body(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str,
 def _set_problems(operation: dict[str, Any], *, takes_body: bool, takes_id: bool) -> None:
     """The problems that the operation may answer with; FastAPI's own form of a 422 is never sent."""
     responses = operation["responses"]
-    problems = {"403": "Asked for by another site's page", "500": "The service failed", "503": "Not now; try again"}
+    problems = {
+        "401": "A valid token is needed",
+        "403": "The token does not have the scope, or another site's page asks",
+        "414": "The address is too long",
+        "429": "Asked too often",
+        "431": "The headers are too large",
+    }
+    problems |= {"500": "The service failed", "503": "Not now; try again"}
     if responses.pop("422", None) or takes_body:
         problems["422"] = "The input breaks a rule: field, rule and value are named"
     if takes_id:

@@ -1,62 +1,104 @@
-"""`pipeplan serve`: the service and its dashboard, on this machine."""
+"""`pipeplan serve`: the service and its dashboard. One process; several on one PostgreSQL behave as one service."""
 
 import errno
-import logging
 import os
+import signal
 import socket
-import sys
 import threading
 import time
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner_service.commands.settings import Config
 from planner_service.contract.extras import require_extra
 from planner_service.core.errors import PipeplanError
+from planner_service.logs import configure, tell
 
 if TYPE_CHECKING:
     import uvicorn
 
+    from planner_service.settings import Settings
+
 BACKLOG = 2048
-PARENT_POLL_S = 0.5
+POLL_S = 0.5
 GRACE_S = 5.0
 
-Host = Annotated[str | None, typer.Option(help="Address to listen on; of this machine alone. [PIPEPLAN_HOST]")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on. [PIPEPLAN_HOST]")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one. [PIPEPLAN_PORT]")]
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        "--database", help="sqlite:///FILE; default: a file in the user's data folder. [PIPEPLAN_DATABASE_URL]"
+        "--database",
+        help="sqlite:///FILE or postgresql://...; default: a file in the user's data folder. [PIPEPLAN_DATABASE_URL]",
     ),
 ]
+LevelOfLogs = Annotated[
+    str | None, typer.Option("--log-level", help="debug, info, warning or error. [PIPEPLAN_LOG_LEVEL]")
+]
+FormOfLogs = Annotated[str | None, typer.Option("--log-format", help="auto, json or human. [PIPEPLAN_LOG_FORMAT]")]
 ExitWithParent = Annotated[
     bool, typer.Option("--exit-with-parent", help="End when the process that started this one ends.")
 ]
 
 
 def serve(
-    host: Host = None, port: Port = None, database: DatabaseUrl = None, exit_with_parent: ExitWithParent = False
+    host: Host = None,
+    port: Port = None,
+    database: DatabaseUrl = None,
+    config: Config = None,
+    log_level: LevelOfLogs = None,
+    log_format: FormOfLogs = None,
+    exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Serves the API and the dashboard until it is interrupted."""
+    """Serves the API and the dashboard until it is interrupted; what is under way then ends first."""
     require_extra("service")
-    import uvicorn
-
-    from planner_service.app import create_app
     from planner_service.settings import load_settings
-    from planner_service.storage.migrations import upgrade
 
-    settings = load_settings(host=host, port=port, database_url=database)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    settings = load_settings(
+        config=config, host=host, port=port, database_url=database, log_level=log_level, log_format=log_format
+    )
+    configure(settings.log_level, settings.log_format)
     with _listen(settings.host, settings.port) as listener:
-        application = create_app(settings)
-        upgrade(application.state.context.database)
-        server = uvicorn.Server(uvicorn.Config(application, log_config=None, access_log=False, lifespan="on"))
-        if exit_with_parent:
-            threading.Thread(target=_follow, args=(server, os.getppid()), daemon=True).start()
-        threading.Thread(target=_announce, args=(server, _url(settings.host, listener)), daemon=True).start()
+        server, shown = _server(settings)
+        url = _url(settings.host, listener)
+        parent = os.getppid() if exit_with_parent else None
+        threading.Thread(target=_watch, args=(server, parent, settings.shutdown_s), daemon=True).start()
+        threading.Thread(target=_announce, args=(server, settings, url, shown), daemon=True).start()
         server.run(sockets=[listener])
     if not server.started:
         raise PipeplanError("the service could not start; the lines above say why")
+
+
+def _server(settings: "Settings") -> "tuple[uvicorn.Server, str]":
+    """The server, not started, with everything that could keep it from starting behind it; and its database's name.
+
+    SIGTERM ends it in good order, exit status 0, from here on: while it runs by uvicorn's own handler, which calls
+    what was there before when everything has ended.
+    """
+    import uvicorn
+
+    from planner_service.app import create_app, prepare
+
+    application = create_app(settings)
+    prepare(settings, application.state.context)
+    config = uvicorn.Config(
+        application,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
+    )
+    server = uvicorn.Server(config)
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    signal.signal(signal.SIGTERM, end)
+    return server, application.state.context.database.shown
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -80,19 +122,23 @@ def _url(host: str, listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _announce(server: "uvicorn.Server", url: str) -> None:
-    """Says where the service is, once it answers."""
+def _announce(server: "uvicorn.Server", settings: "Settings", url: str, database: str) -> None:
+    """Says where the service is, once it answers: a sentence that scripts wait for; JSON where that is asked for."""
     while not server.started:
         if server.should_exit:
             return
         time.sleep(0.01)
-    typer.echo(f"pipeplan serves {url}", err=True)
+    if settings.log_format == "json":
+        tell(f"pipeplan serves {url} from {database}")
+    else:
+        typer.echo(f"pipeplan serves {url}", err=True)
 
 
-def _follow(server: "uvicorn.Server", parent: int) -> None:
-    """Ends the service in good order once the parent is gone, and for certain soon after."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
-    server.should_exit = True
-    time.sleep(GRACE_S)
+def _watch(server: "uvicorn.Server", parent: int | None, shutdown_s: float) -> None:
+    """Ends the service in good order once its parent is gone; and for certain where its end takes too long."""
+    while not server.should_exit:
+        time.sleep(POLL_S)
+        if parent is not None and os.getppid() != parent:
+            server.should_exit = True
+    time.sleep(shutdown_s + GRACE_S)
     os._exit(1)

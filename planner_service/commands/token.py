@@ -1,0 +1,135 @@
+"""`pipeplan token`: the tokens in the service's database. It needs no service: the first one is made before it runs."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner_service.contract.documents import parse
+from planner_service.contract.extras import require_extra
+from planner_service.contract.tokens import DAY_S, SCOPES, NewToken, Token
+from planner_service.core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from planner_service.services.context import Context
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": DAY_S, "w": 7 * DAY_S, "y": 365 * DAY_S}
+LISTED = 200
+
+app = typer.Typer(no_args_is_help=True, help="Tokens: who may use the service, kept in its database.")
+
+DatabaseUrl = Annotated[str | None, typer.Option("--database", help="The database's URL. [PIPEPLAN_DATABASE_URL]")]
+Config = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings. [PIPEPLAN_CONFIG]")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Option(help="Who or what it is for; it stands in histories and logs.")],
+    scope: Annotated[list[str], typer.Option(help=f"What it allows: {', '.join(SCOPES)}; may be repeated.")],
+    expires: Annotated[str, typer.Option(help="After how long: 12h, 90d, 1y, or never.")] = "90d",
+    database: DatabaseUrl = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Makes a token and shows it, this once: the database keeps its hash only."""
+    wanted = {"name": name, "scopes": list(dict.fromkeys(scope)), "expires_in_s": duration_s(expires)}
+    new = parse(NewToken, wanted)
+    with _context(database, config) as context:
+        from planner_service.services import tokens
+
+        created = tokens.create(context, new, by="console")
+    if as_json:
+        typer.echo(created.model_dump_json(indent=2))
+        return
+    typer.echo(created.token)
+    until = "never expires" if created.expires_at is None else f"expires {_moment(created.expires_at)}"
+    note = f"{created.name} ({', '.join(created.scopes)}) {until}; it is not shown again. Clients take PIPEPLAN_TOKEN."
+    typer.echo(note, err=True)
+
+
+@app.command("list")
+def list_tokens(
+    database: DatabaseUrl = None,
+    config: Config = None,
+    limit: Annotated[int, typer.Option(min=1, max=LISTED, help="How many at most.")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists tokens, newest first, and when each was used last."""
+    with _context(database, config) as context:
+        from planner_service.services import tokens
+        from planner_service.storage.listing import Cut
+
+        page = tokens.newest(context, Cut(limit=limit, cursor=cursor))
+    if as_json:
+        typer.echo(page.model_dump_json(indent=2))
+        return
+    from planner_service.commands.tables import show_table
+
+    headings = ("id", "name", "scopes", "state", "made by", "made", "expires", "last used")
+    show_table(headings, (_cells(token) for token in page.items))
+    if page.next_cursor is not None:
+        typer.echo(f"more: --cursor {page.next_cursor}", err=True)
+
+
+@app.command()
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="ID|NAME", help="The token's id; its name where no other has it.")],
+    database: DatabaseUrl = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ends a token for good. Services that run take notice within 2 seconds."""
+    with _context(database, config) as context:
+        from planner_service.services import tokens
+
+        revoked = tokens.revoke(context, tokens.id_of(context, token))
+    if as_json:
+        typer.echo(revoked.model_dump_json(indent=2))
+    else:
+        typer.echo(f"{revoked.name} ({revoked.id}) is revoked", err=True)
+
+
+def duration_s(text: str) -> int | None:
+    """Seconds in a text such as 90d; None for never. Raises InvalidInputError."""
+    if text == "never":
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhdwy])", text)
+    if match is None:
+        raise InvalidInputError("expires", "must be never, or a number and one of s, m, h, d, w, y, such as 90d", text)
+    return int(match[1]) * UNITS_S[match[2]]
+
+
+@contextmanager
+def _context(database: str | None, config: Path | None) -> "Iterator[Context]":
+    """What the services need, on the database with the present tables."""
+    require_extra("service")
+    from planner_service.services.context import Context
+    from planner_service.settings import load_settings
+    from planner_service.solvers.solve import solve
+    from planner_service.storage.database import Database
+    from planner_service.storage.migrations import upgrade
+
+    settings = load_settings(config=config, database_url=database)
+    opened = Database(settings.database_url)
+    try:
+        upgrade(opened)
+        yield Context(database=opened, solve=solve, token_key=settings.token_key)
+    finally:
+        opened.close()
+
+
+def _cells(token: Token) -> tuple[str, ...]:
+    last_used = "never" if token.last_used_at is None else _moment(token.last_used_at)
+    expires = "never" if token.expires_at is None else _moment(token.expires_at)
+    made = (token.created_by, _moment(token.created_at))
+    return (token.id, token.name, " ".join(token.scopes), token.state, *made, expires, last_used)
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
