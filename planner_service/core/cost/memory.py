@@ -7,6 +7,7 @@ the buffers of what is being sent and received.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from planner_service.core.profile import DTYPE_BYTES
 
@@ -124,6 +125,7 @@ def paper_copies(schedule: str, *, recompute: bool, depth: int, microbatches: in
     )
 
 
+@lru_cache(maxsize=65_536)
 def training_copies(
     schedule: str,
     optimizer: str,

@@ -107,8 +107,9 @@ def _alternatives(search: Search, best: Candidate) -> Iterator[Alternative]:
     split += [(shape, search.evaluator.fastest(shape)) for shape in _other_executions(best.shape)]
     fitting = [found for _, found in split if found is not None]
     fitting.sort(key=lambda found: (-found.throughput_samples_per_s, search.preference(found.shape)))
-    misses = [search.evaluator.nearest(shape) for shape, found in split if found is None]
-    misses += shallowest_misses(search, ALTERNATIVES["memory"])
+    too_tight = [shape for shape, found in split if found is None][: ALTERNATIVES["memory"] - 1]
+    misses = [search.evaluator.nearest(shape) for shape in too_tight]
+    misses += shallowest_misses(search, ALTERNATIVES["memory"] - len(misses))
     yield from (lost(found, search.evaluator.stops(found), best) for found in fitting)
     yield from (
         bounded(shape, min(rate, best.throughput_samples_per_s)) for rate, shape in others[ALTERNATIVES["split"] :]
