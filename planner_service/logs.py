@@ -49,6 +49,14 @@ def is_json(form: LogFormat, stream: TextIO | None = None) -> bool:
     return not (sys.stderr if stream is None else stream).isatty() if form == "auto" else form == "json"
 
 
+def tell(event: str) -> None:
+    """A line that is written at every level: what whoever started the process waits for."""
+    record = logging.LogRecord("pipeplan", logging.INFO, "", 0, event, None, None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LineHandler):
+            handler.emit(record)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, event, request_id, and the event's own fields."""
 

@@ -3,7 +3,7 @@
 import logging
 import time
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner_service.api.auth import KEY
@@ -34,7 +34,7 @@ class Access:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                message["headers"] = [*message.get("headers", ()), (HEADER.lower().encode(), request_id.encode())]
             await send(message)
 
         try:

@@ -74,6 +74,7 @@ def service(folder: Path, port: int) -> Iterator[tuple[Child, str]]:
     """A service with a database of its own in the folder, and its URL."""
     database = f"sqlite:///{folder / 'pipeplan.sqlite3'}"
     options = ["--port", str(port), "--database", database, "--exit-with-parent"]
+    options += ["--log-format", "human", "--log-level", "warning"]
     child = Child("service", ["planner_service", "serve", *options], folder / "service.log")
     try:
         line = child.next_line(_START_S)
