@@ -189,7 +189,7 @@ def main() -> None:
         peer = ["", ""]
         if case.peer:
             peer_s = of_recurrence(case, plan)
-            peer = [f"{1e3 * peer_s:.0f}", f"{peer_s / whole_s:.0f}"]
+            peer = [f"{1e3 * peer_s:.1f}", f"{peer_s / whole_s:.1f}"]
         print(f"| {case.name} | {len(plan.stages)} | {1e3 * whole_s:.1f} | {peer[0]} | {peer[1]} |", flush=True)
     first = cases()[0]
     print(

@@ -1,6 +1,17 @@
 """All measurements of docs/benchmarks.md, one after the other: `make bench`."""
 
-from benchmarks import analytic, auto, pipelines, prediction, simulation, split_backward, two_bp
+from benchmarks import (
+    analytic,
+    auto,
+    exact,
+    partition,
+    pipelines,
+    prediction,
+    search,
+    simulation,
+    split_backward,
+    two_bp,
+)
 
 
 def main() -> None:
@@ -15,9 +26,15 @@ def main() -> None:
     two_bp.main()
     print("\n## Estimated profiles against measured A100s\n", flush=True)
     analytic.main()
+    print("\n## How fast PipeDream's partition is found\n", flush=True)
+    partition.main()
+    print("\n## What the solver proves\n", flush=True)
+    exact.main()
     print("\n## Playing streams, and auto\n", flush=True)
     simulation.main()
     auto.main()
+    print("\n## How fast 2BW and GPipe are planned\n", flush=True)
+    search.main()
 
 
 if __name__ == "__main__":
