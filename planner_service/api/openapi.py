@@ -11,7 +11,9 @@ from pydantic import TypeAdapter
 
 from planner_service.api.auth import demands_of, is_public, scope
 from planner_service.api.examples import request_examples
-from planner_service.contract.jobs import Completion, Failure, Heartbeat, LeaseRequest, Task
+from planner_service.contract.agents import Presence, Registration
+from planner_service.contract.aliases import AliasTarget
+from planner_service.contract.jobs import Completion, Failure, Heartbeat, LeaseRequest, Release, Task
 from planner_service.contract.plans import PlanRequest
 from planner_service.contract.problems import MEDIA_TYPE, Problem
 from planner_service.contract.tokens import NewToken
@@ -32,9 +34,13 @@ BODIES: dict[str, Any] = {
     "/v1/jobs/{job_id}/heartbeat": Heartbeat,
     "/v1/jobs/{job_id}/complete": Completion,
     "/v1/jobs/{job_id}/fail": Failure,
+    "/v1/jobs/{job_id}/release": Release,
+    "/v1/agents": Registration,
+    "/v1/agents/{agent_id}/heartbeat": Presence,
     "/v1/tokens": NewToken,
+    "/v1/aliases/{name}": AliasTarget,
 }
-"""What each POST takes."""
+"""What each POST and PUT takes."""
 
 OTHERS: dict[str, Any] = {"Problem": Problem, "Plan": Plan, "Infeasible": Infeasible}
 
@@ -84,7 +90,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
     examples = request_examples(context.solve)
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
-            if method == "post" and path in bodies:
+            if method in ("post", "put") and path in bodies:
                 operation["requestBody"] = _request_body(bodies[path], examples[path])
             _set_problems(operation, takes_body="requestBody" in operation, takes_id="{" in path)
     return description
@@ -95,10 +101,11 @@ def _add_scopes(app: FastAPI, description: dict[str, Any]) -> None:
     token = {"type": "http", "scheme": "bearer", "description": "A token (`pipeplan token create`)"}
     description["components"]["securitySchemes"] = {"token": token}
     for route in iter_route_contexts(app.routes):
-        for method, operation in description["paths"].get(route.path, {}).items():
+        path = route.path or ""
+        for method, operation in description["paths"].get(path, {}).items():
             if method.upper() not in (route.methods or ()):
                 continue
-            operation["security"] = [] if is_public(route.path) else [{"token": []}]
+            operation["security"] = [] if is_public(path) else [{"token": []}]
             operation["x-scopes"] = sorted(name for demand in demands_of(route) for name in demand)
 
 

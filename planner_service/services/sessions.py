@@ -39,12 +39,7 @@ def known(context: Context, key: TokenKey, session_id: str) -> Known | None:
         return None
     token = tokens.known_token(session.token)
     ends = (session.expires_at, token.expires_at or session.expires_at)
-    return Known(
-        identity=token.identity,
-        secret_hash=session.secret_hash,
-        expires_at=min(ends),
-        last_used_at=token.last_used_at,
-    )
+    return Known(identity=token.identity, secret_hash=session.secret_hash, expires_at=min(ends))
 
 
 def end_session(context: Context, session_id: str) -> None:

@@ -33,7 +33,6 @@ class Known:
     identity: Identity
     secret_hash: str
     expires_at: datetime | None
-    last_used_at: datetime | None
 
 
 def create(context: Context, new: NewToken, *, by: str) -> CreatedToken:
@@ -119,12 +118,7 @@ def known(context: Context, key: TokenKey, token_id: str) -> Known | None:
 def known_token(stored: StoredToken) -> Known:
     """What is kept about a token that is valid."""
     identity = Identity(name=stored.name, scopes=allowed(stored.scopes), token_id=stored.id)
-    return Known(
-        identity=identity,
-        secret_hash=stored.secret_hash,
-        expires_at=stored.expires_at,
-        last_used_at=stored.last_used_at,
-    )
+    return Known(identity=identity, secret_hash=stored.secret_hash, expires_at=stored.expires_at)
 
 
 def is_valid(stored: StoredToken, key: TokenKey, now: datetime) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, insert, or_, select, update
 
 from planner_service.contract.listing import Page
 from planner_service.contract.tokens import SCOPES, Scope
@@ -85,9 +85,9 @@ def revoke(connection: Connection, token_id: str, now: datetime) -> None:
     connection.execute(delete(sessions).where(sessions.c.token_id == token_id))
 
 
-def touch(connection: Connection, token_id: str, now: datetime, older_than: datetime) -> None:
+def touch(connection: Connection, token_id: str, now: datetime, not_after: datetime) -> None:
     """Notes that the token was used, unless another process has just noted it."""
-    stale = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < older_than)
+    stale = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at <= not_after)
     connection.execute(update(tokens).where(tokens.c.id == token_id, stale).values(last_used_at=now))
 
 
@@ -102,7 +102,7 @@ def add_session(
 
 def session(connection: Connection, session_id: str) -> StoredSession | None:
     """The session with its token."""
-    query = (
+    query: Select[Any] = (
         select(*tokens.c, sessions.c.secret_hash.label("session_hash"), sessions.c.expires_at.label("session_end"))
         .join(sessions, sessions.c.token_id == tokens.c.id)
         .where(sessions.c.id == session_id)
