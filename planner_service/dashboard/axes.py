@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from planner_service.dashboard.formats import seconds
+from planner_service.dashboard.formats import seconds, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +40,11 @@ def ticks(
 def time_ticks(span_s: float, *, start: float, end: float) -> tuple[Tick, ...]:
     """The time axis of a picture that shows so many seconds."""
     return ticks(0.0, span_s, start=start, end=end, most=8, label=seconds)
+
+
+def memory_ticks(most_bytes: float, *, start: float, end: float, most: int) -> tuple[Tick, ...]:
+    """The axis of a picture that shows so many bytes: round numbers of the largest binary unit that it reaches."""
+    unit_bytes = max((2.0**power for power in (0, 10, 20, 30, 40) if 2.0**power <= most_bytes), default=1.0)
+    return ticks(
+        0.0, most_bytes / unit_bytes, start=start, end=end, most=most, label=lambda value: size(value * unit_bytes)
+    )

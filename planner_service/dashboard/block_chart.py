@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from planner_service.dashboard.axes import Tick, ticks
+from planner_service.dashboard.axes import Tick, memory_ticks, ticks
+from planner_service.dashboard.formats import seconds, size
 
 HEIGHT = 220.0
 LEFT, RIGHT, TOP, BOTTOM = 84.0, 1150.0, 12.0, 190.0
@@ -59,8 +60,27 @@ class BlockChart:
     blocks_a_bar: int
 
 
-def block_chart(columns: Sequence[Column], label: Callable[[float], str]) -> BlockChart | None:
-    """The chart; None where all is 0."""
+def time_chart(columns: Sequence[Column]) -> BlockChart | None:
+    """The chart of seconds; None where all is 0."""
+
+    def axis(most_s: float) -> tuple[Tick, ...]:
+        return ticks(0.0, most_s, start=BOTTOM, end=TOP, most=4, label=seconds)
+
+    return _chart(columns, seconds, axis)
+
+
+def memory_chart(columns: Sequence[Column]) -> BlockChart | None:
+    """The chart of bytes; None where all is 0."""
+
+    def axis(most_bytes: float) -> tuple[Tick, ...]:
+        return memory_ticks(most_bytes, start=BOTTOM, end=TOP, most=4)
+
+    return _chart(columns, size, axis)
+
+
+def _chart(
+    columns: Sequence[Column], label: Callable[[float], str], axis: Callable[[float], tuple[Tick, ...]]
+) -> BlockChart | None:
     blocks_a_bar = max(1, -(-len(columns) // MOST_BARS))
     starts = range(0, len(columns), blocks_a_bar)
     drawn = [_together(columns[start : start + blocks_a_bar], start) for start in starts]
@@ -69,7 +89,7 @@ def block_chart(columns: Sequence[Column], label: Callable[[float], str]) -> Blo
         return None
     return BlockChart(
         bars=tuple(_bar(column, index, len(drawn), most, label) for index, column in enumerate(drawn)),
-        values=ticks(0.0, most, start=BOTTOM, end=TOP, most=4, label=label),
+        values=axis(most),
         blocks=_block_ticks(len(columns)),
         blocks_a_bar=blocks_a_bar,
     )

@@ -61,12 +61,12 @@ def _row(cluster: Cluster, level: Level, devices: int, position: int, *, innermo
     place = (WIDTH - LEFT) / drawn
     texts = [_device_name(cluster, index) if innermost else f"{count(devices)} devices" for index in range(drawn)]
     if level.size > drawn:
-        texts[-1] = f"+ {count(level.size - drawn + 1)}"
+        texts[-1] = f"+{count(level.size - drawn + 1)}"
     boxes = tuple(
         Box(
             x=LEFT + index * place + 3,
             width=place - 6,
-            text=text if LETTER_WIDTH * len(text) + 6 <= place else "",
+            text=_fitting(text, place),
             opened=index == 0 and not innermost,
         )
         for index, text in enumerate(texts)
@@ -90,3 +90,8 @@ def _device_name(cluster: Cluster, rank: int) -> str:
         if rank < counted:
             return group.device.name
     return cluster.device.name
+
+
+def _fitting(text: str, width: float) -> str:
+    """The text, or its first word, or nothing: what has room."""
+    return next((each for each in (text, text.split(" ")[0]) if LETTER_WIDTH * len(each) + 6 <= width), "")

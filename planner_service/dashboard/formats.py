@@ -5,6 +5,7 @@ from dataclasses import fields
 from datetime import datetime
 
 from planner_service.core.plan import Certificate, Plan, StageMemory
+from planner_service.core.planner.problem import Options
 
 NONE = "–"
 
@@ -121,6 +122,12 @@ def memory_items(plan: Plan) -> list[tuple[str, list[int]]]:
     return [(name.replace("_", " "), values) for name, values in items if any(values)]
 
 
+def given_options(options: Options) -> list[tuple[str, str]]:
+    """The options of a request that are not left as they are."""
+    given = [(field.name, getattr(options, field.name), field.default) for field in fields(Options)]
+    return [(name, str(value)) for name, value, default in given if value != default]
+
+
 def short(identity: str) -> str:
     """The head of an id: enough to tell one from another."""
     return identity[:10]
@@ -133,7 +140,7 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-FILTERS: dict[str, Callable[..., str]] = {
+FILTERS: dict[str, Callable[..., object]] = {
     "seconds": seconds,
     "size": size,
     "rate": rate,
@@ -143,6 +150,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "moment": moment,
     "minute": minute,
     "short": short,
+    "given_options": given_options,
     "off": off,
     "times": times,
     "bandwidth": bandwidth,

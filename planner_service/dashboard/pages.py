@@ -11,6 +11,7 @@ from planner_service.dashboard.views import (
     cluster,
     clusters,
     compare,
+    job,
     jobs,
     overview,
     plan,
@@ -22,7 +23,7 @@ from planner_service.dashboard.views import (
 )
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[scope("read")])
-for view in (overview, plans, compare, plan, profiles, profile, clusters, cluster, runs, run, jobs):
+for view in (overview, plans, compare, plan, profiles, profile, clusters, cluster, runs, run, jobs, job):
     router.include_router(view.router)
 
 

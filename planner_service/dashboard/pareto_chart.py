@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planner_service.core.plan import Plan
-from planner_service.dashboard.axes import Tick, ticks
+from planner_service.dashboard.axes import Tick, memory_ticks, ticks
 from planner_service.dashboard.formats import rate, size
 
 HEIGHT = 240.0
@@ -56,14 +56,6 @@ def pareto_chart(plan: Plan) -> ParetoChart | None:
     return ParetoChart(
         dots=dots,
         points=" ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in dots),
-        memory=_memory_ticks(most_bytes),
+        memory=memory_ticks(most_bytes, start=LEFT, end=RIGHT, most=8),
         rates=ticks(0.0, most_rate, start=BOTTOM, end=TOP, most=5, label=lambda value: f"{value:g}"),
-    )
-
-
-def _memory_ticks(most_bytes: float) -> tuple[Tick, ...]:
-    """Round numbers of the largest binary unit that the axis reaches."""
-    unit_bytes = max((2.0**power for power in (0, 10, 20, 30, 40) if 2.0**power <= most_bytes), default=1.0)
-    return ticks(
-        0.0, most_bytes / unit_bytes, start=LEFT, end=RIGHT, most=8, label=lambda value: size(value * unit_bytes)
     )

@@ -1,4 +1,4 @@
-"""One plan's page: the plan, its predicted schedule, its runs."""
+"""One plan's page: the plan, its predicted schedule, what it was made from, its runs and what became of it."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -15,6 +15,7 @@ from planner_service.dashboard.formats import memory_items
 from planner_service.dashboard.pareto_chart import ParetoChart, pareto_chart
 from planner_service.dashboard.rendering import page
 from planner_service.dashboard.schedule_drawing import Drawing, draw, last_batches, readable_s
+from planner_service.dashboard.stage_drawing import StageDrawing, stage_drawing
 from planner_service.services import plans, runs
 from planner_service.services.context import Context
 from planner_service.storage.listing import Cut
@@ -22,9 +23,9 @@ from planner_service.storage.listing import Cut
 DRAWN_MICROBATCHES = 16
 MOST_DRAWN_BATCHES = 16
 SHOWN_ALTERNATIVES = 60
+MOST_ALTERNATIVES = 2_000
 SHOWN_RUNS = Cut(limit=20)
 MOST_SHOWN_WORKERS = 32
-
 
 router = APIRouter()
 
@@ -36,6 +37,7 @@ class PlanView:
     summary: PlanSummary
     plan: Plan
     batches: int
+    stages: StageDrawing | None
     memory: tuple[tuple[str, tuple[int, ...]], ...]
     front: ParetoChart | None
     busy: tuple[float | None, ...]
@@ -48,11 +50,13 @@ class PlanView:
 
 @router.get("/plans/{plan_id}")
 def show_plan(services: Services, request: Request, plan_id: str) -> HTMLResponse:
-    """One plan."""
-    return page(request, "plan.html", view=plan_view(services, plan_id))
+    """One plan; with `alternatives=all`, all that were considered, as far as a page can hold them."""
+    shown = MOST_ALTERNATIVES if request.query_params.get("alternatives") == "all" else SHOWN_ALTERNATIVES
+    view = plan_view(services, plan_id, shown)
+    return page(request, "plan.html", view=view, most_alternatives=MOST_ALTERNATIVES)
 
 
-def plan_view(context: Context, plan_id: str) -> PlanView:
+def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_ALTERNATIVES) -> PlanView:
     """Gathers the page's content. Raises NotFoundError."""
     plan = plans.get(context, plan_id)
     batches = _drawn_batches(plan)
@@ -60,13 +64,14 @@ def plan_view(context: Context, plan_id: str) -> PlanView:
         summary=plans.summary(context, plan_id),
         plan=plan,
         batches=batches,
+        stages=stage_drawing(plan),
         memory=tuple((name, tuple(held)) for name, held in memory_items(plan)),
         front=pareto_chart(plan),
         busy=_busy_by_stage(plan),
         drawings=_drawings(plan, batches) if batches else (),
         streams=plans.streams(context, plan_id, 1) if batches and plan.workers <= MOST_SHOWN_WORKERS else None,
-        alternatives=plan.alternatives[:SHOWN_ALTERNATIVES],
-        hidden_alternatives=max(len(plan.alternatives) - SHOWN_ALTERNATIVES, 0),
+        alternatives=plan.alternatives[:shown_alternatives],
+        hidden_alternatives=max(len(plan.alternatives) - shown_alternatives, 0),
         runs=runs.newest(context, SHOWN_RUNS, plan_id).items,
     )
 

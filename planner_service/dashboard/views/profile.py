@@ -9,8 +9,7 @@ from planner_service.api.bodies import Services
 from planner_service.contract.documents import parse
 from planner_service.core.errors import require
 from planner_service.core.profile import Block, Measurement, Profile
-from planner_service.dashboard.block_chart import BlockChart, Column, block_chart
-from planner_service.dashboard.formats import seconds, size
+from planner_service.dashboard.block_chart import BlockChart, Column, memory_chart, time_chart
 from planner_service.dashboard.rendering import page
 from planner_service.services import profiles
 from planner_service.services.context import Context
@@ -75,8 +74,8 @@ def profile_view(context: Context, profile_id: str, wanted: str) -> ProfileView:
             for index, (block, at) in enumerate(shown)
         ),
         hidden_rows=len(measured) - len(shown),
-        times=block_chart([_times(block, at) for block, at in measured], seconds),
-        memory=block_chart([_memory(block, at) for block, at in measured], size),
+        times=time_chart([_times(block, at) for block, at in measured]),
+        memory=memory_chart([_memory(block, at) for block, at in measured]),
         forward_s=sum(at.forward_s for _, at in measured),
         backward_s=sum(at.backward_s for _, at in measured),
         weight_bytes=sum(block.weight_bytes for block, _ in measured),
