@@ -21,7 +21,7 @@ from planner_service.core.profile import Profile
 from planner_service.core.timeline import Timeline
 
 POLL_S = 0.3
-ENDED = ("succeeded", "failed", "cancelled")
+ENDED = ("succeeded", "failed", "cancelled", "dead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,21 @@ PLAN_REQUEST = PlanRequest(
     batch_size=16,
     options=Options(),
 )
+INSTANCE = "5f1c2a9e"
+REGISTRATION = {
+    "name": "node-1",
+    "instance": INSTANCE,
+    "host": "gpu-a",
+    "address": "10.0.0.1",
+    "port": 29500,
+    "devices": 8,
+    "device_name": DEVICE.name,
+    "memory_bytes": DEVICE.memory_bytes,
+    "torch_version": "2.9.0",
+    "driver": "570.86",
+    "version": "0.1.0",
+    "allow": ["hf:*"],
+}
 PROFILE_TASK = {"kind": "profile", "model": MODEL, "microbatch_sizes": [1, 2], "devices": 2}
 
 
@@ -60,8 +75,12 @@ def request_examples(solve: Solve) -> dict[str, dict[str, Any]]:
         "/v1/profiles": {"profile": asdict(PROFILE)},
         "/v1/clusters": {"cluster": asdict(CLUSTER)},
         "/v1/plans": {"plan": PLAN_REQUEST.model_dump(mode="json")},
-        "/v1/jobs": {"profile": PROFILE_TASK, "run": run_task},
+        "/v1/jobs": {"profile": PROFILE_TASK, "links": {"kind": "links", "devices": 8, "nodes": 2}, "run": run_task},
+        "/v1/aliases/{name}": {"alias": {"plan_id": run_task["plan_id"]}},
         "/v1/jobs/lease": {"lease": {"agent": "node-1", "kinds": ["profile", "run"]}},
+        "/v1/agents": {"agent": REGISTRATION},
+        "/v1/agents/{agent_id}/heartbeat": {"heartbeat": {"instance": INSTANCE, "draining": False}},
+        "/v1/jobs/{job_id}/release": {"release": {"token": TOKEN}},
         "/v1/jobs/{job_id}/heartbeat": {"heartbeat": {"token": TOKEN, "progress": progress}},
         "/v1/jobs/{job_id}/complete": {"complete": {"token": TOKEN, "result": result}},
         "/v1/tokens": {"token": {"name": "ci", "scopes": ["plan"], "expires_in_s": 7_776_000}},

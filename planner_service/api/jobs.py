@@ -6,16 +6,17 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Body, Page, Services, document, mark_created
+from planner_service.api.bodies import Body, Services, document, mark_created
 from planner_service.contract.jobs import (
     Completion,
     Failure,
     Heartbeat,
     HeartbeatAnswer,
     Job,
-    JobState,
+    JobQuery,
     Lease,
     LeaseRequest,
+    Release,
     Task,
 )
 from planner_service.contract.listing import Page as PageOf
@@ -56,11 +57,10 @@ def enqueue_job(
 @router.get("", dependencies=[scope("read")])
 def list_jobs(
     services: Services,
-    page: Page,
-    state: Annotated[list[JobState], Query(max_length=5)] = [],  # noqa: B006
+    query: Annotated[JobQuery, Query()],
 ) -> PageOf[Job]:
-    """The jobs, newest first; in some states only where any are given."""
-    return jobs.newest(services, page, tuple(state))
+    """The jobs: newest first, or in the order asked for; those that pass all filters."""
+    return jobs.page(services, query)
 
 
 @router.post(
@@ -83,7 +83,7 @@ def get_job(services: Services, job_id: str) -> Job:
     return jobs.get(services, job_id)
 
 
-@router.post("/{job_id}/heartbeat", dependencies=[scope("agent")])
+@router.post("/{job_id}/heartbeat", dependencies=[scope("agent")], response_model_exclude_none=True)
 def beat(
     services: Services, job_id: str, heartbeat: Annotated[Heartbeat, Depends(document(Heartbeat))]
 ) -> HeartbeatAnswer:
@@ -101,6 +101,18 @@ def complete_job(services: Services, job_id: str, completion: Annotated[Completi
 def fail_job(services: Services, job_id: str, failure: Annotated[Failure, Depends(document(Failure))]) -> Job:
     """Ends the job with an error. May be repeated as it was."""
     return jobs.fail(services, job_id, failure)
+
+
+@router.post("/{job_id}/release", dependencies=[scope("agent")])
+def release_job(services: Services, job_id: str, release: Annotated[Release, Depends(document(Release))]) -> Job:
+    """Hands a job back that its owner does not finish, because it ends; that is no attempt. May be repeated."""
+    return jobs.release(services, job_id, release)
+
+
+@router.post("/{job_id}/retry", dependencies=[scope("plan")])
+def retry_job(services: Services, job_id: str) -> Job:
+    """Puts a job back that has failed, died or been cancelled, with all its attempts. May be repeated."""
+    return jobs.retry(services, job_id)
 
 
 @router.post("/{job_id}/cancel", dependencies=[scope("plan")])

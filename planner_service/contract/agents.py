@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from planner_service.contract.jobs import NO_NULL, AgentName, Instance
+from planner_service.contract.listing import ListQuery
 from planner_service.contract.wire import Wire
 
 AgentState = Literal["alive", "lost", "draining"]
@@ -65,3 +66,9 @@ class Agent(Wire):
     job_id: str | None = Field(default=None, description="the job that it was given last, while it has it")
     registered_at: datetime
     last_seen_at: datetime
+
+
+class AgentQuery(ListQuery):
+    """Which agents, and in which order: a minus before it is from the last to the first. Default: newest first."""
+
+    sort: Literal["created_at", "-created_at", "last_seen_at", "-last_seen_at"] | None = None

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from planner_service.contract.listing import ListQuery, Name
 from planner_service.contract.plans import PlanRequest
 from planner_service.contract.wire import Wire
 from planner_service.core.cluster import Cluster
@@ -12,7 +13,6 @@ from planner_service.core.plan import Infeasible
 from planner_service.core.profile import Profile
 from planner_service.core.report import RunReport
 from planner_service.core.timeline import Timeline
-
 
 NO_NULL = r"^[^\x00]*$"
 """PostgreSQL keeps no text with a null character."""
@@ -118,6 +118,15 @@ class Job(Wire):
     updated_at: datetime
 
 
+class JobQuery(ListQuery):
+    """Which jobs, and in which order: a minus before it is newest first, which is the default."""
+
+    sort: Literal["created_at", "-created_at"] | None = None
+    state: list[JobState] = Field(default_factory=list, max_length=6, description="in one of these states")
+    kind: Literal["profile", "links", "run", "plan"] | None = None
+    agent: Name | None = Field(default=None, description="whose agent it is, or was last")
+
+
 class LeaseRequest(Wire):
     """An agent that does nothing asks for work. `kinds` are those that it can do.
 
@@ -198,7 +207,8 @@ class PartResult(Wire):
 
 
 ReportId = Annotated[
-    str | None, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="names a report: one that was taken is not taken twice")
+    str | None,
+    Field(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="names a report: one that was taken is not taken twice"),
 ]
 AgentResult = ProfileResult | LinksResult | RunResult | PartResult
 

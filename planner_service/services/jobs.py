@@ -1,43 +1,57 @@
 """Jobs: enqueued by anybody, leased by agents, ended by whoever holds the lease.
 
     queued ──lease──▶ leased ──complete──▶ succeeded
-      ▲                 │ └────fail──────▶ failed
-      └──lease expires──┘ (after the last attempt: failed)        cancel: queued or leased ──▶ cancelled
+      ▲                 │ ├────fail──────▶ failed
+      ├──lease expires──┤ └─(last attempt)▶ dead         cancel: queued or leased ──▶ cancelled
+      └──handed back────┘                                retry:  failed, dead or cancelled ──▶ queued
 
 A lease that has run out may still be renewed or reported on by its owner, as long as nobody has taken the job since:
-work that is done is not thrown away. Every lease has its own token, and only the job's latest one counts.
+work that is done is not thrown away. Every lease has its own token, and only the job's latest one counts. A job for
+several nodes has a lease and a token for each; they end together (`gangs`).
 """
 
 import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import assert_never
 
 from sqlalchemy import Connection
 
 from planner_service.contract.jobs import (
+    AgentResult,
     Completion,
     Failure,
     Heartbeat,
     HeartbeatAnswer,
     Job,
+    JobQuery,
     JobState,
     Lease,
     LeaseRequest,
+    LinksResult,
+    PartResult,
     ProfileResult,
+    Release,
     RunResult,
     RunTask,
     Task,
 )
 from planner_service.contract.listing import Page
-from planner_service.core.errors import ConflictError, InvalidInputError, LeaseLostError, require
+from planner_service.core.errors import ConflictError, InvalidInputError, LeaseLostError, ServiceError, require
 from planner_service.core.identity import content_id
+from planner_service.services import agents, events, gangs, leases, needs
 from planner_service.services.context import Context, found
-from planner_service.storage import clusters, plans, profiles, runs
+from planner_service.services.gangs import Hold
+from planner_service.storage import agents as known_agents
+from planner_service.storage import clusters, plans, profiles, reports, runs
 from planner_service.storage import jobs as storage
-from planner_service.storage.jobs import Claim
 from planner_service.storage.listing import Cut
 
 MAX_KEY_CHARACTERS = 200
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 600.0
+"""What lies between an attempt's last sign of life and the next: twice as much every time."""
 
 
 def enqueue(context: Context, task: Task, idempotency_key: str | None = None) -> tuple[Job, bool]:
@@ -50,14 +64,22 @@ def enqueue(context: Context, task: Task, idempotency_key: str | None = None) ->
         if known is not None:
             return _same_task(known, task), False
         job_id = _enqueue(connection, task, idempotency_key, context.now())
-        return found("job", job_id, storage.get(connection, job_id)), True
+        if job_id is None:  # on PostgreSQL another request may have used the key meanwhile
+            known = found("job", "of the key", storage.by_idempotency_key(connection, idempotency_key or ""))
+            return _same_task(known, task), False
+        return _told(connection, job_id, context.now()), True
 
 
 def get(context: Context, job_id: str) -> Job:
-    """The job. Raises NotFoundError."""
+    """The job; one that waits says what for, where that is known. Raises NotFoundError."""
     settle(context)
     with context.database.read() as connection:
-        return found("job", job_id, storage.get(connection, job_id))
+        job = found("job", job_id, storage.get(connection, job_id))
+        if job.state != "queued" or job.task.kind == "plan":
+            return job
+        asked = needs.read(storage.needs_of(connection, job_id) or "{}")
+        reason = needs.why_waiting(asked, agents.alive(context, connection, context.now()))
+    return job.model_copy(update={"waiting_for": reason})
 
 
 def newest(context: Context, cut: Cut, states: tuple[JobState, ...] = ()) -> Page[Job]:
@@ -67,34 +89,41 @@ def newest(context: Context, cut: Cut, states: tuple[JobState, ...] = ()) -> Pag
         return storage.page(connection, cut, states)
 
 
+def page(context: Context, query: JobQuery) -> Page[Job]:
+    """The jobs that the query asks for."""
+    settle(context)
+    with context.database.read() as connection:
+        return storage.asked_for(connection, query)
+
+
 def lease(context: Context, request: LeaseRequest) -> Lease | None:
-    """Gives the oldest job of these kinds to the agent; None where nothing is to be done."""
+    """Gives the oldest job that it can do to the agent; None where nothing is to be done."""
     now = context.now()
-    token = secrets.token_urlsafe(24)
-    with context.database.write() as connection:
-        _settle(context, connection, now)
-        job = storage.take_oldest(
-            connection,
-            kinds=request.kinds,
-            agent=request.agent,
-            token=token,
-            now=now,
-            expires_at=now + timedelta(seconds=context.lease_s),
-        )
-    return None if job is None else Lease(job=job, token=token, expires_in_s=context.lease_s)
+    with _noticing(context):
+        if not _may_have_work(context, request, now):
+            return None
+        with context.database.write() as connection:
+            _settle(context, connection, now)
+            return leases.give(context, connection, request, now)
 
 
 def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer:
     """Renews the lease. Raises LeaseLostError where it is no longer this owner's."""
     now = context.now()
-    with context.database.write() as connection:
-        claim = _owned(context, connection, job_id, beat.token, now)
-        if claim.job.state == "cancelled":
+    with _noticing(context), context.database.write() as connection:
+        hold = _held(context, connection, job_id, beat.token, now)
+        _seen(context, connection, hold, now)
+        if hold.job.state == "cancelled":
             return HeartbeatAnswer(expires_in_s=0.0, cancelled=True)
-        _require_running(claim)
+        _require_running(hold)
+        stop = gangs.renew(context, connection, hold, now) if hold.member else None
         expires_at = now + timedelta(seconds=context.lease_s)
+        if hold.member:
+            expires_at = gangs.expires_at(connection, hold.job) or expires_at
         storage.extend(connection, job_id, beat.progress, expires_at, now)
-    return HeartbeatAnswer(expires_in_s=context.lease_s, cancelled=False)
+        if hold.job.state == "queued" or (beat.progress is not None and beat.progress != hold.job.progress):
+            _told(connection, job_id, now, kind=None if hold.job.state == "queued" else "progress")
+    return HeartbeatAnswer(expires_in_s=context.lease_s, cancelled=False, stop=stop)
 
 
 def complete(context: Context, job_id: str, completion: Completion) -> Job:
@@ -102,26 +131,65 @@ def complete(context: Context, job_id: str, completion: Completion) -> Job:
     now = context.now()
     result = completion.result
     result_id = content_id(result.model_dump(mode="json"))
-    with context.database.write() as connection:
-        claim = _owned(context, connection, job_id, completion.token, now)
-        if claim.job.state == "succeeded" and claim.result_id == result_id:
-            return claim.job
-        _require_running(claim)
-        require(result.kind == claim.job.task.kind, "result.kind", f"must be {claim.job.task.kind}", result.kind)
-        _store(connection, claim.job, result, result_id, now)
-        return found("job", job_id, storage.get(connection, job_id))
+    with _noticing(context), context.database.write() as connection:
+        hold = _held(context, connection, job_id, completion.token, now)
+        if _is_repetition(connection, hold, completion.report_id):
+            return hold.job
+        if hold.job.state == "succeeded" and result_id == hold.result_id:
+            return hold.job
+        if isinstance(result, PartResult):
+            _end_part(connection, hold, now)
+        else:
+            _require_running(hold)
+            _require_whole(hold, result)
+            _store(context, connection, hold.job, result, result_id, now)
+            gangs.done(connection, hold, now)
+        reports.take(connection, completion.report_id, job_id, now)
+        return _told(connection, job_id, now) if not isinstance(result, PartResult) else hold.job
 
 
 def fail(context: Context, job_id: str, failure: Failure) -> Job:
-    """Ends the job with its owner's error. A repetition of what was taken before is taken again."""
+    """Ends the job, or this attempt, with its owner's error. A repetition of what was taken before is taken again."""
     now = context.now()
-    with context.database.write() as connection:
-        claim = _owned(context, connection, job_id, failure.token, now)
-        if claim.job.state == "failed" and claim.job.error == failure.error:
-            return claim.job
-        _require_running(claim)
-        storage.end(connection, job_id, state="failed", error=failure.error, now=now)
-        return found("job", job_id, storage.get(connection, job_id))
+    with _noticing(context), context.database.write() as connection:
+        hold = _held(context, connection, job_id, failure.token, now)
+        if _is_repetition(connection, hold, failure.report_id):
+            return hold.job
+        if hold.job.state == "failed" and hold.job.error == failure.error:
+            return hold.job
+        _require_running(hold)
+        reports.take(connection, failure.report_id, job_id, now)
+        if not failure.retry:
+            storage.end(connection, job_id, state="failed", error=failure.error, now=now)
+        elif not gangs.lost(connection, hold, failure.error, now):
+            return hold.job  # others are at it still, and may know the cause
+        else:
+            _again(context, connection, hold.job, failure.error, now, since=now)
+        return _told(connection, job_id, now)
+
+
+def conclude(context: Context, job_id: str, token: str, end: Callable[[Connection, Job], None]) -> Job:
+    """Ends a job that the service does itself: `end` writes down what it came to, in the same transaction."""
+    now = context.now()
+    with _noticing(context), context.database.write() as connection:
+        hold = _held(context, connection, job_id, token, now)
+        _require_running(hold)
+        end(connection, hold.job)
+        return _told(connection, job_id, now)
+
+
+def release(context: Context, job_id: str, handed_back: Release) -> Job:
+    """Puts a job back that its owner does not finish. A repetition of what was taken before is taken again."""
+    now = context.now()
+    with _noticing(context), context.database.write() as connection:
+        known = reports.taken(connection, handed_back.report_id)
+        if known == job_id:  # its token went with the job
+            return found("job", job_id, storage.get(connection, job_id))
+        hold = _held(context, connection, job_id, handed_back.token, now)
+        _require_running(hold)
+        reports.take(connection, handed_back.report_id, job_id, now)
+        storage.hand_back(connection, job_id, now)
+        return _told(connection, job_id, now)
 
 
 def cancel(context: Context, job_id: str) -> Job:
@@ -129,17 +197,34 @@ def cancel(context: Context, job_id: str) -> Job:
     now = context.now()
     with context.database.write() as connection:
         _settle(context, connection, now)
-        claim = found("job", job_id, storage.claim(connection, job_id))
-        if claim.job.state in ("succeeded", "failed"):
-            raise ConflictError(f"job {job_id} has {claim.job.state}: it cannot be cancelled any more")
-        if claim.job.state != "cancelled":
-            storage.end(connection, job_id, state="cancelled", error="cancelled on request", now=now)
-        return found("job", job_id, storage.get(connection, job_id))
+        job = found("job", job_id, storage.claim(connection, job_id)).job
+        if job.state == "cancelled":
+            return job
+        if job.state not in ("queued", "leased"):
+            raise ConflictError(f"job {job_id} has {_ended_as(job)}: it cannot be cancelled any more")
+        storage.end(connection, job_id, state="cancelled", error="cancelled on request", now=now)
+        return _told(connection, job_id, now)
+
+
+def retry(context: Context, job_id: str) -> Job:
+    """Puts a job back that has failed, died or been cancelled, with all its attempts; one under way stays as it is."""
+    now = context.now()
+    with context.database.write() as connection:
+        _settle(context, connection, now)
+        job = found("job", job_id, storage.claim(connection, job_id)).job
+        if job.state in ("queued", "leased"):
+            return job
+        if job.state == "succeeded":
+            raise ConflictError(f"job {job_id} has succeeded: there is nothing to try again")
+        storage.retry(connection, job_id, now)
+        return _told(connection, job_id, now)
 
 
 def settle(context: Context) -> None:
     """Deals with leases that have run out, so that what is read next is true. Writes only where there are any."""
     now = context.now()
+    if now < context.absence.until:
+        return
     with context.database.read() as connection:
         if not storage.any_expired(connection, now):
             return
@@ -148,23 +233,88 @@ def settle(context: Context) -> None:
 
 
 def _settle(context: Context, connection: Connection, now: datetime) -> None:
+    if now < context.absence.until:
+        return
     for job in storage.expired(connection, now):
-        if job.attempts < context.max_attempts:
-            storage.requeue(connection, job.id, now)
-            continue
-        error = f"given up after {job.attempts} attempts: agent {job.agent} was the last to let its lease run out"
-        storage.end(connection, job.id, state="failed", error=error, now=now)
+        context.metrics.count_lease_expiry(job.task.kind)
+        late = gangs.late(connection, job, now) or f"agent {job.agent}"
+        heard = (job.lease_expires_at or now) - timedelta(seconds=context.lease_s)
+        _again(context, connection, job, f"{late} was the last to let its lease run out", now, since=heard)
+        _told(connection, job.id, now)
 
 
-def _enqueue(connection: Connection, task: Task, idempotency_key: str | None, now: datetime) -> str:
+def _again(context: Context, connection: Connection, job: Job, reason: str, now: datetime, *, since: datetime) -> None:
+    """Ends an attempt: the job goes back to its place, to be tried after a pause, or is given up after the last."""
+    if job.attempts >= context.max_attempts:
+        error = f"given up after {job.attempts} attempts: {reason}"
+        storage.end(connection, job.id, state="dead", error=error, now=now)
+        return
+    pause_s = 0.0 if job.task.kind == "plan" else min(FIRST_PAUSE_S * 2 ** max(job.attempts - 1, 0), LONGEST_PAUSE_S)
+    storage.requeue(connection, job.id, now, not_before=since + timedelta(seconds=pause_s))
+
+
+@contextmanager
+def _noticing(context: Context) -> Iterator[None]:
+    """Remembers that the database did not answer: leases could not be renewed."""
+    try:
+        yield
+    except ServiceError:
+        context.absence.back(context.now(), context.lease_s)
+        raise
+
+
+def _may_have_work(context: Context, request: LeaseRequest, now: datetime) -> bool:
+    """Whether it is worth writing: most requests for work find none, and only read."""
+    with context.database.read() as connection:
+        if storage.any_due(connection, request.kinds, now):
+            return True
+        if now >= context.absence.until and storage.any_expired(connection, now):
+            return True
+        if request.instance is None:
+            return False
+        known = known_agents.get(connection, request.agent)
+        return not agents.is_fresh(context, known, now) or (
+            known is not None and known.told.instance != request.instance
+        )
+
+
+def _seen(context: Context, connection: Connection, hold: Hold, now: datetime) -> None:
+    name = hold.member.agent if hold.member else hold.job.agent
+    if name is not None:
+        known_agents.seen(connection, name, now)
+
+
+def _enqueue(connection: Connection, task: Task, idempotency_key: str | None, now: datetime) -> str | None:
     job_id = secrets.token_hex(16)
     run_id = secrets.token_hex(16) if isinstance(task, RunTask) else None
-    if isinstance(task, RunTask) and plans.summary(connection, task.plan_id) is None:
-        raise InvalidInputError("plan_id", "must be the id of a stored plan", task.plan_id)
-    storage.add(connection, job_id=job_id, task=task, run_id=run_id, idempotency_key=idempotency_key, now=now)
+    asked = needs.needs_of(task, _workers(connection, task))
+    enough = not asked.agents or len(asked.agents) >= asked.nodes
+    require(enough, "agents", f"must name at least {asked.nodes} agents, as many as nodes, or none", asked.agents)
+    added = storage.add(
+        connection,
+        job_id=job_id,
+        task=task,
+        run_id=run_id,
+        idempotency_key=idempotency_key,
+        now=now,
+        needs=needs.stored(asked),
+    )
+    if not added:
+        return None
     if isinstance(task, RunTask) and run_id is not None:
         runs.add(connection, run_id=run_id, job_id=job_id, plan_id=task.plan_id, now=now)
     return job_id
+
+
+def _workers(connection: Connection, task: Task) -> int | None:
+    """The workers of a run's plan. Raises InvalidInputError if it is not stored, or does not spread over the nodes."""
+    if not isinstance(task, RunTask):
+        return None
+    plan = plans.summary(connection, task.plan_id)
+    if plan is None:
+        raise InvalidInputError("plan_id", "must be the id of a stored plan", task.plan_id)
+    require(plan.workers % task.nodes == 0, "nodes", f"must divide the plan's {plan.workers} workers", task.nodes)
+    return plan.workers
 
 
 def _same_task(job: Job, task: Task) -> Job:
@@ -173,22 +323,65 @@ def _same_task(job: Job, task: Task) -> Job:
     return job
 
 
-def _owned(context: Context, connection: Connection, job_id: str, token: str, now: datetime) -> Claim:
+def _told(connection: Connection, job_id: str, now: datetime, *, kind: str | None = None) -> Job:
+    """The job as it is now, of which those who follow it are told."""
+    job = found("job", job_id, storage.get(connection, job_id))
+    events.record_job(connection, job, now, kind)
+    return job
+
+
+def _ended_as(job: Job) -> str:
+    return "been given up" if job.state == "dead" else job.state
+
+
+def _held(context: Context, connection: Connection, job_id: str, token: str, now: datetime) -> Hold:
     """The job, if the token is that of its latest lease."""
     _settle(context, connection, now)
     claim = found("job", job_id, storage.claim(connection, job_id))
-    if claim.token is None or not secrets.compare_digest(claim.token.encode(), token.encode()):
+    if claim.token is not None and secrets.compare_digest(claim.token.encode(), token.encode()):
+        return Hold(job=claim.job, result_id=claim.result_id)
+    member = gangs.member_of(connection, claim.job, token)
+    if member is None:
         raise LeaseLostError(f"job {job_id} is not held under this token: its lease has passed on")
-    return claim
+    return Hold(job=claim.job, result_id=claim.result_id, member=member)
 
 
-def _require_running(claim: Claim) -> None:
-    """Raises LeaseLostError where the job has ended; one that was put back is still its last owner's to report on."""
-    if claim.job.state not in ("leased", "queued"):
-        raise LeaseLostError(f"job {claim.job.id} has ended ({claim.job.state}): nothing more is taken for it")
+def _is_repetition(connection: Connection, hold: Hold, report_id: str | None) -> bool:
+    known = reports.taken(connection, report_id)
+    if known is not None and known != hold.job.id:
+        raise ConflictError(f"the report_id was used before, for job {known}")
+    return known is not None
 
 
-def _store(connection: Connection, job: Job, result: ProfileResult | RunResult, result_id: str, now: datetime) -> None:
+def _require_running(hold: Hold) -> None:
+    """Raises LeaseLostError where the job has ended; one that was put back is still its last owner's to report on.
+
+    Not so a gang's: its members do not come back all, and one alone can do nothing.
+    """
+    if hold.job.state == "leased" or (hold.job.state == "queued" and hold.member is None):
+        return
+    state = "another attempt waits" if hold.job.state == "queued" else hold.job.state
+    raise LeaseLostError(f"job {hold.job.id} has ended ({state}): nothing more is taken for it")
+
+
+def _require_whole(hold: Hold, result: AgentResult) -> None:
+    """Raises InvalidInputError for what is not the result of this job, or not of the member that has it."""
+    require(result.kind == hold.job.task.kind, "result.kind", f"must be {hold.job.task.kind}", result.kind)
+    first = hold.member is None or hold.member.node_rank == 0
+    require(first, "result.kind", "must be part: node rank 0 has the result", result.kind)
+
+
+def _end_part(connection: Connection, hold: Hold, now: datetime) -> None:
+    """A gang's member is through. It may say so after the first has ended the job."""
+    require(hold.member is not None and hold.member.node_rank > 0, "result.kind", "must be the job's result", "part")
+    if hold.job.state != "succeeded":
+        _require_running(hold)
+    gangs.done(connection, hold, now)
+
+
+def _store(
+    context: Context, connection: Connection, job: Job, result: AgentResult, result_id: str, now: datetime
+) -> None:
     match result:
         case ProfileResult():
             profile_id, _ = profiles.add(connection, result.profile, now)
@@ -196,10 +389,17 @@ def _store(connection: Connection, job: Job, result: ProfileResult | RunResult, 
             storage.succeed(
                 connection, job.id, result_id=result_id, profile_id=profile_id, cluster_id=cluster_id, now=now
             )
+        case LinksResult():
+            cluster_id, _ = clusters.add(connection, result.cluster, now)
+            storage.succeed(connection, job.id, result_id=result_id, cluster_id=cluster_id, now=now)
         case RunResult():
             _require_readable(result)
             runs.finish(connection, found("run of job", job.id, job.run_id), result)
             storage.succeed(connection, job.id, result_id=result_id, now=now)
+            throughput = result.report.throughput_samples_per_s
+            context.metrics.observe_prediction(predicted=throughput.predicted, measured=throughput.measured)
+        case PartResult():
+            raise InvalidInputError("result.kind", "must be the job's result", "part")
         case _:
             assert_never(result)
 

@@ -76,7 +76,10 @@ def test_a_run_job_ends_with_its_report_and_timeline_stored(context: Context) ->
     jobs.complete(context, job.id, Completion(token=lease.token, result=result))
     run = runs.get(context, job.run_id)
     assert (run.state, run.report) == ("succeeded", result.report)
-    assert runs.timelines(context, job.run_id)["measured"] == result.timeline
+    measured = runs.timelines(context, job.run_id)["measured"]
+    for lane, told in zip(measured.lanes, result.timeline.lanes, strict=True):
+        assert lane.instructions == told.instructions
+        assert lane.end_s == pytest.approx(told.end_s, abs=1e-9)
 
 
 def test_an_expired_lease_passes_on_and_the_late_completion_overwrites_nothing(context: Context, clock: Clock) -> None:
@@ -123,7 +126,7 @@ def test_a_job_whose_agents_vanish_fails_after_the_last_attempt_and_says_why(con
     clock.advance(LEASE_S)
     assert jobs.lease(context, ANY_WORK) is None
     job = jobs.get(context, lease.job.id)
-    assert (job.state, job.attempts) == ("failed", 3)
+    assert (job.state, job.attempts) == ("dead", 3)
     assert job.error == "given up after 3 attempts: agent node-1 was the last to let its lease run out"
     with pytest.raises(LeaseLostError, match="ended"):
         _complete(context, lease)

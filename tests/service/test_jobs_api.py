@@ -86,7 +86,7 @@ def test_jobs_can_be_listed_by_state(http: TestClient) -> None:
     ("body", "field"),
     [
         ({"kind": "dance"}, "document"),
-        ({}, "document"),
+        ({}, "kind"),
         (TASK | {"microbatch_sizes": []}, "microbatch_sizes"),
         (TASK | {"microbatch_sizes": [0]}, "microbatch_sizes.0"),
         (TASK | {"code": "import os"}, "code"),

@@ -24,7 +24,7 @@ def test_the_examples_can_be_posted_in_order(http: TestClient) -> None:
             answer = http.post(path, json=example)
             assert answer.status_code == 201, f"{path}: {answer.text}"
     kinds = [job["task"]["kind"] for job in http.get("/v1/jobs").json()["items"]]
-    assert kinds == ["run", "profile"]
+    assert kinds == ["run", "links", "profile"]
 
 
 def test_an_agents_examples_work_with_the_token_of_its_lease(http: TestClient) -> None:
