@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from planner_service.api import clusters, health, jobs, login, metrics, openapi, plans, problems, profiles, runs, tokens
+from planner_service.api import aliases, clusters, health, jobs, login, metrics, openapi, plans, problems, profiles, runs, tokens
 from planner_service.api.access import Access
 from planner_service.api.auth import Admission, Door, require_scopes
 from planner_service.api.caching import Express, Head
@@ -66,7 +66,7 @@ def create_app(
         max_attempts=settings.max_attempts,
         token_key=settings.token_key,
     )
-    for routes in (profiles, clusters, plans, jobs, runs, tokens, health, metrics):
+    for routes in (profiles, clusters, plans, aliases, jobs, runs, tokens, health, metrics):
         app.include_router(routes.router, dependencies=[KnownParameters])
     app.include_router(login.router)
     pages.install(app)

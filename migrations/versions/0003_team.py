@@ -187,7 +187,7 @@ def _create_aliases() -> None:
         _sequence(),
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("plan_id", sa.String(32), nullable=False),
-        sa.Column("moves", sa.Integer(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("moved_by", sa.String(200), nullable=False),
         _time("created_at"),
         _time("moved_at"),

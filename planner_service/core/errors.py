@@ -5,6 +5,7 @@
     ├── ScheduleError                         a program that must not run: what `check` found
     ├── NotFoundError                         no such profile, cluster, plan, job or run
     ├── ConflictError                         the state does not allow it
+    │   ├── PreconditionFailedError           it was changed since the caller looked at it
     │   ├── LeaseLostError                    the job belongs to another agent by now
     │   └── InFlightError                     the same request is being worked on: says when to come back
     ├── UnauthorizedError                     no token, or one that is not valid
@@ -61,6 +62,10 @@ class NotFoundError(PipeplanError):
 
 class ConflictError(PipeplanError):
     """The request is well-formed, but the present state does not allow it."""
+
+
+class PreconditionFailedError(ConflictError):
+    """What the request says must hold (If-Match, If-None-Match) does not."""
 
 
 class LeaseLostError(ConflictError):

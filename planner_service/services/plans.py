@@ -19,9 +19,13 @@ from planner_service.core.schedule.text import format_stream
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
 from planner_service.services.context import Context, found
+from planner_service.services.document_cache import Noun
 from planner_service.storage import clusters, profiles
 from planner_service.storage import plans as storage
 from planner_service.storage.listing import Cut
+
+NOUN: Noun = "plans"
+"""What the cache of documents calls them."""
 
 MAX_PLAYED_INSTRUCTIONS = 500_000
 """The most that one request may have generated and played: a few seconds of one core."""

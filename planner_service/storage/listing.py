@@ -270,7 +270,7 @@ def _as_column(value: Any, column: Column[Any], cursor: str) -> Any:
             fits = read.tzinfo is not None and read.astimezone(UTC) is not None
         else:
             read = column.type.python_type(value)
-            fits = math.isfinite(read) and abs(read) <= MAX_SEQUENCE
+            fits = "\0" not in read if isinstance(read, str) else math.isfinite(read) and abs(read) <= MAX_SEQUENCE
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidInputError("cursor", _CURSOR_RULE, cursor) from error
     require(fits, "cursor", _CURSOR_RULE, cursor)

@@ -264,7 +264,7 @@ aliases = Table(
     _sequence(),
     Column("name", String(200), nullable=False, unique=True),
     Column("plan_id", String(32), ForeignKey("plans.id"), nullable=False, index=True),
-    Column("moves", Integer, nullable=False),
+    Column("version", BigInteger, nullable=False),
     Column("moved_by", String(200), nullable=False),
     _time("created_at"),
     _time("moved_at"),
