@@ -1,16 +1,14 @@
-"""Settings of a node's agent, from PIPEPLAN_AGENT_* in the environment; the command line's options come before them."""
+"""Settings of a node's agent: from options, PIPEPLAN_AGENT_* in the environment, a TOML file, in this order."""
 
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from planner_service.contract.documents import invalid_input
+from planner_service.contract.configuration import SECRET, resolve
 from planner_service.contract.http import DEFAULT_URL
-from planner_service.core.errors import InvalidInputError
 
 BUILT_IN = (
     "hf:*",
@@ -34,13 +32,14 @@ class AgentSettings(BaseSettings):
 
     `allow` lists the factories of this node's operator that jobs may name besides the built-in ones, as SPECs without
     options; a trailing * stands for any names, not for what is inside of them (no dot after the colon). In the
-    environment it is a JSON list.
+    environment it is a JSON list. `PIPEPLAN_AGENT_TOKEN_FILE` names a file that holds the token,
+    `PIPEPLAN_AGENT_CONFIG` a TOML file of settings.
     """
 
-    model_config = SettingsConfigDict(env_prefix="PIPEPLAN_AGENT_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="PIPEPLAN_AGENT_", frozen=True, extra="forbid", env_ignore_empty=True)
 
     url: str = DEFAULT_URL
-    token: str | None = None
+    token: str | None = Field(default=None, repr=False, json_schema_extra=SECRET)
     name: str = Field(default_factory=platform.node, min_length=1, max_length=200)
     work_dir: Path = Field(default_factory=lambda: Path.home() / ".local" / "share" / "pipeplan-agent")
     allow: tuple[str, ...] = ()
@@ -49,10 +48,4 @@ class AgentSettings(BaseSettings):
 
 def load_settings(**chosen: Any) -> AgentSettings:
     """The settings, with those chosen here (None: not chosen) before the environment's. Raises InvalidInputError."""
-    try:
-        return AgentSettings(**{name: value for name, value in chosen.items() if value is not None})
-    except ValidationError as error:
-        raise invalid_input(error) from error
-    except SettingsError as error:  # of `allow` alone: nothing else is read as JSON
-        rule = 'must be a JSON list such as ["package.module:factory"]'
-        raise InvalidInputError("PIPEPLAN_AGENT_ALLOW", rule, os.environ.get("PIPEPLAN_AGENT_ALLOW")) from error
+    return resolve(AgentSettings, chosen).settings

@@ -6,6 +6,7 @@ secrets.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,7 +92,10 @@ def _environment(kind: type[BaseSettings]) -> dict[str, tuple[Any, str]]:
     try:
         plain = EnvSettingsSource(kind)()
     except SettingsError as error:
-        raise InvalidInputError("environment", "must hold JSON where a setting is a list", str(error)) from error
+        named = re.search(r'field "(\w+)"', str(error))
+        variable = _variable(kind, named[1] if named else "")
+        rule = 'must be a JSON list such as ["package.module:factory"]'
+        raise InvalidInputError(variable, rule, os.environ.get(variable)) from error
     values = {name: (value, f"environment {_variable(kind, name)}") for name, value in plain.items()}
     for name in kind.model_fields:
         variable = f"{_variable(kind, name)}_FILE"
