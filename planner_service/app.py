@@ -3,11 +3,27 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from planner_service.api import aliases, clusters, health, jobs, login, metrics, openapi, plans, problems, profiles, runs, tokens
+from planner_service.api import (
+    agents,
+    aliases,
+    clusters,
+    events,
+    health,
+    jobs,
+    login,
+    metrics,
+    openapi,
+    plans,
+    problems,
+    profiles,
+    runs,
+    tokens,
+)
 from planner_service.api.access import Access
 from planner_service.api.auth import Admission, Door, require_scopes
 from planner_service.api.caching import Express, Head
@@ -19,9 +35,10 @@ from planner_service.api.listing import KnownParameters
 from planner_service.dashboard import pages
 from planner_service.services import metrics as stored_metrics
 from planner_service.services import tokens as stored_tokens
+from planner_service.services.background import Background, Bounds
 from planner_service.services.context import Context, Solve, utc_now
+from planner_service.services.solver import FunctionSolver, SolverProcess, solve_here
 from planner_service.settings import Settings
-from planner_service.solvers.solve import solve as solve_with_planner
 from planner_service.storage.database import Database
 from planner_service.storage.migrations import upgrade
 
@@ -32,10 +49,11 @@ DESCRIPTION = (
 )
 
 
-def create_app(
-    settings: Settings, *, now: Callable[[], datetime] = utc_now, solve: Solve = solve_with_planner
-) -> FastAPI:
-    """The application; on start-up it brings its database to the present tables."""
+def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, solve: Solve | None = None) -> FastAPI:
+    """The application; on start-up it brings its database to the present tables.
+
+    Plans are made by solver processes; by `solve` in this one where it is given.
+    """
     database = Database(
         settings.database_url,
         pool_size=settings.database_pool_size,
@@ -45,7 +63,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         prepare(settings, app.state.context)
-        yield
+        async with app.state.background.running():
+            yield
         database.close()
 
     app = FastAPI(
@@ -60,13 +79,16 @@ def create_app(
     app.state.max_body_bytes = settings.max_body_bytes
     app.state.context = Context(
         database=database,
-        solve=solve,
+        solve=solve or solve_here,
         now=now,
         lease_s=settings.lease_s,
         max_attempts=settings.max_attempts,
         token_key=settings.token_key,
     )
-    for routes in (profiles, clusters, plans, aliases, jobs, runs, tokens, health, metrics):
+    start = partial(SolverProcess, settings.solver_memory_bytes) if solve is None else partial(FunctionSolver, solve)
+    app.state.background = Background(app.state.context, start, _bounds(settings))
+    app.state.context.absence.back(now(), settings.lease_s)
+    for routes in (profiles, clusters, plans, aliases, jobs, events, runs, agents, tokens, health, metrics):
         app.include_router(routes.router, dependencies=[KnownParameters])
     app.include_router(login.router)
     pages.install(app)
@@ -92,6 +114,16 @@ def prepare(settings: Settings, context: Context) -> None:
     upgrade(context.database)
     if settings.demands_tokens:
         stored_tokens.require_any_valid(context, settings.host)
+
+
+def _bounds(settings: Settings) -> Bounds:
+    return Bounds(
+        solvers=settings.solver_processes,
+        queue=settings.solver_queue,
+        streams=settings.event_streams,
+        deadline_s=settings.solve_deadline_s,
+        job_deadline_s=settings.plan_job_deadline_s,
+    )
 
 
 def _admission(settings: Settings, context: Context) -> Admission:

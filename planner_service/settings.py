@@ -51,6 +51,24 @@ class Settings(BaseSettings):
     max_attempts: int = Field(
         default=3, ge=1, le=100, description="how often a job is given to an agent before it is given up"
     )
+    solver_processes: int = Field(
+        default_factory=lambda: min(os.cpu_count() or 1, 4), ge=1, le=256, description="plans that are made at once"
+    )
+    solver_queue: int = Field(default=32, ge=0, le=10_000, description="plans that may wait for one of them")
+    solver_memory_bytes: int = Field(
+        default=4 * 2**30, ge=2**28, le=2**50, description="what the search for one plan may take of it"
+    )
+    solve_deadline_s: float = Field(
+        default=50.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="how long a request waits for its plan before it is answered 504",
+    )
+    plan_job_deadline_s: float = Field(
+        default=3600.0, gt=0, le=864_000, allow_inf_nan=False, description="how long a plan that is a job may take"
+    )
+    event_streams: int = Field(default=500, ge=1, le=100_000, description="streams of events that are followed at once")
     require_tokens: bool = Field(
         default=False, description="every request needs a token on this machine, too; beyond it each always does"
     )

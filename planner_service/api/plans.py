@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Batches, Services, document, mark_created, raw_json
+from planner_service.api.bodies import Batches, Services, document
 from planner_service.api.caching import REVALIDATE, UNCHANGED, Lane, derived_tag, document_response, stored
+from planner_service.api.idempotency import OnceKey
 from planner_service.api.listing import page_response
-from planner_service.contract.documents import answer_document
+from planner_service.api.solving import PreferHeader, plan_answer, preference_of
+from planner_service.contract.jobs import Job
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams
 from planner_service.core.identity import canonical_json
@@ -24,15 +25,24 @@ router = APIRouter(prefix="/v1/plans", tags=["plans"])
 DOCUMENT = Lane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"))
 
 
-@router.post("", dependencies=[scope("plan")], status_code=201)
-def create_plan(services: Services, request: Annotated[PlanRequest, Depends(document(PlanRequest))]) -> Response:
-    """Asks a planner. 201 is a new plan, 200 one that was there before, or `feasible: false` with the reasons."""
-    created = plans.create(services, request)
-    response = raw_json(canonical_json(answer_document(created.answer) | {"solve_time_s": created.solve_time_s}))
-    response.status_code = HTTPStatus.OK
-    if created.plan_id is not None:
-        mark_created(response, created.new, f"/v1/plans/{created.plan_id}")
-    return response
+@router.post(
+    "",
+    dependencies=[scope("plan")],
+    status_code=201,
+    responses={202: {"model": Job, "description": "A job that makes the plan, as `Prefer: respond-async` asks"}},
+)
+async def create_plan(
+    request: Request,
+    services: Services,
+    asked: Annotated[PlanRequest, Depends(document(PlanRequest))],
+    key: OnceKey,
+    prefer: PreferHeader = None,
+) -> Response:
+    """Asks a planner. 201 is a new plan, 200 one that was there before, or `feasible: false` with the reasons.
+
+    With `Prefer: respond-async` the answer is 202 and a job to follow: for planners that take long.
+    """
+    return await plan_answer(request, services, asked, key, preference_of(prefer))
 
 
 @router.get("", dependencies=[scope("read")], response_model=Page[PlanSummary] | Page[Plan])

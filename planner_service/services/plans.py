@@ -20,6 +20,7 @@ from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
 from planner_service.services.context import Context, found
 from planner_service.services.document_cache import Noun
+from planner_service.solvers.messages import Answered
 from planner_service.storage import clusters, profiles
 from planner_service.storage import plans as storage
 from planner_service.storage.listing import Cut
@@ -51,17 +52,24 @@ class Created:
 
 
 def create(context: Context, request: PlanRequest) -> Created:
-    """Solves the request and stores the plan. That no plan fits is an answer too, and stores nothing."""
-    problem = _problem(context, request)
+    """Solves the request in this very thread and stores the plan. That none fits is an answer too, stored nowhere."""
+    problem = problem_of(context, request)
     start_s = time.perf_counter()
     answer = context.solve(request.planner, problem)
-    solve_time_s = time.perf_counter() - start_s
-    _require_storable(answer, request)
-    if not isinstance(answer, Plan):
-        return Created(answer=answer, plan_id=None, new=False, solve_time_s=solve_time_s)
+    answered = Answered(answer=answer, solve_time_s=time.perf_counter() - start_s)
     with context.database.write() as connection:
-        new = storage.add(connection, answer, request, solve_time_s, context.now())
-    return Created(answer=answer, plan_id=content_id(answer), new=new, solve_time_s=solve_time_s)
+        return keep(context, connection, request, answered)
+
+
+def keep(context: Context, connection: Connection, request: PlanRequest, answered: Answered) -> Created:
+    """Stores what a planner answered. Raises InvalidInputError for predictions that are no finite numbers."""
+    answer = answered.answer
+    _require_storable(answer, request)
+    context.metrics.observe_solve(request.planner, answered.solve_time_s)
+    if not isinstance(answer, Plan):
+        return Created(answer=answer, plan_id=None, new=False, solve_time_s=answered.solve_time_s)
+    new = storage.add(connection, answer, request, answered.solve_time_s, context.now())
+    return Created(answer=answer, plan_id=content_id(answer), new=new, solve_time_s=answered.solve_time_s)
 
 
 def document(context: Context, plan_id: str) -> str:
@@ -159,10 +167,11 @@ def _require_storable(answer: Answer, request: PlanRequest) -> None:
     require(storable, "profile_id", rule, request.profile_id)
 
 
-def _problem(context: Context, request: PlanRequest) -> Problem:
+def problem_of(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME_LIMIT_S) -> Problem:
+    """The problem that the request names. Raises InvalidInputError for what is not stored, or may take too long."""
     limit_s = request.options.time_limit_s
-    rule = f"must be at most {MAX_TIME_LIMIT_S:g} s for a service"
-    require(limit_s is None or limit_s <= MAX_TIME_LIMIT_S, "options.time_limit_s", rule, limit_s)
+    rule = f"must be at most {longest_s:g} s here (with `Prefer: respond-async` more)"
+    require(limit_s is None or limit_s <= longest_s, "options.time_limit_s", rule, limit_s)
     with context.database.read() as connection:
         profile = _profile(connection, "profile_id", request.profile_id)
         others = tuple(_profile(connection, "other_profile_ids", other) for other in request.other_profile_ids)

@@ -12,6 +12,8 @@ from typing import Protocol, assert_never
 
 import planner_service
 from planner_service.core.errors import SolverError
+from planner_service.core.plan import Answer
+from planner_service.core.planner.problem import Problem
 from planner_service.services.context import Solve
 from planner_service.solvers.messages import Answered, Exhausted, Message, Question, Refused
 from planner_service.solvers.progress import Observer, Progress
@@ -127,3 +129,10 @@ class FunctionSolver:
     def close(self) -> None:
         """Takes no further questions."""
         self.alive = False
+
+
+def solve_here(planner: str, problem: Problem) -> Answer:
+    """The planner's answer, searched in this process, which loads the planners only then."""
+    from planner_service.solvers.solve import solve
+
+    return solve(planner, problem)

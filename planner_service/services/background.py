@@ -1,0 +1,61 @@
+"""Background: what works beside the requests in a process of the service: solvers, plan jobs, followers of events."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from planner_service.core.errors import ServiceError
+from planner_service.services import idempotency
+from planner_service.services.context import Context
+from planner_service.services.feed import Feed
+from planner_service.services.plan_runner import PlanRunner
+from planner_service.services.solver import Solver
+from planner_service.services.solving import Pool
+
+TIDY_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much is done at once, and how long a search may take: within a request, and as a job."""
+
+    solvers: int = 2
+    queue: int = 32
+    streams: int = 500
+    deadline_s: float = 50.0
+    job_deadline_s: float = 3600.0
+
+
+class Background:
+    """Solvers, the runner of plan jobs, and the feed of events. `stop` may be called at any time."""
+
+    def __init__(self, context: Context, start: Callable[[], Solver], bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.pool = Pool(start, solvers=bounds.solvers, queue=bounds.queue)
+        self.feed = Feed(context, followers=bounds.streams)
+        self.runner = PlanRunner(context, self.pool, deadline_s=bounds.job_deadline_s)
+        self._context = context
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Works as long as the block."""
+        tasks = [asyncio.create_task(work) for work in (self.runner.run(), self._tidy())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends every search and every stream, so that the requests that wait for them end."""
+        self.feed.close()
+        self.pool.close()
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_S)
+            with suppress(ServiceError):
+                await asyncio.to_thread(idempotency.prune, self._context)
