@@ -11,6 +11,7 @@ from planner_service.api.caching import REVALIDATE, UNCHANGED, document_response
 from planner_service.api.listing import page_response
 from planner_service.contract.aliases import MAX_CHARACTERS, PATTERN, Alias, AliasMove, AliasQuery, AliasTarget
 from planner_service.contract.listing import ListQuery, Page
+from planner_service.contract.problems import MEDIA_TYPE
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.plan import Plan
 from planner_service.services import aliases, plans
@@ -26,9 +27,12 @@ AliasName = Annotated[
         json_schema_extra={"pattern": PATTERN, "minLength": 1, "maxLength": MAX_CHARACTERS},
     ),
 ]
+PROBLEM = {"$ref": "#/components/schemas/Problem"}
 IfMatch = Annotated[str | None, Header(description='the version that it must have, as its ETag: `"7"`; or `*`')]
 IfNoneMatch = Annotated[str | None, Header(description="`*`: it must not be there yet")]
-CONFLICTS: dict[int | str, dict[str, Any]] = {412: {"description": "It has been moved in the meantime"}}
+CONFLICTS: dict[int | str, dict[str, Any]] = {
+    412: {"description": "It has been moved in the meantime", "content": {MEDIA_TYPE: {"schema": PROBLEM}}}
+}
 
 
 def expected(if_match: IfMatch = None) -> Expected:
