@@ -8,6 +8,9 @@ from planner_service.api.auth import scope
 from planner_service.contract.problems import Problem
 from planner_service.dashboard.rendering import FOLDER, page
 from planner_service.dashboard.views import (
+    agents,
+    alias,
+    aliases,
     cluster,
     clusters,
     compare,
@@ -23,7 +26,23 @@ from planner_service.dashboard.views import (
 )
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[scope("read")])
-for view in (overview, plans, compare, plan, profiles, profile, clusters, cluster, runs, run, jobs, job):
+for view in (
+    overview,
+    plans,
+    compare,
+    plan,
+    profiles,
+    profile,
+    clusters,
+    cluster,
+    runs,
+    run,
+    jobs,
+    job,
+    agents,
+    aliases,
+    alias,
+):
     router.include_router(view.router)
 
 

@@ -8,12 +8,11 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from planner_service.api.auth import scope
 from planner_service.api.bodies import Services
 from planner_service.contract.jobs import JobState
-from planner_service.core.errors import ConflictError
 from planner_service.dashboard.forms import OwnPage
 from planner_service.dashboard.rendering import page
 from planner_service.services import jobs
 
-ENDED_BADLY: tuple[JobState, ...] = ("failed", "cancelled", "dead")
+RETRIED: tuple[JobState, ...] = ("failed", "cancelled", "dead")
 
 router = APIRouter()
 
@@ -21,7 +20,7 @@ router = APIRouter()
 @router.get("/jobs/{job_id}")
 def show_job(services: Services, request: Request, job_id: str) -> HTMLResponse:
     """One job."""
-    return page(request, "job.html", job=jobs.get(services, job_id), again=ENDED_BADLY)
+    return page(request, "job.html", job=jobs.get(services, job_id), again=RETRIED)
 
 
 @router.post("/jobs/{job_id}/cancel", dependencies=[scope("plan"), OwnPage])
@@ -32,12 +31,8 @@ def cancel_job(services: Services, job_id: str) -> Response:
 
 @router.post("/jobs/{job_id}/retry", dependencies=[scope("plan"), OwnPage])
 def retry_job(services: Services, job_id: str) -> Response:
-    """Enqueues what it was asked for once more, as a new job, and shows that."""
-    job = jobs.get(services, job_id)
-    if job.state not in ENDED_BADLY:
-        raise ConflictError(f"job {job_id} is {job.state}: only one that has failed or was cancelled is tried again")
-    again, _ = jobs.enqueue(services, job.task)
-    return _shown(again.id)
+    """Puts it back into the queue, and shows it again."""
+    return _shown(jobs.retry(services, job_id).id)
 
 
 def _shown(job_id: str) -> Response:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from planner_service.api.bodies import Services
+from planner_service.contract.aliases import Alias, AliasQuery
 from planner_service.contract.plans import PlanSummary, Streams
 from planner_service.contract.runs import RunSummary
 from planner_service.core.plan import Alternative, Plan
@@ -16,7 +17,7 @@ from planner_service.dashboard.pareto_chart import ParetoChart, pareto_chart
 from planner_service.dashboard.rendering import page
 from planner_service.dashboard.schedule_drawing import Drawing, draw, last_batches, readable_s
 from planner_service.dashboard.stage_drawing import StageDrawing, stage_drawing
-from planner_service.services import plans, runs
+from planner_service.services import aliases, plans, runs
 from planner_service.services.context import Context
 from planner_service.storage.listing import Cut
 
@@ -25,6 +26,7 @@ MOST_DRAWN_BATCHES = 16
 SHOWN_ALTERNATIVES = 60
 MOST_ALTERNATIVES = 2_000
 SHOWN_RUNS = Cut(limit=20)
+SHOWN_ALIASES = 20
 MOST_SHOWN_WORKERS = 32
 
 router = APIRouter()
@@ -46,6 +48,7 @@ class PlanView:
     alternatives: tuple[Alternative, ...]
     hidden_alternatives: int
     runs: tuple[RunSummary, ...]
+    aliases: tuple[Alias, ...]
 
 
 @router.get("/plans/{plan_id}")
@@ -73,6 +76,7 @@ def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_AL
         alternatives=plan.alternatives[:shown_alternatives],
         hidden_alternatives=max(len(plan.alternatives) - shown_alternatives, 0),
         runs=runs.newest(context, SHOWN_RUNS, plan_id).items,
+        aliases=aliases.page(context, AliasQuery(plan_id=plan_id, limit=SHOWN_ALIASES)).items,
     )
 
 
