@@ -10,7 +10,7 @@ from sqlalchemy import event, select, update
 
 from planner_service.app import create_app
 from planner_service.contract.documents import parse
-from planner_service.contract.tokens import NewToken, Scope, parse_credential
+from planner_service.contract.tokens import NewToken, parse_credential
 from planner_service.core.errors import ConflictError, InvalidInputError, NotFoundError, PipeplanError
 from planner_service.services import tokens
 from planner_service.services.context import Context
@@ -20,19 +20,10 @@ from planner_service.storage import tables
 from planner_service.storage.migrations import upgrade
 from tests.service.answers import halve
 from tests.service.conftest import Clock
+from tests.service.tokens import bearer, made
 
 KNOWN_FOR_S = 2.0
 """What docs/security.md says of how long a process goes by what it has read."""
-
-
-def made(context: Context, *scopes: Scope, name: str = "ci", expires_in_s: int | None = 3600) -> str:
-    """A new token's text."""
-    return tokens.create(context, NewToken(name=name, scopes=scopes, expires_in_s=expires_in_s), by="test").token
-
-
-def bearer(token: str) -> dict[str, str]:
-    """The header that a caller sends."""
-    return {"Authorization": f"Bearer {token}"}
 
 
 def self_status(http: TestClient, token: str) -> int:

@@ -1,0 +1,15 @@
+"""Tokens for tests: made in the database, sent as clients send them."""
+
+from planner_service.contract.tokens import NewToken, Scope
+from planner_service.services import tokens
+from planner_service.services.context import Context
+
+
+def made(context: Context, *scopes: Scope, name: str = "ci", expires_in_s: int | None = 3600) -> str:
+    """A new token's text."""
+    return tokens.create(context, NewToken(name=name, scopes=scopes, expires_in_s=expires_in_s), by="test").token
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header that a caller sends."""
+    return {"Authorization": f"Bearer {token}"}
