@@ -3,10 +3,11 @@
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Body, Services, document, mark_created
+from planner_service.api.bodies import Body, Services, document
+from planner_service.api.idempotency import OnceKey, OncePathKey, model_reply, once_response
 from planner_service.contract.jobs import (
     Completion,
     Failure,
@@ -16,12 +17,17 @@ from planner_service.contract.jobs import (
     JobQuery,
     Lease,
     LeaseRequest,
+    PlanTask,
     Release,
     Task,
 )
 from planner_service.contract.listing import Page as PageOf
 from planner_service.contract.tagged import parse_completion, parse_task
-from planner_service.services import jobs
+from planner_service.services import jobs, plan_jobs
+from planner_service.services.background import Background
+from planner_service.services.context import Context
+from planner_service.services.idempotency import perform
+from planner_service.storage.idempotency import Reply
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -36,22 +42,19 @@ def completion(content: Body) -> Completion:
     return parse_completion(content)
 
 
-@router.post(
-    "",
-    dependencies=[scope("plan")],
-    status_code=201,
-    responses={200: {"model": Job, "description": "The key was used for it before"}},
-)
-def enqueue_job(
-    services: Services,
-    task: Annotated[Task, Depends(task)],
-    response: Response,
-    idempotency_key: Annotated[str | None, Header()] = None,
-) -> Job:
-    """Enqueues a job for an agent. With an Idempotency-Key, the same request again gives the same job."""
-    job, new = jobs.enqueue(services, task, idempotency_key)
-    mark_created(response, new, f"/v1/jobs/{job.id}")
-    return job
+@router.post("", dependencies=[scope("plan")], status_code=201, response_model=Job)
+def enqueue_job(request: Request, services: Services, task: Annotated[Task, Depends(task)], key: OnceKey) -> Response:
+    """Enqueues a job: for an agent, or a plan for the service's own solvers."""
+    background: Background = request.app.state.background
+
+    def enqueue(context: Context) -> Reply:
+        if isinstance(task, PlanTask):
+            job = plan_jobs.enqueue(context, task.request, longest_s=background.bounds.job_deadline_s)
+        else:
+            job, _ = jobs.enqueue(context, task)
+        return model_reply(job, status=HTTPStatus.CREATED, location=f"/v1/jobs/{job.id}")
+
+    return once_response(perform(services, key, enqueue))
 
 
 @router.get("", dependencies=[scope("read")])
@@ -70,11 +73,15 @@ def list_jobs(
     responses={204: {"description": "There is nothing to do"}},
 )
 def lease_job(
-    services: Services, request: Annotated[LeaseRequest, Depends(document(LeaseRequest))]
-) -> Lease | Response:
+    services: Services, request: Annotated[LeaseRequest, Depends(document(LeaseRequest))], key: OnceKey
+) -> Response:
     """Gives an agent the oldest job of the kinds that it can do, under a token of its own."""
-    lease = jobs.lease(services, request)
-    return Response(status_code=HTTPStatus.NO_CONTENT) if lease is None else lease
+
+    def lease(context: Context) -> Reply:
+        given = jobs.lease(context, request)
+        return Reply(status=HTTPStatus.NO_CONTENT, body="") if given is None else model_reply(given)
+
+    return once_response(perform(services, key, lease))
 
 
 @router.get("/{job_id}", dependencies=[scope("read", "agent")])
@@ -109,13 +116,13 @@ def release_job(services: Services, job_id: str, release: Annotated[Release, Dep
     return jobs.release(services, job_id, release)
 
 
-@router.post("/{job_id}/retry", dependencies=[scope("plan")])
-def retry_job(services: Services, job_id: str) -> Job:
+@router.post("/{job_id}/retry", dependencies=[scope("plan")], response_model=Job)
+def retry_job(services: Services, job_id: str, key: OncePathKey) -> Response:
     """Puts a job back that has failed, died or been cancelled, with all its attempts. May be repeated."""
-    return jobs.retry(services, job_id)
+    return once_response(perform(services, key, lambda context: model_reply(jobs.retry(context, job_id))))
 
 
-@router.post("/{job_id}/cancel", dependencies=[scope("plan")])
-def cancel_job(services: Services, job_id: str) -> Job:
-    """Cancels a job that has not ended; its owner hears of it with the next heartbeat."""
-    return jobs.cancel(services, job_id)
+@router.post("/{job_id}/cancel", dependencies=[scope("plan")], response_model=Job)
+def cancel_job(services: Services, job_id: str, key: OncePathKey) -> Response:
+    """Cancels a job that has not ended; its owner hears of it with the next heartbeat, a plan's search ends at once."""
+    return once_response(perform(services, key, lambda context: model_reply(jobs.cancel(context, job_id))))

@@ -1,26 +1,34 @@
 """Routes of the tokens: an admin's, and what every caller may know of its own."""
 
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from planner_service.api.auth import Caller, scope
 from planner_service.api.bodies import Page, Services, document
+from planner_service.api.idempotency import OnceKey, model_reply, once_response
 from planner_service.contract.listing import Page as PageOf
 from planner_service.contract.tokens import SCOPES, CreatedToken, NewToken, Token, Whoami
 from planner_service.services import tokens
+from planner_service.services.context import Context
+from planner_service.services.idempotency import perform
+from planner_service.storage.idempotency import Reply
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 
-@router.post("", dependencies=[scope("admin")], status_code=201)
+@router.post("", dependencies=[scope("admin")], status_code=201, response_model=CreatedToken)
 def create_token(
-    services: Services, caller: Caller, new: Annotated[NewToken, Depends(document(NewToken))], response: Response
-) -> CreatedToken:
-    """Makes a token. Its text is in this answer and is never shown again."""
-    created = tokens.create(services, new, by=caller.name)
-    response.headers["Location"] = f"/v1/tokens/{created.id}"
-    return created
+    services: Services, caller: Caller, new: Annotated[NewToken, Depends(document(NewToken))], key: OnceKey
+) -> Response:
+    """Makes a token. Its text is in this answer and is never shown again, nor kept under an Idempotency-Key."""
+
+    def create(context: Context) -> Reply:
+        created = tokens.create(context, new, by=caller.name)
+        return model_reply(created, status=HTTPStatus.CREATED, location=f"/v1/tokens/{created.id}")
+
+    return once_response(perform(services, key, create, secret=True))
 
 
 @router.get("", dependencies=[scope("admin")])

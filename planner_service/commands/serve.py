@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,18 +62,19 @@ def serve(
     )
     configure(settings.log_level, settings.log_format)
     with _listen(settings.host, settings.port) as listener:
-        server, shown = _server(settings)
+        server, shown, stopping = _server(settings)
         url = _url(settings.host, listener)
         parent = os.getppid() if exit_with_parent else None
-        threading.Thread(target=_watch, args=(server, parent, settings.shutdown_s), daemon=True).start()
+        threading.Thread(target=_watch, args=(server, parent, settings.shutdown_s, stopping), daemon=True).start()
         threading.Thread(target=_announce, args=(server, settings, url, shown), daemon=True).start()
         server.run(sockets=[listener])
     if not server.started:
         raise PipeplanError("the service could not start; the lines above say why")
 
 
-def _server(settings: "Settings") -> "tuple[uvicorn.Server, str]":
-    """The server, not started, with everything that could keep it from starting behind it; and its database's name.
+def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], None]]":
+    """The server, not started, with everything that could keep it from starting behind it; its database's name; and
+    what ends the streams of events, which would not end by themselves.
 
     SIGTERM ends it in good order, exit status 0, from here on: while it runs by uvicorn's own handler, which calls
     what was there before when everything has ended.
@@ -98,7 +100,8 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str]":
         server.should_exit = True
 
     signal.signal(signal.SIGTERM, end)
-    return server, application.state.context.database.shown
+    state = application.state
+    return server, state.context.database.shown, state.background.feed.close
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -134,11 +137,12 @@ def _announce(server: "uvicorn.Server", settings: "Settings", url: str, database
         typer.echo(f"pipeplan serves {url}", err=True)
 
 
-def _watch(server: "uvicorn.Server", parent: int | None, shutdown_s: float) -> None:
+def _watch(server: "uvicorn.Server", parent: int | None, shutdown_s: float, stopping: Callable[[], None]) -> None:
     """Ends the service in good order once its parent is gone; and for certain where its end takes too long."""
     while not server.should_exit:
         time.sleep(POLL_S)
         if parent is not None and os.getppid() != parent:
             server.should_exit = True
+    stopping()
     time.sleep(shutdown_s + GRACE_S)
     os._exit(1)

@@ -57,9 +57,9 @@ def test_an_idempotency_key_makes_a_retry_safe(http: TestClient) -> None:
     first = http.post("/v1/jobs", json=TASK, headers=headers)
     again = http.post("/v1/jobs", json=TASK, headers=headers)
     other = http.post("/v1/jobs", json=TASK | {"rounds": 9}, headers=headers)
-    assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
+    assert (first.status_code, again.status_code, other.status_code) == (201, 201, 422)
     assert first.json() == again.json()
-    assert other.json()["type"] == "urn:pipeplan:problem:conflict"
+    assert other.json()["errors"][0]["field"] == "Idempotency-Key"
     too_long = http.post("/v1/jobs", json=TASK, headers={"Idempotency-Key": "x" * 201})
     assert too_long.json()["errors"][0]["field"] == "Idempotency-Key"
 
