@@ -10,6 +10,11 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from alembic import op
 
+from planner_service.contract.documents import parse
+from planner_service.core.identity import canonical_json
+from planner_service.core.timeline import Timeline
+from planner_service.storage import timelines
+
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
@@ -305,6 +310,56 @@ def _change_check(before: str, after: str) -> None:
     connection.exec_driver_sql("PRAGMA writable_schema=OFF")
 
 
+def _pack_timelines() -> None:
+    """Timelines and losses out of the documents and into chunks, a run at a time."""
+    op.create_table(
+        "run_chunks",
+        sa.Column("run_id", sa.String(32), nullable=False),
+        sa.Column("series", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("part", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("rows", sa.Integer(), nullable=False),
+        sa.Column("first", sa.BigInteger(), nullable=False),
+        sa.Column("last", sa.BigInteger(), nullable=False),
+        sa.Column("content", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("run_id", "series", "part", name=op.f("pk_run_chunks")),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_chunks_run_id_runs"), ondelete="CASCADE"),
+    )
+    op.add_column("runs", sa.Column("timeline_head", sa.Text(), nullable=True))
+    connection = op.get_bind()
+    for run_id in _measured_runs(connection):
+        read = sa.text("SELECT report, timeline FROM runs WHERE id = :id")
+        row = connection.execute(read, {"id": run_id}).one()
+        report, timeline = json.loads(row.report), parse(Timeline, row.timeline)
+        timelines.store(connection, run_id, timelines.chunks_of(timeline))
+        timelines.store(connection, run_id, timelines.chunks_of_losses(report["losses"]))
+        values = {"id": run_id, "report": canonical_json({**report, "losses": []}), "head": timelines.head(timeline)}
+        connection.execute(sa.text("UPDATE runs SET report = :report, timeline_head = :head WHERE id = :id"), values)
+    op.drop_column("runs", "timeline")
+    op.drop_index("ix_runs_plan_id", "runs")
+    op.create_index("ix_runs_plan_id_sequence", "runs", ["plan_id", "sequence"])
+
+
+def _unpack_timelines() -> None:
+    op.drop_index("ix_runs_plan_id_sequence", "runs")
+    op.create_index("ix_runs_plan_id", "runs", ["plan_id"])
+    op.add_column("runs", sa.Column("timeline", sa.Text(), nullable=True))
+    connection = op.get_bind()
+    for run_id in _measured_runs(connection):
+        read = sa.text("SELECT report, timeline_head FROM runs WHERE id = :id")
+        row = connection.execute(read, {"id": run_id}).one()
+        losses = timelines.read_losses(connection, run_id)
+        timeline = canonical_json(timelines.read(connection, run_id, row.timeline_head))
+        report = canonical_json({**json.loads(row.report), "losses": losses})
+        values = {"id": run_id, "report": report, "timeline": timeline}
+        connection.execute(sa.text("UPDATE runs SET report = :report, timeline = :timeline WHERE id = :id"), values)
+    op.drop_column("runs", "timeline_head")
+    op.drop_table("run_chunks")
+
+
+def _measured_runs(connection: sa.Connection) -> list[str]:
+    return list(connection.execute(sa.text("SELECT id FROM runs WHERE report IS NOT NULL")).scalars())
+
+
 NOUNS: tuple[tuple[Callable[[], None], Callable[[], None]], ...] = (
     (_make_tokens, _drop_tokens),
     (_add_plan_jobs, _drop_plan_jobs),
@@ -313,6 +368,7 @@ NOUNS: tuple[tuple[Callable[[], None], Callable[[], None]], ...] = (
     (_add_orders, _drop_orders),
     (_create_aliases, _drop_aliases),
     (_add_agents, _remove_agents),
+    (_pack_timelines, _unpack_timelines),
 )
 """What makes a noun's tables, and what takes them back, in order."""
 

@@ -1,21 +1,33 @@
 """Routes of the runs."""
 
-from fastapi import APIRouter, Response
+import math
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Page, Services, raw_json
-from planner_service.contract.listing import Page as PageOf
-from planner_service.contract.runs import Run, RunSummary
+from planner_service.api.bodies import Services, raw_json
+from planner_service.api.listing import page_response
+from planner_service.contract.listing import Page
+from planner_service.contract.runs import Losses, Run, RunQuery, RunSummary
+from planner_service.core.errors import require
+from planner_service.core.identity import canonical_json
 from planner_service.core.timeline import Timeline
 from planner_service.services import runs
+from planner_service.storage.timelines import Window
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], dependencies=[scope("read")])
 
+Start = Annotated[float | None, Query(description="seconds since the run's start; default: from its start on")]
+Stop = Annotated[float | None, Query(description="seconds since the run's start, not included; default: to its end")]
+FirstStep = Annotated[int, Query(ge=0, le=2**63 - 1, description="of the run's steps, counted from its first one")]
+LastStep = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="the step behind the last; default: all")]
 
-@router.get("")
-def list_runs(services: Services, page: Page, plan_id: str | None = None) -> PageOf[RunSummary]:
-    """The runs, newest first; of one plan only where one is given."""
-    return runs.newest(services, page, plan_id)
+
+@router.get("", response_model=Page[RunSummary])
+def list_runs(services: Services, query: Annotated[RunQuery, Query()]) -> Response:
+    """The runs, newest first or oldest first; those that pass all filters."""
+    return page_response(runs.page(services, query))
 
 
 @router.get("/{run_id}")
@@ -24,13 +36,32 @@ def get_run(services: Services, run_id: str) -> Run:
     return runs.get(services, run_id)
 
 
+@router.get("/{run_id}/losses")
+def get_run_losses(services: Services, run_id: str, start: FirstStep = 0, stop: LastStep = None) -> Losses:
+    """The losses of the steps [start, stop), counted from the run's first step: none before it has succeeded."""
+    return runs.losses(services, run_id, start, stop)
+
+
 @router.get("/{run_id}/timeline", response_model=Timeline)
-def get_run_timeline(services: Services, run_id: str) -> Response:
-    """The measured timeline."""
-    return raw_json(runs.timeline_document(services, run_id))
+def get_run_timeline(services: Services, run_id: str, start: Start = None, stop: Stop = None) -> Response:
+    """The measured timeline: all of it, or what has a share in the seconds [start, stop) since the run's start.
+
+    `batches` is the whole run's. A lane that does nothing in the window is there, empty. One answer holds at most
+    250,000 instructions; where there are more, the refusal says so, and which seconds there are.
+    """
+    return raw_json(canonical_json(runs.timeline(services, run_id, _window(start, stop))))
 
 
 @router.get("/{run_id}/trace")
 def get_run_trace(services: Services, run_id: str) -> Response:
-    """The predicted and the measured timeline side by side, as a Chrome trace."""
+    """The predicted and the measured timeline side by side, as a Chrome trace; of a very long run, the end of both."""
     return raw_json(runs.trace(services, run_id))
+
+
+def _window(start_s: float | None, stop_s: float | None) -> Window | None:
+    if start_s is None and stop_s is None:
+        return None
+    start_s = -math.inf if start_s is None else start_s
+    stop_s = math.inf if stop_s is None else stop_s
+    require(start_s < stop_s, "start", f"must be less than stop ({stop_s:g})", start_s)
+    return Window(start_s=start_s, stop_s=stop_s)

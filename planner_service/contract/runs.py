@@ -1,8 +1,12 @@
 """Runs: executions of a plan. A run's state is that of its job."""
 
 from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
 
 from planner_service.contract.jobs import JobState, Progress, RunTask
+from planner_service.contract.listing import ListQuery, Name
 from planner_service.contract.wire import Wire
 from planner_service.core.report import RunReport
 
@@ -36,3 +40,20 @@ class Run(Wire):
     report: RunReport | None
     created_at: datetime
     updated_at: datetime
+
+
+class RunQuery(ListQuery):
+    """Which runs, and in which order: newest first, or with created_at oldest first."""
+
+    sort: Literal["created_at", "-created_at"] | None = None
+    plan_id: Name | None = Field(default=None, description="runs of this plan")
+    model: Name | None = Field(default=None, description="runs of plans for the model of this name")
+    state: JobState | None = None
+
+
+class Losses(Wire):
+    """A run's losses, a step each; the first of them is that of `first_step`."""
+
+    run_id: str
+    first_step: int
+    losses: tuple[float, ...]

@@ -1,9 +1,14 @@
 """Runs: executions of plans, as their jobs report them."""
 
-from planner_service.contract.documents import parse, parse_plan
+import math
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from planner_service.contract.documents import parse_plan
 from planner_service.contract.listing import Page
-from planner_service.contract.runs import Run, RunSummary
-from planner_service.core.errors import NotFoundError
+from planner_service.contract.runs import Losses, Run, RunQuery, RunSummary
+from planner_service.core.errors import NotFoundError, require
 from planner_service.core.predict import predict
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
@@ -13,6 +18,10 @@ from planner_service.services.plans import playable_batches
 from planner_service.storage import plans
 from planner_service.storage import runs as storage
 from planner_service.storage.listing import Cut
+from planner_service.storage.timelines import Extent, Window, extent_of, read, read_losses
+
+MAX_INSTRUCTIONS = 250_000
+"""The most that one answer holds of a timeline: some 20 MB of JSON, and a second of one core."""
 
 
 def get(context: Context, run_id: str) -> Run:
@@ -22,35 +31,79 @@ def get(context: Context, run_id: str) -> Run:
         return found("run", run_id, storage.get(connection, run_id))
 
 
-def newest(context: Context, cut: Cut, plan_id: str | None = None) -> Page[RunSummary]:
-    """A page of runs, newest first; of one plan only where one is named."""
+def page(context: Context, query: RunQuery) -> Page[RunSummary]:
+    """The runs that the query asks for."""
     settle(context)
     with context.database.read() as connection:
-        return storage.page(connection, cut, plan_id)
+        return storage.page(connection, query)
 
 
-def timeline_document(context: Context, run_id: str) -> str:
-    """The measured timeline's JSON text. Raises NotFoundError where there is no run, or none measured yet."""
+def newest(context: Context, cut: Cut, plan_id: str | None = None) -> Page[RunSummary]:
+    """A page of runs, newest first; of one plan only where one is named."""
+    return page(context, RunQuery(limit=cut.limit, cursor=cut.cursor, plan_id=plan_id))
+
+
+def losses(context: Context, run_id: str, start: int, stop: int | None) -> Losses:
+    """The losses of the run's steps [start, stop), counted from its first one. Raises NotFoundError."""
     run = get(context, run_id)
+    first_step = 0 if run.report is None else run.report.first_step
     with context.database.read() as connection:
-        document = storage.timeline(connection, run_id)
-    if document is None:
-        raise NotFoundError(f"run {run_id} has no timeline: it is {run.state}")
-    return document
+        values = read_losses(connection, run_id, start, stop)
+    return Losses(run_id=run_id, first_step=first_step + start, losses=values)
+
+
+def timeline(context: Context, run_id: str, window: Window | None = None) -> Timeline:
+    """What was measured, in the window where one is given.
+
+    Raises NotFoundError where there is no run, or nothing measured yet; InvalidInputError where it is too much.
+    """
+    with context.database.read() as connection:
+        head = _head(connection, run_id)
+        extent = extent_of(connection, run_id, window)
+        asked = None if window is None else f"[{window.start_s:g}, {window.stop_s:g})"
+        require(extent.instructions <= MAX_INSTRUCTIONS, "start", _too_large(extent), asked)
+        return read(connection, run_id, head, window)
 
 
 def timelines(context: Context, run_id: str) -> dict[str, Timeline]:
-    """What was predicted for the run's batches, and what was measured."""
-    measured = parse(Timeline, timeline_document(context, run_id))
+    """What was predicted for the run's batches, and what was measured; of a very long run, the last of both."""
     run = get(context, run_id)
     with context.database.read() as connection:
+        measured = _last(connection, run_id, _head(connection, run_id))
         plan = parse_plan(found("plan", run.plan_id, plans.content(connection, run.plan_id)))
-    first_batch = 0 if run.report is None else run.report.first_step
     batches = min(measured.batches, playable_batches(plan))
-    predicted = {"predicted": predict(plan, batches=batches, first_batch=first_batch)} if batches else {}
-    return {**predicted, "measured": measured}
+    if not batches or run.report is None:
+        return {"measured": measured}
+    first_batch = run.report.first_step + run.report.steps - measured.batches
+    return {"predicted": predict(plan, batches=batches, first_batch=first_batch), "measured": measured}
 
 
 def trace(context: Context, run_id: str) -> str:
     """Both timelines as one Chrome trace, side by side."""
     return chrome_trace(timelines(context, run_id))
+
+
+def _head(connection: Connection, run_id: str) -> str:
+    state, head = found("run", run_id, storage.timeline_head(connection, run_id))
+    if head is None:
+        raise NotFoundError(f"run {run_id} has no timeline: it is {state}")
+    return head
+
+
+def _last(connection: Connection, run_id: str, head: str) -> Timeline:
+    """The timeline's end, as much of it as one answer holds, with the batches that this share of the time had."""
+    whole = extent_of(connection, run_id)
+    if whole.instructions <= MAX_INSTRUCTIONS:
+        return read(connection, run_id, head)
+    share = MAX_INSTRUCTIONS / whole.instructions / 2
+    start_s = whole.last_s - share * (whole.last_s - whole.first_s)
+    last = read(connection, run_id, head, Window(start_s=start_s, stop_s=math.inf))
+    return replace(last, batches=max(1, round(share * last.batches)))
+
+
+def _too_large(extent: Extent) -> str:
+    span = f"the {extent.instructions} instructions there span {extent.first_s:g} to {extent.last_s:g} s"
+    return (
+        f"must, with stop, name a window of at most {MAX_INSTRUCTIONS} instructions ({span}): "
+        "ask for less, as in ?start=0&stop=60"
+    )

@@ -1,36 +1,34 @@
 """Runs: made with their job, whose state is theirs; report and timeline come in with its end."""
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from planner_service.contract.documents import parse
-from planner_service.contract.jobs import Progress, RunResult, RunTask
+from planner_service.contract.jobs import JobState, Progress, RunResult, RunTask
 from planner_service.contract.listing import Page
-from planner_service.contract.runs import Run, RunSummary
+from planner_service.contract.runs import Run, RunQuery, RunSummary
 from planner_service.core.identity import canonical_json
 from planner_service.core.report import RunReport
-from planner_service.storage.listing import Cut, newest
+from planner_service.storage import listing, timelines
 from planner_service.storage.tables import jobs, plans, runs
 
-_SUMMARY: Select[Any] = (
-    select(
-        runs.c.sequence,
-        runs.c.id,
-        runs.c.job_id,
-        runs.c.plan_id,
-        runs.c.predicted_samples_per_s,
-        runs.c.measured_samples_per_s,
-        runs.c.created_at,
-        plans.c.model_name,
-        plans.c.schedule,
-        jobs.c.state,
-        jobs.c.updated_at,
-    )
-    .join_from(runs, jobs, jobs.c.id == runs.c.job_id)
-    .join(plans, plans.c.id == runs.c.plan_id)
-)
+_JOINED = runs.join(jobs, jobs.c.id == runs.c.job_id).join(plans, plans.c.id == runs.c.plan_id)
+_SUMMARY: Select[Any] = select(
+    runs.c.sequence,
+    runs.c.id,
+    runs.c.job_id,
+    runs.c.plan_id,
+    runs.c.predicted_samples_per_s,
+    runs.c.measured_samples_per_s,
+    runs.c.created_at,
+    plans.c.model_name,
+    plans.c.schedule,
+    jobs.c.state,
+    jobs.c.updated_at,
+).select_from(_JOINED)
 _RUN: Select[Any] = select(
     runs.c.id,
     runs.c.job_id,
@@ -52,14 +50,16 @@ def add(connection: Connection, *, run_id: str, job_id: str, plan_id: str, now: 
 
 
 def finish(connection: Connection, run_id: str, result: RunResult) -> None:
-    """What the run measured."""
+    """What the run measured. Raises InvalidInputError where the timeline's numbers are beyond what is kept."""
     throughput = result.report.throughput_samples_per_s
+    timelines.store(connection, run_id, timelines.chunks_of(result.timeline))
+    timelines.store(connection, run_id, timelines.chunks_of_losses(result.report.losses))
     connection.execute(
         update(runs)
         .where(runs.c.id == run_id)
         .values(
-            report=canonical_json(result.report),
-            timeline=canonical_json(result.timeline),
+            report=canonical_json(replace(result.report, losses=())),
+            timeline_head=timelines.head(result.timeline),
             predicted_samples_per_s=throughput.predicted,
             measured_samples_per_s=throughput.measured,
         )
@@ -69,18 +69,25 @@ def finish(connection: Connection, run_id: str, result: RunResult) -> None:
 def get(connection: Connection, run_id: str) -> Run | None:
     """The run, with its report once there is one."""
     row = connection.execute(_RUN.where(runs.c.id == run_id)).one_or_none()
-    return None if row is None else _run(row)
+    return None if row is None else _run(row, timelines.read_losses(connection, run_id))
 
 
-def timeline(connection: Connection, run_id: str) -> str | None:
-    """The measured timeline's document; None for a run that has none (yet)."""
-    return connection.execute(select(runs.c.timeline).where(runs.c.id == run_id)).scalar_one_or_none()
+def timeline_head(connection: Connection, run_id: str) -> tuple[JobState, str | None] | None:
+    """The run's state, and what the chunks of its timeline belong to, if it has one (yet); None without such a run."""
+    query = select(jobs.c.state, runs.c.timeline_head).join_from(runs, jobs, jobs.c.id == runs.c.job_id)
+    row = connection.execute(query.where(runs.c.id == run_id)).one_or_none()
+    return None if row is None else (row.state, row.timeline_head)
 
 
-def page(connection: Connection, cut: Cut, plan_id: str | None = None) -> Page[RunSummary]:
-    """The newest runs, of one plan only where one is named."""
-    query = _SUMMARY if plan_id is None else _SUMMARY.where(runs.c.plan_id == plan_id)
-    return newest(connection, query, runs, cut, _summary)
+def page(connection: Connection, query: RunQuery) -> Page[RunSummary]:
+    """The runs that the query asks for."""
+    filters = [
+        listing.equal("plan_id", runs.c.plan_id, query.plan_id),
+        listing.equal("model", plans.c.model_name, query.model),
+        listing.equal("state", jobs.c.state, query.state),
+        *listing.created(runs.c.created_at, query),
+    ]
+    return listing.page(connection, _LISTING, listing.cut_of(query), filters)
 
 
 def _summary(row: Row[Any]) -> RunSummary:
@@ -88,7 +95,7 @@ def _summary(row: Row[Any]) -> RunSummary:
     return RunSummary(model=row.model_name, **values)
 
 
-def _run(row: Row[Any]) -> Run:
+def _run(row: Row[Any], losses: tuple[float, ...]) -> Run:
     return Run(
         id=row.id,
         job_id=row.job_id,
@@ -98,7 +105,12 @@ def _run(row: Row[Any]) -> Run:
         agent=row.agent,
         progress=None if row.progress is None else Progress.model_validate_json(row.progress),
         error=row.error,
-        report=None if row.report is None else parse(RunReport, row.report),
+        report=None if row.report is None else replace(parse(RunReport, row.report), losses=losses),
         created_at=row.created_at,
         updated_at=row.updated_at,
     )
+
+
+_LISTING = listing.Listing(
+    table=runs, query=_SUMMARY, item=_summary, sorts={"created_at": runs.c.sequence}, rows=_JOINED
+)

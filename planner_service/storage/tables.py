@@ -13,6 +13,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -183,12 +184,14 @@ runs = Table(
     _sequence(),
     _id(),
     Column("job_id", String(32), ForeignKey("jobs.id"), nullable=False, unique=True),
-    Column("plan_id", String(32), ForeignKey("plans.id"), nullable=False, index=True),
+    Column("plan_id", String(32), ForeignKey("plans.id"), nullable=False),
+    # Without its losses, which are chunks; so are the lanes of the timeline of which this is the head.
     Column("report", Text, nullable=True),
-    Column("timeline", Text, nullable=True),
+    Column("timeline_head", Text, nullable=True),
     Column("predicted_samples_per_s", Float, nullable=True),
     Column("measured_samples_per_s", Float, nullable=True),
     _time("created_at"),
+    Index(None, "plan_id", "sequence"),
 )
 
 events = Table(
@@ -325,4 +328,16 @@ reports = Table(
     Column("id", String(64), nullable=False, unique=True),
     Column("job_id", String(32), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False, index=True),
     _time("created_at"),
+)
+
+run_chunks = Table(
+    "run_chunks",
+    metadata,
+    Column("run_id", String(32), ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
+    Column("series", Integer, primary_key=True, autoincrement=False),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("rows", Integer, nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("last", BigInteger, nullable=False),
+    Column("content", LargeBinary, nullable=False),
 )

@@ -10,14 +10,16 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
+from planner_service.contract.jobs import Completion
 from planner_service.core.errors import InvalidInputError, ServiceError
-from planner_service.services import jobs
+from planner_service.core.identity import canonical_json
+from planner_service.services import jobs, plans, runs
 from planner_service.services.context import Context
 from planner_service.storage.database import Database
 from planner_service.storage.migrations import downgrade, head, migrations_folder, revision_of, upgrade
 from planner_service.storage.tables import metadata
 from tests.service.answers import halve
-from tests.service.documents import PROFILE_TASK, run_task, store_plan
+from tests.service.documents import ANY_WORK, PROFILE_TASK, run_result, run_task, store_plan
 from tests.service.servers import PIPEPLAN, environment
 
 
@@ -139,3 +141,29 @@ def test_a_file_that_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> 
 
 def test_the_migrations_are_beside_the_package_or_in_it() -> None:
     assert (migrations_folder() / "versions" / "0001_first_tables.py").is_file()
+
+
+def test_runs_keep_their_timelines_and_losses_on_the_way_down_and_up(database: Database) -> None:
+    """Between 0002 and 0003 they move from the documents into chunks, and back."""
+    context = Context(database=database, solve=halve)
+    plan_id = store_plan(context)
+    job, _ = jobs.enqueue(context, run_task(plan_id))
+    unmeasured, _ = jobs.enqueue(context, run_task(plan_id))
+    lease = jobs.lease(context, ANY_WORK)
+    assert lease is not None
+    result = run_result(plans.get(context, plan_id))
+    jobs.complete(context, lease.job.id, Completion(token=lease.token, result=result))
+
+    downgrade(database, "0002")
+    with database.read() as connection:
+        rows = connection.execute(text("SELECT id, report, timeline FROM runs")).all()
+    documents = {row.id: row for row in rows}
+    assert documents[job.run_id].timeline == canonical_json(result.timeline)
+    assert documents[job.run_id].report == canonical_json(result.report)
+    assert documents[unmeasured.run_id].report is None
+
+    upgrade(database)
+    assert job.run_id is not None
+    assert runs.timeline(context, job.run_id) == result.timeline
+    assert runs.get(context, job.run_id).report == result.report
+    database.close()

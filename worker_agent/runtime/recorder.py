@@ -84,8 +84,8 @@ class Recorder:
         self._memory_bytes.append(memory_bytes)
 
     def lane(self, *, rank: int, stage: int, replica: int) -> Lane:
-        """All that was recorded."""
-        seconds = self._clock.seconds()
+        """All that was recorded, in whole nanoseconds: no clock is finer, and digits beyond cost their place."""
+        seconds = [round(moment_s, 9) for moment_s in self._clock.seconds()]
         return Lane(
             rank=rank,
             stage=stage,
