@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from planner_service.core.cost.estimate import estimate
 from planner_service.core.cost.memory import keeps_master_weights
-from planner_service.core.identity import content_id
+from planner_service.core.identity import known_id
 from planner_service.core.plan import Alternative, Certificate, Plan, Stage, Worker
 from planner_service.core.planner.play import play
 from planner_service.core.planner.problem import Problem
@@ -47,8 +47,8 @@ def complete(problem: Problem, decision: Decision) -> Plan:
         cost_model=decision.cost_model,
         model=problem.profile.model,
         dtype=problem.profile.dtype,
-        profile_id=content_id(problem.profile),
-        cluster_id=content_id(problem.cluster),
+        profile_id=known_id(problem.profile),
+        cluster_id=known_id(problem.cluster),
         batch_size=decision.batch_size,
         stages=decision.stages,
         costs=_costs(problem, decision, master_weights=master_weights),

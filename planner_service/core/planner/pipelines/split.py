@@ -50,12 +50,9 @@ def every_start(blocks: int, depth: int) -> Starts:
 def starts_within(limits: Limits, limit: float, among: Starts) -> Starts | None:
     """Where the stages may start if none may cost more than the limit; None if there is no such split."""
     every = limits(limit)
-    highest = [0]
-    for ways, may in zip(every, among[1:], strict=True):
-        reach = _farthest(ways, highest[-1])
-        if reach < may.start:
-            return None
-        highest.append(min(reach, may.stop - 1))
+    highest = _highest(every, among)
+    if highest is None:
+        return None
     lowest = [among[-1].start]
     for ways, may, high in zip(reversed(every), reversed(among[:-1]), reversed(highest[:-1]), strict=True):
         reach = _nearest(ways, lowest[-1])
@@ -64,6 +61,21 @@ def starts_within(limits: Limits, limit: float, among: Starts) -> Starts | None:
         lowest.append(max(reach, may.start))
     lowest.reverse()
     return tuple([slice(low, high + 1) for low, high in zip(lowest, highest, strict=True)])
+
+
+def is_within(limits: Limits, limit: float, among: Starts) -> bool:
+    """Whether there is such a split: the one whose stages are all as long as can be will do."""
+    return _highest(limits(limit), among) is not None
+
+
+def _highest(every: Sequence[Sequence[Way]], among: Starts) -> list[int] | None:
+    highest = [0]
+    for ways, may in zip(every, among[1:], strict=True):
+        reach = _farthest(ways, highest[-1])
+        if reach < may.start:
+            return None
+        highest.append(min(reach, may.stop - 1))
+    return highest
 
 
 def _farthest(ways: Sequence[Way], start: int) -> int:
@@ -137,15 +149,15 @@ class Search:
 
     def _least_limit(self, ceiling: float) -> float | None:
         """A limit that leaves starts, not much above those that leave none; None if there is none up to the ceiling."""
-        if starts_within(self.limits, ceiling, self.starts) is None:
+        if not is_within(self.limits, ceiling, self.starts):
             return None
         low, high = self.about, min(self.about * 2, ceiling)
-        while high < ceiling and starts_within(self.limits, high, self.starts) is None:
+        while high < ceiling and not is_within(self.limits, high, self.starts):
             low, high = high, min(high * 4, ceiling) if high > 0 else ceiling
         for _ in range(HALVINGS):
             if high > low * (1 + NEAR) and isfinite(high):
                 middle = (low + high) / 2
-                leaves = starts_within(self.limits, middle, self.starts) is not None
+                leaves = is_within(self.limits, middle, self.starts)
                 low, high = (low, middle) if leaves else (middle, high)
         return high
 

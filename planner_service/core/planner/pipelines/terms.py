@@ -27,6 +27,7 @@ from planner_service.core.planner.pipelines.split import (
     Starts,
     Way,
     every_start,
+    is_within,
     starts_within,
 )
 from planner_service.core.schedule.program import pipelines_in_a_row, stages_in_a_row
@@ -307,7 +308,7 @@ class PipelineTerms:
 
     def possible(self, limit_s: float) -> bool:
         """Whether stages could keep the limit if no transfer took time: the same for every width and orientation."""
-        return starts_within(self._limits_of_compute, limit_s, self.every_start) is not None
+        return is_within(self._limits_of_compute, limit_s, self.every_start)
 
     def smallest(self) -> Search:
         """The search for the split whose worst stage holds the least."""

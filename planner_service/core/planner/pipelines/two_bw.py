@@ -40,7 +40,7 @@ from planner_service.core.planner.problem import Problem
 
 NAME = "pipedream-2bw"
 
-ALTERNATIVES = {"split": 2, "slower": 20, "memory": 3, "impossible": 10}
+ALTERNATIVES = {"split": 2, "slower": 20, "memory": 2, "impossible": 10}
 """How many of each kind of alternative a plan keeps, the best first; `split` are those slower ones that are split."""
 
 
