@@ -173,7 +173,8 @@ class Door:
         else:
             response = problem_response(problem_of(error))
         response.headers.update(headers_of(error))
-        if COOKIE in request.cookies:
+        over = isinstance(error, UnauthorizedError) and "authorization" not in request.headers
+        if over and COOKIE in request.cookies:
             response.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return response
 

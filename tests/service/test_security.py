@@ -13,15 +13,11 @@ from starlette.types import Scope as AsgiScope
 from starlette.websockets import WebSocketDisconnect
 
 from planner_service.api.auth import demands_of, require_scopes
-from planner_service.app import create_app
 from planner_service.contract.tokens import SCOPES, Scope
 from planner_service.core.errors import PipeplanError
-from planner_service.services.context import Context
-from planner_service.settings import Settings
-from planner_service.storage.migrations import upgrade
-from tests.service.answers import halve
 from tests.service.conftest import Clock
 from tests.service.documents import profile_document
+from tests.service.guarded import context_of, guarding
 from tests.service.tokens import bearer, made
 
 PUBLIC = {("GET", "/healthz"), ("GET", "/login"), ("POST", "/login"), ("GET", "/static")}
@@ -66,18 +62,9 @@ def expected_callers(method: str, path: str) -> set[Scope]:
 
 @pytest.fixture
 def guarded(database_url: str, clock: Clock) -> Iterator[TestClient]:
-    """A service that demands tokens, with its context in `app.state`."""
-    app = create_app(Settings(database_url=database_url, require_tokens=True), now=clock, solve=halve)
-    upgrade(app.state.context.database)
-    made(app.state.context, "admin", name="first")
-    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+    """A service that demands tokens."""
+    with guarding(database_url, clock) as client:
         yield client
-
-
-def context_of(client: TestClient) -> Context:
-    """The service's context."""
-    context: Context = client.app.state.context  # type: ignore[attr-defined]
-    return context
 
 
 def routes_of(client: TestClient) -> list[tuple[str, str, RouteContext]]:

@@ -90,7 +90,7 @@ WRONG_HEADERS = ["", "Bearer", "Bearer ", "Basic YTpi", "bearer x y", "Bearer pp
 
 @pytest.mark.parametrize("header", WRONG_HEADERS)
 def test_what_is_no_bearer_token_is_refused_even_on_this_machine(http: TestClient, header: str) -> None:
-    answer = http.get("/v1/plans", headers={"Authorization": header.encode()})  # type: ignore[dict-item]
+    answer = http.get("/v1/plans", headers={b"Authorization": header.encode()})
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == 'Bearer realm="pipeplan"'
     assert answer.json()["type"] == "urn:pipeplan:problem:unauthorized"
@@ -196,7 +196,7 @@ def test_a_name_finds_a_token_only_where_one_valid_token_has_it(context: Context
 
 
 def test_tokens_made_under_another_key_are_worth_nothing(database_url: str, clock: Clock) -> None:
-    texts = {}
+    texts: dict[str | None, str] = {}
     for key in (None, "k" * 32, "l" * 32):
         with TestClient(
             create_app(Settings(database_url=database_url, token_key=key), now=clock, solve=halve),
