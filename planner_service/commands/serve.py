@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,7 @@ def serve(
 
 def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], None]]":
     """The server, not started, with everything that could keep it from starting behind it; its database's name; and
-    what ends the streams of events, which would not end by themselves.
+    what ends streams of events and long searches, which would not end by themselves in time.
 
     SIGTERM ends it in good order, exit status 0, from here on: while it runs by uvicorn's own handler, which calls
     what was there before when everything has ended.
@@ -101,7 +102,7 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
 
     signal.signal(signal.SIGTERM, end)
     state = application.state
-    return server, state.context.database.shown, state.background.feed.close
+    return server, state.context.database.shown, partial(state.background.wind_down, settings.shutdown_s / 2)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -143,6 +144,6 @@ def _watch(server: "uvicorn.Server", parent: int | None, shutdown_s: float, stop
         time.sleep(POLL_S)
         if parent is not None and os.getppid() != parent:
             server.should_exit = True
-    stopping()
+    stopping()  # takes at most half of it
     time.sleep(shutdown_s + GRACE_S)
     os._exit(1)

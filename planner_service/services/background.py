@@ -1,6 +1,7 @@
 """Background: what works beside the requests in a process of the service: solvers, plan jobs, followers of events."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from planner_service.services.solver import Solver
 from planner_service.services.solving import Pool
 
 TIDY_S = 600.0
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,17 @@ class Background:
     def stop(self) -> None:
         """Ends every search and every stream, so that the requests that wait for them end."""
         self.feed.close()
+        self.pool.close()
+
+    def wind_down(self, within_s: float) -> None:
+        """The service is stopping: ends streams at once, and after a while the searches that requests still wait for.
+
+        Blocks meanwhile; another thread than the event loop's calls it.
+        """
+        self.feed.close()
+        until_s = time.monotonic() + within_s
+        while not self.pool.is_idle and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
         self.pool.close()
 
     async def _tidy(self) -> None:

@@ -84,6 +84,12 @@ class Pool:
         with self._lock:
             return 0 if self._closed else max(0, self.solvers - len(self._tickets))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is worked on, and nothing waits."""
+        with self._lock:
+            return not self._tickets
+
     def submit(self, planner: str, problem: Problem, observe: Observer = unobserved) -> Ticket:
         """Takes a question. Raises UnavailableError where too many wait, or the service is stopping."""
         ticket = Ticket(Question(planner=planner, problem=problem), observe)
@@ -124,7 +130,7 @@ class Pool:
             return solver.ask(ticket.question, ticket.observe)
         except SolverError:
             if ticket.cancelled:
-                raise CancelledError from None
+                raise UnavailableError("the search was stopped", RETRY_AFTER_S) from None
             raise
         finally:
             self._give_back(solver, intact=not held or ticket.release())
