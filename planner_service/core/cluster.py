@@ -8,7 +8,7 @@ from typing import ClassVar
 from planner_service.core.errors import require, require_amount, require_count, require_unique
 from planner_service.core.profile import STRICT, Device
 
-MAX_DEVICES = 1_000_000
+MAX_DEVICES = 2**17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,9 @@ _NEAR_ENOUGH = 1.03
 _NEAR = 24
 """States that are solved together with the one that is asked for: some may be asked for next."""
 
+_MANY_UNITS = 256
+"""Beyond so many it would take longer to bound what lies inside than to look."""
+
 _SMALL = 1_000_000
 """Entries that the bare recurrence compares on a few states and units, where it is the quickest."""
 
@@ -292,7 +295,7 @@ class Level:
         return tuple(spread)
 
     def _furthest_of_a_unit(self, bottleneck_s: float, start: int, stop: int) -> IntArray | None:
-        if self.inner is None or self.space.before is not None:
+        if self.inner is None or self.inner.units > _MANY_UNITS or self.space.before is not None:
             return None
         furthest = np.arange(len(self.space))
         furthest[start : stop + 1] = self.inner.furthest(bottleneck_s, start, stop)
@@ -324,7 +327,7 @@ class Level:
         if units > 1:
             within_bytes = within_s / float(space.exchange_s(self.level, 1.0, units))
             reach = np.minimum(reach, _last_within(space.weight_bytes[part], within_bytes))
-        elif self.inner is not None:
+        elif self.inner is not None and self.inner.units <= _MANY_UNITS:
             reach = np.minimum(reach, self.inner.furthest(bottleneck_s, start, stop) - start)
         return reach
 
