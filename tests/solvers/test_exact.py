@@ -214,7 +214,7 @@ def test_who_watches_sees_the_best_and_the_bound_come_together() -> None:
     ("blocks", "machines", "options", "field"),
     [
         (600, cluster((2, 1.0)), Options(), "profile.blocks"),
-        (2, cluster((1_000_000, 1.0)), Options(), "cluster.levels"),
+        (2, cluster((131_072, 1.0)), Options(), "cluster.levels"),
         (2, cluster((128, 1.0)), Options(schedule="pipedream"), "cluster.levels"),
         (2, cluster((2, 1.0)), Options(schedule="naive"), "schedule"),
         (2, cluster((2, 1.0)), Options(forced_cuts=(2,)), "forced_cuts"),
