@@ -18,6 +18,9 @@ POLICY = (
 )
 """Nothing but our own style sheet and script is loaded, whatever a document's names hold, and nobody frames a page."""
 
+REFERRER = "same-origin"
+"""With `no-referrer` browsers send forms as if from nowhere (`Origin: null`), and every button would be refused."""
+
 PAGES = (
     ("/plans", "Plans"),
     ("/aliases", "Aliases"),
@@ -50,5 +53,5 @@ def page(request: Request, template: str, *, status: int = 200, **content: objec
         "now": request.app.state.context.now(),
     }
     text = templates.get_template(template).render(**shared, **content)
-    headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+    headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": REFERRER}
     return HTMLResponse(text, status, headers=headers)

@@ -8,7 +8,7 @@ function follow(element) {
   const source = new EventSource(element.dataset.events);
   let settled;
   const take = (event) => {
-    const told = JSON.parse(event.data);
+    const told = JSON.parse(event.data).data;
     show(element, told.progress);
     clearTimeout(settled);
     settled = setTimeout(() => {
