@@ -39,14 +39,19 @@ class Lane:
 
 
 def document_response(
-    request: Request, identity: str, load: Callable[[], str | bytes], *, cache_control: str = IMMUTABLE
+    request: Request,
+    identity: str,
+    load: Callable[[], str | bytes],
+    *,
+    cache_control: str = IMMUTABLE,
+    media_type: str = JSON,
 ) -> Response:
     """The content under the tag of its identity; 304 and no content for whoever has it."""
     tag = f'"{identity}"'
     headers = {"ETag": tag, "Cache-Control": cache_control}
     if _matches(request.headers.get("if-none-match"), tag):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    return Response(load(), media_type=JSON, headers=headers)
+    return Response(load(), media_type=media_type, headers=headers)
 
 
 def derived_tag(identity: str, *parameters: object) -> str:

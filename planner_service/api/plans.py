@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from planner_service.api.auth import scope
 from planner_service.api.bodies import Batches, Services, document
@@ -12,17 +12,20 @@ from planner_service.api.caching import REVALIDATE, UNCHANGED, Lane, derived_tag
 from planner_service.api.idempotency import OnceKey
 from planner_service.api.listing import page_response
 from planner_service.api.solving import PreferHeader, plan_answer, preference_of
+from planner_service.contract.comparisons import Alternatives, Comparison
 from planner_service.contract.jobs import Job
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams
 from planner_service.core.identity import canonical_json
 from planner_service.core.plan import Plan
 from planner_service.core.timeline import Timeline
-from planner_service.services import plans
+from planner_service.services import comparisons, exports, plans
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
 DOCUMENT = Lane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"))
+
+EXPORTED: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in exports.MEDIA_TYPES}
 
 
 @router.post(
@@ -55,6 +58,15 @@ def list_plans(services: Services, query: Annotated[PlanQuery, Query()]) -> Resp
     return Response(b'{"items":[' + b",".join(documents) + end, media_type="application/json")
 
 
+@router.get("/compare", dependencies=[scope("read")], response_model=Comparison)
+def compare_plans(
+    services: Services,
+    plan_id: Annotated[list[str], Query(alias="id", min_length=2, max_length=10, description="plans' ids")],
+) -> Response:
+    """Plans side by side: what differs, and what makes each faster or slower than the first."""
+    return Response(comparisons.compare(services, plan_id).model_dump_json(), media_type="application/json")
+
+
 @router.get("/{plan_id}", dependencies=[scope(*DOCUMENT.scopes)], responses=UNCHANGED)
 def get_plan(services: Services, request: Request, plan_id: str) -> Response:
     """A plan's document. It never changes: its id is its entity tag."""
@@ -70,6 +82,36 @@ def get_plan_streams(services: Services, request: Request, plan_id: str, batches
         return plans.streams(services, plan_id, batches).model_dump_json()
 
     return _derived(services, request, plan_id, load, "streams", batches)
+
+
+@router.get("/{plan_id}/alternatives", dependencies=[scope("read")], response_model=Alternatives, responses=UNCHANGED)
+def get_plan_alternatives(services: Services, request: Request, plan_id: str) -> Response:
+    """The configurations that the plan was chosen over, with the reason that each lost."""
+
+    def load() -> str:
+        return comparisons.alternatives(services, plan_id).model_dump_json()
+
+    return _derived(services, request, plan_id, load, "alternatives")
+
+
+@router.get(
+    "/{plan_id}/exports/{format_name}",
+    dependencies=[scope("read")],
+    response_class=Response,
+    responses=UNCHANGED | {200: {"description": "The plan in the format", "content": EXPORTED}},
+)
+def export_plan(
+    services: Services,
+    request: Request,
+    plan_id: str,
+    format_name: Annotated[str, Path(json_schema_extra={"enum": list(exports.NAMES)})],
+) -> Response:
+    """The plan for another system. What the system cannot express stands in the notes; 422 where nothing fits."""
+    kind, text = exports.export(services, plan_id, format_name)
+    tag = derived_tag(plan_id, format_name)
+    response = document_response(request, tag, lambda: text, cache_control=REVALIDATE, media_type=kind.media_type)
+    response.headers["Content-Disposition"] = f'attachment; filename="{plan_id[:8]}-{format_name}{kind.suffix}"'
+    return response
 
 
 @router.get("/{plan_id}/timeline", dependencies=[scope("read")], response_model=Timeline, responses=UNCHANGED)

@@ -1,0 +1,103 @@
+"""Source: what an export is made from, and the roles that a language model's blocks have."""
+
+import re
+from dataclasses import dataclass
+
+from planner_service.core.cluster import Cluster
+from planner_service.core.errors import InvalidInputError
+from planner_service.core.plan import Plan
+from planner_service.core.schedule.program import pipelines_in_a_row
+
+_EMBEDDING = re.compile(r"emb|wte", re.IGNORECASE)
+_HEAD = re.compile(r"head|output|logits|classifier", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A plan with its id, the cluster that it is for, and its profile's block names."""
+
+    plan_id: str
+    plan: Plan
+    cluster: Cluster
+    block_names: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """One line that says which plan this is; names are quoted, so that they cannot end it."""
+        plan = self.plan
+        return f"pipeplan {self.plan_id}: {plan.model.name!a}, {plan.planner}, {plan.schedule}, {plan.workers} workers"
+
+    @property
+    def devices_a_node(self) -> int:
+        """The devices of the cluster's innermost level, which is taken for a node."""
+        return self.cluster.levels[0].size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """A stage of a language model: transformer layers [start, stop), the embedding before them, the head behind."""
+
+    embedding: bool
+    start: int
+    stop: int
+    head: bool
+
+
+def layers_of(source: Source) -> tuple[tuple[Layers, ...], list[str]]:
+    """Every stage's layers, and what had to be assumed."""
+    names, stages = source.block_names, source.plan.stages
+    embedding = bool(names) and _EMBEDDING.search(names[0]) is not None
+    head = len(names) > 1 and _HEAD.search(names[-1]) is not None
+    first, last = int(embedding), stages[-1].stop - int(head)
+    layers = tuple(
+        Layers(
+            embedding=stage is stages[0],
+            start=max(stage.start, first) - first,
+            stop=max(min(stage.stop, last), first) - first,
+            head=stage is stages[-1],
+        )
+        for stage in stages
+    )
+    missing = [what for what, there in (("embedding", embedding), ("head", head)) if not there]
+    assumed = [
+        f"The profile has no block that is named as the {what}: every block there counts as a transformer layer."
+        for what in missing
+    ]
+    return layers, assumed
+
+
+def require_grid(source: Source, target: str) -> int:
+    """The replicas of every stage. Raises InvalidInputError where they differ: the target knows one number for all."""
+    width = source.plan.width
+    if width is None:
+        rule = f"cannot be {target}: it has one number of replicas for all stages, and this plan's differ"
+        raise InvalidInputError("format", rule, ", ".join(map(str, source.plan.replicas)))
+    if source.plan.dtype == "float64":
+        raise InvalidInputError("format", f"cannot be {target}: it does not train in float64", source.plan.dtype)
+    if source.plan.order not in (None, tuple(range(source.plan.stages[-1].stop))):
+        rule = f"cannot be {target}: it cuts a chain of blocks, and this plan's stages take a graph's in another order"
+        raise InvalidInputError("format", rule, list(source.plan.order or ()))
+    return width
+
+
+def grid_notes(source: Source, engine: str, *, runs: tuple[str, ...] = ("1f1b", "data-parallel")) -> list[str]:
+    """What an engine that runs these schedules, and else 1F1B, over equal pipelines cannot take from the plan."""
+    plan = source.plan
+    notes = []
+    if plan.schedule not in runs:
+        notes.append(
+            f"The plan's schedule is {plan.schedule}; {engine} runs 1F1B with a flush: expect another throughput,"
+            f" and another use of memory, than predicted{_staleness(plan)}."
+        )
+    if plan.split_backward:
+        notes.append(f"The plan splits the backward (2BP); {engine}'s schedule does not.")
+    if any(stage.recompute for stage in plan.stages) and not all(stage.recompute for stage in plan.stages):
+        recomputing = ", ".join(str(i) for i, stage in enumerate(plan.stages) if stage.recompute)
+        notes.append(f"Only stages {recomputing} recompute in the plan; here all do, which costs time.")
+    if plan.depth > 1 and plan.width != 1 and plan.placement == pipelines_in_a_row(plan.replicas):
+        notes.append("The plan numbers its ranks pipeline after pipeline; here all replicas of a stage come in a row.")
+    return notes
+
+
+def _staleness(plan: Plan) -> str:
+    return ", and weights without staleness" if plan.schedule in ("pipedream", "pipedream-2bw") else ""
