@@ -8,6 +8,7 @@ from planner_service.contract.documents import dump, parse, read_text
 from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.plan import Plan
 from planner_service.core.profile import STRICT
+from worker_agent.runtime.status import status_path
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -85,7 +86,7 @@ class RunDirectory:
 
     def status(self, rank: int) -> Path:
         """Where a rank says at which instruction it is."""
-        return self.ranks / f"rank-{rank}.status"
+        return status_path(self.ranks, rank)
 
     def result(self, rank: int) -> Path:
         """What a rank measured."""

@@ -15,6 +15,7 @@ from planner_service.core.errors import InvalidInputError, RunFailedError
 from planner_service.core.predict import program_of
 from planner_service.core.schedule.program import Program
 from planner_service.core.schedule.text import format_instruction
+from worker_agent.runtime.hung import hunting
 from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result
 from worker_agent.runtime.status import read_status
@@ -31,16 +32,19 @@ def launch(job: RunJob, on_progress: Progress) -> tuple[RankResult, ...]:
     Raises RunFailedError naming the rank that failed first, its instruction and its log, or the InvalidInputError
     that a rank found. No process is left when it returns.
     """
+    program = program_of(
+        job.plan, batches=job.batches, first_batch=job.first_step, checkpoint_every=job.checkpoint_every
+    )
     path = write_job(job)
     directory = job.directory
     for stale in (*directory.ranks.glob("rank-*"), *directory.root.glob("logs/rank-*.log")):
         stale.unlink()
     try:
-        with watching(job, on_progress):
+        with watching(job, on_progress), hunting(job, program, range(job.plan.workers)):
             start = elastic_launch(one_node(job.plan.workers), sys.executable)
-            start("-m", "worker_agent.runtime.rank", str(path), str(os.getpid()))
+            start("-m", "worker_agent.runtime.start", str(path), str(os.getpid()))
     except ChildFailedError as error:
-        raise _culprit(job, error.failures) from None
+        raise _culprit(job, program, error.failures) from None
     except SignalException as error:
         raise KeyboardInterrupt from error
     found = [read_result(directory.result(rank)) for rank in range(job.plan.workers)]
@@ -59,8 +63,15 @@ class _End:
     said: RankFailure | None
 
     @property
+    def hung(self) -> bool:
+        """Whether the launcher ended it."""
+        return self.said is not None and self.said.kind == "hung"
+
+    @property
     def suspicion(self) -> int:
-        """The higher, the likelier the cause: killed from outside, then failed by itself, then lost a peer."""
+        """The higher, the likelier the cause: hung, killed from outside, failed by itself, lost a peer."""
+        if self.hung:
+            return 4
         if self.exit_code < 0 and self.exit_code != -signal.SIGTERM:
             return 3
         if self.said is None:
@@ -68,7 +79,9 @@ class _End:
         return 0 if self.said.kind == "peer" else 2
 
 
-def _culprit(job: RunJob, failures: Mapping[int, ProcessFailure]) -> RunFailedError | InvalidInputError:
+def _culprit(
+    job: RunJob, program: Program, failures: Mapping[int, ProcessFailure]
+) -> RunFailedError | InvalidInputError:
     ends = [
         _End(rank=rank, exit_code=failure.exitcode, said=read_failure(job.directory.failure(rank)))
         for rank, failure in failures.items()
@@ -76,9 +89,6 @@ def _culprit(job: RunJob, failures: Mapping[int, ProcessFailure]) -> RunFailedEr
     worst = max(ends, key=lambda end: (end.suspicion, -end.rank))
     if worst.said is not None and worst.said.kind == "input":
         return invalid_input(worst.said)
-    program = program_of(
-        job.plan, batches=job.batches, first_batch=job.first_step, checkpoint_every=job.checkpoint_every
-    )
     log = job.directory.log(worst.rank)
     return RunFailedError(
         f"{_name(program, worst.rank)} {_ending(worst, log)} {_place(job, program, worst.rank)}; log: {log}",
@@ -92,6 +102,8 @@ def _name(program: Program, rank: int) -> str:
 
 
 def _ending(end: _End, log: Path) -> str:
+    if end.said is not None and end.hung:
+        return end.said.message
     if end.exit_code < 0:
         name = signal.Signals(-end.exit_code).name
         hint = ", as the kernel does when memory runs out," if end.exit_code == -signal.SIGKILL else ""

@@ -31,7 +31,6 @@ from planner_service.core.schedule.text import format_instruction
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
-from worker_agent.parent import exit_with_parent
 from worker_agent.runtime import checkpoint, results
 from worker_agent.runtime.channel import open_groups
 from worker_agent.runtime.executor import Executor, Feed, Hooks
@@ -188,15 +187,13 @@ def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return tuple(_to(v, device, dtype) for v in value)
 
 
-def run_rank(job: RunJob, rank: int, local_rank: int) -> None:
+def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:
     """Everything between the process's start and its result's file. Raises what goes wrong."""
     program = program_of(
         job.plan, batches=job.batches, first_batch=job.first_step, checkpoint_every=job.checkpoint_every
     )
     check(program)
     instructions = program.streams[rank].instructions
-    status_path = job.directory.status(rank)
-    status = StatusWriter(status_path)
     device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
@@ -204,7 +201,7 @@ def run_rank(job: RunJob, rank: int, local_rank: int) -> None:
         results.write(job.directory.result(rank), Rank(job, program, rank, device).execute(status))
     except RuntimeError as error:
         # the connections stay open until this process has said why: else others are first to tell of a lost peer
-        raise _explained(error, instructions, status_path, rank) from error
+        raise _explained(error, instructions, job.directory.status(rank), rank) from error
     dist.destroy_process_group()
 
 
@@ -226,14 +223,13 @@ class PeerLostError(RunFailedError):
     """This rank gave up because another one, which it waited for, is gone."""
 
 
-def main() -> None:
-    """The entry point under torchrun: `python -m worker_agent.runtime.rank JOB LAUNCHER`."""
-    job = read_job(Path(sys.argv[1]))
+def main(path: Path, status: StatusWriter) -> None:
+    """The work of a process that torchrun has started (`start`), and its last words."""
+    job = read_job(path)
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    exit_with_parent(int(sys.argv[2]))
     _redirect_output(job.directory.log(rank))
     try:
-        run_rank(job, rank, local_rank)
+        run_rank(job, rank, local_rank, status)
     except InvalidInputError as error:
         failure = RankFailure(
             kind="input", message=str(error), field=error.field, rule=error.rule, value=repr(error.value)
@@ -253,7 +249,3 @@ def _redirect_output(log: Path) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
-
-
-if __name__ == "__main__":
-    main()

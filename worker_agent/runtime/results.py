@@ -24,9 +24,12 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """Why one rank gave up: wrong input, an error of its own, or the loss of another rank that it waited for."""
+    """Why one rank gave up: wrong input, an error of its own, or the loss of another rank that it waited for.
 
-    kind: Literal["input", "error", "peer"]
+    "hung": it did not give up itself, the launcher ended it.
+    """
+
+    kind: Literal["input", "error", "peer", "hung"]
     message: str
     field: str | None = None
     rule: str | None = None

@@ -1,37 +1,73 @@
 """Status: where each rank is, in a small file that outlives it. A rank writes it, the launcher reads it."""
 
 import mmap
+import os
 import struct
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_FORMAT = struct.Struct("<qqd")
+_FORMAT = struct.Struct("<qdqdqd")
+"""A Status, field by field."""
+
+_PLACE, _BATCH, _PULSE = 0, 16, 40
+"""Where the instruction, the batch and the pulse stand."""
+
+PULSE_S = 0.5
+"""How often a rank gives a sign of life."""
+
+
+def status_path(folder: Path, rank: int) -> Path:
+    """The file of a rank."""
+    return folder / f"rank-{rank}.status"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The index of the instruction that a rank is at (-1: none yet), batches done, and the newest batch's loss."""
+    """The index of the instruction that a rank is at (-1: none yet), batches done, and the newest batch's loss.
+
+    `started_s` is when it came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic clock.
+    """
 
     instruction: int
+    started_s: float
     batches_done: int
     loss: float
+    process: int
+    pulse_s: float
 
 
 class StatusWriter:
-    """A rank's own status, in memory shared with the file: a write costs about a microsecond and survives a kill."""
+    """A rank's own status, in memory shared with the file: a write costs about a microsecond and survives a kill.
+
+    A thread gives signs of life, so that a process that is stopped, or holds the interpreter, is told from one that
+    computes or waits for long.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.write_bytes(_FORMAT.pack(-1, 0, float("nan")))
-        with path.open("r+b") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        now_s = time.monotonic()
+        aside = path.with_suffix(".part")
+        aside.write_bytes(_FORMAT.pack(-1, now_s, 0, float("nan"), os.getpid(), now_s))
+        with aside.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
+        aside.replace(path)
+        threading.Thread(target=self._pulse, name="pulse", daemon=True).start()
 
     def at(self, instruction: int) -> None:
         """The rank starts this instruction of its stream."""
-        struct.pack_into("<q", self._memory, 0, instruction)
+        struct.pack_into("<qd", self._memory, _PLACE, instruction, time.monotonic())
 
     def batch_done(self, batches_done: int, loss: float) -> None:
         """A batch is through on this rank."""
-        struct.pack_into("<qd", self._memory, 8, batches_done, loss)
+        struct.pack_into("<qd", self._memory, _BATCH, batches_done, loss)
+
+    def _pulse(self) -> None:
+        pause = threading.Event()
+        while True:
+            struct.pack_into("<d", self._memory, _PULSE, time.monotonic())
+            pause.wait(PULSE_S)
 
 
 def read_status(path: Path) -> Status | None:
@@ -42,5 +78,12 @@ def read_status(path: Path) -> Status | None:
         return None
     if len(content) < _FORMAT.size:
         return None
-    instruction, batches_done, loss = _FORMAT.unpack_from(content)
-    return Status(instruction=instruction, batches_done=batches_done, loss=loss)
+    instruction, started_s, batches_done, loss, process, pulse_s = _FORMAT.unpack_from(content)
+    return Status(
+        instruction=instruction,
+        started_s=started_s,
+        batches_done=batches_done,
+        loss=loss,
+        process=process,
+        pulse_s=pulse_s,
+    )

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.rank import run_rank
 from worker_agent.runtime.results import RankResult, read_result
+from worker_agent.runtime.status import StatusWriter
 
 
 def run_ranks(job: RunJob) -> tuple[RankResult, ...]:
@@ -54,7 +55,7 @@ def _run(job: RunJob, rank: int, world_size: int, port: int) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     try:
-        run_rank(job, rank, rank)
+        run_rank(job, rank, rank, StatusWriter(job.directory.status(rank)))
     except BaseException:
         (job.directory.root / f"traceback-{rank}.txt").write_text(traceback.format_exc())
         raise

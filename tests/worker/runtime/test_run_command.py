@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from worker_agent.runtime.status import read_status
 
 MLP = "worker_agent.models.presets:mlp?width=8&depth=4"
 SLEEP = "worker_agent.models.presets:sleep?width=8&depth=4"
+HANGS = "tests.worker.runtime.faulty:hangs?after=20"
 LINEAR = "worker_agent.models.presets:mlp?width=8&depth=1"
 DATA = "worker_agent.models.presets:regression?width=8&samples=64"
 
@@ -90,6 +92,32 @@ def test_a_killed_rank_is_named_with_its_last_instruction_and_leaves_no_process(
     assert status is not None and f"after {status.batches_done} of 1000 steps" in stderr
     assert len(stderr.strip().splitlines()) == 1
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+@pytest.mark.parametrize("at", [-1, 40])
+def test_a_rank_that_is_stopped_is_named_within_15_s_and_leaves_no_process(at: int, tmp_path: Path) -> None:
+    """In its start as well as in its steps; the rank that waits for it is not blamed."""
+    arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=SLEEP, steps=1000)
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+        path = tmp_path / "out" / "ranks" / "rank-1.status"
+        wait_until(lambda: read_status(path) is not None and at_instruction(path) >= at)
+        ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
+        os.kill(ranks[1], signal.SIGSTOP)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "rank 1 (stage 1, replica 0) hung: no sign of life for 1" in stderr
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+def test_a_rank_that_is_lost_in_its_model_is_named(tmp_path: Path) -> None:
+    """It gives signs of life; the plan says that an instruction takes no time."""
+    plan = make_plan("1f1b", (0, 2, 4))
+    quick = replace(
+        plan, costs=tuple(replace(costs, forward_s=0.001, backward_s=0.002, recompute_s=0.0) for costs in plan.costs)
+    )
+    result = finish(command(quick, tmp_path, model=HANGS, steps=1000))
+    assert result.returncode == 1
+    assert "rank 0 (stage 0, replica 0) hung: 10 s in one instruction at F20@4 after 4 of 1000 steps" in result.stderr
 
 
 def test_when_the_command_itself_is_killed_its_ranks_end(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""Start: a rank's process under torchrun, `python -m worker_agent.runtime.start JOB LAUNCHER`.
+
+The first sign of life comes before the slow imports, so that a process that hangs in them is found as well.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from worker_agent.parent import exit_with_parent
+from worker_agent.runtime.status import StatusWriter, status_path
+
+
+def main() -> None:
+    """Lives, then works."""
+    job = Path(sys.argv[1])
+    status = StatusWriter(status_path(job.parent, int(os.environ["RANK"])))
+    exit_with_parent(int(sys.argv[2]))
+    from worker_agent.runtime.rank import main as work
+
+    work(job, status)
+
+
+if __name__ == "__main__":
+    main()
