@@ -36,6 +36,9 @@ def run(
         typer.Option(help="Steps between checkpoints, and at the end; default: a tenth; 0: none."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's newest whole checkpoint.")] = False,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often to start again from the newest checkpoint when a rank is lost.")
+    ] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     timeout_s: Annotated[float, typer.Option(help="Seconds that a rank waits for another one.")] = 300.0,
     concatenate: Annotated[
@@ -46,7 +49,7 @@ def run(
     """Trains a model as a plan says, through torchrun, on this node."""
     require_extra("worker")
     from worker_agent.runtime.job import RunJob
-    from worker_agent.runtime.run import execute
+    from worker_agent.runtime.run import execute_again
 
     chosen = read(Plan, plan)
     job = RunJob(
@@ -65,7 +68,7 @@ def run(
     )
     job = _resumed(job) if resume else _fresh(job)
     with _progress_bar(job) as on_progress:
-        outcome = execute(job, on_progress)
+        outcome = execute_again(job, on_progress, restarts=max_restarts, tell=lambda line: typer.echo(line, err=True))
     if as_json:
         typer.echo((out / "run.json").read_text())
     else:

@@ -1,12 +1,12 @@
 """Run: executes a plan on this node and writes what came of it: run.json, timeline.json, trace.json, checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 from planner_service.contract.documents import dump, plan_document
 from planner_service.contract.run_files import PLAN, REPORT, TIMELINE
-from planner_service.core.errors import require
+from planner_service.core.errors import RunFailedError, require
 from planner_service.core.identity import content_id
 from planner_service.core.predict import predict, program_of
 from planner_service.core.report import RankReport, RunReport, report_run
@@ -42,6 +42,23 @@ def resumed(job: RunJob, *, before: int | None = None) -> RunJob:
     require(found.plan_id == content_id(job.plan), "plan", f"{rule}, {found.plan_id}", content_id(job.plan))
     require(found.seed == job.seed, "seed", f"{rule}, {found.seed}", job.seed)
     return replace(job, first_step=found.step)
+
+
+def execute_again(job: RunJob, on_progress: Progress, *, restarts: int, tell: Callable[[str], None]) -> RunOutcome:
+    """`execute`, up to `restarts` times more from the newest whole checkpoint where a rank was lost; `tell` hears why.
+
+    Steps after that checkpoint are done again and come out the same, bit for bit: data and random state belong to the
+    step. The outcome is that of the last start. Raises as `execute` does, once nothing is left.
+    """
+    for left in reversed(range(restarts + 1)):
+        try:
+            return execute(job, on_progress)
+        except RunFailedError as error:
+            if left == 0:
+                raise
+            job = resumed(job)
+            tell(f"{error}; starting again from step {job.first_step} ({left - 1} restarts left)")
+    raise ValueError("restarts must be at least 0")
 
 
 def execute(job: RunJob, on_progress: Progress) -> RunOutcome:

@@ -78,6 +78,30 @@ def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_for_bit_like_one_t
     assert all((weights[name] == whole[name]).all() for name in whole)
 
 
+def test_a_run_that_loses_ranks_twice_starts_again_by_itself_and_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
+    """Once before there is a checkpoint, once after."""
+    slow = f"{SLEEP}&forward_s=0.002&backward_s=0.004"
+    plan = make_plan("pipedream-2bw", (0, 2, 4), optimizer="adam")
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    assert finish(command(plan, tmp_path / "whole", "--checkpoint-every", "3", model=slow, steps=12)).returncode == 0
+    arguments = command(plan, tmp_path / "killed", "--checkpoint-every", "3", model=slow, steps=12)
+    out = tmp_path / "killed" / "out"
+    with subprocess.Popen([*arguments, "--max-restarts", "2"], stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: at_instruction(out / "ranks" / "rank-1.status") > 5)
+        first = rank_process(process.pid, 1)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: (out / "checkpoints" / "step-6" / "manifest.json").exists())
+        os.kill(rank_process(process.pid, 0), signal.SIGKILL)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert "starting again from step 0 (1 restarts left)" in stderr
+    assert "starting again from step 6 (0 restarts left)" in stderr
+    whole, weights = checkpoint_weights(tmp_path / "whole" / "out", 12), checkpoint_weights(out, 12)
+    assert whole.keys() == weights.keys()
+    assert all((weights[name] == whole[name]).all() for name in whole)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named_with_its_last_instruction_and_leaves_no_process(victim: int, tmp_path: Path) -> None:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=SLEEP, steps=1000)
