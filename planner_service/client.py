@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from planner_service.contract.clusters import ClusterSummary
 from planner_service.contract.documents import PLAN_EXTRAS, dump, parse, parse_plan
+from planner_service.contract.events import Event, events_in
 from planner_service.contract.http import DEFAULT_URL, Connection
 from planner_service.contract.jobs import Job, ProfileTask, RunTask
 from planner_service.contract.listing import Page
@@ -21,6 +22,10 @@ from planner_service.core.profile import Profile
 from planner_service.core.timeline import Timeline
 
 POLL_S = 0.3
+PATIENCE_S = 60.0
+SILENCE_S = 45.0
+"""A stream of events says something three times as often."""
+
 ENDED = ("succeeded", "failed", "cancelled", "dead")
 
 
@@ -79,9 +84,30 @@ class ServiceClient:
         """The clusters, newest first."""
         return parse(Page[ClusterSummary], self._connection.get("/v1/clusters", {"limit": limit, "cursor": cursor}))
 
-    def create_plan(self, request: PlanRequest) -> PlanAnswer:
-        """Asks a planner."""
-        return _plan_answer(json.loads(self._connection.post("/v1/plans", dump(request))))
+    def create_plan(
+        self,
+        request: PlanRequest,
+        *,
+        wait_s: int | None = None,
+        on_progress: Callable[[Job], None] | None = None,
+        idempotency_key: str | None = None,
+    ) -> PlanAnswer:
+        """Asks a planner, and waits for its answer.
+
+        With `wait_s` the search becomes a job where it takes longer: it goes on whatever happens to this connection,
+        takes as long as it needs, and `on_progress` hears how far it is. An interrupt then cancels it.
+        Raises ServiceError where the job ends without an answer.
+        """
+        prefer = {} if wait_s is None else {"Prefer": f"respond-async, wait={wait_s}"}
+        headers = prefer | ({} if idempotency_key is None else {"Idempotency-Key": idempotency_key})
+        document = json.loads(self._connection.post("/v1/plans", dump(request), headers=headers))
+        if "feasible" in document:
+            return _plan_answer(document)
+        try:
+            return self._plan_of(self.wait_for_job(document["id"], on_progress=on_progress))
+        except KeyboardInterrupt:
+            self.cancel_job(document["id"])
+            raise
 
     def plan(self, plan_id: str) -> Plan:
         """A stored plan."""
@@ -148,6 +174,18 @@ class ServiceClient:
             seen = job
             time.sleep(POLL_S)
 
+    def follow_job(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
+        """What happens to a job, as it happens, from its start or after an event, until the job has ended.
+
+        A connection that breaks is made again, and goes on after the last event; ServiceError where that does not
+        succeed for a minute.
+        """
+        return self._follow(f"/v1/jobs/{job_id}/events", after)
+
+    def follow_run(self, run_id: str, *, after: int = 0) -> Iterator[Event]:
+        """What happens to a run, likewise."""
+        return self._follow(f"/v1/runs/{run_id}/events", after)
+
     def run(self, run_id: str) -> Run:
         """A run, with its report once it has succeeded."""
         return parse(Run, self._connection.get(f"/v1/runs/{run_id}"))
@@ -164,6 +202,31 @@ class ServiceClient:
     def run_trace(self, run_id: str) -> str:
         """The predicted and the measured timeline as one Chrome trace."""
         return self._connection.get(f"/v1/runs/{run_id}/trace").decode()
+
+    def _follow(self, path: str, after: int) -> Iterator[Event]:
+        heard_s = time.monotonic()
+        ended = False
+        while not ended:
+            try:
+                with self._connection.lines(path, {"Last-Event-ID": str(after)}, silence_s=SILENCE_S) as lines:
+                    if next(lines, None) is None:
+                        return  # an empty answer: it had ended before
+                    for event in events_in(lines):
+                        after, ended, heard_s = event.number, event.ends, time.monotonic()
+                        yield event
+            except ServiceError:
+                if time.monotonic() - heard_s > PATIENCE_S:
+                    raise
+            if not ended:
+                time.sleep(POLL_S)
+
+    def _plan_of(self, job: Job) -> PlanAnswer:
+        answer: Answer | None = job.infeasible
+        if job.plan_id is not None:
+            answer = self.plan(job.plan_id)
+        if answer is None:
+            raise ServiceError(f"no plan was made, the job {job.id} is {job.state}: {job.error}")
+        return PlanAnswer(answer=answer, plan_id=job.plan_id, solve_time_s=job.solve_time_s or 0.0)
 
 
 def _plan_answer(document: dict[str, Any]) -> PlanAnswer:
