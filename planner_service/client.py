@@ -5,18 +5,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
+from planner_service.contract.aliases import Alias, AliasMove, AliasTarget, is_plan_id, require_name
 from planner_service.contract.clusters import ClusterSummary
+from planner_service.contract.comparisons import Alternatives, Comparison
 from planner_service.contract.documents import PLAN_EXTRAS, dump, parse, parse_plan
 from planner_service.contract.events import Event, events_in
 from planner_service.contract.http import DEFAULT_URL, Connection
 from planner_service.contract.jobs import Job, ProfileTask, RunTask
 from planner_service.contract.listing import Page
-from planner_service.contract.plans import PlanRequest, PlanSummary, Streams
+from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams
 from planner_service.contract.profiles import ProfileSummary
 from planner_service.contract.runs import Run, RunSummary
 from planner_service.core.cluster import Cluster
-from planner_service.core.errors import ServiceError
+from planner_service.core.errors import InvalidInputError, NotFoundError, ServiceError
 from planner_service.core.plan import Answer, Infeasible, Plan
 from planner_service.core.profile import Profile
 from planner_service.core.timeline import Timeline
@@ -113,9 +116,57 @@ class ServiceClient:
         """A stored plan."""
         return parse_plan(self._connection.get(f"/v1/plans/{plan_id}"))
 
-    def plans(self, *, limit: int = 50, cursor: str | None = None) -> Page[PlanSummary]:
-        """The plans, newest first."""
-        return parse(Page[PlanSummary], self._connection.get("/v1/plans", {"limit": limit, "cursor": cursor}))
+    def plans(self, query: PlanQuery | None = None, *, limit: int = 50, cursor: str | None = None) -> Page[PlanSummary]:
+        """The plans that the query asks for, or all; newest first, or in its order."""
+        asked = query or PlanQuery(limit=limit, cursor=cursor)
+        parameters = asked.model_dump(mode="json", exclude_defaults=True, exclude={"content"})
+        return parse(Page[PlanSummary], self._connection.get("/v1/plans", parameters))
+
+    def plan_id(self, name: str) -> str:
+        """The id of a plan that is named by id or by alias. Raises NotFoundError."""
+        if is_plan_id(name):
+            return name
+        try:
+            require_name(name)
+            return self.alias(name).plan_id
+        except (InvalidInputError, NotFoundError) as error:
+            raise NotFoundError(f"there is no plan {name}, nor an alias of that name") from error
+
+    def compare_plans(self, plan_ids: list[str]) -> Comparison:
+        """Plans side by side: what differs, and what makes each faster or slower than the first."""
+        return parse(Comparison, self._connection.get("/v1/plans/compare", {"id": plan_ids}))
+
+    def plan_alternatives(self, plan_id: str) -> Alternatives:
+        """What a plan was chosen over, and why."""
+        return parse(Alternatives, self._connection.get(f"/v1/plans/{plan_id}/alternatives"))
+
+    def export_plan(self, plan_id: str, format_name: str) -> str:
+        """A plan for another system."""
+        return self._connection.get(f"/v1/plans/{plan_id}/exports/{quote(format_name, safe='')}").decode()
+
+    def set_alias(self, name: str, plan_id: str, *, if_version: int | None = None, only_new: bool = False) -> Alias:
+        """Points an alias at a plan; with a version, only if it has that still. Raises PreconditionFailedError."""
+        headers = _matching(if_version) | ({"If-None-Match": "*"} if only_new else {})
+        body = AliasTarget(plan_id=plan_id).model_dump_json()
+        return parse(Alias, self._connection.put(_alias_path(name), body, headers=headers))
+
+    def alias(self, name: str) -> Alias:
+        """Where an alias points."""
+        return parse(Alias, self._connection.get(_alias_path(name)))
+
+    def aliases(self, *, plan_id: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[Alias]:
+        """The aliases, newest first; those of one plan only where one is named."""
+        asked = {"plan_id": plan_id, "limit": limit, "cursor": cursor}
+        return parse(Page[Alias], self._connection.get("/v1/aliases", asked))
+
+    def alias_history(self, name: str, *, limit: int = 50, cursor: str | None = None) -> Page[AliasMove]:
+        """What an alias pointed at, the latest first."""
+        asked = {"limit": limit, "cursor": cursor}
+        return parse(Page[AliasMove], self._connection.get(f"{_alias_path(name)}/history", asked))
+
+    def delete_alias(self, name: str, *, if_version: int | None = None) -> None:
+        """Takes an alias away; its history stays."""
+        self._connection.delete(_alias_path(name), headers=_matching(if_version))
 
     def plan_streams(self, plan_id: str, *, batches: int = 1) -> Streams:
         """What every worker executes."""
@@ -227,6 +278,15 @@ class ServiceClient:
         if answer is None:
             raise ServiceError(f"no plan was made, the job {job.id} is {job.state}: {job.error}")
         return PlanAnswer(answer=answer, plan_id=job.plan_id, solve_time_s=job.solve_time_s or 0.0)
+
+
+def _alias_path(name: str) -> str:
+    require_name(name)
+    return f"/v1/aliases/{name}"
+
+
+def _matching(version: int | None) -> dict[str, str]:
+    return {} if version is None else {"If-Match": f'"{version}"'}
 
 
 def _plan_answer(document: dict[str, Any]) -> PlanAnswer:

@@ -29,7 +29,7 @@ NOT_NOW = (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS)
 
 LOG = logging.getLogger("pipeplan")
 
-Parameters = Mapping[str, str | int | None]
+Parameters = Mapping[str, str | int | float | list[str] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,15 @@ class Connection:
         content = {"Content-Type": "application/json"} if body is not None else {}
         request = self._client.build_request("POST", path, content=body, headers={**content, **(headers or {})})
         return self._send(request, patience_s=patience_s).content
+
+    def put(self, path: str, body: str, *, headers: Mapping[str, str] | None = None) -> bytes:
+        """The answer to a JSON body that is to stand under the path."""
+        content = {"Content-Type": "application/json", **(headers or {})}
+        return self._send(self._client.build_request("PUT", path, content=body, headers=content)).content
+
+    def delete(self, path: str, *, headers: Mapping[str, str] | None = None) -> None:
+        """Takes away what is there."""
+        self._send(self._client.build_request("DELETE", path, headers=headers))
 
     @contextmanager
     def lines(self, path: str, headers: Mapping[str, str], *, silence_s: float) -> Iterator[Iterator[str]]:
