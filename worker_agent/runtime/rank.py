@@ -5,6 +5,7 @@ import math
 import os
 import resource
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -214,7 +215,9 @@ def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], statu
     index = now.instruction if now else -1
     first_line = cause_of(error)
     if index < 0:
-        return RunFailedError(f"starting failed: {first_line}", rank=rank)
+        several = int(os.environ["WORLD_SIZE"]) > int(os.environ["LOCAL_WORLD_SIZE"])
+        failure = PeerLostError if several else RunFailedError  # among nodes, most often another one is gone
+        return failure(f"starting failed: {first_line}", rank=rank)
     instruction = instructions[index]
     waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, ReduceGradients))
     if waits or index == len(instructions) - 1:
@@ -228,7 +231,8 @@ class PeerLostError(RunFailedError):
 
 def main() -> None:
     """The entry point under torchrun: `python -m worker_agent.runtime.rank JOB LAUNCHER`."""
-    job = read_job(Path(sys.argv[1]))
+    path = Path(sys.argv[1])
+    job = replace(read_job(path), out=str(path.parent.parent))  # nodes may see the folder under other names
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     exit_with_parent(int(sys.argv[2]))
     _redirect_output(job.directory.log(rank))
