@@ -78,21 +78,18 @@ class _Quantity:
 
 _QUANTITIES = (
     _Quantity(
-        label="Predicted throughput",
-        shown=lambda plan, facts: rate(plan.throughput_samples_per_s),
-        rank=lambda plan, facts: -plan.throughput_samples_per_s,
-    ),
-    _Quantity(
         label="Simulated throughput",
         shown=lambda plan, facts: rate(facts.simulated_samples_per_s),
+        rank=lambda plan, facts: -(facts.simulated_samples_per_s or facts.throughput_samples_per_s),
     ),
+    _Quantity(label="Predicted in closed form", shown=lambda plan, facts: rate(plan.throughput_samples_per_s)),
     _Quantity(
         label="Bubble",
         shown=lambda plan, facts: percent(plan.bubble_fraction),
         rank=lambda plan, facts: plan.bubble_fraction,
     ),
     _Quantity(
-        label="Devices' time that is compute",
+        label="Share of time computing",
         shown=lambda plan, facts: percent(facts.busy_fraction),
         rank=lambda plan, facts: -facts.busy_fraction,
     ),
