@@ -15,10 +15,11 @@ from planner_service.core.identity import content_id
 from planner_service.services import clusters, jobs, plans, profiles, retention, runs
 from planner_service.services.context import Context
 from planner_service.storage.tables import events, metadata, run_chunks
+from tests.core.builders import Cell
 from tests.service.conftest import Clock
 from tests.service.documents import ANY_WORK, PROFILE_TASK, request_document, run_result, run_task, store_plan
 from tests.service.servers import pipeplan
-from tests.solvers.mixed import Cell, Gpu, mixed_problem
+from tests.solvers.mixed import Gpu, mixed_problem
 
 DAY_S = 86_400
 NOTHING = {"runs": 0, "jobs": 0, "plans": 0, "profiles": 0, "clusters": 0, "agents": 0}
