@@ -2,25 +2,33 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
+from planner_service.contract.aliases import Alias, AliasMove, AliasTarget, is_plan_id, require_name
 from planner_service.contract.clusters import ClusterSummary
+from planner_service.contract.comparisons import Alternatives, Comparison
 from planner_service.contract.documents import PLAN_EXTRAS, dump, parse, parse_plan
+from planner_service.contract.events import Event, events_in
 from planner_service.contract.http import DEFAULT_URL, Connection
 from planner_service.contract.jobs import Job, ProfileTask, RunTask
 from planner_service.contract.listing import Page
-from planner_service.contract.plans import PlanRequest, PlanSummary, Streams
+from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams
 from planner_service.contract.profiles import ProfileSummary
 from planner_service.contract.runs import Run, RunSummary
 from planner_service.core.cluster import Cluster
-from planner_service.core.errors import ServiceError
+from planner_service.core.errors import InvalidInputError, NotFoundError, ServiceError
 from planner_service.core.plan import Answer, Infeasible, Plan
 from planner_service.core.profile import Profile
 from planner_service.core.timeline import Timeline
 
 POLL_S = 0.3
+PATIENCE_S = 60.0
+SILENCE_S = 45.0
+"""A stream of events says something three times as often."""
+
 ENDED = ("succeeded", "failed", "cancelled", "dead")
 
 
@@ -79,17 +87,86 @@ class ServiceClient:
         """The clusters, newest first."""
         return parse(Page[ClusterSummary], self._connection.get("/v1/clusters", {"limit": limit, "cursor": cursor}))
 
-    def create_plan(self, request: PlanRequest) -> PlanAnswer:
-        """Asks a planner."""
-        return _plan_answer(json.loads(self._connection.post("/v1/plans", dump(request))))
+    def create_plan(
+        self,
+        request: PlanRequest,
+        *,
+        wait_s: int | None = None,
+        on_progress: Callable[[Job], None] | None = None,
+        idempotency_key: str | None = None,
+    ) -> PlanAnswer:
+        """Asks a planner, and waits for its answer.
+
+        With `wait_s` the search becomes a job where it takes longer: it goes on whatever happens to this connection,
+        takes as long as it needs, and `on_progress` hears how far it is. An interrupt then cancels it.
+        Raises ServiceError where the job ends without an answer.
+        """
+        prefer = {} if wait_s is None else {"Prefer": f"respond-async, wait={wait_s}"}
+        headers = prefer | ({} if idempotency_key is None else {"Idempotency-Key": idempotency_key})
+        document = json.loads(self._connection.post("/v1/plans", dump(request), headers=headers))
+        if "feasible" in document:
+            return _plan_answer(document)
+        try:
+            return self._plan_of(self.wait_for_job(document["id"], on_progress=on_progress))
+        except KeyboardInterrupt:
+            self.cancel_job(document["id"])
+            raise
 
     def plan(self, plan_id: str) -> Plan:
         """A stored plan."""
         return parse_plan(self._connection.get(f"/v1/plans/{plan_id}"))
 
-    def plans(self, *, limit: int = 50, cursor: str | None = None) -> Page[PlanSummary]:
-        """The plans, newest first."""
-        return parse(Page[PlanSummary], self._connection.get("/v1/plans", {"limit": limit, "cursor": cursor}))
+    def plans(self, query: PlanQuery | None = None, *, limit: int = 50, cursor: str | None = None) -> Page[PlanSummary]:
+        """The plans that the query asks for, or all; newest first, or in its order."""
+        asked = query or PlanQuery(limit=limit, cursor=cursor)
+        parameters = asked.model_dump(mode="json", exclude_defaults=True, exclude={"content"})
+        return parse(Page[PlanSummary], self._connection.get("/v1/plans", parameters))
+
+    def plan_id(self, name: str) -> str:
+        """The id of a plan that is named by id or by alias. Raises NotFoundError."""
+        if is_plan_id(name):
+            return name
+        try:
+            require_name(name)
+            return self.alias(name).plan_id
+        except (InvalidInputError, NotFoundError) as error:
+            raise NotFoundError(f"there is no plan {name}, nor an alias of that name") from error
+
+    def compare_plans(self, plan_ids: list[str]) -> Comparison:
+        """Plans side by side: what differs, and what makes each faster or slower than the first."""
+        return parse(Comparison, self._connection.get("/v1/plans/compare", {"id": plan_ids}))
+
+    def plan_alternatives(self, plan_id: str) -> Alternatives:
+        """What a plan was chosen over, and why."""
+        return parse(Alternatives, self._connection.get(f"/v1/plans/{plan_id}/alternatives"))
+
+    def export_plan(self, plan_id: str, format_name: str) -> str:
+        """A plan for another system."""
+        return self._connection.get(f"/v1/plans/{plan_id}/exports/{quote(format_name, safe='')}").decode()
+
+    def set_alias(self, name: str, plan_id: str, *, if_version: int | None = None, only_new: bool = False) -> Alias:
+        """Points an alias at a plan; with a version, only if it has that still. Raises PreconditionFailedError."""
+        headers = _matching(if_version) | ({"If-None-Match": "*"} if only_new else {})
+        body = AliasTarget(plan_id=plan_id).model_dump_json()
+        return parse(Alias, self._connection.put(_alias_path(name), body, headers=headers))
+
+    def alias(self, name: str) -> Alias:
+        """Where an alias points."""
+        return parse(Alias, self._connection.get(_alias_path(name)))
+
+    def aliases(self, *, plan_id: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[Alias]:
+        """The aliases, newest first; those of one plan only where one is named."""
+        asked = {"plan_id": plan_id, "limit": limit, "cursor": cursor}
+        return parse(Page[Alias], self._connection.get("/v1/aliases", asked))
+
+    def alias_history(self, name: str, *, limit: int = 50, cursor: str | None = None) -> Page[AliasMove]:
+        """What an alias pointed at, the latest first."""
+        asked = {"limit": limit, "cursor": cursor}
+        return parse(Page[AliasMove], self._connection.get(f"{_alias_path(name)}/history", asked))
+
+    def delete_alias(self, name: str, *, if_version: int | None = None) -> None:
+        """Takes an alias away; its history stays."""
+        self._connection.delete(_alias_path(name), headers=_matching(if_version))
 
     def plan_streams(self, plan_id: str, *, batches: int = 1) -> Streams:
         """What every worker executes."""
@@ -148,6 +225,18 @@ class ServiceClient:
             seen = job
             time.sleep(POLL_S)
 
+    def follow_job(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
+        """What happens to a job, as it happens, from its start or after an event, until the job has ended.
+
+        A connection that breaks is made again, and goes on after the last event; ServiceError where that does not
+        succeed for a minute.
+        """
+        return self._follow(f"/v1/jobs/{job_id}/events", after)
+
+    def follow_run(self, run_id: str, *, after: int = 0) -> Iterator[Event]:
+        """What happens to a run, likewise."""
+        return self._follow(f"/v1/runs/{run_id}/events", after)
+
     def run(self, run_id: str) -> Run:
         """A run, with its report once it has succeeded."""
         return parse(Run, self._connection.get(f"/v1/runs/{run_id}"))
@@ -164,6 +253,40 @@ class ServiceClient:
     def run_trace(self, run_id: str) -> str:
         """The predicted and the measured timeline as one Chrome trace."""
         return self._connection.get(f"/v1/runs/{run_id}/trace").decode()
+
+    def _follow(self, path: str, after: int) -> Iterator[Event]:
+        heard_s = time.monotonic()
+        ended = False
+        while not ended:
+            try:
+                with self._connection.lines(path, {"Last-Event-ID": str(after)}, silence_s=SILENCE_S) as lines:
+                    if next(lines, None) is None:
+                        return  # an empty answer: it had ended before
+                    for event in events_in(lines):
+                        after, ended, heard_s = event.number, event.ends, time.monotonic()
+                        yield event
+            except ServiceError:
+                if time.monotonic() - heard_s > PATIENCE_S:
+                    raise
+            if not ended:
+                time.sleep(POLL_S)
+
+    def _plan_of(self, job: Job) -> PlanAnswer:
+        answer: Answer | None = job.infeasible
+        if job.plan_id is not None:
+            answer = self.plan(job.plan_id)
+        if answer is None:
+            raise ServiceError(f"no plan was made, the job {job.id} is {job.state}: {job.error}")
+        return PlanAnswer(answer=answer, plan_id=job.plan_id, solve_time_s=job.solve_time_s or 0.0)
+
+
+def _alias_path(name: str) -> str:
+    require_name(name)
+    return f"/v1/aliases/{name}"
+
+
+def _matching(version: int | None) -> dict[str, str]:
+    return {} if version is None else {"If-Match": f'"{version}"'}
 
 
 def _plan_answer(document: dict[str, Any]) -> PlanAnswer:

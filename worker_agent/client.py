@@ -1,32 +1,22 @@
-"""The agent's client: takes work from the service and reports under the lease. Last words are repeated until taken."""
+"""The agent's client: takes work from the service and reports under the lease."""
 
 import httpx
 
+from planner_service.contract.agents import Agent, Presence, Registration
 from planner_service.contract.documents import dump, parse, parse_plan
 from planner_service.contract.http import DEFAULT_URL, Clock, Connection
-from planner_service.contract.jobs import (
-    Completion,
-    Failure,
-    Heartbeat,
-    HeartbeatAnswer,
-    Job,
-    Lease,
-    LeaseRequest,
-    ProfileResult,
-    Progress,
-    RunResult,
-)
+from planner_service.contract.jobs import Heartbeat, HeartbeatAnswer, Job, Lease, LeaseRequest, Progress, Release
+from planner_service.core.errors import PipeplanError
 from planner_service.core.plan import Plan
 
-PATIENCE_S = 60.0
-MAX_ERROR_CHARACTERS = 4000
+PATIENCE_S = 2.0
+"""How long a report is sent again before it waits for the next time; it lies in the spool meanwhile."""
 
 
 class AgentClient:
     """A service by its URL. Every method raises what the service tells of, ServiceError if it is out of reach.
 
-    LeaseLostError says that the job is no longer this agent's: stop, and report nothing more. What ends a job is
-    sent again for up to `patience_s` while the service is out of reach; it takes a repetition as the first.
+    LeaseLostError says that the job is no longer this agent's: stop, and report nothing more.
     """
 
     def __init__(
@@ -53,29 +43,48 @@ class AgentClient:
         """Ends the connection."""
         self._connection.close()
 
+    def register(self, told: Registration) -> Agent:
+        """Says who this agent is. May be repeated."""
+        return parse(Agent, self._connection.post("/v1/agents", dump(told)))
+
+    def present(self, name: str, presence: Presence) -> Agent:
+        """Says that the agent is there, and whether it drains."""
+        return parse(Agent, self._connection.post(f"/v1/agents/{name}/heartbeat", dump(presence)))
+
     def lease(self, request: LeaseRequest) -> Lease | None:
         """The oldest job that this agent can do; None where there is none."""
         answer = self._connection.post("/v1/jobs/lease", dump(request))
         return parse(Lease, answer) if answer else None
 
     def heartbeat(self, lease: Lease, progress: Progress | None = None) -> HeartbeatAnswer:
-        """Renews the lease; the answer says whether the job was cancelled."""
+        """Renews the lease; the answer says whether to go on."""
         beat = Heartbeat(token=lease.token, progress=progress)
         return parse(HeartbeatAnswer, self._connection.post(f"/v1/jobs/{lease.job.id}/heartbeat", dump(beat)))
 
-    def complete(self, lease: Lease, result: ProfileResult | RunResult) -> Job:
-        """Ends the job with its result."""
-        return self._end(lease, "complete", Completion(token=lease.token, result=result))
+    def report(self, path: str, body: str) -> Job:
+        """Sends a job's end, for a while again where the service does not take it yet."""
+        return parse(Job, self._connection.post(path, body, patience_s=self._patience_s))
 
-    def fail(self, lease: Lease, error: str) -> Job:
-        """Ends the job with an error: one sentence for the user."""
-        sentence = error[:MAX_ERROR_CHARACTERS] or "the agent gave no reason"
-        return self._end(lease, "fail", Failure(token=lease.token, error=sentence))
+    def release(self, lease: Lease) -> Job:
+        """Hands the job back."""
+        release = Release(token=lease.token)
+        return parse(Job, self._connection.post(f"/v1/jobs/{lease.job.id}/release", dump(release)))
 
     def plan(self, plan_id: str) -> Plan:
         """A stored plan."""
         return parse_plan(self._connection.get(f"/v1/plans/{plan_id}"))
 
-    def _end(self, lease: Lease, verb: str, report: Completion | Failure) -> Job:
-        path = f"/v1/jobs/{lease.job.id}/{verb}"
-        return parse(Job, self._connection.post(path, dump(report), patience_s=self._patience_s))
+
+def is_cut_off(error: PipeplanError) -> bool:
+    """Whether this node may be cut off, and others not: nothing answered, not even that the service is not there.
+
+    A refused connection, or any answer, comes from where the service is: it is away for others, too.
+    """
+    cause: BaseException | None = error.__cause__
+    if not isinstance(cause, httpx.TransportError):
+        return False
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError) or "Connection refused" in str(cause):
+            return False
+        cause = cause.__cause__ or cause.__context__
+    return True

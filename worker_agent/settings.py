@@ -34,6 +34,15 @@ class AgentSettings(BaseSettings):
     options; a trailing * stands for any names, not for what is inside of them (no dot after the colon). In the
     environment it is a JSON list. `PIPEPLAN_AGENT_TOKEN_FILE` names a file that holds the token,
     `PIPEPLAN_AGENT_CONFIG` a TOML file of settings.
+
+    `address` is where other nodes reach this one (default: as the service is reached), `rendezvous_port` the port that
+    it offers them (0: any free one). `devices` is how many ranks it takes at once (default: as many as GPUs; without
+    any, as many as are asked for, which share the cores). `shared_dir` is a folder that several nodes see: runs over
+    several nodes keep their files there. On SIGTERM the job at hand has `drain_s` to end; then it is handed back.
+
+    Limits of a job's processes: `max_memory_bytes` (address space), `max_open_files`, `max_processes` (of the user),
+    `nice`; of a job: `max_job_s`, `max_disk_bytes` in its folder, `max_output_bytes` that it prints. `keep_environment`
+    names variables that jobs see although they look like secrets.
     """
 
     model_config = SettingsConfigDict(env_prefix="PIPEPLAN_AGENT_", frozen=True, extra="forbid", env_ignore_empty=True)
@@ -44,6 +53,19 @@ class AgentSettings(BaseSettings):
     work_dir: Path = Field(default_factory=lambda: Path.home() / ".local" / "share" / "pipeplan-agent")
     allow: tuple[str, ...] = ()
     poll_s: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
+    address: str | None = Field(default=None, max_length=500)
+    rendezvous_port: int = Field(default=0, ge=0, le=65535)
+    devices: int | None = Field(default=None, ge=1, le=4096)
+    shared_dir: Path | None = None
+    drain_s: float = Field(default=10.0, ge=0, le=86_400, allow_inf_nan=False)
+    max_memory_bytes: int | None = Field(default=None, ge=2**20)
+    max_open_files: int | None = Field(default=None, ge=64)
+    max_processes: int | None = Field(default=None, ge=16)
+    nice: int = Field(default=0, ge=0, le=19)
+    max_job_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_disk_bytes: int | None = Field(default=None, ge=2**20)
+    max_output_bytes: int = Field(default=64 * 2**20, ge=2**10)
+    keep_environment: tuple[str, ...] = ()
 
 
 def load_settings(**chosen: Any) -> AgentSettings:

@@ -4,22 +4,52 @@ The agent, told by its process id, reads progress from its standard output, a JS
 FOLDER/result.json, and why it failed from its standard error.
 """
 
+import os
 import sys
 from pathlib import Path
 
 from planner_service.contract.console import run_command
 from planner_service.contract.documents import dump, parse, parse_plan, read_text
 from planner_service.contract.extras import require_extra
-from planner_service.contract.jobs import ProfileResult, ProfileTask, Progress, RunResult, RunTask
+from planner_service.contract.jobs import (
+    AgentResult,
+    LinksResult,
+    LinksTask,
+    PartResult,
+    ProfileResult,
+    ProfileTask,
+    Progress,
+    RunResult,
+    RunTask,
+    Task,
+)
+from worker_agent.child import LOST_PEER
+from worker_agent.limits import Limits
 from worker_agent.parent import exit_with_parent
+from worker_agent.place import OtherNodeError, Place
 
 
-def write_task(folder: Path, task: ProfileTask | RunTask, plan: str | None) -> None:
-    """Puts what the process needs into its folder: the task and, for a run, the plan's document."""
+def write_task(
+    folder: Path,
+    task: Task,
+    plan: str | None,
+    *,
+    limits: Limits | None = None,
+    place: Place | None = None,
+    out: Path | None = None,
+) -> None:
+    """Puts what the process needs into its folder: the task and, for a run, the plan's document.
+
+    `place` is the node's among several, `out` where a run's files go: in the folder, unless something is given.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{task.kind}.json").write_text(task.model_dump_json(), encoding="utf-8")
+    (folder / "limits.json").write_text(dump(limits or Limits()), encoding="utf-8")
+    (folder / "out.path").write_text(str(out or folder / "out"), encoding="utf-8")
     if plan is not None:
         (folder / "plan.json").write_text(plan, encoding="utf-8")
+    if place is not None:
+        (folder / "place.json").write_text(dump(place), encoding="utf-8")
 
 
 def perform(folder: Path) -> None:
@@ -30,10 +60,16 @@ def perform(folder: Path) -> None:
     if (folder / "result.json").exists():
         return
     require_extra("worker")
+    place = parse(Place, read_text(folder / "place.json")) if (folder / "place.json").exists() else None
+    if place is not None:
+        _use_interface(place)
+    result: AgentResult
     if (folder / "profile.json").exists():
-        result: ProfileResult | RunResult = _profile(parse(ProfileTask, read_text(folder / "profile.json")))
+        result = _profile(parse(ProfileTask, read_text(folder / "profile.json")))
+    elif (folder / "links.json").exists():
+        result = _links(folder, parse(LinksTask, read_text(folder / "links.json")), place)
     else:
-        result = _run(folder, parse(RunTask, read_text(folder / "run.json")))
+        result = _run(folder, parse(RunTask, read_text(folder / "run.json")), place)
     aside = folder / "result.part"
     aside.write_text(dump(result), encoding="utf-8")
     aside.replace(folder / "result.json")
@@ -47,14 +83,21 @@ def _profile(task: ProfileTask) -> ProfileResult:
     return ProfileResult(profile=profile, cluster=cluster)
 
 
-def _run(folder: Path, task: RunTask) -> RunResult:
+def _links(folder: Path, task: LinksTask, place: Place | None) -> LinksResult | PartResult:
+    from worker_agent.links import measure_cluster
+
+    cluster = measure_cluster(folder, task, place)
+    return PartResult() if cluster is None else LinksResult(cluster=cluster)
+
+
+def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartResult:
     """Goes on from an earlier attempt's newest checkpoint, but not from one of the last step.
 
     With that one the training is done, but its timeline is lost: the steps since the checkpoint before it, all of
-    them if there is none, are done again to measure them.
+    them if there is none, are done again to measure them. Among several nodes the first one decides where they begin.
     """
     from worker_agent.runtime.job import RunJob
-    from worker_agent.runtime.run import execute, resumed
+    from worker_agent.runtime.run import execute, resumed, take_part
 
     job = RunJob(
         plan=parse_plan(read_text(folder / "plan.json")),
@@ -65,11 +108,26 @@ def _run(folder: Path, task: RunTask) -> RunResult:
         seed=task.seed,
         learning_rate=task.learning_rate,
         checkpoint_every=task.checkpoint_every,
-        out=str(folder / "out"),
+        out=read_text(folder / "out.path"),
     )
-    going_on = resumed(job, before=task.steps)
-    outcome = execute(going_on, lambda done, loss: _tell(done, task.steps, f"training, loss {loss:.4f}"))
+
+    def tell(done: int, loss: float) -> None:
+        _tell(done, task.steps, f"training, loss {loss:.4f}")
+
+    if place is not None and place.node_rank > 0:
+        take_part(job, tell, place)
+        return PartResult()
+    outcome = execute(resumed(job, before=task.steps), tell, place)
     return RunResult(report=outcome.report, timeline=outcome.timeline)
+
+
+def _use_interface(place: Place) -> None:
+    """gloo asks for the host's own name otherwise, which on many machines means loopback."""
+    from worker_agent.node import address_towards, interface_of
+
+    name = interface_of(address_towards(f"tcp://{place.address}:{place.port}"))
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _tell(done: int, total: int, message: str) -> None:
@@ -77,6 +135,16 @@ def _tell(done: int, total: int, message: str) -> None:
     sys.stdout.flush()
 
 
+def main(folder: Path, agent: int) -> None:
+    """The process's whole life."""
+    exit_with_parent(agent)
+    parse(Limits, read_text(folder / "limits.json")).apply()
+    try:
+        perform(folder)
+    except OtherNodeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(LOST_PEER) from None
+
+
 if __name__ == "__main__":
-    exit_with_parent(int(sys.argv[2]))
-    run_command(lambda: perform(Path(sys.argv[1])))
+    run_command(lambda: main(Path(sys.argv[1]), int(sys.argv[2])))

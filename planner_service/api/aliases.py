@@ -91,7 +91,7 @@ def get_alias(services: Services, request: Request, name: AliasName) -> Response
     "/{name:path}",
     dependencies=[scope("plan")],
     response_model=Alias,
-    responses={201: {"model": Alias, "description": "The alias is new"}} | CONFLICTS,
+    responses={**CONFLICTS, 201: {"model": Alias, "description": "The alias is new"}},
 )
 def put_alias(
     services: Services,

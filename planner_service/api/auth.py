@@ -106,11 +106,10 @@ class Admission:
 
     async def of_token(self, request: AsgiScope, text: str) -> Identity:
         """Whose token it is. An address that failed often has to wait before it may name one that is new here."""
-        address = address_of(request)
-        identity = await self.identities.of_token(text, may_look=lambda: self._require_patience(address))
+        identity = await self.identities.of_token(text, may_look=lambda: self._require_patience(request))
         if identity is None:
-            self._require_patience(address)
-            self.failures.take(address)
+            self._require_patience(request)
+            self.failures.take(address_of(request))
             raise UnauthorizedError("the token is not valid: unknown, expired or revoked")
         return identity
 
@@ -118,10 +117,9 @@ class Admission:
         text = cookie_parser(headers.get("cookie", "")).get(COOKIE)
         if text is None:
             return None
-        address = address_of(request)
-        identity = await self.identities.of_session(text, may_look=lambda: self._require_patience(address))
+        identity = await self.identities.of_session(text, may_look=lambda: self._require_patience(request))
         if identity is None and self.demanded:
-            self.failures.take(address)
+            self.failures.take(address_of(request))
         if identity is not None and request["method"] not in SAFE_METHODS and not from_own_page(headers):
             raise ForbiddenError("what changes something must be sent from a page of this service, or with a token")
         return identity
@@ -131,8 +129,8 @@ class Admission:
             return LOCAL
         raise UnauthorizedError("a token is needed: send it as `Authorization: Bearer ...`, or log in at /login")
 
-    def _require_patience(self, address: str) -> None:
-        self.failures.require(address, "too many tokens from this address were not valid")
+    def _require_patience(self, request: AsgiScope) -> None:
+        self.failures.require(address_of(request), "too many tokens from this address were not valid")
 
     def _count(self, rates: Rates, who: str) -> None:
         rates.require(who, "too many requests")

@@ -1,5 +1,6 @@
 """Guard: pages of other sites, opened in a browser that reaches the service, must not reach it through the browser."""
 
+from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -46,8 +47,17 @@ class Guard:
     def _is_ours(self, host: str) -> bool:
         if self._hosts is None:
             return True
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        return is_loopback(name) or name in self._hosts
+        return _is_this_machine(host) or _name(host) in self._hosts
+
+
+@lru_cache(256)
+def _is_this_machine(host: str) -> bool:
+    return is_loopback(_name(host))
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port; empty where there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

@@ -1,14 +1,27 @@
 """`pipeplan db`: the service's database."""
 
-from typing import Annotated
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner_service.contract.extras import require_extra
+from planner_service.core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from planner_service.storage.database import Database
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 
 app = typer.Typer(no_args_is_help=True)
 
 DatabaseUrl = Annotated[str | None, typer.Option("--database", help="The database's URL. [PIPEPLAN_DATABASE_URL]")]
+Config = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings. [PIPEPLAN_CONFIG]")]
+BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="The backup: a SQLite file of the same tables.")]
 
 
 @app.callback()
@@ -17,17 +30,96 @@ def group() -> None:
 
 
 @app.command()
-def upgrade(database: DatabaseUrl = None) -> None:
+def upgrade(database: DatabaseUrl = None, config: Config = None) -> None:
     """Brings the database to the tables that this version needs; `pipeplan serve` does it at its start, too."""
-    require_extra("service")
-    from planner_service.settings import load_settings
-    from planner_service.storage import migrations
-    from planner_service.storage.database import Database
+    with _opened(database, config) as opened:
+        from planner_service.storage import migrations
 
-    opened = Database(load_settings(database_url=database).database_url)
-    try:
         before = migrations.revision_of(opened)
         migrations.upgrade(opened)
+        typer.echo(f"{opened.shown}: revision {before or 'none'} -> {migrations.head()}", err=True)
+
+
+@app.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="The revision to go back to, such as 0002; base: no tables at all.")],
+    database: DatabaseUrl = None,
+    config: Config = None,
+) -> None:
+    """Takes revisions back, for an older version of the service; what only later ones can keep is lost."""
+    with _opened(database, config) as opened:
+        from planner_service.storage import migrations
+
+        before = migrations.revision_of(opened)
+        migrations.downgrade(opened, revision)
+        after = migrations.revision_of(opened)
+        typer.echo(f"{opened.shown}: revision {before or 'none'} -> {after or 'none'}", err=True)
+
+
+@app.command()
+def prune(
+    older_than: Annotated[str, typer.Option(help="Everything older goes: a number and s, m, h, d, w or y, as in 90d.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    database: DatabaseUrl = None,
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Removes old runs, jobs, plans, profiles, clusters and agents.
+
+    Kept are plans with a run that is kept or at which an alias has pointed since then, what kept plans were made from,
+    jobs that have not ended, the aliases' history and the tokens.
+    """
+    age_s = _age_s(older_than)
+    with _opened(database, config) as opened:
+        from planner_service.services import retention
+        from planner_service.services.context import Context
+        from planner_service.solvers.solve import solve
+        from planner_service.storage.migrations import upgrade
+
+        upgrade(opened)
+        counts = retention.prune(Context(database=opened, solve=solve), age_s, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps({"dry_run": dry_run, "removed": counts}))
+        return
+    went = ", ".join(f"{count} {noun}" for noun, count in counts.items())
+    typer.echo(f"{opened.shown}: {'would remove' if dry_run else 'removed'} {went}", err=True)
+
+
+@app.command()
+def backup(file: BackupFile, database: DatabaseUrl = None, config: Config = None) -> None:
+    """Writes one state of the database to a new file, while others go on writing."""
+    with _opened(database, config) as opened:
+        from planner_service.storage import backup as storage
+
+        storage.backup(opened, file)
+        typer.echo(f"{opened.shown} -> {file} ({file.stat().st_size} bytes)", err=True)
+
+
+@app.command()
+def restore(file: BackupFile, database: DatabaseUrl = None, config: Config = None) -> None:
+    """Puts a backup into an empty database, of either kind."""
+    with _opened(database, config) as opened:
+        from planner_service.storage import backup as storage
+
+        storage.restore(opened, file)
+        typer.echo(f"{file} -> {opened.shown}", err=True)
+
+
+def _age_s(text: str) -> int:
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhdwy])", text)
+    if match is None:
+        raise InvalidInputError("older_than", "must be a number and one of s, m, h, d, w, y, such as 90d", text)
+    return int(match[1]) * UNITS_S[match[2]]
+
+
+@contextmanager
+def _opened(database: str | None, config: Path | None) -> "Iterator[Database]":
+    require_extra("service")
+    from planner_service.settings import load_settings
+    from planner_service.storage.database import Database
+
+    opened = Database(load_settings(config=config, database_url=database).database_url)
+    try:
+        yield opened
     finally:
         opened.close()
-    typer.echo(f"{opened.shown}: revision {before or 'none'} -> {migrations.head()}", err=True)

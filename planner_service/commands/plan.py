@@ -2,16 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from planner_service.commands.calibrate import read_calibration
+from planner_service.commands.files import write_document
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
-from planner_service.contract.documents import answer_document, plan_document, read
+from planner_service.contract.documents import answer_document, invalid_input, plan_document, read
 from planner_service.contract.http import DEFAULT_URL
-from planner_service.contract.plans import MAX_BATCH_SIZE, PlanRequest
+from planner_service.contract.listing import Page
+from planner_service.contract.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, PlanSummary
 from planner_service.core.cluster import Cluster
 from planner_service.core.errors import require
 from planner_service.core.plan import Infeasible
@@ -26,7 +29,8 @@ app = typer.Typer(no_args_is_help=True, help="Plans, asked for and read through 
 Url = Annotated[str, typer.Option("--url", envvar="PIPEPLAN_URL", help="The service.")]
 Token = Annotated[str | None, typer.Option("--token", envvar="PIPEPLAN_TOKEN", help="The service's access token.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
-PlanId = Annotated[str, typer.Argument(metavar="ID", help="The plan's id.")]
+PlanId = Annotated[str, typer.Argument(metavar="ID_OR_ALIAS", help="The plan's id, or an alias.")]
+FORMAT_NAMES = ("torchrun", "slurm", "kubernetes", "megatron", "deepspeed", "torchtitan", "chrome-trace")
 Source = "The id of a stored one, or a file, which is stored first."
 
 
@@ -64,7 +68,7 @@ def get(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, as_json: A
     from planner_service.commands.solution import show_solution
 
     with _service(url, token) as service:
-        plan = service.plan(plan_id)
+        plan = service.plan(service.plan_id(plan_id))
     if as_json:
         typer.echo(json.dumps(plan_document(plan), indent=2))
     else:
@@ -73,17 +77,45 @@ def get(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, as_json: A
 
 @app.command("list")
 def list_plans(
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    planner: Annotated[str | None, typer.Option(help="Made by this planner.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Of this schedule.")] = None,
+    model: Annotated[str | None, typer.Option(help="For the model of this name.")] = None,
+    device: Annotated[str | None, typer.Option(help="For devices of this type.")] = None,
+    devices: Annotated[int | None, typer.Option(help="For a cluster of so many devices.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Made from the profile of this id.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="For the cluster of this id.")] = None,
+    estimated: Annotated[bool | None, typer.Option("--estimated/--measured", help="What the profile was.")] = None,
+    min_throughput: Annotated[float | None, typer.Option(help="Of at least so many samples/s, predicted.")] = None,
+    created_after: Annotated[str | None, typer.Option(help="Stored then or later: 2026-01-31T12:00:00Z.")] = None,
+    created_before: Annotated[str | None, typer.Option(help="Stored before: 2026-01-31T12:00:00Z.")] = None,
+    sort: Annotated[str | None, typer.Option(help="created_at, throughput or memory; with a - the most first.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="How many at most.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists plans, newest first."""
+    """Lists plans that pass all filters, newest first or in the order asked for."""
     from planner_service.commands import plan_tables
 
+    asked = {
+        "planner": planner,
+        "schedule": schedule,
+        "model": model,
+        "device": device,
+        "devices": devices,
+        "profile_id": profile,
+        "cluster_id": cluster,
+        "estimated": estimated,
+        "min_throughput": min_throughput,
+        "created_after": created_after,
+        "created_before": created_before,
+        "sort": sort,
+        "limit": limit,
+        "cursor": cursor,
+    }
     with _service(url, token) as service:
-        page = service.plans(limit=limit, cursor=cursor)
+        page = _whole_page(service, _query(asked))
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
     else:
@@ -92,21 +124,75 @@ def list_plans(
 
 @app.command()
 def compare(
-    plan_ids: Annotated[list[str], typer.Argument(metavar="ID ID...", help="Two plans or more.")],
+    plan_ids: Annotated[list[str], typer.Argument(metavar="ID ID...", help="Two plans or more, by id or alias.")],
     url: Url = DEFAULT_URL,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows plans side by side, and how much faster or slower each is than the first."""
+    """Shows plans side by side, how much faster or slower each is than the first, and why."""
     from planner_service.commands import plan_tables
 
     require(len(plan_ids) > 1, "ID", "must name at least two plans", plan_ids)
     with _service(url, token) as service:
-        plans = [service.plan(plan_id) for plan_id in plan_ids]
+        found = [service.plan_id(plan_id) for plan_id in plan_ids]
+        comparison = service.compare_plans(found)
+        plans = [service.plan(plan_id) for plan_id in found]
     if as_json:
-        typer.echo(json.dumps(plan_tables.comparison_document(plans), indent=2))
+        document = plan_tables.comparison_document(plans) | comparison.model_dump(mode="json", exclude={"plans"})
+        typer.echo(json.dumps(document, indent=2))
     else:
         plan_tables.show_comparison(plans)
+        plan_tables.show_reasons_of_speed(comparison)
+
+
+@app.command()
+def alternatives(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
+    """Shows what a plan was chosen over, and why each of these lost."""
+    from planner_service.commands import plan_tables
+
+    with _service(url, token) as service:
+        found = service.plan_alternatives(service.plan_id(plan_id))
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        plan_tables.show_alternatives(found)
+
+
+@app.command()
+def export(
+    plan_id: PlanId,
+    format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMAT_NAMES)}.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; default: standard output.")] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Writes a plan for another system. What that system cannot express stands in the comments or notes."""
+    require(format_name in FORMAT_NAMES, "format", f"must be one of {', '.join(FORMAT_NAMES)}", format_name)
+    with _service(url, token) as service:
+        text = service.export_plan(service.plan_id(plan_id), format_name)
+    if output is None:
+        typer.echo(text, nl=not text.endswith("\n"))
+    else:
+        write_document(output, text.removesuffix("\n"))
+
+
+def _query(asked: dict[str, Any]) -> PlanQuery:
+    try:
+        return PlanQuery.model_validate({name: value for name, value in asked.items() if value is not None})
+    except ValidationError as error:
+        raise invalid_input(error) from error
+
+
+def _whole_page(service: "ServiceClient", query: PlanQuery) -> Page[PlanSummary]:
+    """As many plans as were asked for: a page may be short although more follow."""
+    items: list[PlanSummary] = []
+    cursor = query.cursor
+    while True:
+        page = service.plans(query.model_copy(update={"limit": query.limit - len(items), "cursor": cursor}))
+        items += page.items
+        cursor = page.next_cursor
+        if cursor is None or len(items) == query.limit:
+            return Page(items=tuple(items), next_cursor=cursor)
 
 
 def _show_answer(created: "PlanAnswer", *, as_json: bool) -> None:

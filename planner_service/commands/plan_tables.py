@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from planner_service.contract.comparisons import Alternatives, Comparison
 from planner_service.contract.documents import plan_document
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanSummary
@@ -97,6 +98,35 @@ def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
         "plans": [plan_document(plan) | {"speed_against_first": _speed(plan, plans[0])} for plan in plans],
         "fastest": content_id(fastest),
     }
+
+
+def show_reasons_of_speed(comparison: Comparison) -> None:
+    """A line a factor, of every plan but the first."""
+    console = _console()
+    for speed in comparison.speeds[1:]:
+        ratio = "" if speed.ratio is None else f" {speed.ratio:.2f}x"
+        console.print(f"{speed.id[:10]}{ratio}" + ("" if speed.because else ": nothing in it differs"))
+        for factor in speed.because:
+            console.print(f"  {factor.ratio:.2f}x {factor.name}: {factor.text}")
+
+
+def show_alternatives(found: Alternatives) -> None:
+    """A row a configuration that was considered and lost."""
+    console = _console()
+    console.print(f"{found.configurations_considered:,} configurations considered")
+    table = _table("Schedule", "Stages x replicas", "Microbatches", "Recompute", "Samples/s", "Memory", "Why it lost")
+    for other in found.alternatives:
+        rate, memory_bytes = other.throughput_samples_per_s, other.memory_bytes
+        table.add_row(
+            other.schedule,
+            f"{other.depth} x {other.width or 'mixed'}",
+            f"{other.microbatches} x {other.microbatch_size}",
+            "yes" if other.recompute else "no",
+            "" if rate is None else f"{rate:,.4g}",
+            "" if memory_bytes is None else size(memory_bytes),
+            other.reason,
+        )
+    console.print(table)
 
 
 def show_reasons(answer: Infeasible) -> None:

@@ -1,5 +1,6 @@
 """Events: what happened to a job or a run, in order, numbered from 1."""
 
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, Literal
 
@@ -25,3 +26,14 @@ class Event(BaseModel):
     def ends(self) -> bool:
         """Whether it is the subject's last."""
         return self.kind in ENDINGS
+
+
+def events_in(lines: Iterable[str]) -> Iterator[Event]:
+    """The events in the lines of a stream of server-sent events; one that is cut off is left out."""
+    data: list[str] = []
+    for line in lines:
+        if line.startswith("data:"):
+            data.append(line.removeprefix("data:").removeprefix(" "))
+        elif not line and data:
+            yield Event.model_validate_json("\n".join(data))
+            data = []

@@ -1,22 +1,35 @@
 """HTTP: the connection that all clients of the service share. Problem details come back as the errors they tell of."""
 
 import ipaddress
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
 from pydantic import ValidationError
 
 from planner_service.contract.problems import Problem, error_of
-from planner_service.core.errors import InvalidInputError, PipeplanError, ServiceError
+from planner_service.core.errors import (
+    InvalidInputError,
+    PipeplanError,
+    ServiceError,
+    TooManyRequestsError,
+    UnavailableError,
+    require,
+)
 
 DEFAULT_URL = "http://127.0.0.1:8437"
 TIMEOUT_S = 60.0
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
+NOT_NOW = (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS)
+"""Answers that ask to come back."""
 
-Parameters = Mapping[str, str | int | None]
+LOG = logging.getLogger("pipeplan")
+
+Parameters = Mapping[str, str | int | float | list[str] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +45,22 @@ class Connection:
     """A service by its URL. Raises what the service's problem details tell of, ServiceError if it is out of reach."""
 
     url: str
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     transport: httpx.BaseTransport | None = None
     clock: Clock = field(default_factory=Clock)
     _client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        base_url = _checked(self.url)
+        headers = {"Authorization": f"Bearer {_sendable(self.token)}"} if self.token else {}
+        if headers and base_url.scheme == "http" and not is_loopback(base_url.host):
+            LOG.warning("the token goes to %s unencrypted: who listens on the way has it; use https", base_url.host)
         self._client = httpx.Client(
-            base_url=_checked(self.url),
+            base_url=base_url,
             headers=headers,
             timeout=TIMEOUT_S,
             transport=self.transport,
-            trust_env=not is_loopback(httpx.URL(self.url).host),
+            trust_env=not is_loopback(base_url.host),
         )
 
     def get(self, path: str, parameters: Parameters | None = None) -> bytes:
@@ -65,6 +81,27 @@ class Connection:
         request = self._client.build_request("POST", path, content=body, headers={**content, **(headers or {})})
         return self._send(request, patience_s=patience_s).content
 
+    def put(self, path: str, body: str, *, headers: Mapping[str, str] | None = None) -> bytes:
+        """The answer to a JSON body that is to stand under the path."""
+        content = {"Content-Type": "application/json", **(headers or {})}
+        return self._send(self._client.build_request("PUT", path, content=body, headers=content)).content
+
+    def delete(self, path: str, *, headers: Mapping[str, str] | None = None) -> None:
+        """Takes away what is there."""
+        self._send(self._client.build_request("DELETE", path, headers=headers))
+
+    @contextmanager
+    def lines(self, path: str, headers: Mapping[str, str], *, silence_s: float) -> Iterator[Iterator[str]]:
+        """The lines of an answer as they come. Raises ServiceError if nothing comes for so long, or it breaks off."""
+        timeout = httpx.Timeout(TIMEOUT_S, read=silence_s)
+        try:
+            with self._client.stream("GET", path, headers=headers, timeout=timeout) as answer:
+                if not answer.is_success:
+                    answer.read()
+                yield _checked_answer(answer).iter_lines()
+        except httpx.TransportError as error:
+            raise self._unavailable(error) from error
+
     def close(self) -> None:
         """Ends the connection."""
         self._client.close()
@@ -74,11 +111,12 @@ class Connection:
         pause_s = FIRST_PAUSE_S
         while True:
             answer = self._attempt(request)
-            if isinstance(answer, httpx.Response) and answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            if isinstance(answer, httpx.Response) and answer.status_code not in NOT_NOW:
                 return _checked_answer(answer)
-            if self.clock.now_s() + pause_s > deadline_s:
+            wait_s = max(pause_s, _retry_after_s(answer))
+            if self.clock.now_s() + wait_s > deadline_s:
                 raise self._unavailable(answer)
-            self.clock.sleep(pause_s)
+            self.clock.sleep(wait_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _attempt(self, request: httpx.Request) -> httpx.Response | httpx.TransportError:
@@ -117,6 +155,19 @@ def _checked(url: str) -> httpx.URL:
     return parsed
 
 
+def _sendable(token: str) -> str:
+    """The token, if a header can hold it. What is wrong with another is not shown."""
+    plain = token.isascii() and token.isprintable() and " " not in token
+    require(plain, "token", "must be a token as `pipeplan token create` shows it", "a text that is none")
+    return token
+
+
+def _retry_after_s(answer: httpx.Response | httpx.TransportError) -> float:
+    """How long the service asks to wait; 0 where it does not say so in seconds."""
+    told = answer.headers.get("Retry-After", "") if isinstance(answer, httpx.Response) else ""
+    return float(told) if told.isascii() and told.isdigit() else 0.0
+
+
 def _checked_answer(response: httpx.Response) -> httpx.Response:
     if response.is_success:
         return response
@@ -125,7 +176,10 @@ def _checked_answer(response: httpx.Response) -> httpx.Response:
 
 def _error_in(response: httpx.Response) -> PipeplanError:
     try:
-        return error_of(Problem.model_validate_json(response.content))
+        error = error_of(Problem.model_validate_json(response.content))
     except ValidationError:
         where = f"{response.request.method} {response.request.url}"
         return ServiceError(f"{where} answered {response.status_code} {response.reason_phrase}")
+    if isinstance(error, TooManyRequestsError | UnavailableError):
+        error.retry_after_s = _retry_after_s(response) or error.retry_after_s
+    return error

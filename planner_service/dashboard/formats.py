@@ -81,6 +81,11 @@ def count(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
+def several(value: int, what: str) -> str:
+    """`1 stage`, `4 stages`."""
+    return f"{value:,} {what}{'' if value == 1 else 's'}"
+
+
 def moment(value: datetime) -> str:
     """`2026-11-20 21:03:40 UTC`."""
     return value.strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -152,6 +157,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "short": short,
     "given_options": given_options,
     "off": off,
+    "several": several,
     "times": times,
     "bandwidth": bandwidth,
     "age": age,

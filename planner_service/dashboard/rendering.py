@@ -7,6 +7,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from planner_service.api.auth import KEY
+from planner_service.contract.documents import dump
 from planner_service.contract.tokens import LOCAL, Identity
 from planner_service.dashboard import formats
 from planner_service.dashboard.addresses import address_of
@@ -39,7 +40,7 @@ templates = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-templates.filters.update(formats.FILTERS)
+templates.filters.update(formats.FILTERS, document=dump)
 
 
 def page(request: Request, template: str, *, status: int = 200, **content: object) -> HTMLResponse:

@@ -1,5 +1,6 @@
 """The demo's service and agent: processes of their own, ended with it whatever happens."""
 
+import os
 import queue
 import subprocess
 import sys
@@ -16,13 +17,17 @@ _STOP_S = 15.0
 
 
 class Child:
-    """A process, and the lines that it printed on standard error."""
+    """A process, and the lines that it printed on standard error. Settings of other services are not its."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("PIPEPLAN_")},
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._last = ""
@@ -88,7 +93,8 @@ def service(folder: Path, port: int) -> Iterator[tuple[Child, str]]:
 @contextmanager
 def agent(folder: Path, url: str) -> Iterator[Child]:
     """An agent of that service on this machine."""
-    options = ["--url", url, "--name", "demo", "--work-dir", str(folder / "agent"), "--exit-with-parent"]
+    options = ["--url", url, "--name", "demo", "--work-dir", str(folder / "agent"), "--drain-s", "0"]
+    options.append("--exit-with-parent")
     child = Child("agent", ["worker_agent", "start", *options], folder / "agent.log")
     try:
         child.next_line(_START_S)

@@ -36,8 +36,11 @@ class Background:
         self.bounds = bounds
         self.pool = Pool(start, solvers=bounds.solvers, queue=bounds.queue)
         self.feed = Feed(context, followers=bounds.streams)
-        self.runner = PlanRunner(context, self.pool, deadline_s=bounds.job_deadline_s)
+        self.runner = PlanRunner(context, self.pool, deadline_s=bounds.job_deadline_s, told=self._told)
         self._context = context
+
+    def _told(self, job_id: str) -> None:
+        self.feed.hint(("job", job_id))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -1,7 +1,11 @@
 """Exports: a stored plan as other systems read it."""
 
+from dataclasses import dataclass
+
 from planner_service.contract.documents import parse
 from planner_service.core.cluster import Cluster
+from planner_service.core.errors import InvalidInputError
+from planner_service.core.plan import Plan
 from planner_service.core.profile import Profile
 from planner_service.exports.chrome_trace import BATCHES
 from planner_service.exports.formats import FORMATS, Format, format_named
@@ -19,12 +23,41 @@ def export(context: Context, plan_id: str, name: str) -> tuple[Format, str]:
     plan = plans.get(context, plan_id)
     if name == "chrome-trace":
         plans.require_playable(plan, BATCHES)
+    return chosen, chosen.write(_source(context, plan_id, plan))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A format, and why it cannot express the plan where it cannot."""
+
+    name: str
+    refusal: str | None
+
+
+def offers(context: Context, plan_id: str, plan: Plan) -> tuple[Offer, ...]:
+    """All formats, for this plan. Raises NotFoundError."""
+    source = _source(context, plan_id, plan)
+    return tuple(Offer(name=name, refusal=_refusal(name, one, source)) for name, one in FORMATS.items())
+
+
+def _refusal(name: str, one: Format, source: Source) -> str | None:
+    """Why the format cannot express the plan. A trace is not played to find out."""
+    try:
+        if name == "chrome-trace":
+            plans.require_playable(source.plan, BATCHES)
+        else:
+            one.write(source)
+    except InvalidInputError as error:
+        return f"{error.field} {error.rule}" if error.field != "format" else error.rule
+    return None
+
+
+def _source(context: Context, plan_id: str, plan: Plan) -> Source:
     asked = plans.summary(context, plan_id)
     profile = parse(Profile, profiles.document(context, asked.profile_id))
-    source = Source(
+    return Source(
         plan_id=plan_id,
         plan=plan,
         cluster=parse(Cluster, clusters.document(context, asked.cluster_id)),
         block_names=tuple(block.name for block in profile.blocks),
     )
-    return chosen, chosen.write(source)

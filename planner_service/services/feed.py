@@ -85,6 +85,11 @@ class Feed:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake)
 
+    def hint(self, subject: Subject) -> None:
+        """Something happened to it in this very process: its followers need not wait for the next look."""
+        for news in self._followers.get(subject, ()):
+            news.set()
+
     def _wake(self) -> None:
         for of_subject in self._followers.values():
             for news in of_subject:

@@ -33,10 +33,16 @@ LOG = logging.getLogger("pipeplan.plans")
 
 
 class PlanRunner:
-    """Leases plan jobs while solvers are free. `deadline_s` is the longest that one may take."""
+    """Leases plan jobs while solvers are free. `deadline_s` is the longest that one may take.
 
-    def __init__(self, context: Context, pool: Pool, *, deadline_s: float) -> None:
+    `told` hears of the jobs whose end has just been written down.
+    """
+
+    def __init__(
+        self, context: Context, pool: Pool, *, deadline_s: float, told: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.deadline_s = deadline_s
+        self._told = told
         self._context = context
         self._pool = pool
         self._name = f"service-{socket.gethostname()}-{os.getpid()}"[:200]
@@ -94,6 +100,7 @@ class PlanRunner:
         except PipeplanError as error:
             failure = Failure(token=lease.token, error=str(error)[:4000])
             await self._say(partial(jobs.fail, self._context, lease.job.id, failure))
+        self._told(lease.job.id)
 
     async def _solve(self, lease: Lease) -> Answered | None:
         """The planner's answer; None where nobody waits for it any more."""

@@ -83,6 +83,12 @@ def get(context: Context, plan_id: str) -> Plan:
     return parse_plan(document(context, plan_id))
 
 
+def request(context: Context, plan_id: str) -> PlanRequest:
+    """What was asked for when the plan was stored. Raises NotFoundError."""
+    with context.database.read() as connection:
+        return found("plan", plan_id, storage.request(connection, plan_id))
+
+
 def summary(context: Context, plan_id: str) -> PlanSummary:
     """The plan as lists show it. Raises NotFoundError."""
     with context.database.read() as connection:

@@ -37,12 +37,12 @@ class Solver(Protocol):
 
 
 class SolverProcess:
-    """A process that runs planners; OR-tools is loaded nowhere else."""
+    """A process that runs planners; OR-tools is loaded nowhere else. `program` is the module that it executes."""
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, program: str = "planner_service.solvers.process") -> None:
         self._memory_bytes = memory_bytes
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "planner_service.solvers.process", str(memory_bytes)],
+            [sys.executable, "-m", program, str(memory_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(planner_service.__file__).parent.parent,

@@ -11,27 +11,36 @@ import pickle
 import sys
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
+from types import TracebackType
 from typing import BinaryIO
 
 from planner_service.core.errors import PipeplanError
+from planner_service.core.plan import Answer
+from planner_service.core.planner.problem import Problem
 from planner_service.solvers.messages import Answered, Exhausted, Message, Question, Refused
-from planner_service.solvers.progress import Progress
+from planner_service.solvers.progress import Observer, Progress
 from planner_service.solvers.solve import solve
 
 TELL_S = 0.1
 """Progress is told no more often."""
 
 
-def main() -> None:
+Ask = Callable[[str, Problem, Observer], Answer]
+"""A planner's name, a problem and who listens in, the answer out."""
+
+
+def main(ask: Ask = solve) -> None:
     """Answers until standard input ends."""
     limit_memory(int(sys.argv[1]))
+    sys.excepthook = _end
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between the answers
     questions: SimpleQueue[Question] = SimpleQueue()
     threading.Thread(target=_receive, args=(sys.stdin.buffer, questions), daemon=True).start()
     while True:
-        _send(output, _answer(questions.get(), output))
+        _send(output, _answer(ask, questions.get(), output))
 
 
 def limit_memory(limit_bytes: int) -> None:
@@ -47,6 +56,12 @@ def limit_memory(limit_bytes: int) -> None:
         resource.setrlimit(limit, (most, hard))
 
 
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A fault of ours: told on standard error, and the end. At once, since the other thread holds standard input."""
+    sys.__excepthook__(kind, error, trace)
+    os._exit(1)
+
+
 def _receive(source: BinaryIO, questions: "SimpleQueue[Question]") -> None:
     try:
         while True:
@@ -57,7 +72,7 @@ def _receive(source: BinaryIO, questions: "SimpleQueue[Question]") -> None:
         os._exit(0)  # at once: the search at hand is nobody's any more
 
 
-def _answer(question: Question, output: BinaryIO) -> Message:
+def _answer(ask: Ask, question: Question, output: BinaryIO) -> Message:
     told_s = -TELL_S
 
     def tell(progress: Progress) -> None:
@@ -69,7 +84,7 @@ def _answer(question: Question, output: BinaryIO) -> Message:
 
     start_s = time.perf_counter()
     try:
-        answer = solve(question.planner, question.problem, tell)
+        answer = ask(question.planner, question.problem, tell)
     except PipeplanError as error:
         return Refused(error)
     except MemoryError:

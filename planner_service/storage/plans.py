@@ -59,6 +59,12 @@ def content(connection: Connection, plan_id: str) -> str | None:
     return connection.execute(select(plans.c.content).where(plans.c.id == plan_id)).scalar_one_or_none()
 
 
+def request(connection: Connection, plan_id: str) -> PlanRequest | None:
+    """What was asked for when the plan was stored."""
+    text = connection.execute(select(plans.c.request).where(plans.c.id == plan_id)).scalar_one_or_none()
+    return None if text is None else PlanRequest.model_validate_json(text)
+
+
 def summary(connection: Connection, plan_id: str) -> PlanSummary | None:
     """The plan as lists show it."""
     row = connection.execute(select(*_SUMMARY).where(plans.c.id == plan_id)).one_or_none()

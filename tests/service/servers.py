@@ -18,9 +18,10 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def serving(database: Path, *options: str, **settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL of a service that answers, and its process; it is ended with the block."""
-    command = [*PIPEPLAN, "serve", "--port", "0", "--database", f"sqlite:///{database}", *options]
+def serving(database: Path | str, *options: str, **settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of a service that answers, and its process; it is ended with the block. A path is that of a file."""
+    url = f"sqlite:///{database}" if isinstance(database, Path) else database
+    command = [*PIPEPLAN, "serve", "--port", "0", "--database", url, *options]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(**settings)
     )

@@ -10,7 +10,7 @@ from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
 from planner_service.contract.documents import dump
 from tests.service.chromium import Tab, browsing, found
 from tests.service.dashboard_content import NAMES
-from tests.service.servers import serving
+from tests.service.servers import pipeplan, serving
 
 PROGRAM = found()
 TAB = ("Tab", 9)
@@ -138,6 +138,35 @@ def test_a_job_is_cancelled_by_its_button(service: httpx.Client, tab: Tab) -> No
     tab.evaluate("document.querySelector('form button.danger').click()")
     tab.wait_for_load(before)
     assert service.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
+
+
+def test_whoever_has_a_token_logs_in_presses_a_button_and_logs_out(
+    tab: Tab, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    database = tmp_path_factory.mktemp("guarded") / "service.sqlite3"
+    made = pipeplan("token", "create", "--name", "ada", "--scope", "plan", "--database", f"sqlite:///{database}")
+    token = made.stdout.strip()
+    with serving(database, PIPEPLAN_REQUIRE_TOKENS="true") as (url, _):
+        task = {"kind": "profile", "model": "hf:gpt2", "microbatch_sizes": [1]}
+        bearer = {"Authorization": f"Bearer {token}"}
+        job_id = httpx.post(f"{url}/v1/jobs", json=task, headers=bearer).raise_for_status().json()["id"]
+        tab.show(f"{url}/jobs/{job_id}")
+        tab.complaints[:] = [each for each in tab.complaints if "401" not in each]
+        before = tab.loads
+        tab.evaluate(f"document.querySelector('#token').value = '{token}'")
+        tab.evaluate("document.querySelector('.login button').click()")
+        tab.wait_for_load(before)
+        assert tab.evaluate("location.pathname") == f"/jobs/{job_id}"
+        assert tab.evaluate("document.querySelector('.who bdi').textContent") == "ada"
+        assert tab.evaluate("document.cookie") == ""
+        before = tab.loads
+        tab.evaluate("document.querySelector('form button.danger').click()")
+        tab.wait_for_load(before)
+        assert tab.evaluate("document.querySelector('h1 .state').textContent") == "cancelled"
+        before = tab.loads
+        tab.evaluate("document.querySelector('.who button').click()")
+        tab.wait_for_load(before)
+        assert tab.evaluate("location.pathname") == "/login"
 
 
 UNTIL = """new Promise((resolve, reject) => {

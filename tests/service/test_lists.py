@@ -14,6 +14,7 @@ from planner_service.core.errors import InvalidInputError
 from planner_service.services import plans
 from planner_service.services.context import Context
 from planner_service.storage import listing
+from planner_service.storage import plans as stored_plans
 from planner_service.storage.migrations import downgrade, upgrade
 from tests.service.conftest import Clock
 from tests.service.documents import profile_document, store_plan
@@ -238,4 +239,4 @@ def test_profiles_are_listed_by_what_they_are(http: TestClient, clock: Clock) ->
 def test_an_order_that_a_list_does_not_have_is_refused_below_http_too(context: Context) -> None:
     rule = "sort: must be one of created_at, -created_at"
     with context.database.read() as connection, pytest.raises(InvalidInputError, match=rule):
-        listing.page(connection, plans.storage._SUMMARIES, listing.Cut(sort="speed"))
+        listing.page(connection, stored_plans._SUMMARIES, listing.Cut(sort="speed"))

@@ -18,16 +18,41 @@ def start(
         Path | None, typer.Option(help="Where jobs keep their files. [PIPEPLAN_AGENT_WORK_DIR]")
     ] = None,
     allow: Annotated[list[str] | None, typer.Option(help="A factory that jobs may name; may be repeated.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="How many ranks it takes at once; default: its GPUs, or any number.")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="Where other nodes reach this one.")] = None,
+    rendezvous_port: Annotated[
+        int | None, typer.Option(help="The port that it offers them; default: a free one.")
+    ] = None,
+    shared_dir: Annotated[
+        Path | None, typer.Option(help="A folder that several nodes see, for runs over them.")
+    ] = None,
+    drain_s: Annotated[
+        float | None, typer.Option(min=0, help="How long a job may go on after SIGTERM, before it is handed back.")
+    ] = None,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", help="End when its parent ends.")] = False,
 ) -> None:
-    """Takes jobs from the service until it is interrupted, one at a time."""
+    """Takes jobs from the service until it is interrupted, one at a time; a second interrupt ends it at once."""
     require_extra("worker")
     from worker_agent import parent
     from worker_agent.agent import Agent
     from worker_agent.client import AgentClient
+    from worker_agent.limits import hide_from_jobs
     from worker_agent.settings import load_settings
 
-    settings = load_settings(url=url, name=name, work_dir=work_dir, allow=tuple(allow) if allow else None)
+    settings = load_settings(
+        url=url,
+        name=name,
+        work_dir=None if work_dir is None else work_dir.absolute(),
+        allow=tuple(allow) if allow else None,
+        devices=devices,
+        address=address,
+        rendezvous_port=rendezvous_port,
+        shared_dir=None if shared_dir is None else shared_dir.absolute(),
+        drain_s=drain_s,
+    )
+    hide_from_jobs()
     if exit_with_parent:
         parent.exit_with_parent()
     agent = Agent(settings, AgentClient(settings.url, settings.token), lambda line: typer.echo(line, err=True))

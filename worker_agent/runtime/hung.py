@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from planner_service.core.plan import Plan
 from planner_service.core.schedule.instructions import is_compute
 from planner_service.core.schedule.program import Program
-from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.results import RankFailure, write
 from worker_agent.runtime.status import Status, read_status
 
@@ -35,18 +37,26 @@ _INTERVAL_S = 0.25
 class Hunter:
     """Looks at the ranks of this node, one look at a time."""
 
-    def __init__(self, job: RunJob, program: Program, here: Sequence[int]) -> None:
+    def __init__(self, job: RunJob, here: Sequence[int], now_s: float) -> None:
         self._job = job
-        self._program = program
         self._here = tuple(here)
         self._limits_s = limits_s(job.plan, job.timeout_s)
+        self._begun_s = now_s
         self._first_sign_s: float | None = None
         self._ended: set[int] = set()
+
+    @cached_property
+    def _begun(self) -> tuple[RunJob, Program]:
+        """The job as its ranks read it: among several nodes only the first knows before where it begins."""
+        begun = replace(read_job(self._job.directory.job), out=self._job.out)
+        return begun, begun.program()
 
     def look(self, now_s: float) -> None:
         """Ends whoever is hung, by a signal that nobody can ignore; before, its last word is written for it."""
         for rank in self._here:
             status = read_status(self._job.directory.status(rank))
+            if status is not None and status.pulse_s < self._begun_s:
+                status = None  # of an earlier attempt
             if status is not None and self._first_sign_s is None:
                 self._first_sign_s = now_s
             reason = self._silence(now_s) if status is None else self._reason(rank, status, now_s)
@@ -62,10 +72,13 @@ class Hunter:
         """Why a rank is hung; None if it is not. The first batch may take any time: a model may be compiled in it."""
         if now_s - status.pulse_s > SILENT_S:
             return f"hung: no sign of life for {now_s - status.pulse_s:.0f} s"
-        stream, busy_s = self._program.streams[rank], now_s - status.started_s
-        first = status.batches_done <= self._job.first_step
+        if status.instruction < 0:
+            return None
+        job, program = self._begun
+        stream, busy_s = program.streams[rank], now_s - status.started_s
+        first = status.batches_done <= job.first_step
         limit_s = self._job.timeout_s if first else self._limits_s[stream.stage]
-        if status.instruction < 0 or not is_compute(stream.instructions[status.instruction]) or busy_s <= limit_s:
+        if not is_compute(stream.instructions[status.instruction]) or busy_s <= limit_s:
             return None
         return f"hung: {busy_s:.0f} s in one instruction"
 
@@ -84,9 +97,9 @@ def limits_s(plan: Plan, timeout_s: float) -> list[float]:
 
 
 @contextmanager
-def hunting(job: RunJob, program: Program, here: Sequence[int]) -> Iterator[None]:
+def hunting(job: RunJob, here: Sequence[int]) -> Iterator[None]:
     """While it is active, ranks that hang are ended."""
-    hunter, stop = Hunter(job, program, here), threading.Event()
+    hunter, stop = Hunter(job, here, time.monotonic()), threading.Event()
 
     def follow() -> None:
         while not stop.wait(_INTERVAL_S):

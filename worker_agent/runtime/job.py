@@ -7,7 +7,9 @@ from typing import ClassVar
 from planner_service.contract.documents import dump, parse, read_text
 from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.plan import Plan
+from planner_service.core.predict import program_of
 from planner_service.core.profile import STRICT
+from planner_service.core.schedule.program import Program
 from worker_agent.runtime.status import status_path
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -57,6 +59,12 @@ class RunJob:
     def batches(self) -> int:
         """The batches to be done."""
         return self.steps - self.first_step
+
+    def program(self) -> Program:
+        """What the ranks execute."""
+        return program_of(
+            self.plan, batches=self.batches, first_batch=self.first_step, checkpoint_every=self.checkpoint_every
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

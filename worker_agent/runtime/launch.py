@@ -3,55 +3,90 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
 from planner_service.core.errors import InvalidInputError, RunFailedError
-from planner_service.core.predict import program_of
 from planner_service.core.schedule.program import Program
 from planner_service.core.schedule.text import format_instruction
+from worker_agent.place import OtherNodeError, Place
 from worker_agent.runtime.hung import hunting
-from worker_agent.runtime.job import RunJob, write_job
+from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result
 from worker_agent.runtime.status import read_status
+from worker_agent.runtime.torch_errors import cause_of
 from worker_agent.runtime.watch import watching
-from worker_agent.torchrun import one_node
+from worker_agent.torchrun import node_of
+
+_LOOK_S = 0.1
+_SEEN_WITHIN = 600
+"""So many looks at a file of another node."""
 
 Progress = Callable[[int, float], None]
 """Called with the batches done and the newest loss while a run goes on."""
 
 
-def launch(job: RunJob, on_progress: Progress) -> tuple[RankResult, ...]:
+def launch(job: RunJob, on_progress: Progress, place: Place | None = None) -> tuple[RankResult, ...]:
     """Runs the job to its end; returns the ranks' results, by rank.
 
+    Among several nodes it is the first that calls this; the others `join`. All see the job's folder.
+
     Raises RunFailedError naming the rank that failed first, its instruction and its log, or the InvalidInputError
-    that a rank found. No process is left when it returns.
+    that a rank found; OtherNodeError if the cause is on another node. No process is left when it returns.
     """
-    program = program_of(
-        job.plan, batches=job.batches, first_batch=job.first_step, checkpoint_every=job.checkpoint_every
-    )
     path = write_job(job)
     directory = job.directory
     for stale in (*directory.ranks.glob("rank-*"), *directory.root.glob("logs/rank-*.log")):
         stale.unlink()
-    try:
-        with watching(job, on_progress), hunting(job, program, range(job.plan.workers)):
-            start = elastic_launch(one_node(job.plan.workers), sys.executable)
-            start("-m", "worker_agent.runtime.start", str(path), str(os.getpid()))
-    except ChildFailedError as error:
-        raise _culprit(job, program, error.failures) from None
-    except SignalException as error:
-        raise KeyboardInterrupt from error
-    found = [read_result(directory.result(rank)) for rank in range(job.plan.workers)]
+    _run_ranks(job, path, on_progress, place)
+    found = [_result(directory.result(rank), place) for rank in range(job.plan.workers)]
     missing = [rank for rank, result in enumerate(found) if result is None]
     if missing:
         raise RunFailedError(f"rank {missing[0]} ended without a result; log: {directory.log(missing[0])}")
     return tuple(result for result in found if result is not None)
+
+
+def join(job: RunJob, on_progress: Progress, place: Place) -> None:
+    """Runs this node's ranks of a job that the first node has written into the folder. Raises as `launch` does."""
+    _run_ranks(job, job.directory.job, on_progress, place)
+
+
+def _run_ranks(job: RunJob, path: Path, on_progress: Progress, place: Place | None) -> None:
+    processes = job.plan.workers // (place.nodes if place else 1)
+    here = place.ranks(processes) if place else range(processes)
+    try:
+        with watching(job, on_progress, here), hunting(job, here):
+            start = elastic_launch(node_of(place, processes), sys.executable)
+            start("-m", "worker_agent.runtime.start", str(path), str(os.getpid()))
+    except ChildFailedError as error:
+        begun = replace(read_job(path), out=job.out)  # where the first node began is not known before
+        raise _culprit(begun, error.failures, place) from None
+    except SignalException as error:
+        raise KeyboardInterrupt from error
+    except (DistError, RendezvousError) as error:
+        if place is None:
+            raise
+        raise OtherNodeError(
+            f"the nodes did not meet at {place.address}:{place.port}: {cause_of(RuntimeError(str(error)))}"
+        ) from error
+
+
+def _result(path: Path, place: Place | None) -> RankResult | None:
+    """A rank's result. Over the network a file of another node may take a while to be seen."""
+    pause = threading.Event()
+    for _ in range(_SEEN_WITHIN if place else 0):
+        if path.exists():
+            break
+        pause.wait(_LOOK_S)
+    return read_result(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +115,7 @@ class _End:
 
 
 def _culprit(
-    job: RunJob, program: Program, failures: Mapping[int, ProcessFailure]
+    job: RunJob, failures: Mapping[int, ProcessFailure], place: Place | None
 ) -> RunFailedError | InvalidInputError:
     ends = [
         _End(rank=rank, exit_code=failure.exitcode, said=read_failure(job.directory.failure(rank)))
@@ -89,8 +124,10 @@ def _culprit(
     worst = max(ends, key=lambda end: (end.suspicion, -end.rank))
     if worst.said is not None and worst.said.kind == "input":
         return invalid_input(worst.said)
+    program = job.program()
     log = job.directory.log(worst.rank)
-    return RunFailedError(
+    elsewhere = place is not None and (worst.suspicion == 0 or worst.exit_code == -signal.SIGTERM)
+    return (OtherNodeError if elsewhere else RunFailedError)(
         f"{_name(program, worst.rank)} {_ending(worst, log)} {_place(job, program, worst.rank)}; log: {log}",
         rank=worst.rank,
     )

@@ -5,6 +5,7 @@ import math
 import os
 import resource
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 
 from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError, require
 from planner_service.core.identity import content_id
-from planner_service.core.predict import program_of
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import first_versions
 from planner_service.core.schedule.instructions import (
@@ -189,9 +189,7 @@ def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:
     """Everything between the process's start and its result's file. Raises what goes wrong."""
-    program = program_of(
-        job.plan, batches=job.batches, first_batch=job.first_step, checkpoint_every=job.checkpoint_every
-    )
+    program = job.program()
     check(program)
     instructions = program.streams[rank].instructions
     device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -211,7 +209,9 @@ def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], statu
     index = now.instruction if now else -1
     first_line = cause_of(error)
     if index < 0:
-        return RunFailedError(f"starting failed: {first_line}", rank=rank)
+        several = int(os.environ["WORLD_SIZE"]) > int(os.environ["LOCAL_WORLD_SIZE"])
+        failure = PeerLostError if several else RunFailedError  # among nodes, most often another one is gone
+        return failure(f"starting failed: {first_line}", rank=rank)
     instruction = instructions[index]
     waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, ReduceGradients))
     if waits or index == len(instructions) - 1:
@@ -225,7 +225,7 @@ class PeerLostError(RunFailedError):
 
 def main(path: Path, status: StatusWriter) -> None:
     """The work of a process that torchrun has started (`start`), and its last words."""
-    job = read_job(path)
+    job = replace(read_job(path), out=str(path.parent.parent))  # nodes may see the folder under other names
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _redirect_output(job.directory.log(rank))
     try:

@@ -12,9 +12,10 @@ from planner_service.core.predict import predict, program_of
 from planner_service.core.report import RankReport, RunReport, report_run
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
+from worker_agent.place import Place
 from worker_agent.runtime.checkpoint import latest
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.launch import Progress, launch
+from worker_agent.runtime.launch import Progress, join, launch
 from worker_agent.runtime.results import RankResult
 
 MOST_INSTRUCTIONS = 500_000
@@ -61,16 +62,22 @@ def execute_again(job: RunJob, on_progress: Progress, *, restarts: int, tell: Ca
     raise ValueError("restarts must be at least 0")
 
 
-def execute(job: RunJob, on_progress: Progress) -> RunOutcome:
+def take_part(job: RunJob, on_progress: Progress, place: Place) -> None:
+    """Runs this node's part of a job that the first node `execute`s. Raises as `launch` does."""
+    join(job, on_progress, place)
+
+
+def execute(job: RunJob, on_progress: Progress, place: Place | None = None) -> RunOutcome:
     """Runs the job and writes the files of its directory that are for the user. Raises as `launch` does.
 
+    With a place it is the first of several nodes that does so, and all of them see the directory.
     Every instruction of a run is made before it starts and recorded: a run of more than `MOST_INSTRUCTIONS` a rank is
     refused with an InvalidInputError that says how far one goes.
     """
     rule = "must be the blocks' own order, or none: the executor runs chains"
     require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
     _require_length(job)
-    results = launch(job, on_progress)
+    results = launch(job, on_progress, place)
     measured = Timeline(lanes=tuple(r.lane for r in results), batch_size=job.plan.batch_size, batches=job.batches)
     predicted = predict(job.plan, batches=job.batches, first_batch=job.first_step)
     report = report_run(

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 
 from worker_agent.runtime.job import RunJob
@@ -12,9 +12,15 @@ _INTERVAL_S = 0.2
 
 
 @contextmanager
-def watching(job: RunJob, on_progress: Callable[[int, float], None]) -> Iterator[None]:
-    """Calls `on_progress` with the batches done on the last stage and their newest loss, whenever there are more."""
+def watching(job: RunJob, on_progress: Callable[[int, float], None], here: Container[int]) -> Iterator[None]:
+    """Calls `on_progress` with the batches done on the last stage and their newest loss, whenever there are more.
+
+    The first worker of the last stage is followed where it runs: nothing is told on nodes whose ranks are others.
+    """
     rank = next(r for r, worker in enumerate(job.plan.placement) if worker.stage == job.plan.depth - 1)
+    if rank not in here:
+        yield
+        return
     path = job.directory.status(rank)
     stop = threading.Event()
 

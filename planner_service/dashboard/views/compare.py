@@ -2,23 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import log
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from planner_service.api.bodies import Services
+from planner_service.contract.comparisons import PlanFacts
 from planner_service.contract.plans import PlanSummary
 from planner_service.core.errors import require
 from planner_service.core.plan import Plan, StageMemory
 from planner_service.dashboard.formats import NONE, count, percent, rate, seconds, shape, size, times
 from planner_service.dashboard.memory_drawing import MemoryBar, fullest, memory_bar
-from planner_service.dashboard.pace import NEGLIGIBLE, pace, why_faster
 from planner_service.dashboard.rendering import page
 from planner_service.dashboard.stage_drawing import StageDrawing, stage_drawing
-from planner_service.services import plans
+from planner_service.services import comparisons, plans
 from planner_service.services.context import Context
 
 MOST = 4
+NEGLIGIBLE = 0.005
+"""A factor that is nearer to 1 is not worth a word."""
+
 NEAR = 1e-6
 """Quantities that differ by less, as a share, are the same for a reader."""
 
@@ -68,56 +72,57 @@ class _Quantity:
     """A row before it is filled in: what to show of a plan, and what to rank by, the smallest first."""
 
     label: str
-    shown: Callable[[Plan], str]
-    rank: Callable[[Plan], float] | None = None
+    shown: Callable[[Plan, PlanFacts], str]
+    rank: Callable[[Plan, PlanFacts], float] | None = None
 
 
 _QUANTITIES = (
     _Quantity(
-        label="Predicted throughput",
-        shown=lambda plan: rate(plan.throughput_samples_per_s),
-        rank=lambda plan: -plan.throughput_samples_per_s,
-    ),
-    _Quantity(
         label="Simulated throughput",
-        shown=lambda plan: rate(plan.simulated.throughput_samples_per_s if plan.simulated else None),
+        shown=lambda plan, facts: rate(facts.simulated_samples_per_s),
+        rank=lambda plan, facts: -(facts.simulated_samples_per_s or facts.throughput_samples_per_s),
     ),
-    _Quantity(label="Bubble", shown=lambda plan: percent(plan.bubble_fraction), rank=lambda plan: plan.bubble_fraction),
+    _Quantity(label="Predicted in closed form", shown=lambda plan, facts: rate(plan.throughput_samples_per_s)),
     _Quantity(
-        label="Devices' time that is compute",
-        shown=lambda plan: percent(pace(plan).busy),
-        rank=lambda plan: -pace(plan).busy,
+        label="Bubble",
+        shown=lambda plan, facts: percent(plan.bubble_fraction),
+        rank=lambda plan, facts: plan.bubble_fraction,
+    ),
+    _Quantity(
+        label="Share of time computing",
+        shown=lambda plan, facts: percent(facts.busy_fraction),
+        rank=lambda plan, facts: -facts.busy_fraction,
     ),
     _Quantity(
         label="Compute a sample",
-        shown=lambda plan: seconds(pace(plan).compute_s_per_sample),
-        rank=lambda plan: pace(plan).compute_s_per_sample,
+        shown=lambda plan, facts: seconds(facts.compute_s_per_sample),
+        rank=lambda plan, facts: facts.compute_s_per_sample,
     ),
     _Quantity(
         label="Memory of the fullest device",
-        shown=lambda plan: size(plan.stages[fullest(plan)].memory_bytes),
-        rank=lambda plan: plan.stages[fullest(plan)].memory_bytes,
+        shown=lambda plan, facts: size(plan.stages[fullest(plan)].memory_bytes),
+        rank=lambda plan, facts: plan.stages[fullest(plan)].memory_bytes,
     ),
-    _Quantity(label="Time a microbatch", shown=lambda plan: seconds(plan.time_per_microbatch_s)),
-    _Quantity(label="Workers", shown=lambda plan: count(plan.workers), rank=lambda plan: plan.workers),
-    _Quantity(label="Stages × replicas", shown=lambda plan: shape(plan.depth, plan.width)),
-    _Quantity(label="Schedule", shown=lambda plan: plan.schedule),
-    _Quantity(label="Batch", shown=lambda plan: count(plan.batch_size)),
-    _Quantity(label="Microbatch size", shown=lambda plan: count(plan.microbatch_size)),
-    _Quantity(label="Microbatches a batch", shown=lambda plan: count(plan.microbatches)),
-    _Quantity(label="In flight at best", shown=lambda plan: count(plan.optimal_in_flight)),
-    _Quantity(label="Recomputes", shown=lambda plan: "yes" if plan.recompute else "no"),
-    _Quantity(label="Backward split (2BP)", shown=lambda plan: "yes" if plan.split_backward else "no"),
-    _Quantity(label="Planner", shown=lambda plan: plan.planner),
-    _Quantity(label="Cost model", shown=lambda plan: plan.cost_model),
-    _Quantity(label="Optimizer", shown=lambda plan: plan.optimizer),
-    _Quantity(label="Numbers", shown=lambda plan: plan.dtype),
-    _Quantity(label="Memory accounted as", shown=lambda plan: plan.memory_accounting),
-    _Quantity(label="Profile", shown=lambda plan: plan.profile_id[:10]),
-    _Quantity(label="Cluster", shown=lambda plan: plan.cluster_id[:10]),
-    _Quantity(label="Calibration", shown=lambda plan: (plan.calibration_id or NONE)[:10]),
-    _Quantity(label="Costs", shown=lambda plan: "estimated" if plan.estimated else "measured"),
-    _Quantity(label="Model", shown=lambda plan: plan.model.name),
+    _Quantity(label="Time a microbatch", shown=lambda plan, facts: seconds(plan.time_per_microbatch_s)),
+    _Quantity(label="Workers", shown=lambda plan, facts: count(plan.workers), rank=lambda plan, facts: plan.workers),
+    _Quantity(label="Stages × replicas", shown=lambda plan, facts: shape(plan.depth, plan.width)),
+    _Quantity(label="Schedule", shown=lambda plan, facts: plan.schedule),
+    _Quantity(label="Batch", shown=lambda plan, facts: count(plan.batch_size)),
+    _Quantity(label="Microbatch size", shown=lambda plan, facts: count(plan.microbatch_size)),
+    _Quantity(label="Microbatches a batch", shown=lambda plan, facts: count(plan.microbatches)),
+    _Quantity(label="In flight at best", shown=lambda plan, facts: count(plan.optimal_in_flight)),
+    _Quantity(label="Recomputes", shown=lambda plan, facts: "yes" if plan.recompute else "no"),
+    _Quantity(label="Backward split (2BP)", shown=lambda plan, facts: "yes" if plan.split_backward else "no"),
+    _Quantity(label="Planner", shown=lambda plan, facts: plan.planner),
+    _Quantity(label="Cost model", shown=lambda plan, facts: plan.cost_model),
+    _Quantity(label="Optimizer", shown=lambda plan, facts: plan.optimizer),
+    _Quantity(label="Numbers", shown=lambda plan, facts: plan.dtype),
+    _Quantity(label="Memory accounted as", shown=lambda plan, facts: plan.memory_accounting),
+    _Quantity(label="Profile", shown=lambda plan, facts: plan.profile_id[:10]),
+    _Quantity(label="Cluster", shown=lambda plan, facts: plan.cluster_id[:10]),
+    _Quantity(label="Calibration", shown=lambda plan, facts: (plan.calibration_id or NONE)[:10]),
+    _Quantity(label="Costs", shown=lambda plan, facts: "estimated" if plan.estimated else "measured"),
+    _Quantity(label="Model", shown=lambda plan, facts: plan.model.name),
 )
 
 
@@ -133,15 +138,14 @@ def compare(services: Services, request: Request) -> HTMLResponse:
 def comparison(context: Context, plan_ids: tuple[str, ...]) -> Comparison:
     """Gathers the page's content. Raises NotFoundError."""
     found = [plans.get(context, plan_id) for plan_id in plan_ids]
-    fastest = max(range(len(found)), key=lambda place: (found[place].throughput_samples_per_s, -place))
-    rows = [_row(quantity, found) for quantity in _QUANTITIES]
+    compared = comparisons.comparison(found)
+    fastest = plan_ids.index(compared.fastest)
+    rows = [_row(quantity, found, compared.plans) for quantity in _QUANTITIES]
     most_bytes = max(plan.stages[fullest(plan)].memory_bytes for plan in found)
     return Comparison(
         summaries=tuple(plans.summary(context, plan_id) for plan_id in plan_ids),
         fastest=fastest,
-        against=tuple(
-            _against(plan_ids[place], found[fastest], plan) for place, plan in enumerate(found) if place != fastest
-        ),
+        against=tuple(_against(found[fastest], plan) for place, plan in enumerate(found) if place != fastest),
         differing=tuple(row for row in rows if row.differs),
         equal=tuple(row for row in rows if not row.differs),
         stages=tuple(stage_drawing(plan) for plan in found),
@@ -151,17 +155,22 @@ def comparison(context: Context, plan_ids: tuple[str, ...]) -> Comparison:
     )
 
 
-def _row(quantity: _Quantity, found: list[Plan]) -> Row:
-    ranks = [quantity.rank(plan) for plan in found] if quantity.rank else []
+def _row(quantity: _Quantity, found: list[Plan], facts: tuple[PlanFacts, ...]) -> Row:
+    pairs = list(zip(found, facts, strict=True))
+    ranks = [quantity.rank(*pair) for pair in pairs] if quantity.rank else []
     best = tuple(place for place, rank in enumerate(ranks) if rank <= min(ranks) + NEAR * abs(min(ranks)) < max(ranks))
-    return Row(label=quantity.label, values=tuple(quantity.shown(plan) for plan in found), best=best)
+    return Row(label=quantity.label, values=tuple(quantity.shown(*pair) for pair in pairs), best=best)
 
 
-def _against(plan_id: str, fastest: Plan, plan: Plan) -> Against:
-    slow = plan.throughput_samples_per_s
-    ratio = fastest.throughput_samples_per_s / slow if slow > 0 else float("inf")
-    shown = None if ratio < 1 + NEGLIGIBLE else times(ratio)
-    return Against(plan_id=plan_id, ratio=shown, reasons=why_faster(fastest, plan))
+def _against(fastest: Plan, plan: Plan) -> Against:
+    """The strongest factor first."""
+    slower, speed = comparisons.comparison([plan, fastest]).speeds
+    factors = sorted(speed.because, key=lambda factor: -abs(log(factor.ratio)))
+    told = [factor for factor in factors if abs(factor.ratio - 1) > NEGLIGIBLE]
+    ratio = None if speed.ratio is None or speed.ratio < 1 + NEGLIGIBLE else times(speed.ratio)
+    return Against(
+        plan_id=slower.id, ratio=ratio, reasons=tuple(f"{factor.text} ({times(factor.ratio)})" for factor in told)
+    )
 
 
 def _memory_rows(found: list[Plan]) -> tuple[Row, ...]:

@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 
 from planner_service.api.bodies import Services
 from planner_service.contract.aliases import Alias, AliasQuery
-from planner_service.contract.plans import PlanSummary, Streams
+from planner_service.contract.plans import PlanRequest, PlanSummary, Streams
 from planner_service.contract.runs import RunSummary
 from planner_service.core.plan import Alternative, Plan
 from planner_service.core.predict import predict
@@ -17,8 +17,9 @@ from planner_service.dashboard.pareto_chart import ParetoChart, pareto_chart
 from planner_service.dashboard.rendering import page
 from planner_service.dashboard.schedule_drawing import Drawing, draw, last_batches, readable_s
 from planner_service.dashboard.stage_drawing import StageDrawing, stage_drawing
-from planner_service.services import aliases, plans, runs
+from planner_service.services import aliases, exports, plans, runs
 from planner_service.services.context import Context
+from planner_service.services.exports import Offer
 from planner_service.storage.listing import Cut
 
 DRAWN_MICROBATCHES = 16
@@ -49,6 +50,8 @@ class PlanView:
     hidden_alternatives: int
     runs: tuple[RunSummary, ...]
     aliases: tuple[Alias, ...]
+    request: PlanRequest
+    exports: tuple[Offer, ...]
 
 
 @router.get("/plans/{plan_id}")
@@ -77,6 +80,8 @@ def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_AL
         hidden_alternatives=max(len(plan.alternatives) - shown_alternatives, 0),
         runs=runs.newest(context, SHOWN_RUNS, plan_id).items,
         aliases=aliases.page(context, AliasQuery(plan_id=plan_id, limit=SHOWN_ALIASES)).items,
+        request=plans.request(context, plan_id),
+        exports=exports.offers(context, plan_id, plan),
     )
 
 

@@ -27,7 +27,6 @@ class RunView:
     run: Run
     schedule: str
     drawings: tuple[Drawing, ...]
-    batches: int
     losses: LossChart | None
 
 
@@ -45,7 +44,6 @@ def run_view(context: Context, run_id: str) -> RunView:
         run=run,
         schedule=plans.summary(context, run.plan_id).schedule,
         drawings=_drawings(timelines),
-        batches=timelines["measured"].batches if timelines else 0,
         losses=None if run.report is None else loss_chart(run.report),
     )
 

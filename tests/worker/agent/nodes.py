@@ -29,7 +29,7 @@ def working(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """An agent's process and the file of what it says; it is ended with the block."""
     log = work_dir.with_suffix(f".{name}.log")
-    command = [*_AGENT, "--url", url, "--name", name, "--work-dir", str(work_dir), *options]
+    command = [*_AGENT, "--url", url, "--name", name, "--work-dir", str(work_dir), "--drain-s", "0", *options]
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stderr=errors, env=environment(PIPEPLAN_AGENT_POLL_S="0.1"))
     try:

@@ -141,7 +141,7 @@ def test_a_stopped_agent_leaves_its_job_to_the_next_which_goes_on_from_the_check
         wait_until(lambda: service.job(job.id).state == "queued")
         with working(url, work_dir, name="node-2"):
             ended = service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
-        assert (ended.state, ended.agent, ended.attempts) == ("succeeded", "node-2", 2), ended.error
+        assert (ended.state, ended.agent, ended.attempts, ended.fence) == ("succeeded", "node-2", 1, 2), ended.error
         report = service.run(str(ended.run_id)).report
         assert report is not None
         assert report.first_step >= 4

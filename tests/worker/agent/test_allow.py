@@ -1,5 +1,8 @@
 """What jobs may name: built-in factories and those of the operator's list, nothing that their modules hold besides."""
 
+import sqlite3
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,21 +130,42 @@ def service(tmp_path: Path) -> Iterator[TestClient]:
         yield client
 
 
-def test_a_job_that_names_anything_else_ends_as_failed_with_that_sentence(service: TestClient, tmp_path: Path) -> None:
-    task = ProfileTask(model="os:system?command=true", microbatch_sizes=(1,))
-    job_id = service.post("/v1/jobs", json=task.model_dump(mode="json")).json()["id"]
-
-    def stop_after_the_first_end(line: str) -> None:
-        said.append(line)
-        if "must be a factory" in line:
-            agent.stop()
-
+def _served(service: TestClient, work_dir: Path, job_id: str) -> tuple[Job, list[str]]:
+    """The job once it has ended, and what an agent said that served until then."""
     said: list[str] = []
     client = AgentClient("http://127.0.0.1", transport=_Into(service))
-    agent = Agent(AgentSettings(work_dir=tmp_path / "work"), client, stop_after_the_first_end)
-    agent.serve()
+    agent = Agent(AgentSettings(work_dir=work_dir, poll_s=0.01), client, said.append)
+    serving = threading.Thread(target=agent.serve)
+    serving.start()
+    deadline_s = time.monotonic() + 30
+    while (job := _job(service, job_id)).state in ("queued", "leased") and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    agent.stop()
+    serving.join(30)
     client.close()
-    job = Job.model_validate_json(service.get(f"/v1/jobs/{job_id}").content)
-    assert (job.state, job.error) == ("failed", str(refusal(task)))
-    assert "model: must be a factory" in said[-1]
-    assert not (tmp_path / "work").exists()
+    return job, said
+
+
+def _job(service: TestClient, job_id: str) -> Job:
+    return Job.model_validate_json(service.get(f"/v1/jobs/{job_id}").content)
+
+
+def test_a_job_that_no_agent_allows_ends_as_failed_with_that_sentence(service: TestClient, tmp_path: Path) -> None:
+    task = ProfileTask(model="os:system?command=true", microbatch_sizes=(1,))
+    job_id = service.post("/v1/jobs", json=task.model_dump(mode="json")).json()["id"]
+    job, said = _served(service, tmp_path / "work", job_id)
+    assert (job.state, job.error, job.attempts) == ("failed", str(refusal(task)), 0)
+    assert not any("job" in line for line in said)
+
+
+def test_an_agent_that_is_given_such_a_job_all_the_same_refuses_it(service: TestClient, tmp_path: Path) -> None:
+    """The agent does not rely on the service."""
+    task = ProfileTask(model="os:system?command=true", microbatch_sizes=(1,))
+    job_id = service.post("/v1/jobs", json=task.model_dump(mode="json")).json()["id"]
+    with sqlite3.connect(tmp_path / "service.sqlite3") as database:
+        database.execute("UPDATE jobs SET needs_id = 'any', needs = '{}'")
+    database.close()
+    job, said = _served(service, tmp_path / "work", job_id)
+    assert (job.state, job.error, job.attempts) == ("failed", str(refusal(task)), 1)
+    assert any("model: must be a factory" in line for line in said)
+    assert not (tmp_path / "work" / job_id).exists()

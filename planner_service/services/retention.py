@@ -1,0 +1,56 @@
+"""Retention: what is old goes, what is pinned stays, and what went is said."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from planner_service.core.errors import UnavailableError, require
+from planner_service.services.context import Context
+from planner_service.storage.retention import REMOVERS, Remove
+
+ROWS = 500
+"""Rows of a transaction: the service's own writers wait for no more."""
+
+ATTEMPTS = 20
+YEAR_S = 365 * 86_400
+MAX_AGE_S = 1000 * YEAR_S
+
+Begin = Callable[[], AbstractContextManager[Connection]]
+
+
+def prune(context: Context, older_than_s: float, *, dry_run: bool = False) -> dict[str, int]:
+    """Removes what is older and not pinned; says how much of each. With `dry_run` all of it is taken back at the end.
+
+    Pinned is a plan with a run that is kept, or at which an alias has pointed since then; a profile or cluster that a
+    kept plan was made from, that a kept job gave, or that a job will plan with. The history of aliases and the tokens
+    are never removed.
+    """
+    require(0 < older_than_s <= MAX_AGE_S, "older_than", "must be above 0 s and at most 1000 years", older_than_s)
+    before = context.now() - timedelta(seconds=older_than_s)
+    if not dry_run:
+        return {name: _all(context.database.write, remove, before) for name, remove in REMOVERS.items()}
+    with context.database.write() as connection:
+        counts = {name: _all(lambda: nullcontext(connection), remove, before) for name, remove in REMOVERS.items()}
+        connection.rollback()
+    return counts
+
+
+def _all(begin: Begin, remove: Remove, before: datetime) -> int:
+    total = 0
+    while removed := _some(begin, remove, before):
+        total += removed
+    return total
+
+
+def _some(begin: Begin, remove: Remove, before: datetime) -> int:
+    """One transaction's worth. What is used again between the look and the removal is looked at anew."""
+    for _ in range(ATTEMPTS):
+        try:
+            with begin() as connection:
+                return remove(connection, before, ROWS)
+        except IntegrityError:
+            continue
+    raise UnavailableError("what is to be removed is used again all the time; try again when less is going on")

@@ -1,0 +1,31 @@
+"""Place: where a node stands among several that run together."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from planner_service.core.errors import RunFailedError
+from planner_service.core.profile import STRICT
+
+
+class OtherNodeError(RunFailedError):
+    """This node's part ended because of another node, which may say why, or is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node's place among several that run together. Node rank 0 offers the address and the port; others go there.
+
+    `meeting` names this attempt: a straggler of an earlier one that comes to the same port finds nothing of it there.
+    """
+
+    node_rank: int
+    nodes: int
+    address: str
+    port: int
+    meeting: str
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def ranks(self, processes: int) -> range:
+        """The ranks of this node's processes."""
+        return range(self.node_rank * processes, (self.node_rank + 1) * processes)
