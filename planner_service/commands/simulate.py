@@ -7,6 +7,7 @@ import typer
 from planner_service.contract.documents import dump
 from planner_service.core.draw import draw
 from planner_service.core.errors import LEAST_AMOUNT, require, require_amount, require_count
+from planner_service.core.plan import STASHING
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import footprints
 from planner_service.core.schedule.pipeline import Pipeline
@@ -17,7 +18,7 @@ from planner_service.core.split_backward import split_backward
 from planner_service.core.stage_costs import StageCosts, unit_costs
 from planner_service.core.timeline import Timeline
 
-SCHEDULES = ("naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw")
+SCHEDULES = ("naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync")
 COLUMNS = 200
 
 MAX_INSTRUCTIONS = 2_000_000
@@ -66,7 +67,7 @@ def _program(schedule: str, stages: int, microbatches: int, batches: int) -> Pro
     instructions = 6 * stages * microbatches * batches
     rule = f"must make at most {MAX_INSTRUCTIONS} instructions, with stages and batches"
     require(instructions <= MAX_INSTRUCTIONS, "microbatches", rule, microbatches)
-    if schedule == "pipedream":
+    if schedule in STASHING:
         microbatches, batches = 1, microbatches * batches
     return build(schedule, Pipeline(replicas=(1,) * stages, microbatches=microbatches, batches=batches))
 

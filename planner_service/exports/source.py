@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from planner_service.core.cluster import Cluster
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.plan import Plan
-from planner_service.core.schedule.program import pipelines_in_a_row
+from planner_service.core.schedule.program import FLUSHES, pipelines_in_a_row
 
 _EMBEDDING = re.compile(r"emb|wte", re.IGNORECASE)
 _HEAD = re.compile(r"head|output|logits|classifier", re.IGNORECASE)
@@ -100,4 +100,4 @@ def grid_notes(source: Source, engine: str, *, runs: tuple[str, ...] = ("1f1b", 
 
 
 def _staleness(plan: Plan) -> str:
-    return ", and weights without staleness" if plan.schedule in ("pipedream", "pipedream-2bw") else ""
+    return ", and weights without staleness" if plan.schedule not in FLUSHES else ""

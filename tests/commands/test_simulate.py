@@ -39,6 +39,12 @@ def test_pipedream_updates_after_every_minibatch_of_every_batch() -> None:
     assert document["in_flight"] == [4, 3, 2, 1]
 
 
+def test_vertical_sync_holds_a_version_for_every_stage() -> None:
+    document = simulate("pipedream-vertical-sync", "--batches", "3", "--json", stages=4, microbatches=4).document
+    assert document["weight_versions"] == [4, 4, 4, 4]
+    assert document["in_flight"] == [4, 3, 2, 1]
+
+
 def test_two_bp_fills_the_gaps_and_draws_them() -> None:
     ended = simulate("1f1b", "--two-bp", stages=2, microbatches=2)
     assert ended.out.splitlines() == [

@@ -10,7 +10,7 @@ from planner_service.core.cost.compute import recompute_s
 from planner_service.core.cost.memory import fixed_copies
 from planner_service.core.cost.ports import boundary_port_devices, port_devices
 from planner_service.core.cost.transfer import boundary_link, ranks_by_stage
-from planner_service.core.plan import Stage, Worker
+from planner_service.core.plan import VERTICAL_SYNC, Stage, Worker
 from planner_service.core.profile import Measurement, Overheads, Profile
 from planner_service.core.stage_costs import StageCosts
 
@@ -151,6 +151,8 @@ def backward_follows_forward(schedule: str | None, *, recompute: bool, last: boo
 
 def keeps_versions(schedule: str | None, replicas: Sequence[int], stage: int) -> bool:
     """Whether microbatches in flight on a stage still need the version before when it updates: a copy is made then."""
+    if schedule == VERTICAL_SYNC:
+        return len(replicas) > 1
     stashes = schedule == "pipedream" and sum(replicas[stage:]) > replicas[stage]
     return stashes or schedule == "pipedream-2bw"
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from planner_service.core.cost.transfer import ranks_by_stage
-from planner_service.core.plan import Plan, Simulated
+from planner_service.core.plan import STASHING, Plan, Simulated
 from planner_service.core.predict import predict
 from planner_service.core.schedule.instructions import Instruction, ReduceGradients, Update
 from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import Program, Stream, build
+from planner_service.core.schedule.program import FLUSHES, Program, Stream, build
 from planner_service.core.simulate import simulate
 from planner_service.core.split_backward import split_backward
 from planner_service.core.stage_costs import StageCosts
@@ -173,7 +173,7 @@ def _extrapolated(plan: Plan, instructions: int) -> Simulated | None:
 def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     """The same plan with the microbatches of `_SHORTER`; none where it has no more, or cannot be shortened."""
     microbatches = [times * plan.depth for times in _SHORTER]
-    if plan.width is None or plan.schedule == "pipedream" or plan.microbatches <= microbatches[-1]:
+    if plan.width is None or plan.schedule in STASHING or plan.microbatches <= microbatches[-1]:
         return ()
     return tuple(replace(plan, microbatches=count) for count in microbatches)
 
@@ -182,7 +182,7 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
     """The batches wanted, fewer (but the least) if those are too long, 0 if even the least are."""
     affordable = limit // _instructions(plan)
     wanted = _BATCHES
-    if plan.schedule in ("pipedream", "pipedream-2bw"):
+    if plan.schedule not in FLUSHES:
         replicas = plan.stages[0].replicas if plan.width is None else 1
         wanted = max(_BATCHES, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
     return min(wanted, affordable) if affordable >= _BATCHES else 0
@@ -196,5 +196,5 @@ def _minibatches(plan: Plan) -> int:
 def _instructions(plan: Plan) -> int:
     """Of a batch: forward, backward, two sends and two receives a minibatch; exchange and update a worker."""
     minibatches = _minibatches(plan)
-    updates = minibatches if plan.schedule == "pipedream" else 1
+    updates = minibatches if plan.schedule in STASHING else 1
     return sum((7 if stage.recompute else 6) * minibatches + 2 * updates for stage in plan.stages)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from planner_service.core.errors import ScheduleError
+from planner_service.core.plan import VERTICAL_SYNC
 from planner_service.core.schedule.instructions import (
     Backward,
     BackwardInput,
@@ -26,6 +27,7 @@ def check(program: Program) -> None:
     - every worker computes exactly its own microbatches, each forward once and each backward once, in that order;
     - a microbatch's forward, recomputation and backward name one weight version; it exists when it is used, and is
       the newest one for a schedule with a flush, at most `versions_behind` older for one without;
+    - with vertical sync a microbatch runs on every stage on the version that it has on the input stage;
     - updates make versions one by one from the first batch's to the last's, and for a schedule with a flush only
       once every microbatch of theirs is through.
 
@@ -37,6 +39,8 @@ def check(program: Program) -> None:
         newest = _check_versions(program, stream, first)
         if newest != last:
             raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
+    if program.schedule == VERTICAL_SYNC:
+        _check_vertical_sync(program)
 
 
 def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
@@ -109,6 +113,24 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
                 pass
         _track_open(instruction, open_microbatches)
     return newest
+
+
+def _check_vertical_sync(program: Program) -> None:
+    """Versions are compared by the minibatches that they hold: one a replica and update."""
+    replicas = program.pipeline.replicas
+    at_the_input = {
+        i.microbatch: i.version * replicas[0]
+        for stream in program.streams
+        if stream.stage == 0
+        for i in stream.instructions
+        if isinstance(i, Forward)
+    }
+    for stream in program.streams:
+        own = replicas[stream.stage]
+        for i in stream.instructions:
+            if isinstance(i, Forward) and i.version != at_the_input[i.microbatch] // own:
+                law = f"the input stage's version of this microbatch holds {at_the_input[i.microbatch]} minibatches"
+                raise _broken(stream, i, f"{law}, this one {i.version * own}")
 
 
 def _versions(program: Program, stream: Stream) -> tuple[int, int]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from planner_service.core.errors import require
-from planner_service.core.plan import SCHEDULES, Worker
+from planner_service.core.plan import SCHEDULES, STASHING, VERTICAL_SYNC, Worker
 from planner_service.core.schedule.communicate import communicate
 from planner_service.core.schedule.data_parallel import data_parallel
 from planner_service.core.schedule.gpipe import gpipe
@@ -18,7 +19,7 @@ from planner_service.core.schedule.instructions import (
 )
 from planner_service.core.schedule.naive import naive
 from planner_service.core.schedule.one_f_one_b import one_f_one_b
-from planner_service.core.schedule.pipedream import pipedream
+from planner_service.core.schedule.pipedream import pipedream, pipedream_vertical_sync
 from planner_service.core.schedule.pipeline import Pipeline
 from planner_service.core.schedule.two_bw import two_bw
 
@@ -32,6 +33,7 @@ GENERATORS: dict[str, Generator] = {
     "1f1b": one_f_one_b,
     "pipedream": pipedream,
     "pipedream-2bw": two_bw,
+    VERTICAL_SYNC: pipedream_vertical_sync,
 }
 FLUSHES = frozenset({"naive", "data-parallel", "gpipe", "1f1b"})
 """The schedules that empty the pipeline between batches, so that every update is a plain one."""
@@ -66,7 +68,7 @@ def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *
     require(schedule in GENERATORS, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
     equal = len(set(pipeline.replicas)) == 1
     rule = f"must be the same on every stage for {schedule}"
-    require(equal or schedule == "pipedream", "replicas", rule, pipeline.replicas)
+    require(equal or schedule in STASHING, "replicas", rule, pipeline.replicas)
     workers = tuple(placement) or pipelines_in_a_row(pipeline.replicas)
     ranks = {worker: rank for rank, worker in enumerate(workers)}
 
@@ -105,7 +107,14 @@ def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
 
 
 def versions_behind(schedule: str, pipeline: Pipeline, stage: int) -> int:
-    """How many updates behind the newest weights a stage computes in steady state: 0 with a flush."""
+    """How many updates behind the newest weights a stage computes in steady state: 0 with a flush.
+
+    With vertical sync the input stage has NOAM minibatches in flight on each of its r1 replicas; of these NOAM r1
+    minibatches, a version of r replicas holds at least gcd(r1, r): all but those are missing, r an update.
+    """
+    if schedule == VERTICAL_SYNC:
+        first, own = pipeline.replicas[0], pipeline.replicas[stage]
+        return -(-(pipeline.in_flight_limit(0) * first - gcd(first, own)) // own)
     if schedule == "pipedream":
         return pipeline.in_flight_limit(stage) - 1
     return 1 if schedule == "pipedream-2bw" else 0
@@ -113,7 +122,7 @@ def versions_behind(schedule: str, pipeline: Pipeline, stage: int) -> int:
 
 def updates_a_batch(schedule: str, pipeline: Pipeline, stage: int) -> int:
     """Weight versions that a batch makes on a stage: one; for PipeDream one a minibatch of each replica."""
-    return pipeline.batch_microbatches // pipeline.replicas[stage] if schedule == "pipedream" else 1
+    return pipeline.batch_microbatches // pipeline.replicas[stage] if schedule in STASHING else 1
 
 
 def _recompute(instructions: Iterable[Instruction]) -> Iterator[Instruction]:

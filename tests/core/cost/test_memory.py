@@ -1,8 +1,11 @@
 """Appendix A.1.2 of PipeDream-2BW to the byte, and what a user's device holds beyond it."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner_service.core.cost.memory import Copies, copies, in_flight
+from planner_service.core.errors import InvalidInputError
 from planner_service.core.plan import Plan
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.solvers.solve import solve
@@ -82,6 +85,21 @@ def test_training_memory_is_what_the_streams_hold(schedule: str, recompute: bool
     assert [stage.memory_bytes - stage.memory.buffers for stage in plan.stages if stage.memory] == [
         peak + twice for peak, twice in zip(plan.simulated.peak_memory_bytes, counted_twice, strict=True)
     ]
+
+
+def test_vertical_syncs_memory_is_what_its_streams_hold() -> None:
+    """Every stage holds as many versions as there are stages, and as many minibatches as with weight stashing."""
+    blocks = [Cell(weight_bytes=10 * i, output_bytes=i, activation_bytes=5 * i) for i in range(1, 5)]
+    options = Options(schedule="pipedream-vertical-sync", straight=True, optimizer="adam")
+    problem = Problem(profile=profile(blocks), cluster=cluster((4, 1.0)), batch_size=1, options=options)
+    plan = solve("pipedream", problem)
+    assert isinstance(plan, Plan)
+    assert (plan.schedule, plan.replicas) == ("pipedream-vertical-sync", (1, 1, 1, 1))
+    assert plan.simulated is not None
+    assert plan.simulated.peak_memory_bytes == tuple(stage.memory_bytes for stage in plan.stages)
+    assert [stage.memory.weights // (10 * i) for i, stage in enumerate(plan.stages, start=1) if stage.memory] == [4] * 4
+    with pytest.raises(InvalidInputError, match="straight: must be planned straight"):
+        solve("pipedream", replace(problem, options=Options(schedule="pipedream-vertical-sync")))
 
 
 def test_pipedreams_memory_is_what_its_streams_hold() -> None:

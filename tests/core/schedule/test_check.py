@@ -52,7 +52,7 @@ programs = st.builds(
     lambda schedule, stages, batches: build(
         schedule, Pipeline(replicas=(1,) * stages, microbatches=stages, batches=batches)
     ),
-    st.sampled_from(["naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw"]),
+    st.sampled_from(["naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync"]),
     st.integers(1, 4),
     st.integers(1, 4),
 )
@@ -123,6 +123,15 @@ def test_an_older_version_than_the_schedule_allows_is_refused() -> None:
     stale = parse_stream("F1 B1 U1 F2 B2 U2 F3 B3 U3 F4@2 B4@2 U4")
     with pytest.raises(ScheduleError, match="F3: the newest version is 2, at most 1 older is allowed"):
         check(changed(program, 0, list(stale)))
+
+
+def test_vertical_sync_that_a_stage_does_not_keep_is_refused() -> None:
+    """Weight stashing alone is what breaks it: every stage on the newest version that it has itself."""
+    pipeline = Pipeline(replicas=(1, 1), microbatches=1, batches=4)
+    stashing = build("pipedream", pipeline).streams
+    law = "rank 1 at F2@1: the input stage's version of this microbatch holds 0 minibatches, this one 1"
+    with pytest.raises(ScheduleError, match=law):
+        check(replace(build("pipedream-vertical-sync", pipeline), streams=stashing))
 
 
 def test_a_deadlock_is_named_by_rank_and_instruction() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner_service.core.plan import Worker
+from planner_service.core.plan import STASHING, Worker
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import footprints
 from planner_service.core.schedule.instructions import (
@@ -90,10 +90,46 @@ def test_pipedream_computes_n_minus_s_updates_behind_on_stage_s(stages: int) -> 
                 assert i.version == max(i.microbatch - 1 - (stages - s), 0)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "pipedream", "pipedream-2bw"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_vertical_sync_computes_n_updates_behind_on_every_stage(stages: int) -> None:
+    """w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t-n+1)): minibatch t (from 1) runs on t - n everywhere."""
+    for stream in straight("pipedream-vertical-sync", stages, 1, batches=12).streams:
+        for i in stream.instructions:
+            if isinstance(i, Forward | Backward):
+                assert i.version == max(i.microbatch - stages, 0)
+
+
+@pytest.mark.parametrize("replicas", [(1,), (4, 1), (2, 1, 1), (7, 1), (9, 5, 1, 1), (1, 2), (2, 3), (3, 2), (6, 4)])
+def test_vertical_sync_holds_no_more_versions_than_it_promises_and_needs_them_all(replicas: tuple[int, ...]) -> None:
+    pipeline = Pipeline(replicas=replicas, microbatches=1, batches=6 * len(replicas))
+    most = [0] * len(replicas)
+    for stream in build("pipedream-vertical-sync", pipeline).streams:
+        newest = 0
+        for i in stream.instructions:
+            if isinstance(i, Update):
+                newest = i.version
+            elif isinstance(i, Forward | Backward):
+                most[stream.stage] = max(most[stream.stage], newest - i.version)
+    stages = range(len(replicas))
+    assert most == [versions_behind("pipedream-vertical-sync", pipeline, stage) for stage in stages]
+
+
+@pytest.mark.parametrize("replicas", [(2, 1, 1), (7, 1), (9, 5, 1, 1), (1, 2), (3, 2)])
+def test_vertical_sync_never_uses_a_minibatch_that_the_input_stage_has_not_seen(replicas: tuple[int, ...]) -> None:
+    held: dict[int, dict[int, int]] = {}
+    for stream in build("pipedream-vertical-sync", Pipeline(replicas=replicas, microbatches=1, batches=8)).streams:
+        for i in stream.instructions:
+            if isinstance(i, Forward):
+                held.setdefault(stream.stage, {})[i.microbatch] = i.version * replicas[stream.stage]
+    for stage, minibatches in held.items():
+        for k, count in minibatches.items():
+            assert 0 <= held[0][k] - count < replicas[stage]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync"])
 @pytest.mark.parametrize("stages", [1, 2, 4, 7])
 def test_in_flight_microbatches_never_exceed_the_distance_to_the_end(schedule: str, stages: int) -> None:
-    microbatches = 1 if schedule == "pipedream" else stages
+    microbatches = 1 if schedule in STASHING else stages
     for stream in straight(schedule, stages, microbatches, batches=2 * stages).streams:
         in_flight = [h.in_flight for h in footprints(stream.instructions, recompute=False)]
         assert max(in_flight) == stages - stream.stage
@@ -103,7 +139,7 @@ def test_in_flight_microbatches_never_exceed_the_distance_to_the_end(schedule: s
 @pytest.mark.parametrize("schedule", sorted(GENERATORS))
 def test_live_versions_are_those_that_a_schedule_promises(schedule: str) -> None:
     stages = 1 if schedule == "data-parallel" else 4
-    program = straight(schedule, stages, 1 if schedule == "pipedream" else 4, batches=8)
+    program = straight(schedule, stages, 1 if schedule in STASHING else 4, batches=8)
     for stream in program.streams:
         behind = versions_behind(schedule, program.pipeline, stream.stage)
         assert max(h.versions for h in footprints(stream.instructions, recompute=False)) == 1 + behind
@@ -124,10 +160,12 @@ def test_every_schedule_passes_the_check_and_plays_to_its_end(schedule: str, wid
         assert all(later >= earlier for earlier, later in pairwise(lane.end_s))
 
 
+@pytest.mark.parametrize("schedule", sorted(STASHING))
 @pytest.mark.parametrize("replicas", [(2, 1, 1), (7, 1), (9, 5, 1, 1), (1, 2), (2, 3)])
-def test_unequal_replicas_pass_the_check_and_never_deadlock(replicas: tuple[int, ...]) -> None:
+def test_unequal_replicas_pass_the_check_and_never_deadlock(replicas: tuple[int, ...], schedule: str) -> None:
     pipeline = Pipeline(replicas=replicas, microbatches=1, batches=6)
-    program = build("pipedream", pipeline)
+    program = build(schedule, pipeline)
+    check(build(schedule, replace(pipeline, first_batch=3), checkpoint_every=1))
     check(program)
     simulate(program, [equal_thirds()] * len(replicas))
     for stream in program.streams:
@@ -136,7 +174,7 @@ def test_unequal_replicas_pass_the_check_and_never_deadlock(replicas: tuple[int,
             (stream.replica + 1) % replicas[stream.stage]
         ] * len(forwards)
         updates = [i.version for i in stream.instructions if isinstance(i, Update)]
-        assert updates == list(range(1, 6 * updates_a_batch("pipedream", pipeline, stream.stage) + 1))
+        assert updates == list(range(1, 6 * updates_a_batch(schedule, pipeline, stream.stage) + 1))
 
 
 def test_2bp_fills_gaps_with_finished_microbatches_and_concatenates_the_rest() -> None:

@@ -23,11 +23,16 @@ OPTIMIZERS: dict[str, Callable[[list[Tensor], float], torch.optim.Optimizer]] = 
 
 
 def delays(plan: Plan) -> tuple[int, ...]:
-    """Updates that each stage's gradient is behind: 0 with a flush, 1 for 2BW, n - s for PipeDream."""
+    """Updates that each stage's gradient is behind: 0 with a flush, 1 for 2BW, n - s for PipeDream.
+
+    With vertical sync all of PipeDream's are as far behind as those of the input stage.
+    """
     if plan.schedule == "pipedream-2bw":
         return (1,) * plan.depth
     if plan.schedule == "pipedream":
         return tuple(plan.depth - 1 - stage for stage in range(plan.depth))
+    if plan.schedule == "pipedream-vertical-sync":
+        return (plan.depth - 1,) * plan.depth
     return (0,) * plan.depth
 
 
@@ -75,7 +80,8 @@ def train_on_replicas(
     """PipeDream with unequal replicas and plain SGD, minibatch by minibatch (2018, sections 3.3 and 3.4).
 
     A stage of r replicas makes version u + 1 = W(u) - lr * mean gradient of its u-th r minibatches. Minibatch k (from
-    0) runs there on the newest version but (in flight - 1); ceil(workers from the stage on / r) are in flight.
+    0) runs there on the newest version but (in flight - 1); ceil(workers from the stage on / r) are in flight. With
+    vertical sync it runs on the newest version that holds only minibatches of the input stage's version.
     """
     chain = build_model(model, seed=seed, dtype=getattr(torch, plan.dtype))
     source = open_data(data, microbatch_size=plan.microbatch_size, seed=seed)
@@ -88,9 +94,13 @@ def train_on_replicas(
     rounds: list[list[Weights]] = [[] for _ in stages]
     for k in range(minibatches):
         used: Weights = {}
+        first = plan.replicas[0]
+        seen = first * max(k // first - (-(-sum(plan.replicas) // first) - 1), 0)
         for s, replicas in enumerate(plan.replicas):
             in_flight = -(-sum(plan.replicas[s:]) // replicas)
-            version = history[s][max(k // replicas - (in_flight - 1), 0)]
+            newest = max(k // replicas - (in_flight - 1), 0)
+            synchronised = max(v for v in range(newest + 1) if v * replicas <= seen)
+            version = history[s][synchronised if plan.schedule == "pipedream-vertical-sync" else newest]
             used |= {name: p.clone().requires_grad_() for name, p in version.items()}
         inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
         torch.autograd.backward(build_loss(None)(functional_call(chain.root, used, (inputs,)), targets))

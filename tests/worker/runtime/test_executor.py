@@ -1,5 +1,6 @@
 """The runtime equals the mathematics, for every schedule, in float64."""
 
+from dataclasses import replace
 from math import lcm
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from planner_service.core.plan import Plan
+from planner_service.core.plan import STASHING, Plan
 from planner_service.core.predict import predict
 from planner_service.core.schedule.instructions import Checkpoint
 from planner_service.core.timeline import Lane
@@ -25,20 +26,23 @@ STEPS, SEED, RATE = 5, 3, 0.2
 
 def execute(plan: Plan, out: Path, *, steps: int = STEPS) -> tuple[Weights, tuple[RankResult, ...]]:
     """The weights after the last step, from the checkpoint, and the ranks' results."""
-    results = run_ranks(
-        RunJob(
-            plan=plan,
-            model=MODEL,
-            data=DATA,
-            steps=steps,
-            seed=SEED,
-            learning_rate=RATE,
-            checkpoint_every=steps,
-            out=str(out),
-            device="cpu",
-        )
-    )
+    results = run_ranks(job_of(plan, out, steps=steps))
     return checkpoint_weights(out, steps), results
+
+
+def job_of(plan: Plan, out: Path, *, steps: int) -> RunJob:
+    """So many steps, with a checkpoint after the last."""
+    return RunJob(
+        plan=plan,
+        model=MODEL,
+        data=DATA,
+        steps=steps,
+        seed=SEED,
+        learning_rate=RATE,
+        checkpoint_every=steps,
+        out=str(out),
+        device="cpu",
+    )
 
 
 def checkpoint_weights(out: Path, step: int) -> Weights:
@@ -60,11 +64,13 @@ def expected(plan: Plan) -> Weights:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("depth", [2, 4])
-@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream"])
+@pytest.mark.parametrize(
+    "schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream", "pipedream-vertical-sync"]
+)
 def test_weights_equal_the_single_process_reference(
     schedule: str, depth: int, width: int, recompute: bool, tmp_path: Path
 ) -> None:
-    microbatches = 1 if schedule == "pipedream" else 4
+    microbatches = 1 if schedule in STASHING else 4
     plan = make_plan(schedule, CUTS[depth], replicas=width, microbatches=microbatches, recompute=recompute)
     weights, _ = execute(plan, tmp_path)
     assert distance(weights, expected(plan)) < 1e-12
@@ -76,9 +82,12 @@ def test_data_parallel_weights_equal_the_single_process_reference(tmp_path: Path
     assert distance(weights, expected(plan)) < 1e-12
 
 
+@pytest.mark.parametrize("schedule", sorted(STASHING))
 @pytest.mark.parametrize("replicas", [(2, 1), (1, 2), (3, 1), (3, 2)])
-def test_pipedream_on_unequal_replicas_equals_its_formula(replicas: tuple[int, ...], tmp_path: Path) -> None:
-    plan = make_plan("pipedream", CUTS[2], replicas=replicas, microbatches=1)
+def test_pipedream_on_unequal_replicas_equals_its_formula(
+    replicas: tuple[int, ...], schedule: str, tmp_path: Path
+) -> None:
+    plan = make_plan(schedule, CUTS[2], replicas=replicas, microbatches=1)
     weights, _ = execute(plan, tmp_path)
     minibatches = STEPS * lcm(*replicas)
     reference = train_on_replicas(plan, MODEL, DATA, minibatches=minibatches, seed=SEED, learning_rate=RATE)
@@ -86,20 +95,40 @@ def test_pipedream_on_unequal_replicas_equals_its_formula(replicas: tuple[int, .
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
-@pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw", "pipedream"])
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw", "pipedream", "pipedream-vertical-sync"])
 def test_stateful_optimizers_take_the_same_gradients(schedule: str, optimizer: str, tmp_path: Path) -> None:
-    microbatches = 1 if schedule == "pipedream" else 4
+    microbatches = 1 if schedule in STASHING else 4
     plan = make_plan(schedule, CUTS[2], microbatches=microbatches, optimizer=optimizer)
     weights, _ = execute(plan, tmp_path)
     assert distance(weights, expected(plan)) < 1e-11
 
 
-@pytest.mark.parametrize(("schedule", "microbatches"), [("pipedream-2bw", 4), ("pipedream", 1)])
+@pytest.mark.parametrize(
+    ("schedule", "microbatches"), [("pipedream-2bw", 4), ("pipedream", 1), ("pipedream-vertical-sync", 1)]
+)
 def test_delayed_weights_differ_from_plain_gradient_descent(schedule: str, microbatches: int, tmp_path: Path) -> None:
     plan = make_plan(schedule, CUTS[4], microbatches=microbatches)
     weights, _ = execute(plan, tmp_path)
     plain = train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE, delayed=(0, 0, 0, 0))
     assert distance(weights, plain) > 1e-6
+
+
+def test_weight_stashing_alone_differs_from_vertical_sync(tmp_path: Path) -> None:
+    """Else the exact tests of both could not tell them apart."""
+    stashing, synchronised = (make_plan(schedule, CUTS[4], microbatches=1) for schedule in sorted(STASHING))
+    weights, _ = execute(stashing, tmp_path)
+    assert distance(weights, expected(stashing)) < 1e-12
+    assert distance(weights, expected(synchronised)) > 1e-6
+
+
+@pytest.mark.parametrize("schedule", sorted(STASHING))
+def test_a_resumed_run_finds_the_older_versions_that_it_needs(schedule: str, tmp_path: Path) -> None:
+    plan = make_plan(schedule, CUTS[2], replicas=(2, 1), microbatches=1)
+    whole, _ = execute(plan, tmp_path / "whole")
+    job = job_of(plan, tmp_path / "stopped", steps=3)
+    run_ranks(job)
+    run_ranks(replace(job, first_step=3, steps=STEPS))
+    assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
 
 
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from planner_service.core.errors import LARGEST_COUNT, InvalidInputError, require
-from planner_service.core.plan import Alternative, Answer, Certificate, Infeasible, Stage, Worker
+from planner_service.core.plan import VERTICAL_SYNC, Alternative, Answer, Certificate, Infeasible, Stage, Worker
 from planner_service.core.planner.asked import measured_at, refuse_unused, require_schedule
 from planner_service.core.planner.complete import Decision, complete
 from planner_service.core.planner.partition.certificate import certificate
@@ -22,7 +22,7 @@ from planner_service.core.planner.partition.partition import Partition, Search, 
 from planner_service.core.planner.partition.refine import refine
 from planner_service.core.planner.partition.release import Release, released_boundaries, released_cuts
 from planner_service.core.planner.partition.states import States
-from planner_service.core.planner.partition.terms import network, released, search, stage, synchronisation
+from planner_service.core.planner.partition.terms import network, released, search, stage, synchronisation, synchronised
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.reasons import memory_reason, shortfall, slower
 
@@ -128,7 +128,10 @@ def _released(model: Model, wanted: Search) -> Partition | None:
 def _check(problem: Problem) -> None:
     options = problem.options
     refuse_unused(NAME, options, USED)
-    require_schedule(options, (NAME,), NAME)
+    require_schedule(options, (NAME, VERTICAL_SYNC), NAME)
+    rule = f"must be planned straight, on all devices, for {VERTICAL_SYNC}: there the versions that it holds are known"
+    straight = options.straight and not options.fewer_machines
+    require(straight or not synchronised(problem), "straight", rule, options.straight)
     types = [group.device.name for group in problem.cluster.groups]
     require(len(set(types)) <= 1, "cluster.groups", f"must be of one type for the planner {NAME}", types)
     rule = "is an option of --semantics release only"
@@ -189,7 +192,7 @@ def _decision(model: Model, wanted: Search, found: Partition, proven: Certificat
         cost_model=cost_model(model.problem),
         stages=stages,
         placement=tuple(Worker(stage=index, replica=replica) for index, replica in found.placement),
-        schedule=NAME,
+        schedule=model.problem.options.schedule or NAME,
         microbatch_size=size,
         microbatches=1,
         batch_size=min(lcm(*replicas), LARGEST_COUNT // size) * size,
@@ -222,9 +225,9 @@ def _considered(wanted: Search) -> int:
 def _alternatives(model: Model, wanted: Search, found: Partition) -> Iterator[Alternative]:
     """The two that everybody knows, where they are not the answer: data parallelism and a straight pipeline.
 
-    Their rates are the paper's: with other semantics they are left out.
+    Their rates are the paper's: with other semantics they are left out, and with vertical sync, of a straight pipeline.
     """
-    if released(model.problem):
+    if released(model.problem) or synchronised(model.problem):
         return
     if len(found.shares) > 1:
         yield _alternative(model, data_parallel(wanted))

@@ -1,7 +1,9 @@
 """What PipeDream's partitioner takes from a problem: states, network levels, and the law of a stage's memory."""
 
+from dataclasses import replace
+
 from planner_service.core.cost.memory import Copies, keeps_master_weights, paper_copies, training_copies
-from planner_service.core.plan import Stage, StageMemory
+from planner_service.core.plan import VERTICAL_SYNC, Stage, StageMemory
 from planner_service.core.planner.partition.memory import Law
 from planner_service.core.planner.partition.partition import Search, Share, search_of
 from planner_service.core.planner.partition.space import LevelLinks
@@ -58,7 +60,19 @@ def law(problem: Problem) -> Law:
 
 
 def copies(problem: Problem, held: int) -> Copies:
-    """What is held with so many minibatches in flight, and as many weight versions."""
+    """What is held with so many minibatches in flight, and as many weight versions: with vertical sync, in a straight
+    pipeline, one version a device.
+    """
+    stashing = _stashing_copies(problem, held)
+    return replace(stashing, versions=problem.cluster.devices) if synchronised(problem) else stashing
+
+
+def synchronised(problem: Problem) -> bool:
+    """Whether PipeDream's vertical sync is asked for."""
+    return problem.options.schedule == VERTICAL_SYNC
+
+
+def _stashing_copies(problem: Problem, held: int) -> Copies:
     options, dtype = problem.options, problem.profile.dtype
     if options.memory == "paper":
         return paper_copies("pipedream", recompute=False, depth=held, microbatches=1)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from planner_service.core.plan import Alternative, Plan, Stage
+from planner_service.core.plan import STASHING, Alternative, Plan, Stage
 from planner_service.core.planner.play import length, play
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.ranking.proposals import Proposal
@@ -141,7 +141,7 @@ def has_split_backward(problem: Problem) -> bool:
 def _over_the_batch(problem: Problem, plan: Plan) -> str | None:
     """PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for."""
     most = max(plan.replicas) * plan.microbatch_size
-    if plan.schedule != "pipedream" or most <= problem.batch_size:
+    if plan.schedule not in STASHING or most <= problem.batch_size:
         return None
     return f"a stage of {max(plan.replicas)} replicas updates after {most} samples, more than the batch"
 
