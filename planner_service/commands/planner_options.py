@@ -34,6 +34,9 @@ _FLAGS: dict[str, Any] = {
     "forced_cuts": Annotated[list[int], typer.Option("--force-cut", help="A stage begins with this block.")],
     "forbidden_cuts": Annotated[list[int], typer.Option("--forbid-cut", help="No stage begins with this block.")],
     "split_backward": Annotated[bool | None, typer.Option("--two-bp/--no-two-bp", help="Split the backward (2BP).")],
+    "split_backward_half_way": Annotated[
+        bool, typer.Option("--two-bp-half-way", help="auto: where 2BP is used, its memory-saving variant.")
+    ],
     "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
 }
 

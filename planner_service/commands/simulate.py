@@ -33,6 +33,10 @@ def simulate(
     backward_input: Annotated[float, typer.Option(help="Seconds of the gradient of a stage's input.")] = 1.0,
     backward_weight: Annotated[float, typer.Option(help="Seconds of the gradient of its weights.")] = 1.0,
     two_bp: Annotated[bool, typer.Option("--two-bp", help="Split the backward in two (2BP).")] = False,
+    two_bp_half_way: Annotated[
+        bool,
+        typer.Option("--two-bp-half-way", help="2BP, half of p2 half-way: less memory."),
+    ] = False,
     batches: Annotated[int, typer.Option(help="Batches one after the other.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
@@ -40,8 +44,8 @@ def simulate(
     require(schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
     costs = _costs(forward, backward_input, backward_weight)
     program = _program(schedule, stages, microbatches, batches)
-    if two_bp:
-        program = split_backward(program, [costs] * stages)
+    if two_bp or two_bp_half_way:
+        program = split_backward(program, [costs] * stages, half_way=two_bp_half_way)
     check(program)
     timeline = play(program, [costs] * stages)
     if as_json:

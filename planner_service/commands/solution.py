@@ -31,7 +31,8 @@ def show_solution(plan: Plan) -> None:
     if plan.calibration_id is not None:
         console.print(f"costs corrected by calibration {plan.calibration_id}")
     if plan.split_backward:
-        console.print("the backward is split in two (2BP)")
+        variant = ", its second part half-way through a batch and at the end" if plan.split_backward_half_way else ""
+        console.print(f"the backward is split in two (2BP){variant}")
     console.print(f"{plan.optimal_in_flight} in flight, {plan.configurations_considered} configurations considered")
     if any(stage.memory is not None for stage in plan.stages):
         console.print(_memory(plan))

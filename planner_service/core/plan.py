@@ -146,8 +146,8 @@ class Plan:
     that a stage's [start, stop) are places in it. `estimated` says that the profile was computed, not measured.
     `calibration_id` names the calibration that corrected the costs, `pareto` the plans that no other beats in both
     throughput and memory. `master_weights`: the optimizer works on float32
-    copies of 16-bit weights. `split_backward`: 2BP. `interpolated`: the microbatch size was not measured, the costs lie
-    between those of the measured sizes next to it.
+    copies of 16-bit weights. `split_backward`: 2BP; `split_backward_half_way`: its memory-saving variant, figure 5.
+    `interpolated`: the microbatch size was not measured, the costs lie between those of the measured sizes next to it.
     """
 
     planner: str
@@ -177,6 +177,7 @@ class Plan:
     pareto: tuple[Alternative, ...] = ()
     master_weights: bool = False
     split_backward: bool = False
+    split_backward_half_way: bool = False
     estimated: bool = False
     interpolated: bool = False
     calibration_id: str | None = None
@@ -192,6 +193,8 @@ class Plan:
             self.optimizer,
         )
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
+        whole = self.split_backward or not self.split_backward_half_way
+        require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
         for field in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
             require_count(field, getattr(self, field))
         self._check_stages()

@@ -12,7 +12,9 @@ def program_of(plan: Plan, *, batches: int, first_batch: int = 0, checkpoint_eve
     """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one."""
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every)
-    return split_backward(program, plan.costs) if plan.split_backward else program
+    if not plan.split_backward:
+        return program
+    return split_backward(program, plan.costs, half_way=plan.split_backward_half_way)
 
 
 def predict(plan: Plan, *, batches: int, first_batch: int = 0) -> Timeline:

@@ -6,15 +6,22 @@ from itertools import cycle
 
 from planner_service.core.schedule.instructions import Checkpoint, Update
 from planner_service.core.schedule.program import Program, Stream
-from planner_service.core.schedule.two_bp import with_weight_gradients, without_weight_gradients
+from planner_service.core.schedule.two_bp import (
+    with_half_way_weight_gradients,
+    with_weight_gradients,
+    without_weight_gradients,
+)
 from planner_service.core.simulate import simulate
 from planner_service.core.stage_costs import StageCosts
 from planner_service.core.timeline import Lane
 
 
-def split_backward(program: Program, costs: Sequence[StageCosts], devices: Sequence[int] = ()) -> Program:
+def split_backward(
+    program: Program, costs: Sequence[StageCosts], devices: Sequence[int] = (), *, half_way: bool = False
+) -> Program:
     """2BP (2024, section 3): 1F1B does p2 in its idle gaps and the rest at the end of a batch; the other schedules
-    with a flush do all of it there.
+    with a flush do all of it there. `half_way` is the memory-saving variant (figure 5): what is left of the first half
+    of a batch is done half-way through it.
 
     The gaps are those of the stream without p2, played with `costs`, an entry a stage, on `devices` as `simulate` takes
     them: filling gaps delays nothing. One batch is played: after a flush the next one is like it, so that a batch's
@@ -22,6 +29,8 @@ def split_backward(program: Program, costs: Sequence[StageCosts], devices: Seque
     Raises InvalidInputError for a schedule without a flush.
     """
     inputs_only = without_weight_gradients(program)
+    if half_way:
+        inputs_only = with_half_way_weight_gradients(inputs_only)
     idle_s = [[0.0] for _ in program.streams]
     if program.schedule == "1f1b":
         idle_s = [

@@ -54,6 +54,15 @@ def test_two_bp_fills_the_gaps_and_draws_them() -> None:
     ]
 
 
+def test_two_bps_memory_saving_variant_is_drawn() -> None:
+    ended = simulate("1f1b", "--two-bp-half-way", stages=2, microbatches=4)
+    assert ended.out.splitlines() == [
+        "stage 0  F1 F2    I1 F3 I2 W1,2- F4 I3 W3 I4 W4",
+        "stage 1     F1 I1 F2 I2 W1,2- F3 I3 F4 I4 W3,4-",
+        "bubble 7.69 %, makespan 13 s",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

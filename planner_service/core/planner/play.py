@@ -72,7 +72,7 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
     if plan.width > 1:
         program = _exchanging(program)
     if plan.split_backward:
-        program = split_backward(program, costs, devices)
+        program = split_backward(program, costs, devices, half_way=plan.split_backward_half_way)
     return simulate(program, costs, devices)
 
 
@@ -171,8 +171,12 @@ def _extrapolated(plan: Plan, instructions: int) -> Simulated | None:
 
 
 def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
-    """The same plan with the microbatches of `_SHORTER`; none where it has no more, or cannot be shortened."""
-    microbatches = [times * plan.depth for times in _SHORTER]
+    """The same plan with the microbatches of `_SHORTER`; none where it has no more, or cannot be shortened.
+
+    Twice as many where half of them count: an odd half would be rounded.
+    """
+    halves = 2 if plan.split_backward_half_way else 1
+    microbatches = [halves * times * plan.depth for times in _SHORTER]
     if plan.width is None or plan.schedule in STASHING or plan.microbatches <= microbatches[-1]:
         return ()
     return tuple(replace(plan, microbatches=count) for count in microbatches)

@@ -31,7 +31,8 @@ class Options:
     `semantics`: PipeDream's objective as published, or as its authors' program computes it; `compression_ratio` is an
     option of that program. `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
     `cuts`: where a model that is a graph may be cut. `forced_cuts`, `forbidden_cuts`: a cut k stands before block k.
-    `split_backward`: 2BP. `time_limit_s`: after which a solver returns the best that it has found.
+    `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
+    `time_limit_s`: after which a solver returns the best that it has found.
     """
 
     microbatch_size: int | None = None
@@ -52,6 +53,7 @@ class Options:
     forced_cuts: tuple[int, ...] = ()
     forbidden_cuts: tuple[int, ...] = ()
     split_backward: bool | None = None
+    split_backward_half_way: bool = False
     time_limit_s: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
@@ -66,6 +68,9 @@ class Options:
         _require_one_of("optimizer", self.optimizer, OPTIMIZERS)
         _require_one_of("semantics", self.semantics, SEMANTICS)
         _require_one_of("cuts", self.cuts, CUTS)
+        split = self.split_backward is not False or not self.split_backward_half_way
+        rule = "is a variant of split_backward, which must not be off"
+        require(split, "split_backward_half_way", rule, self.split_backward_half_way)
         for field in ("recompute_factor", "compression_ratio", "time_limit_s"):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field), positive=True)

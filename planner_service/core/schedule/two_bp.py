@@ -4,6 +4,11 @@ the gradient of its weights, is only needed by the update.
 stage 0   F1 F2       I1    I2 W1,2 U1
 stage 1      F1 I1 W1 F2 I2 W2      U1      (the gap before F2 is long enough for W1)
 
+The memory-saving variant (figure 5) does the p2 of a batch's first half half-way through it, in one block:
+
+stage 0   F1 F2       I1 W1 F3 I2 ...
+stage 1      F1 I1 W1 F2 I2 ...
+
 A pass over the streams of a schedule with a flush. Where the idle time is, only a simulation knows, so that it comes in
 as seconds an instruction (`core.split_backward` asks the simulator).
 """
@@ -18,9 +23,10 @@ from planner_service.core.schedule.instructions import (
     BackwardWeight,
     Instruction,
     ReduceGradients,
+    SendGradient,
     Update,
 )
-from planner_service.core.schedule.program import FLUSHES, Program
+from planner_service.core.schedule.program import FLUSHES, Program, Stream
 
 
 def without_weight_gradients(program: Program) -> Program:
@@ -34,12 +40,23 @@ def without_weight_gradients(program: Program) -> Program:
     return _changed(program, [_inputs_only(stream.instructions) for stream in program.streams])
 
 
+def with_half_way_weight_gradients(program: Program) -> Program:
+    """Adds to a program with p1 alone the block of p2 for the first half of every batch (2BP 2024, figure 5).
+
+    It stands behind the last p1 of that half, and behind the send of its gradient, on every stage: all are held up for
+    the same time, so that on equal stages no new idle time comes in. An odd half is rounded down.
+    """
+    half = program.pipeline.microbatches // 2
+    return _changed(program, [_blocked(stream, half) for stream in program.streams])
+
+
 def with_weight_gradients(program: Program, idle_s: Sequence[Sequence[float]], weight_s: Sequence[float]) -> Program:
-    """Adds p2 to a program with p1 alone.
+    """Adds p2 to a program with p1 alone, or with the blocks of the memory-saving variant.
 
     `idle_s` holds for every instruction of every rank how long the worker waits at it, `weight_s` how long a p2 takes
     on every rank. Before an instruction that waits long enough stand the p2 of microbatches whose p1 is done, as many
-    as fit whole; what is left of a batch stands, concatenated, before its update.
+    as fit whole; what is left of a batch stands, concatenated, before its update, and what is left of a half in its
+    block.
     """
     return _changed(
         program,
@@ -60,15 +77,30 @@ def _inputs_only(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
             yield instruction
 
 
+def _blocked(stream: Stream, half: int) -> Iterator[Instruction]:
+    over = SendGradient if stream.stage > 0 else BackwardInput
+    done: list[BackwardInput] = []
+    for instruction in stream.instructions:
+        yield instruction
+        if isinstance(instruction, BackwardInput):
+            done.append(instruction)
+        elif isinstance(instruction, Update):
+            done = []
+        if isinstance(instruction, over) and len(done) == half:
+            yield from _concatenated(done)
+
+
 def _placed(instructions: Sequence[Instruction], idle_s: Sequence[float], weight_s: float) -> Iterator[Instruction]:
     pending: list[BackwardInput] = []
     for instruction, gap_s in zip(instructions, idle_s, strict=True):
-        fitting = len(pending) if isinstance(instruction, ReduceGradients | Update) else _whole(gap_s, weight_s)
+        due = isinstance(instruction, BackwardWeight | ReduceGradients | Update)
+        fitting = len(pending) if due else _whole(gap_s, weight_s)
         yield from _concatenated(pending[:fitting])
         pending = pending[fitting:]
         if isinstance(instruction, BackwardInput):
             pending.append(instruction)
-        yield instruction
+        if not isinstance(instruction, BackwardWeight):
+            yield instruction
 
 
 def _whole(gap_s: float, weight_s: float) -> int:

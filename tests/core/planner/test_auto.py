@@ -204,6 +204,26 @@ def test_the_streams_of_a_plan_with_2bp_are_split_and_what_they_hold_is_in_its_m
     assert all(lane.peak_memory_bytes <= plan.stages[lane.stage].memory_bytes for lane in lanes)
 
 
+def test_2bps_memory_saving_variant_is_taken_where_2bp_alone_does_not_fit() -> None:
+    problem = replace(
+        transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=Options(schedule="1f1b", stages=4)
+    )
+    problem = replace(problem, profile=split(problem.profile))
+    fast = solve("auto", problem)
+    assert isinstance(fast, Plan)
+    assert (fast.split_backward, fast.split_backward_half_way) == (True, False)
+    asked = solve("auto", replace(problem, options=replace(problem.options, split_backward_half_way=True)))
+    assert isinstance(asked, Plan)
+    assert asked.split_backward_half_way
+    saving_bytes, most_bytes = (max(stage.memory_bytes for stage in plan.stages) for plan in (asked, fast))
+    assert saving_bytes < most_bytes
+    small = replace(problem, cluster=cluster((4, 1e6), memory_bytes=most_bytes - 1))
+    plan = solve("auto", small)
+    assert isinstance(plan, Plan)
+    assert (plan.split_backward, plan.split_backward_half_way) == (True, True)
+    assert all(stage.memory_bytes < most_bytes for stage in plan.stages)
+
+
 def test_2bp_of_a_profile_that_was_not_measured_split_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="split_backward: needs a profile with backward_input_s"):
         solve("auto", replace(transformer(), options=Options(split_backward=True)))

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner_service.core.plan import STASHING, Worker
 from planner_service.core.schedule.check import check
@@ -20,10 +22,16 @@ from planner_service.core.schedule.instructions import (
     Update,
 )
 from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import GENERATORS, Program, build, updates_a_batch, versions_behind
+from planner_service.core.schedule.program import GENERATORS, Program, Stream, build, updates_a_batch, versions_behind
 from planner_service.core.schedule.text import format_instruction, parse_stream
+from planner_service.core.schedule.two_bp import (
+    with_half_way_weight_gradients,
+    with_weight_gradients,
+    without_weight_gradients,
+)
 from planner_service.core.simulate import simulate
 from planner_service.core.split_backward import split_backward
+from planner_service.core.stage_costs import unit_costs
 from tests.core.builders import equal_thirds
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -189,6 +197,71 @@ def test_2bp_fills_gaps_with_finished_microbatches_and_concatenates_the_rest() -
         list(parse_stream("F1 F2 I1 F3 I2 F4 I3 W1 I4 W2,3,4")),
         list(parse_stream("F1 I1 F2 I2 F3 I3 F4 I4 W1,2,3,4")),
     ]
+
+
+def test_2bps_memory_saving_variant_is_that_of_its_figure_5() -> None:
+    """1F1B-2 on 4 stages: half of p2 half-way, in one block; the rest in the gaps behind and at the end."""
+    split = split_backward(straight("1f1b", 4, 8), [equal_thirds()] * 4, half_way=True)
+    check(split)
+    compute = [
+        [i for i in stream.instructions if isinstance(i, Forward | BackwardInput | BackwardWeight)]
+        for stream in split.streams
+    ]
+    assert compute == [
+        list(parse_stream("F1 F2 F3 F4 I1 F5 I2 F6 I3 F7 I4 W1,2,3,4 F8 I5 W5 I6 W6 I7 W7 I8 W8")),
+        list(parse_stream("F1 F2 F3 I1 F4 I2 F5 I3 F6 I4 W1,2,3,4 F7 I5 F8 I6 W5 I7 W6 I8 W7,8")),
+        list(parse_stream("F1 F2 I1 F3 I2 F4 I3 F5 I4 W1,2,3,4 F6 I5 F7 I6 F8 I7 W5 I8 W6,7,8")),
+        list(parse_stream("F1 I1 F2 I2 F3 I3 F4 I4 W1,2,3,4 F5 I5 F6 I6 F7 I7 F8 I8 W5,6,7,8")),
+    ]
+    for stream in split.streams[1:]:  # nobody waits for a gradient until a block is over
+        texts = [format_instruction(i) for i in stream.instructions]
+        assert texts.index(f">B4:{stream.rank - 1}") < texts.index("W1,2,3,4")
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8, 16])
+def test_2bps_memory_saving_variant_holds_half_of_what_waits_for_p2_and_costs_no_time(stages: int) -> None:
+    """2BP (2024), figure 5 and table 1: 1F1B-2 nearer to 1F1B-1's memory, at 1F1B-2's bubble."""
+    program, costs = straight("1f1b", stages, 2 * stages), [equal_thirds()] * stages
+    fast, saving = (split_backward(program, costs, half_way=half_way) for half_way in (False, True))
+    smaller = split_backward(straight("1f1b", stages, stages), costs)
+    assert bubble(saving) == bubble(fast)
+    for ours, theirs, least in zip(saving.streams, fast.streams, smaller.streams, strict=True):
+        assert most_waiting(ours) == stages
+        assert most_waiting(theirs) == stages + 1 + ours.rank
+        assert most_kept(least) <= most_kept(ours) <= most_kept(theirs)
+    assert (most_kept(saving.streams[-1]), most_kept(fast.streams[-1])) == (stages, 2 * stages)
+
+
+def most_waiting(stream: Stream) -> int:
+    """The most microbatches between p1 and p2."""
+    return max(h.weight_gradients for h in footprints(stream.instructions, recompute=False))
+
+
+def most_kept(stream: Stream) -> int:
+    """The most microbatches between forward and p2."""
+    return max(h.in_flight + h.weight_gradients for h in footprints(stream.instructions, recompute=False))
+
+
+@given(
+    st.sampled_from(["naive", "gpipe", "1f1b"]),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=4, max_size=4),
+)
+def test_half_way_blocks_keep_the_laws_and_fill_gaps_without_any_delay(
+    schedule: str, stages: int, microbatches: int, seconds: list[tuple[int, int, int]]
+) -> None:
+    program = build(schedule, Pipeline(replicas=(1,) * stages, microbatches=microbatches, batches=2))
+    costs = [unit_costs(forward_s=f, backward_input_s=i, backward_weight_s=w) for f, i, w in seconds[:stages]]
+    split = split_backward(program, costs, half_way=True)
+    check(split)
+    blocks = with_half_way_weight_gradients(without_weight_gradients(program))
+    nothing_idle = [[0.0] * len(stream.instructions) for stream in blocks.streams]
+    in_blocks = with_weight_gradients(blocks, nothing_idle, [1.0] * stages)
+    assert simulate(split, costs).makespan_s <= simulate(in_blocks, costs).makespan_s
+    for stream in in_blocks.streams:
+        half = microbatches // 2
+        assert most_waiting(stream) == microbatches - half
 
 
 @pytest.mark.parametrize("schedule", ["naive", "gpipe"])

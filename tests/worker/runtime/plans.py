@@ -19,6 +19,7 @@ def make_plan(
     optimizer: str = "sgd",
     dtype: str = "float64",
     split_backward: bool = False,
+    half_way: bool = False,
     master_weights: bool = False,
 ) -> Plan:
     """A plan with stages between the cuts: (0, 2, 4) are two stages of two blocks."""
@@ -50,4 +51,5 @@ def make_plan(
         optimal_in_flight=depth,
         configurations_considered=1,
         split_backward=split_backward,
+        split_backward_half_way=half_way,
     )

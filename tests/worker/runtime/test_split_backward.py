@@ -90,6 +90,15 @@ def test_weights_equal_the_fused_reference(
     assert distance(weights, reference(plan)) < 1e-13
 
 
+@pytest.mark.parametrize(("name", "depth"), [("gpipe", 2), ("1f1b-1", 2), ("1f1b-2", 2), ("1f1b-2", 4)])
+def test_weights_with_p2_half_way_equal_the_fused_reference(name: str, depth: int, tmp_path: Path) -> None:
+    plan = plan_of(name, depth, half_way=True, replicas=2 if depth == 2 else 1, recompute=name == "1f1b-1")
+    weights, results = execute(plan, tmp_path, concatenate=True, checkpoint_every=1)
+    assert distance(weights, reference(plan)) < 1e-13
+    for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
+        assert without_checkpoints(result.lane) == lane.instructions
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b-2"])
 def test_weights_of_replicas_equal_the_fused_reference(name: str, tmp_path: Path) -> None:
     plan = plan_of(name, 2, replicas=2, optimizer="adam")
@@ -181,6 +190,20 @@ def test_what_p1_lets_go_and_p2_keeps_is_counted() -> None:
     assert [held[f"F{k}"] - empty for k in (1, 2, 3, 4)] == [k * activations for k in (1, 2, 3, 4)]
     assert [held[f"I{k}"] - empty for k in (4, 3, 2, 1)] == [(4 - n) * activations + n * kept for n in (1, 2, 3, 4)]
     assert held["W4,3,2,1"] == empty
+
+
+def test_half_way_half_of_what_waits_for_p2_is_held() -> None:
+    """Inputs and output gradients of four layers, as above, of two microbatches of four."""
+    lanes = [
+        run_alone(program_of(make_plan("naive", (0, 4), split_backward=True, half_way=half_way), batches=STEPS))[1]
+        for half_way in (False, True)
+    ]
+    held, saved = (dict(zip(lane.instructions, lane.memory_bytes, strict=True)) for lane in lanes)
+    empty = held["U1"]
+    assert saved["U1"] == empty
+    assert held["I4"] - empty == 2 * (held["I2"] - empty)
+    assert saved["I2"] == saved["I4"] == held["I2"]
+    assert saved["W1,2"] == empty
 
 
 def test_the_command_runs_a_plan_with_a_split_backward(tmp_path: Path) -> None:

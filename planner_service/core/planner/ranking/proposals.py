@@ -33,6 +33,7 @@ class Proposer:
             schedule=self.schedule or schedule,
             microbatch_size=self.microbatch_size or problem.options.microbatch_size,
             split_backward=None,
+            split_backward_half_way=False,
         )
         return replace(problem, options=options)
 
@@ -64,7 +65,7 @@ class Proposal:
         """What a run of it depends on: two proposals of one configuration are one."""
         plan = self.plan
         stages = tuple((stage.start, stage.stop, stage.replicas, stage.recompute) for stage in plan.stages)
-        batch = (plan.microbatch_size, plan.microbatches, plan.split_backward)
+        batch = (plan.microbatch_size, plan.microbatches, plan.split_backward, plan.split_backward_half_way)
         return plan.schedule, plan.order, stages, plan.placement, batch
 
 

@@ -88,13 +88,17 @@ class Ranking:
             (self.fitting if ranked.over is None else self.exceeding).append(ranked)
 
     def split(self) -> None:
-        """Plays the best with a flush again, with 2BP: proposals like any other."""
+        """Plays the best with a flush again, with 2BP: proposals like any other.
+
+        Where 2BP does not fit, its memory-saving variant is tried.
+        """
         if self.problem.options.split_backward is False or not has_split_backward(self.problem):
             return
         flushing = [each for each in self.fitting if each.plan.schedule in FLUSHES and each.plan.simulated is not None]
-        variants = [self._split(ranked.proposal) for ranked in flushing[:SPLIT_PROPOSALS]]
-        for variant in (self._ranked(variant, 1.0) for variant in variants if variant is not None):
-            (self.fitting if variant.over is None else self.exceeding).append(variant)
+        for ranked in flushing[:SPLIT_PROPOSALS]:
+            variant = self._variant(ranked.proposal)
+            if variant is not None:
+                (self.fitting if variant.over is None else self.exceeding).append(variant)
         self.fitting.sort(key=Ranked.preference)
 
     def _played(self, proposal: Proposal) -> Proposal:
@@ -113,10 +117,18 @@ class Ranking:
         over = _over_the_batch(self.problem, plan) or _over_the_memory(self.problem, plan)
         return Ranked(proposal=proposal, samples_per_s=rate, played=plan.simulated is not None, over=over)
 
-    def _split(self, proposal: Proposal) -> Proposal | None:
-        """The same with 2BP, and with what its microbatches hold until their p2."""
+    def _variant(self, proposal: Proposal) -> Ranked | None:
+        """The same with 2BP."""
+        saving = self.problem.options.split_backward_half_way
+        ranked = self._split(proposal, half_way=saving)
+        if saving or ranked is None or ranked.over is None:
+            return ranked
+        return self._split(proposal, half_way=True)
+
+    def _split(self, proposal: Proposal, *, half_way: bool) -> Ranked | None:
+        """With what its microbatches hold until their p2."""
         fused = proposal.plan
-        whole = replace(fused, split_backward=True, simulated=None)
+        whole = replace(fused, split_backward=True, split_backward_half_way=half_way, simulated=None)
         simulated = play(whole, instructions=LONGEST_PLAY)
         if simulated is None or fused.simulated is None:
             return None
@@ -125,7 +137,7 @@ class Ranking:
         for worker, split_bytes, fused_bytes in peaks:
             more_bytes[worker.stage] = max(more_bytes[worker.stage], split_bytes - fused_bytes)
         stages = tuple(map(_holding_more, fused.stages, more_bytes))
-        return replace(proposal, plan=replace(whole, stages=stages, simulated=simulated), order=proposal.order)
+        return self._ranked(replace(proposal, plan=replace(whole, stages=stages, simulated=simulated)), 1.0)
 
 
 def _holding_more(stage: Stage, more_bytes: int) -> Stage:
