@@ -18,7 +18,7 @@ from planner_service.core.split_backward import split_backward
 from planner_service.core.stage_costs import StageCosts, unit_costs
 from planner_service.core.timeline import Timeline
 
-SCHEDULES = ("naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync")
+SCHEDULES = ("naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h1")
 COLUMNS = 200
 
 MAX_INSTRUCTIONS = 2_000_000

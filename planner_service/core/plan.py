@@ -7,7 +7,16 @@ from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Model
 from planner_service.core.stage_costs import StageCosts
 
-SCHEDULES = ("naive", "data-parallel", "gpipe", "1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync")
+SCHEDULES = (
+    "naive",
+    "data-parallel",
+    "gpipe",
+    "1f1b",
+    "pipedream",
+    "pipedream-2bw",
+    "pipedream-vertical-sync",
+    "zb-h1",
+)
 VERTICAL_SYNC = "pipedream-vertical-sync"
 STASHING = frozenset({"pipedream", VERTICAL_SYNC})
 """PipeDream (2018): an update after every minibatch of each of a stage's replicas; these may differ by stage."""

@@ -127,7 +127,8 @@ def _facts(plan: Plan) -> PlanFacts:
 def _compute_s(plan: Plan, index: int) -> float:
     """A stage's compute, a microbatch."""
     costs: StageCosts = plan.costs[index]
-    backward_s = costs.backward_input_s + costs.backward_weight_s if plan.split_backward else costs.backward_s
+    split = plan.split_backward or plan.schedule == "zb-h1"
+    backward_s = costs.backward_input_s + costs.backward_weight_s if split else costs.backward_s
     recompute_s = costs.recompute_s if plan.stages[index].recompute else 0.0
     return costs.forward_s + backward_s + recompute_s
 

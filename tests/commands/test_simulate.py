@@ -54,6 +54,15 @@ def test_two_bp_fills_the_gaps_and_draws_them() -> None:
     ]
 
 
+def test_zb_h1_is_drawn_with_the_weight_gradients_that_wait() -> None:
+    ended = simulate("zb-h1", stages=2, microbatches=3)
+    assert ended.out.splitlines() == [
+        "stage 0  F1 F2    I1 W1 F3 I2 W2 I3 W3",
+        "stage 1     F1 I1 F2 I2 W1 F3 I3 W2 W3",
+        "bubble 10.00 %, makespan 10 s",
+    ]
+
+
 def test_two_bps_memory_saving_variant_is_drawn() -> None:
     ended = simulate("1f1b", "--two-bp-half-way", stages=2, microbatches=4)
     assert ended.out.splitlines() == [

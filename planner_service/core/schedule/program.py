@@ -22,6 +22,7 @@ from planner_service.core.schedule.one_f_one_b import one_f_one_b
 from planner_service.core.schedule.pipedream import pipedream, pipedream_vertical_sync
 from planner_service.core.schedule.pipeline import Pipeline
 from planner_service.core.schedule.two_bw import two_bw
+from planner_service.core.schedule.zb_h1 import zb_h1
 
 Generator = Callable[[Pipeline, Worker], Iterator[Instruction]]
 """A schedule: the compute and the updates of one worker, in order. Pure."""
@@ -34,8 +35,12 @@ GENERATORS: dict[str, Generator] = {
     "pipedream": pipedream,
     "pipedream-2bw": two_bw,
     VERTICAL_SYNC: pipedream_vertical_sync,
+    "zb-h1": zb_h1,
 }
-FLUSHES = frozenset({"naive", "data-parallel", "gpipe", "1f1b"})
+FUSED = frozenset({"naive", "data-parallel", "gpipe", "1f1b"})
+"""The schedules that empty the pipeline between batches and leave the backward whole."""
+
+FLUSHES = FUSED | {"zb-h1"}
 """The schedules that empty the pipeline between batches, so that every update is a plain one."""
 
 

@@ -26,17 +26,17 @@ from planner_service.core.schedule.instructions import (
     SendGradient,
     Update,
 )
-from planner_service.core.schedule.program import FLUSHES, Program, Stream
+from planner_service.core.schedule.program import FUSED, Program, Stream
 
 
 def without_weight_gradients(program: Program) -> Program:
     """The program with p1 alone. It does not train: p2 is still to be placed. Raises InvalidInputError without a flush.
 
     PipeDream updates after every minibatch, and 2BW's batches overlap: both need p2 at once or in the steady state,
-    in which there is no idle time to fill.
+    in which there is no idle time to fill. ZB-H1 places p2 by itself.
     """
-    rule = f"must have a flush ({', '.join(sorted(FLUSHES))}) to split the backward in two (2BP)"
-    require(program.schedule in FLUSHES, "schedule", rule, program.schedule)
+    rule = f"must have a flush and a whole backward ({', '.join(sorted(FUSED))}) to split it in two (2BP)"
+    require(program.schedule in FUSED, "schedule", rule, program.schedule)
     return _changed(program, [_inputs_only(stream.instructions) for stream in program.streams])
 
 

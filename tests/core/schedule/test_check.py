@@ -11,6 +11,7 @@ from planner_service.core.errors import ScheduleError
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.instructions import (
     Backward,
+    BackwardInput,
     Compute,
     Forward,
     Instruction,
@@ -44,7 +45,7 @@ def duplicate(stream: list[Instruction], at: int) -> None:
 def newer(stream: list[Instruction], at: int) -> None:
     """Makes it compute on the next version."""
     instruction = stream[at]
-    assert isinstance(instruction, Forward | Backward)
+    assert isinstance(instruction, Forward | Backward | BackwardInput)
     stream[at] = replace(instruction, version=instruction.version + 1)
 
 
@@ -52,7 +53,7 @@ programs = st.builds(
     lambda schedule, stages, batches: build(
         schedule, Pipeline(replicas=(1,) * stages, microbatches=stages, batches=batches)
     ),
-    st.sampled_from(["naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync"]),
+    st.sampled_from(["naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h1"]),
     st.integers(1, 4),
     st.integers(1, 4),
 )
@@ -65,7 +66,9 @@ def test_dropped_doubled_and_misversioned_compute_is_refused(
     check(program)
     rank = data.draw(st.integers(0, len(program.streams) - 1))
     stream = list(program.streams[rank].instructions)
-    at = data.draw(st.sampled_from([i for i, x in enumerate(stream) if isinstance(x, Forward | Backward)]))
+    at = data.draw(
+        st.sampled_from([i for i, x in enumerate(stream) if isinstance(x, Forward | Backward | BackwardInput)])
+    )
     change(stream, at)
     with pytest.raises(ScheduleError, match=f"rank {rank} "):
         check(changed(program, rank, stream))
@@ -75,9 +78,9 @@ def test_dropped_doubled_and_misversioned_compute_is_refused(
 def test_a_backward_moved_before_its_forward_is_refused(program: Program, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, len(program.streams) - 1))
     stream = list(program.streams[rank].instructions)
-    at = data.draw(st.sampled_from([i for i, x in enumerate(stream) if isinstance(x, Backward)]))
+    at = data.draw(st.sampled_from([i for i, x in enumerate(stream) if isinstance(x, Backward | BackwardInput)]))
     backward = stream[at]
-    assert isinstance(backward, Backward)
+    assert isinstance(backward, Backward | BackwardInput)
     forward = stream.index(Forward(backward.microbatch, backward.version))
     stream[at], stream[forward] = stream[forward], stream[at]
     with pytest.raises(ScheduleError, match=r"backward before forward|second time|newest version"):

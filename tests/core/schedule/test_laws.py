@@ -59,6 +59,34 @@ def test_bubbles_with_and_without_2bp_are_those_of_its_table_1(row: dict[str, An
     assert bubble(split) == pytest.approx(float(Fraction(*row["split"])), abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    "row",
+    golden("zero_bubble_table_1.json")["rows"],
+    ids=lambda r: f"{r['stages']}-{r['microbatches']}-{'-'.join(map(str, r['seconds']))}",
+)
+def test_zb_h1s_bubble_and_memory_are_those_of_its_table_1(row: dict[str, Any]) -> None:
+    stages, microbatches, (f, b, w) = row["stages"], row["microbatches"], row["seconds"]
+    costs = [unit_costs(forward_s=f, backward_input_s=b, backward_weight_s=w)] * stages
+    zero, one = (straight(schedule, stages, microbatches) for schedule in ("zb-h1", "1f1b"))
+    work_s = microbatches * (f + b + w)
+    assert simulate(zero, costs).makespan_s - work_s == row["bubble_zb_h1_s"]
+    assert simulate(one, costs).makespan_s - work_s == row["bubble_1f1b_s"]
+    assert [most_kept(stream) for stream in zero.streams] == [row["activations"]] * stages
+    assert most_kept(one.streams[0]) == row["activations"]
+
+
+def test_zb_h1s_streams_are_1f1b_with_weight_gradients_that_wait() -> None:
+    compute = [
+        [i for i in stream.instructions if isinstance(i, Forward | BackwardInput | BackwardWeight | Update)]
+        for stream in straight("zb-h1", 3, 4).streams
+    ]
+    assert compute == [
+        list(parse_stream("F1 F2 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4 U1")),
+        list(parse_stream("F1 F2 I1 F3 I2 W1 F4 I3 W2 I4 W3 W4 U1")),
+        list(parse_stream("F1 I1 F2 I2 F3 I3 W1 F4 I4 W2 W3 W4 U1")),
+    ]
+
+
 @pytest.mark.parametrize("row", golden("gpipe_bubble.json")["rows"], ids=lambda r: f"M={r['microbatches']}")
 def test_gpipes_bubble_is_that_of_its_section_2_3(row: dict[str, Any]) -> None:
     program = straight("gpipe", golden("gpipe_bubble.json")["cells"], row["microbatches"])
@@ -318,8 +346,8 @@ def test_between_p1_and_p2_a_microbatch_is_counted_apart(recompute: bool) -> Non
     assert [h.in_flight for h in held] == ([1, 2, 2, 1, 1, 0, 0, 0, 0] if recompute else [1, 2, 1, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
-def test_2bp_is_refused_where_there_is_no_flush(schedule: str) -> None:
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h1"])
+def test_2bp_is_refused_without_a_flush_and_where_the_backward_is_split_already(schedule: str) -> None:
     with pytest.raises(ValueError, match=f"schedule: must have a flush .*2BP.* got '{schedule}'"):
         split_backward(straight(schedule, 2, 2), [equal_thirds()] * 2)
 

@@ -65,7 +65,7 @@ def expected(plan: Plan) -> Weights:
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("depth", [2, 4])
 @pytest.mark.parametrize(
-    "schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream", "pipedream-vertical-sync"]
+    "schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream", "pipedream-vertical-sync", "zb-h1"]
 )
 def test_weights_equal_the_single_process_reference(
     schedule: str, depth: int, width: int, recompute: bool, tmp_path: Path
@@ -131,7 +131,7 @@ def test_a_resumed_run_finds_the_older_versions_that_it_needs(schedule: str, tmp
     assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
 
 
-@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream"])
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream", "zb-h1"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_runtime_executes_exactly_the_streams_that_the_simulator_plays(
     schedule: str, recompute: bool, tmp_path: Path

@@ -163,6 +163,13 @@ def run_alone(program: Program, model: str = MODEL) -> tuple[Weights, Lane]:
     return weights.version_tensors(STEPS), recorder.lane(rank=0, stage=0, replica=0)
 
 
+@pytest.mark.parametrize(("depth", "recompute"), [(2, True), (4, False)])
+def test_zb_h1s_weights_equal_the_fused_reference(depth: int, recompute: bool, tmp_path: Path) -> None:
+    plan = make_plan("zb-h1", CUTS[depth], microbatches=6, recompute=recompute, optimizer="adam")
+    weights, _ = execute(plan, tmp_path)
+    assert distance(weights, reference(plan)) < 1e-11
+
+
 def test_weights_without_p2_are_others() -> None:
     """What the other tests compare would not be equal if p2 were left out."""
     plan = make_plan("1f1b", (0, 4), split_backward=True)

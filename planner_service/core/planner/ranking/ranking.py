@@ -8,7 +8,7 @@ from planner_service.core.planner.play import length, play
 from planner_service.core.planner.problem import Problem
 from planner_service.core.planner.ranking.proposals import Proposal
 from planner_service.core.planner.reasons import shortfall
-from planner_service.core.schedule.program import FLUSHES
+from planner_service.core.schedule.program import FUSED
 
 PLAYED_INSTRUCTIONS = 600_000
 """Of all proposals together: about a second and a half."""
@@ -94,7 +94,7 @@ class Ranking:
         """
         if self.problem.options.split_backward is False or not has_split_backward(self.problem):
             return
-        flushing = [each for each in self.fitting if each.plan.schedule in FLUSHES and each.plan.simulated is not None]
+        flushing = [each for each in self.fitting if each.plan.schedule in FUSED and each.plan.simulated is not None]
         for ranked in flushing[:SPLIT_PROPOSALS]:
             variant = self._variant(ranked.proposal)
             if variant is not None:
