@@ -1,5 +1,6 @@
 """`pipeplan simulate`: a schedule on stages that all cost the same, as in the papers' pictures."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -7,18 +8,20 @@ import typer
 from planner_service.contract.documents import dump
 from planner_service.core.draw import draw
 from planner_service.core.errors import LEAST_AMOUNT, require, require_amount, require_count
-from planner_service.core.plan import STASHING
+from planner_service.core.plan import INTERLEAVED, STASHING
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import footprints
 from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import Program, Stream, build
+from planner_service.core.schedule.program import GENERATORS, Program, Stream, build
 from planner_service.core.schedule.text import format_stream
 from planner_service.core.simulate import simulate as play
 from planner_service.core.split_backward import split_backward
 from planner_service.core.stage_costs import StageCosts, unit_costs
 from planner_service.core.timeline import Timeline
 
-SCHEDULES = ("naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h1")
+SCHEDULES = tuple(name for name in GENERATORS if name != "data-parallel")
+"""All but the one that has no stages."""
+
 COLUMNS = 200
 
 MAX_INSTRUCTIONS = 2_000_000
@@ -37,22 +40,33 @@ def simulate(
         bool,
         typer.Option("--two-bp-half-way", help="2BP, half of p2 half-way: less memory."),
     ] = False,
+    chunks: Annotated[int | None, typer.Option(help="1f1b-interleaved: parts of a stage; default 2.")] = None,
     batches: Annotated[int, typer.Option(help="Batches one after the other.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
     require(schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
-    costs = _costs(forward, backward_input, backward_weight)
-    program = _program(schedule, stages, microbatches, batches)
+    chunks = _chunks(schedule, chunks)
+    costs = [_costs(forward / chunks, backward_input / chunks, backward_weight / chunks)] * stages * chunks
+    program = _program(schedule, stages, microbatches, batches, chunks)
     if two_bp or two_bp_half_way:
-        program = split_backward(program, [costs] * stages, half_way=two_bp_half_way)
+        program = split_backward(program, costs, half_way=two_bp_half_way)
     check(program)
-    timeline = play(program, [costs] * stages)
+    timeline = play(program, costs)
     if as_json:
         typer.echo(dump(_document(program, timeline, microbatches=microbatches, batches=batches)))
     else:
         typer.echo(draw(timeline, columns=COLUMNS))
         typer.echo(f"bubble {100 * timeline.bubble_fraction:.2f} %, makespan {timeline.makespan_s:g} s")
+
+
+def _chunks(schedule: str, asked: int | None) -> int:
+    if schedule == INTERLEAVED:
+        chunks = 2 if asked is None else asked
+        require_count("chunks", chunks)
+        return chunks
+    require(asked is None, "chunks", f"is an option of {INTERLEAVED}", asked)
+    return 1
 
 
 def _costs(forward_s: float, backward_input_s: float, backward_weight_s: float) -> StageCosts:
@@ -64,23 +78,25 @@ def _costs(forward_s: float, backward_input_s: float, backward_weight_s: float) 
     return unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
 
 
-def _program(schedule: str, stages: int, microbatches: int, batches: int) -> Program:
+def _program(schedule: str, stages: int, microbatches: int, batches: int, chunks: int) -> Program:
     """PipeDream updates after every minibatch: M a batch over K batches are M K minibatches, an update each."""
     for field, value in (("stages", stages), ("microbatches", microbatches), ("batches", batches)):
         require_count(field, value)
-    instructions = 6 * stages * microbatches * batches
+    instructions = 6 * stages * microbatches * batches * chunks
     rule = f"must make at most {MAX_INSTRUCTIONS} instructions, with stages and batches"
     require(instructions <= MAX_INSTRUCTIONS, "microbatches", rule, microbatches)
     if schedule in STASHING:
         microbatches, batches = 1, microbatches * batches
-    return build(schedule, Pipeline(replicas=(1,) * stages, microbatches=microbatches, batches=batches))
+    pipeline = Pipeline(replicas=(1,) * (stages * chunks), microbatches=microbatches, batches=batches, chunks=chunks)
+    return build(schedule, pipeline)
 
 
 def _document(program: Program, timeline: Timeline, *, microbatches: int, batches: int) -> dict[str, Any]:
-    held = [_peaks(stream) for stream in program.streams]
+    held = [_peaks(program.stage_streams(stream)) for stream in program.streams]
     return {
         "schedule": program.schedule,
-        "stages": program.pipeline.depth,
+        "stages": program.pipeline.span,
+        "chunks": program.pipeline.chunks,
         "microbatches": microbatches,
         "batches": batches,
         "bubble_fraction": timeline.bubble_fraction,
@@ -92,7 +108,7 @@ def _document(program: Program, timeline: Timeline, *, microbatches: int, batche
     }
 
 
-def _peaks(stream: Stream) -> tuple[int, int]:
-    """The most microbatches in flight and weight versions that a stage ever holds."""
-    held = list(footprints(stream.instructions, recompute=False))
+def _peaks(parts: Sequence[Stream]) -> tuple[int, int]:
+    """The most microbatches in flight and weight versions that a stage ever holds; of several chunks the largest."""
+    held = [h for part in parts for h in footprints(part.instructions, recompute=False)]
     return max(h.in_flight for h in held), max(h.versions for h in held)

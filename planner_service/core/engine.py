@@ -92,7 +92,7 @@ class _Compiler:
         self._program = program
         self._costs = costs
         self._devices = devices
-        self._edges: dict[tuple[int, int, bool], _Edge] = {}
+        self._edges: dict[tuple[int, int, bool, int], _Edge] = {}
         self._exchanges: dict[tuple[int, int], _Exchange] = {}
         self._ports: dict[tuple[bool, int, int], int] = {}
         self.columns = [self._column(stream) for stream in program.streams]
@@ -112,44 +112,51 @@ class _Compiler:
         return len(self._ports)
 
     def _column(self, stream: Stream) -> _Column:
+        pipeline = self._program.pipeline
+        stages = [pipeline.stage_of(stream.stage, chunk) for chunk in range(pipeline.chunks)]
         costs = self._costs[stream.stage]
-        seconds = _seconds(costs)
+        tables = [_seconds(self._costs[stage]) for stage in stages]
+        seconds, several = tables[0], len(tables) > 1
         own_s: list[float] = []
         edges: list[_Edge | None] = []
         exchanges: dict[int, _Exchange] = {}
-        met: dict[tuple[type[Instruction], int], tuple[float, _Edge, list[int]]] = {}
+        met: dict[tuple[type[Instruction], int, int], tuple[float, _Edge, list[int]]] = {}
         for index, instruction in enumerate(stream.instructions):
             kind = type(instruction)
+            if several:
+                seconds = tables[instruction.chunk]
             taken_s = seconds.get(kind)
             edge = None
             if taken_s is None and isinstance(instruction, _TRANSFER):
-                key = (kind, instruction.peer)
+                key = (kind, instruction.peer, instruction.chunk)
                 if key not in met:
-                    met[key] = self._met(stream.rank, kind, instruction.peer)
+                    met[key] = self._met(stream.rank, kind, instruction.peer, stages[instruction.chunk])
                 taken_s, edge, microbatches = met[key]
                 microbatches.append(instruction.microbatch)
             elif isinstance(instruction, BackwardWeight):
-                taken_s = len(instruction.microbatches) * costs.backward_weight_s + costs.instruction_s
+                own = self._costs[stages[instruction.chunk]]
+                taken_s = len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
             elif isinstance(instruction, ReduceGradients):
-                taken_s, exchanges[index] = _EXCHANGES, self._exchange(stream, instruction.version)
+                taken_s, exchanges[index] = _EXCHANGES, self._exchange(stages[instruction.chunk], instruction.version)
             if taken_s is None:
                 raise ScheduleError(f"rank {stream.rank} cannot play {format_instruction(instruction)}")
             own_s.append(taken_s)
             edges.append(edge)
         return _Column(stream.rank, costs.instruction_s, own_s, edges, exchanges)
 
-    def _met(self, rank: int, kind: type[Instruction], peer: int) -> tuple[float, _Edge, list[int]]:
+    def _met(self, rank: int, kind: type[Instruction], peer: int, stage: int) -> tuple[float, _Edge, list[int]]:
         """How an instruction of this kind is marked, its edge, and where the edge lists its microbatches."""
         if issubclass(kind, _SENDS):
-            edge = self._edge(rank, peer, issubclass(kind, _GRADIENTS))
+            edge = self._edge(rank, peer, issubclass(kind, _GRADIENTS), stage)
             return _SENDS_OFF, edge, edge.sent
-        edge = self._edge(peer, rank, issubclass(kind, _GRADIENTS))
+        gradients = issubclass(kind, _GRADIENTS)
+        edge = self._edge(peer, rank, gradients, stage + 1 if gradients else stage - 1)
         return _RECEIVES, edge, edge.received
 
-    def _edge(self, sender: int, receiver: int, gradient: bool) -> _Edge:
-        key = (sender, receiver, gradient)
+    def _edge(self, sender: int, receiver: int, gradient: bool, stage: int) -> _Edge:
+        """From the sender's stage on: two ranks with several stages each have several edges."""
+        key = (sender, receiver, gradient, stage)
         if key not in self._edges:
-            stage = self._program.streams[sender].stage
             costs = self._costs[stage]
             seconds = costs.gradient_transfer_s if gradient else costs.activation_transfer_s
             behind_a_port = costs.gradient_port_devices if gradient else costs.activation_port_devices
@@ -164,16 +171,16 @@ class _Compiler:
             )
         return self._edges[key]
 
-    def _exchange(self, stream: Stream, version: int) -> _Exchange:
-        key = (stream.stage, version)
+    def _exchange(self, stage: int, version: int) -> _Exchange:
+        key = (stage, version)
         if key not in self._exchanges:
-            costs = self._costs[stream.stage]
+            costs = self._costs[stage]
             self._exchanges[key] = _Exchange(
                 number=len(self._exchanges),
-                group=_group(stream.stage, 2),
+                group=_group(stage, 2),
                 seconds=costs.reduce_s,
-                missing=self._program.pipeline.replicas[stream.stage],
-                ports=self._ring(stream.stage, costs.reduce_port_devices) if costs.reduce_s > 0 else (),
+                missing=self._program.pipeline.replicas[stage],
+                ports=self._ring(stage, costs.reduce_port_devices) if costs.reduce_s > 0 else (),
             )
         return self._exchanges[key]
 
@@ -190,7 +197,8 @@ class _Compiler:
         """A ring enters and leaves every unit once, however many of the replicas are in it."""
         if behind_a_port == 0:
             return ()
-        ranks = [stream.rank for stream in self._program.streams if stream.stage == stage]
+        first_stage = stage % self._program.pipeline.span
+        ranks = [stream.rank for stream in self._program.streams if stream.stage == first_stage]
         units = sorted({self._devices[rank] // behind_a_port for rank in ranks})
         return tuple(self._port(out, behind_a_port, unit) for unit in units for out in (True, False))
 

@@ -16,7 +16,9 @@ SCHEDULES = (
     "pipedream-2bw",
     "pipedream-vertical-sync",
     "zb-h1",
+    "1f1b-interleaved",
 )
+INTERLEAVED = "1f1b-interleaved"
 VERTICAL_SYNC = "pipedream-vertical-sync"
 STASHING = frozenset({"pipedream", VERTICAL_SYNC})
 """PipeDream (2018): an update after every minibatch of each of a stage's replicas; these may differ by stage."""
@@ -156,6 +158,8 @@ class Plan:
     `calibration_id` names the calibration that corrected the costs, `pareto` the plans that no other beats in both
     throughput and memory. `master_weights`: the optimizer works on float32
     copies of 16-bit weights. `split_backward`: 2BP; `split_backward_half_way`: its memory-saving variant, figure 5.
+    `chunks`: the stages that a rank holds (Narayanan et al. 2021); the placement then lists its first ones, of stages
+    below depth / chunks, and a rank has the stages s, s + depth / chunks, ...
     `interpolated`: the microbatch size was not measured, the costs lie between those of the measured sizes next to it.
     """
 
@@ -187,6 +191,7 @@ class Plan:
     master_weights: bool = False
     split_backward: bool = False
     split_backward_half_way: bool = False
+    chunks: int = 1
     estimated: bool = False
     interpolated: bool = False
     calibration_id: str | None = None
@@ -226,7 +231,11 @@ class Plan:
         require(len(self.costs) == self.depth, "costs", f"must hold one entry a stage ({self.depth})", len(self.costs))
 
     def _check_placement(self) -> None:
-        expected = {(s, r) for s, stage in enumerate(self.stages) for r in range(stage.replicas)}
+        require_count("chunks", self.chunks)
+        divides = self.depth % self.chunks == 0 and (self.chunks == 1 or self.schedule == INTERLEAVED)
+        require(divides, "chunks", f"must divide the {self.depth} stages, and is 1 but for {INTERLEAVED}", self.chunks)
+        first_stages = self.stages[: self.depth // self.chunks]
+        expected = {(s, r) for s, stage in enumerate(first_stages) for r in range(stage.replicas)}
         placed = [(w.stage, w.replica) for w in self.placement]
         rule = f"must place each of the {len(expected)} replicas of the stages once"
         require(len(placed) == len(expected) and set(placed) == expected, "placement", rule, placed)

@@ -14,7 +14,7 @@ receiver and direction: the papers' pictures.
 from collections.abc import Sequence
 
 from planner_service.core.engine import Engine
-from planner_service.core.schedule.footprint import held_counts
+from planner_service.core.schedule.footprint import first_versions, held_counts
 from planner_service.core.schedule.program import Program, Stream
 from planner_service.core.schedule.text import format_instruction
 from planner_service.core.stage_costs import StageCosts
@@ -31,7 +31,7 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[in
     engine.play()
     return Timeline(
         lanes=tuple(
-            _lane(stream, costs[stream.stage], program.pipeline.recomputes(stream.stage), *times)
+            _lane(stream, _held_bytes(program, stream, costs), *times)
             for stream, *times in zip(program.streams, engine.start_s, engine.end_s, strict=True)
         ),
         batch_size=program.pipeline.batch_microbatches * costs[0].microbatch_size,
@@ -39,8 +39,32 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[in
     )
 
 
-def _lane(stream: Stream, costs: StageCosts, recompute: bool, start_s: list[float], end_s: list[float]) -> Lane:
+def _held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> tuple[int, ...]:
+    """What the rank holds after each of its instructions, all its stages together."""
+    by_chunk = [
+        _stage_bytes(part, costs[part.stage], program.pipeline.recomputes(part.stage))
+        for part in program.stage_streams(stream)
+    ]
+    if len(by_chunk) == 1:
+        return by_chunk[0]
+    following = [iter(held_bytes) for held_bytes in by_chunk]
+    now_bytes = [
+        costs[part.stage].held_bytes(versions=len(first_versions(part.instructions)), activations=0, inputs=0)
+        for part in program.stage_streams(stream)
+    ]
+    held_bytes = []
+    for instruction in stream.instructions:
+        now_bytes[instruction.chunk] = next(following[instruction.chunk])
+        held_bytes.append(sum(now_bytes))
+    return tuple(held_bytes)
+
+
+def _stage_bytes(stream: Stream, costs: StageCosts, recompute: bool) -> tuple[int, ...]:
     held_bytes = _HeldBytes(costs)
+    return tuple(held_bytes[held] for held in held_counts(stream.instructions, recompute=recompute))
+
+
+def _lane(stream: Stream, memory_bytes: tuple[int, ...], start_s: list[float], end_s: list[float]) -> Lane:
     return Lane(
         rank=stream.rank,
         stage=stream.stage,
@@ -48,7 +72,7 @@ def _lane(stream: Stream, costs: StageCosts, recompute: bool, start_s: list[floa
         instructions=tuple(map(format_instruction, stream.instructions)),
         start_s=tuple(start_s),
         end_s=tuple(end_s),
-        memory_bytes=tuple(held_bytes[held] for held in held_counts(stream.instructions, recompute=recompute)),
+        memory_bytes=memory_bytes,
     )
 
 

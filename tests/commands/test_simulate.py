@@ -54,6 +54,18 @@ def test_two_bp_fills_the_gaps_and_draws_them() -> None:
     ]
 
 
+def test_interleaved_chunks_are_drawn_a_row_a_rank() -> None:
+    ended = simulate("1f1b-interleaved", "--chunks", "2", "--backward-weight", "0", stages=2, microbatches=2)
+    assert ended.out.splitlines() == [
+        "stage 0  F1-- F2-- F1.1 F2.1      B1.1      B2.1 B1-- B2--",
+        "stage 1       F1-- F2-- F1.1 B1.1 F2.1 B2.1 B1-- B2--",
+        "bubble 20.00 %, makespan 5 s",
+    ]
+    document = simulate("1f1b-interleaved", "--json", stages=2, microbatches=2).document
+    assert (document["stages"], document["chunks"]) == (2, 2)
+    assert document["streams"][1].endswith("U1 U1.1")
+
+
 def test_zb_h1_is_drawn_with_the_weight_gradients_that_wait() -> None:
     ended = simulate("zb-h1", stages=2, microbatches=3)
     assert ended.out.splitlines() == [
@@ -77,6 +89,8 @@ def test_two_bps_memory_saving_variant_is_drawn() -> None:
     [
         (("--schedule", "pipedream", "--two-bp"), "schedule: must have a flush"),
         (("--schedule", "pipedream-2bw", "--two-bp"), "schedule: must have a flush"),
+        (("--schedule", "1f1b", "--chunks", "2"), "chunks: is an option of 1f1b-interleaved, got 2"),
+        (("--schedule", "1f1b-interleaved", "--chunks", "0"), "chunks: must be a whole number of at least 1, got 0"),
         (("--schedule", "zigzag"), "schedule: must be one of naive, gpipe, 1f1b, pipedream, pipedream-2bw"),
         (("--schedule", "1f1b", "--forward", "-1"), "forward: must be a finite number of at least 0, got -1.0"),
         (("--schedule", "1f1b", "--forward", "nan"), "forward: must be a finite number of at least 0, got nan"),

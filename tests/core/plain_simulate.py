@@ -77,7 +77,8 @@ class Plain:
         return True
 
     def end_s(self, rank: int, instruction: Instruction, now_s: float) -> float | None:
-        costs = self.costs[self.program.streams[rank].stage]
+        stage = self.program.pipeline.stage_of(self.program.streams[rank].stage, instruction.chunk)
+        costs = self.costs[stage]
         match instruction:
             case Forward():
                 return now_s + (costs.forward_s + costs.instruction_s)
@@ -92,33 +93,36 @@ class Plain:
             case Update():
                 return now_s + costs.update_s
             case SendActivation(microbatch=k, peer=peer) | SendGradient(microbatch=k, peer=peer):
-                self.send(rank, peer, isinstance(instruction, SendGradient), k, now_s + costs.instruction_s)
-                return now_s + costs.instruction_s
+                gradient = isinstance(instruction, SendGradient)
+                self.send(
+                    rank, peer, gradient, k, stage, now_s + self.costs[self.program.streams[rank].stage].instruction_s
+                )
+                return now_s + self.costs[self.program.streams[rank].stage].instruction_s
             case RecvActivation(microbatch=k, peer=peer) | RecvGradient(microbatch=k, peer=peer):
-                arrival_s = self.arrived.get((peer, rank, isinstance(instruction, RecvGradient), k))
-                return None if arrival_s is None else max(now_s, arrival_s) + costs.instruction_s
+                gradient = isinstance(instruction, RecvGradient)
+                arrival_s = self.arrived.get((peer, rank, gradient, k, stage + 1 if gradient else stage - 1))
+                overhead_s = self.costs[self.program.streams[rank].stage].instruction_s
+                return None if arrival_s is None else max(now_s, arrival_s) + overhead_s
             case ReduceGradients(version=version):
-                return self.exchange(rank, version, now_s)
+                return self.exchange(rank, version, stage, now_s)
             case _:
                 return now_s
 
-    def send(self, rank: int, peer: int, gradient: bool, k: int, now_s: float) -> None:
-        stage = self.program.streams[rank].stage
+    def send(self, rank: int, peer: int, gradient: bool, k: int, stage: int, now_s: float) -> None:
         costs = self.costs[stage]
         seconds = costs.gradient_transfer_s if gradient else costs.activation_transfer_s
         behind = costs.gradient_port_devices if gradient else costs.activation_port_devices
         units = [self.devices[r] // behind if behind else r for r in (rank, peer)]
-        key = (rank, peer, gradient, k)
+        key = (rank, peer, gradient, k, stage)
         if seconds == 0 or behind == 0 or units[0] == units[1]:
-            link = ("link", rank, peer, gradient)
+            link = ("link", rank, peer, gradient, stage)
             self.free_s[link] = max(self.free_s[link], now_s) + seconds
             self.arrived[key] = self.free_s[link] + costs.latency_s
         else:
             ports = [(True, behind, units[0]), (False, behind, units[1])]
             self.requests.append(Request(now_s, stage, int(gradient), key, seconds, costs.latency_s, ports))
 
-    def exchange(self, rank: int, version: int, now_s: float) -> float | None:
-        stage = self.program.streams[rank].stage
+    def exchange(self, rank: int, version: int, stage: int, now_s: float) -> float | None:
         costs, key = self.costs[stage], ("exchange", stage, version)
         if key in self.arrived:
             return self.arrived[key]
@@ -132,7 +136,8 @@ class Plain:
         if behind == 0 or costs.reduce_s == 0:
             self.arrived[key] = at_s + costs.reduce_s
             return self.arrived[key]
-        units = {self.devices[s.rank] // behind for s in self.program.streams if s.stage == stage}
+        span = self.program.pipeline.span
+        units = {self.devices[s.rank] // behind for s in self.program.streams if s.stage == stage % span}
         ports = [(out, behind, unit) for unit in units for out in (True, False)]
         self.requests.append(Request(at_s, stage, 2, key, costs.reduce_s, 0.0, ports))
         return None

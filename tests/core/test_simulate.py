@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.plan import Plan
+from planner_service.core.plan import INTERLEAVED, STASHING, Plan
 from planner_service.core.planner.play import one_pipeline
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.predict import predict
 from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import FLUSHES, GENERATORS, build, stages_in_a_row
+from planner_service.core.schedule.program import FUSED, GENERATORS, build, stages_in_a_row
 from planner_service.core.simulate import simulate
 from planner_service.core.split_backward import split_backward
 from planner_service.core.stage_costs import StageCosts
@@ -48,14 +48,17 @@ COSTS = st.builds(
 def test_every_schedule_is_played_as_the_plain_simulator_plays_it(data: st.DataObject, schedule: str) -> None:
     depth = 1 if schedule == "data-parallel" else data.draw(st.integers(1, 4))
     width = data.draw(st.integers(1, 3))
-    unequal = schedule == "pipedream" and data.draw(st.booleans())
+    chunks = data.draw(st.integers(1, 2)) if schedule == INTERLEAVED and depth in (2, 4) else 1
+    depth *= chunks
+    unequal = schedule in STASHING and data.draw(st.booleans())
     replicas = tuple(data.draw(st.integers(1, 3)) for _ in range(depth)) if unequal else (width,) * depth
-    microbatches = 1 if schedule == "pipedream" else data.draw(st.integers(depth, depth + 3))
+    microbatches = 1 if schedule in STASHING else data.draw(st.integers(depth, depth + 3))
+    microbatches = depth if schedule == INTERLEAVED else microbatches
     recompute = data.draw(st.sampled_from([(), (True,) * depth]))
-    pipeline = Pipeline(replicas=replicas, microbatches=microbatches, batches=2, recompute=recompute)
-    program = build(schedule, pipeline, stages_in_a_row(replicas) if data.draw(st.booleans()) else ())
+    pipeline = Pipeline(replicas=replicas, microbatches=microbatches, batches=2, recompute=recompute, chunks=chunks)
+    program = build(schedule, pipeline, stages_in_a_row(replicas[: pipeline.span]) if data.draw(st.booleans()) else ())
     costs = data.draw(st.lists(COSTS, min_size=depth, max_size=depth))
-    if schedule in FLUSHES and data.draw(st.booleans()):
+    if schedule in FUSED and data.draw(st.booleans()):
         program = split_backward(program, costs)
     timeline = simulate(program, costs)
     plain = Plain(program, costs, range(len(program.streams))).play()

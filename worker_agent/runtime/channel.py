@@ -19,11 +19,15 @@ RECEIVES_AHEAD = 2
 
 @dataclass(frozen=True, slots=True, order=True)
 class Edge:
-    """A directed edge between two ranks; activations and gradients have edges of their own."""
+    """A directed edge between two ranks; activations and gradients have edges of their own.
+
+    So has every `stage` of the sender: ranks that hold several send each other tensors of several shapes.
+    """
 
     source: int
     target: int
     gradients: bool
+    stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Hooks:
 
 
 class Executor:
-    """Executes one stream on one stage. Between instructions all state is in the stage, the weights and the mail.
+    """Executes the stream of one stage. Between instructions all state is in the stage, the weights and the mail.
 
     `update_microbatches` is the number of microbatches whose mean gradient makes an update on this worker.
     """
@@ -82,20 +82,21 @@ class Executor:
         self._outgoing_gradients: dict[int, Tensors] = {}
         self._losses: list[Tensor] = []
         self._last_uses = last_uses(stream.instructions)
+        self._retiring: dict[int, list[int]] = defaultdict(list)
+        for version, index in self._last_uses.items():
+            self._retiring[index].append(version)
+        self._done = 0
 
     def run(self) -> None:
         """Executes the whole stream."""
-        retiring: dict[int, list[int]] = defaultdict(list)
-        for version, index in self._last_uses.items():
-            retiring[index].append(version)
-        for index, instruction in enumerate(self._instructions):
-            self._hooks.on_instruction(index)
-            self._recorder.begin()
-            self._execute(index, instruction)
-            for version in retiring.get(index, ()):
-                self._weights.retire(version)
-            self._recorder.end(instruction, self._held_bytes())
-        self._mail.flush()
+        run_together([self], self._instructions)
+
+    def step(self, instruction: Instruction) -> None:
+        """Executes the next instruction of its stream, which is this one."""
+        index, self._done = self._done, self._done + 1
+        self._execute(index, instruction)
+        for version in self._retiring.get(index, ()):
+            self._weights.retire(version)
 
     def _execute(self, index: int, instruction: Instruction) -> None:  # noqa: C901 (one case an instruction)
         match instruction:
@@ -169,7 +170,7 @@ class Executor:
         self._losses.clear()
         return loss
 
-    def _held_bytes(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of versions, gradients, optimizer states, and microbatches kept whole, by their input, or for p2."""
         stage, weights, kept = self._stage, self._weights, self._stage.kept.values()
         graphs = sum(1 for k in kept if k.roots)
@@ -177,3 +178,15 @@ class Executor:
         deferred = len(stage.deferred) * (stage.weight_gradient_bytes or 0)
         fixed = weights.version_bytes + weights.master_bytes + weights.optimizer_bytes
         return fixed + weights.live_bytes + graphs * stage.activation_bytes + inputs + deferred
+
+
+def run_together(executors: Sequence[Executor], instructions: Sequence[Instruction]) -> None:
+    """Executes a rank's whole stream: the loop. Each instruction is for the executor of its chunk."""
+    hooks, recorder = executors[0]._hooks, executors[0]._recorder
+    for index, instruction in enumerate(instructions):
+        hooks.on_instruction(index)
+        recorder.begin()
+        executors[instruction.chunk].step(instruction)
+        recorder.end(instruction, sum(executor.held_bytes() for executor in executors))
+    for executor in executors:
+        executor._mail.flush()

@@ -76,9 +76,11 @@ class Hunter:
             return None
         job, program = self._begun
         stream, busy_s = program.streams[rank], now_s - status.started_s
+        instruction = stream.instructions[status.instruction]
+        stage = program.pipeline.stage_of(stream.stage, instruction.chunk)
         first = status.batches_done <= job.first_step
-        limit_s = self._job.timeout_s if first else self._limits_s[stream.stage]
-        if not is_compute(stream.instructions[status.instruction]) or busy_s <= limit_s:
+        limit_s = self._job.timeout_s if first else self._limits_s[stage]
+        if not is_compute(instruction) or busy_s <= limit_s:
             return None
         return f"hung: {busy_s:.0f} s in one instruction"
 

@@ -1,4 +1,4 @@
-"""Mail: every channel of one rank, found by what a stream's transfer instructions name."""
+"""Mail: every channel of one rank's stage, found by what its stream's transfer instructions name."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -20,58 +20,66 @@ from worker_agent.runtime.channel import Edge, Inbox, Outbox, layouts_of
 
 
 def edges_of(stream: Stream) -> Counter[Edge]:
-    """The edges that a stream sends and receives on, with the number of messages on each."""
-    return Counter(edge for i in stream.instructions if (edge := _edge(stream.rank, i)) is not None)
+    """The edges that a stage's stream sends and receives on, with the number of messages on each."""
+    return Counter(edge for i in stream.instructions if (edge := _edge(stream.rank, stream.stage, i)) is not None)
 
 
-def _edge(rank: int, instruction: Instruction) -> Edge | None:
+def _edge(rank: int, stage: int, instruction: Instruction) -> Edge | None:
     match instruction:
         case SendActivation(peer=peer):
-            return Edge(rank, peer, gradients=False)
+            return Edge(rank, peer, gradients=False, stage=stage)
         case SendGradient(peer=peer):
-            return Edge(rank, peer, gradients=True)
+            return Edge(rank, peer, gradients=True, stage=stage)
         case RecvActivation(peer=peer):
-            return Edge(peer, rank, gradients=False)
+            return Edge(peer, rank, gradients=False, stage=stage - 1)
         case RecvGradient(peer=peer):
-            return Edge(peer, rank, gradients=True)
+            return Edge(peer, rank, gradients=True, stage=stage + 1)
         case _:
             return None
 
 
 class Mail:
-    """The outboxes and inboxes of one rank, and the buffers that its microbatches hold until they are through."""
+    """The outboxes and inboxes of a rank's stage, and the buffers that its microbatches hold until they are through."""
 
     def __init__(
-        self, program: Program, rank: int, groups: Mapping[Edge, dist.ProcessGroup], device: torch.device
+        self,
+        program: Program,
+        rank: int,
+        groups: Mapping[Edge, dist.ProcessGroup],
+        device: torch.device,
+        *,
+        chunk: int = 0,
     ) -> None:
-        stream = program.streams[rank]
+        stream = program.stage_streams(program.streams[rank])[chunk]
         self._rank = rank
+        self._stage = stream.stage
         self._outboxes: dict[Edge, Outbox] = {}
         self._inboxes: dict[Edge, Inbox] = {}
         self._borrowed: dict[int, list[tuple[Inbox, list[Tensor]]]] = {}
         for edge, messages in edges_of(stream).items():
             if edge.source == stream.rank:
-                window = _most_in_flight(program, edge.target if edge.gradients else edge.source)
+                window = _most_in_flight(program, edge)
                 self._outboxes[edge] = Outbox(edge, groups[edge], header=not edge.gradients, window=window)
             else:
                 self._inboxes[edge] = Inbox(edge, groups[edge], messages=messages, device=device)
 
     def send_activation(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Sends a stage's outputs on. From here on it is known what gradients will come back."""
-        self._outboxes[Edge(self._rank, peer, gradients=False)].send(tensors)
-        self._inboxes[Edge(peer, self._rank, gradients=True)].expect(layouts_of(_floating(tensors)))
+        self._outboxes[Edge(self._rank, peer, gradients=False, stage=self._stage)].send(tensors)
+        back = Edge(peer, self._rank, gradients=True, stage=self._stage + 1)
+        self._inboxes[back].expect(layouts_of(_floating(tensors)))
 
     def send_gradient(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Sends the gradients of a stage's inputs back."""
-        self._outboxes[Edge(self._rank, peer, gradients=True)].send(tensors)
+        self._outboxes[Edge(self._rank, peer, gradients=True, stage=self._stage)].send(tensors)
 
     def receive_activation(self, microbatch: int, peer: int) -> list[Tensor]:
         """Waits for a stage's inputs; they stay valid until the microbatch is released."""
-        return self._receive(microbatch, Edge(peer, self._rank, gradients=False))
+        return self._receive(microbatch, Edge(peer, self._rank, gradients=False, stage=self._stage - 1))
 
     def receive_gradient(self, microbatch: int, peer: int) -> list[Tensor]:
         """Waits for the gradients of a stage's outputs; they stay valid until the microbatch is released."""
-        return self._receive(microbatch, Edge(peer, self._rank, gradients=True))
+        return self._receive(microbatch, Edge(peer, self._rank, gradients=True, stage=self._stage + 1))
 
     def release(self, microbatch: int, *, kept: Set[int] = frozenset()) -> None:
         """Gives the microbatch's buffers back, to receive others, but for messages in memory that is `kept`."""
@@ -96,8 +104,10 @@ class Mail:
         return tensors
 
 
-def _most_in_flight(program: Program, rank: int) -> int:
-    stream = program.streams[rank]
+def _most_in_flight(program: Program, edge: Edge) -> int:
+    """On the earlier of the two stages."""
+    rank, stage = (edge.target, edge.stage - 1) if edge.gradients else (edge.source, edge.stage)
+    stream = program.stage_streams(program.streams[rank])[stage // program.pipeline.span]
     held = footprints(stream.instructions, recompute=program.pipeline.recomputes(stream.stage))
     return max(h.in_flight for h in held)
 

@@ -33,7 +33,7 @@ from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.runtime import checkpoint, results
 from worker_agent.runtime.channel import open_groups
-from worker_agent.runtime.executor import Executor, Feed, Hooks
+from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
 from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.optimizers import build_optimizer
@@ -47,19 +47,15 @@ from worker_agent.runtime.torch_errors import cause_of
 from worker_agent.runtime.weights import Weights, find_slots
 
 
-class Rank:
-    """One worker of a run: its stream, its stage's blocks and weights."""
+class Part:
+    """One stage of a rank: its stream, blocks and weights. Most schedules give a rank one."""
 
-    def __init__(self, job: RunJob, program: Program, rank: int, device: torch.device) -> None:
-        self.job = job
-        self.program = program
-        self.stream: Stream = program.streams[rank]
-        self.device = device
-        chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
-        require_match(job, chain)
-        plan_stage = job.plan.stages[self.stream.stage]
+    def __init__(self, job: RunJob, chain: Chain, stream: Stream, device: torch.device) -> None:
+        self.stream = stream
+        plan_stage = job.plan.stages[stream.stage]
         self.blocks = [block.to(device).train() for block in chain.blocks[plan_stage.start : plan_stage.stop]]
-        self.last = self.stream.stage == job.plan.depth - 1
+        self.first = stream.stage == 0
+        self.last = stream.stage == job.plan.depth - 1
         self.stage = Stage(
             self.blocks,
             first_block=plan_stage.start,
@@ -86,32 +82,52 @@ class Rank:
                 weights=self.weights,
                 buffers=self.buffers,
             )
+
+
+class Rank:
+    """One worker of a run: its stream, and its stages."""
+
+    def __init__(self, job: RunJob, program: Program, rank: int, device: torch.device) -> None:
+        self.job = job
+        self.program = program
+        self.stream: Stream = program.streams[rank]
+        self.device = device
+        chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
+        require_match(job, chain)
+        self.parts = [Part(job, chain, stream, device) for stream in program.stage_streams(self.stream)]
         self.updates = updates_a_batch(program.schedule, program.pipeline, self.stream.stage)
         self.losses: list[float] = []
 
     def execute(self, status: StatusWriter) -> RankResult:
         """Executes the stream with all other ranks; returns what was measured."""
-        edges = {edge for stream in self.program.streams for edge in edges_of(stream)}
+        streams = [part for stream in self.program.streams for part in self.program.stage_streams(stream)]
+        edges = {edge for stream in streams for edge in edges_of(stream)}
         groups = open_groups(edges, self.stream.rank)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
-        mail = Mail(self.program, self.stream.rank, groups, self.device)
-        inputs, targets = self._feeds()
+        feeds = self._feeds()
+        mails = [
+            Mail(self.program, self.stream.rank, groups, self.device, chunk=chunk) for chunk in range(len(self.parts))
+        ]
         gc.collect()
         gc.freeze()  # a full collection over torch's own objects would stall a step
         dist.barrier()
-        recorder = Recorder(clock_for(self.device))
-        Executor(
-            stream=self.stream,
-            stage=self.stage,
-            weights=self.weights,
-            mail=mail,
-            replicas=replicas,
-            recorder=recorder,
-            hooks=self._hooks(status),
-            inputs=inputs,
-            targets=targets,
-            update_microbatches=self.job.plan.microbatches,
-        ).run()
+        recorder, hooks = Recorder(clock_for(self.device)), self._hooks(status)
+        executors = [
+            Executor(
+                stream=part.stream,
+                stage=part.stage,
+                weights=part.weights,
+                mail=mails[chunk],
+                replicas=replicas,
+                recorder=recorder,
+                hooks=hooks,
+                inputs=feeds[0] if part.first else None,
+                targets=feeds[1] if part.last else None,
+                update_microbatches=self.job.plan.microbatches,
+            )
+            for chunk, part in enumerate(self.parts)
+        ]
+        run_together(executors, self.stream.instructions)
         dist.barrier()
         return RankResult(
             lane=recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica),
@@ -143,19 +159,19 @@ class Rank:
             batch_size=self.job.plan.batch_size,
             seed=self.job.seed,
         )
+        part = self.parts[instruction.chunk]
         checkpoint.save_stage(
             self.job.directory.checkpoints,
             manifest,
-            stage=self.stream.stage,
-            weights=self.weights,
-            buffers=self.buffers,
+            stage=part.stream.stage,
+            weights=part.weights,
+            buffers=part.buffers,
             versions=range(instruction.oldest, instruction.version + 1),
         )
 
     def _feeds(self) -> tuple[Feed | None, Feed | None]:
-        """The inputs for the first stage and the targets for the last, by microbatch number (from 1)."""
-        first = self.stream.stage == 0
-        if not (first or self.last):
+        """The first stage's inputs and the last one's targets, by microbatch number (from 1), if either is here."""
+        if not any(part.first or part.last for part in self.parts):
             return None, None
         source = open_data(self.job.data, microbatch_size=self.job.plan.microbatch_size, seed=self.job.seed)
         dtype = getattr(torch, self.job.plan.dtype)
@@ -165,7 +181,7 @@ class Rank:
             inputs, targets = source.microbatch(k - 1)
             return _to(inputs, self.device, dtype), _to(targets, self.device, dtype)
 
-        return (lambda k: microbatch(k)[0]) if first else None, (lambda k: microbatch(k)[1]) if self.last else None
+        return (lambda k: microbatch(k)[0]), (lambda k: microbatch(k)[1])
 
 
 def require_match(job: RunJob, chain: Chain) -> None:

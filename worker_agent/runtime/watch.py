@@ -17,7 +17,8 @@ def watching(job: RunJob, on_progress: Callable[[int, float], None], here: Conta
 
     The first worker of the last stage is followed where it runs: nothing is told on nodes whose ranks are others.
     """
-    rank = next(r for r, worker in enumerate(job.plan.placement) if worker.stage == job.plan.depth - 1)
+    last_stage = job.plan.depth // job.plan.chunks - 1  # or the rank's stage before, of which it is the last chunk
+    rank = next(r for r, worker in enumerate(job.plan.placement) if worker.stage == last_stage)
     if rank not in here:
         yield
         return

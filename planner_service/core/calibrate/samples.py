@@ -41,6 +41,8 @@ class MeasuredRun:
     peak_resident_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        rule = "must hold one stage a rank: what the stages of a lane cost cannot be told apart"
+        require(self.plan.chunks == 1, "plan.chunks", rule, self.plan.chunks)
         lanes = [Worker(stage=lane.stage, replica=lane.replica) for lane in self.timeline.lanes]
         rule = f"must be the {self.plan.workers} workers of the plan, by rank"
         require(lanes == list(self.plan.placement), "timeline.lanes", rule, len(lanes))

@@ -57,7 +57,7 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
     Its transfers take as long as those of all replicas that pass the same port at once. Where the stages' replicas
     differ, all workers are played.
     """
-    if plan.width is None:
+    if plan.width is None or plan.chunks > 1:
         return predict(plan, batches=batches)
     pipeline = Pipeline(
         replicas=(1,) * plan.depth,

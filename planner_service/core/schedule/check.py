@@ -33,7 +33,7 @@ def check(program: Program) -> None:
 
     That sends and receives pair up without deadlock is the simulator's to show: it plays the same streams.
     """
-    for stream in program.streams:
+    for stream in (part for whole in program.streams for part in program.stage_streams(whole)):
         _check_microbatches(program.pipeline, stream)
         first, last = _versions(program, stream)
         newest = _check_versions(program, stream, first)

@@ -27,27 +27,29 @@ def communicate(
 
     The peer of a microbatch is the replica of the neighbouring stage that computes it, in both directions.
     """
-    before = _ranks(pipeline, worker.stage - 1, ranks)
-    after = _ranks(pipeline, worker.stage + 1, ranks)
+    stages = [pipeline.stage_of(worker.stage, chunk) for chunk in range(pipeline.chunks)]
+    neighbours = [(_ranks(pipeline, stage - 1, ranks), _ranks(pipeline, stage + 1, ranks)) for stage in stages]
     replicated = pipeline.replicas[worker.stage] > 1
     for instruction in instructions:
+        chunk = instruction.chunk
+        before, after = neighbours[chunk]
         if isinstance(instruction, Forward):
             k = instruction.microbatch
             if before:
-                yield RecvActivation(k, before[(k - 1) % len(before)])
+                yield RecvActivation(k, before[(k - 1) % len(before)], chunk)
             yield instruction
             if after:
-                yield SendActivation(k, after[(k - 1) % len(after)])
+                yield SendActivation(k, after[(k - 1) % len(after)], chunk)
         elif isinstance(instruction, _BACKWARD):
             k = instruction.microbatch
             if after:
-                yield RecvGradient(k, after[(k - 1) % len(after)])
+                yield RecvGradient(k, after[(k - 1) % len(after)], chunk)
             yield instruction
             if before:
-                yield SendGradient(k, before[(k - 1) % len(before)])
+                yield SendGradient(k, before[(k - 1) % len(before)], chunk)
         else:
             if replicated and isinstance(instruction, Update):
-                yield ReduceGradients(instruction.version)
+                yield ReduceGradients(instruction.version, chunk)
             yield instruction
 
 
@@ -55,4 +57,4 @@ def _ranks(pipeline: Pipeline, stage: int, ranks: Mapping[Worker, int]) -> Seque
     """The workers of a neighbouring stage by replica, which take its microbatches in turn; none beyond the ends."""
     if not 0 <= stage < pipeline.depth:
         return ()
-    return [ranks[Worker(stage=stage, replica=replica)] for replica in range(pipeline.replicas[stage])]
+    return [ranks[Worker(stage=stage % pipeline.span, replica=replica)] for replica in range(pipeline.replicas[stage])]

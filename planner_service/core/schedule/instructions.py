@@ -2,7 +2,8 @@
 
 Microbatches are numbered from 1 through the whole run, as in the papers' figures, over all replicas: microbatch k
 holds the samples [(k - 1) b, k b) and is computed by replica (k - 1) mod replicas of every stage. Weight version v
-is the stage's weights after v updates.
+is the stage's weights after v updates. `chunk` says which of its rank's stages an instruction is for, where a rank has
+several (`pipeline`): versions and microbatches are each chunk's own.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Forward:
 
     microbatch: int
     version: int = 0
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Recompute:
 
     microbatch: int
     version: int = 0
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Backward:
 
     microbatch: int
     version: int = 0
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class BackwardInput:
 
     microbatch: int
     version: int = 0
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class BackwardWeight:
 
     microbatches: tuple[int, ...]
     version: int = 0
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class SendActivation:
 
     microbatch: int
     peer: int
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class RecvActivation:
 
     microbatch: int
     peer: int
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,7 @@ class SendGradient:
 
     microbatch: int
     peer: int
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,7 @@ class RecvGradient:
 
     microbatch: int
     peer: int
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,7 @@ class ReduceGradients:
     """Averages the gradients for `version` over the stage's replicas; waits for all of them."""
 
     version: int
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +120,7 @@ class Update:
     """
 
     version: int
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,7 @@ class Checkpoint:
 
     version: int
     oldest: int
+    chunk: int = 0
 
 
 Compute: TypeAlias = Forward | Recompute | Backward | BackwardInput | BackwardWeight

@@ -14,6 +14,9 @@ class Pipeline:
     `microbatches` counts those of a batch on one replica of the whole pipeline. Where the stages' replicas differ
     (PipeDream 2018, section 3.3), a batch is the smallest number of minibatches that every stage's replicas share
     evenly, times `microbatches`.
+
+    With `chunks` above 1 a rank holds several stages (Narayanan et al. 2021, virtual pipeline stages): the worker of
+    stage s < `span` has the stages s, s + span, s + 2 span, ... as its chunks 0, 1, 2, ..., and stands for all of them.
     """
 
     replicas: tuple[int, ...]
@@ -21,6 +24,7 @@ class Pipeline:
     batches: int = 1
     first_batch: int = 0
     recompute: tuple[bool, ...] = ()
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         require(len(self.replicas) > 0, "stages", "must be at least 1", len(self.replicas))
@@ -31,11 +35,22 @@ class Pipeline:
         require_count("first_batch", self.first_batch, at_least=0)
         rule = f"must name each of the {self.depth} stages, or none"
         require(len(self.recompute) in (0, self.depth), "recompute", rule, self.recompute)
+        require_count("chunks", self.chunks)
+        require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
 
     @property
     def depth(self) -> int:
         """The number of stages."""
         return len(self.replicas)
+
+    @property
+    def span(self) -> int:
+        """From a chunk of a rank to its next, in stages: the ranks of one whole pipeline."""
+        return self.depth // self.chunks
+
+    def stage_of(self, first_stage: int, chunk: int) -> int:
+        """The stage that is this chunk of the rank whose chunk 0 is `first_stage`."""
+        return first_stage + chunk * self.span
 
     @property
     def batch_microbatches(self) -> int:
@@ -79,4 +94,5 @@ def pipeline_of(plan: Plan, *, batches: int, first_batch: int = 0) -> Pipeline:
         batches=batches,
         first_batch=first_batch,
         recompute=tuple(stage.recompute for stage in plan.stages),
+        chunks=plan.chunks,
     )

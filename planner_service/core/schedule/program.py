@@ -1,11 +1,11 @@
 """Program: a schedule's streams, one a worker, by rank. Plan in, streams out; nothing else decides what runs when."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from planner_service.core.errors import require
-from planner_service.core.plan import SCHEDULES, STASHING, VERTICAL_SYNC, Worker
+from planner_service.core.plan import INTERLEAVED, SCHEDULES, STASHING, VERTICAL_SYNC, Worker
 from planner_service.core.schedule.communicate import communicate
 from planner_service.core.schedule.data_parallel import data_parallel
 from planner_service.core.schedule.gpipe import gpipe
@@ -17,6 +17,7 @@ from planner_service.core.schedule.instructions import (
     Recompute,
     Update,
 )
+from planner_service.core.schedule.interleaved import interleaved
 from planner_service.core.schedule.naive import naive
 from planner_service.core.schedule.one_f_one_b import one_f_one_b
 from planner_service.core.schedule.pipedream import pipedream, pipedream_vertical_sync
@@ -36,17 +37,18 @@ GENERATORS: dict[str, Generator] = {
     "pipedream-2bw": two_bw,
     VERTICAL_SYNC: pipedream_vertical_sync,
     "zb-h1": zb_h1,
+    INTERLEAVED: interleaved,
 }
 FUSED = frozenset({"naive", "data-parallel", "gpipe", "1f1b"})
 """The schedules that empty the pipeline between batches and leave the backward whole."""
 
-FLUSHES = FUSED | {"zb-h1"}
+FLUSHES = FUSED | {"zb-h1", INTERLEAVED}
 """The schedules that empty the pipeline between batches, so that every update is a plain one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """What one worker executes, in order."""
+    """What one rank executes, in order. `stage` is that of its chunk 0: the only one, for most schedules."""
 
     rank: int
     stage: int
@@ -62,6 +64,19 @@ class Program:
     pipeline: Pipeline
     streams: tuple[Stream, ...]
 
+    def stage_streams(self, stream: Stream) -> tuple[Stream, ...]:
+        """A rank's stream as one stream for each of its stages, by chunk: what each holds and computes by itself."""
+        if self.pipeline.chunks == 1:
+            return (stream,)
+        return tuple(
+            replace(
+                stream,
+                stage=self.pipeline.stage_of(stream.stage, chunk),
+                instructions=tuple(i for i in stream.instructions if i.chunk == chunk),
+            )
+            for chunk in range(self.pipeline.chunks)
+        )
+
 
 def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *, checkpoint_every: int = 0) -> Program:
     """Generates the streams of a schedule for a pipeline.
@@ -74,13 +89,15 @@ def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *
     equal = len(set(pipeline.replicas)) == 1
     rule = f"must be the same on every stage for {schedule}"
     require(equal or schedule in STASHING, "replicas", rule, pipeline.replicas)
-    workers = tuple(placement) or pipelines_in_a_row(pipeline.replicas)
+    rule = f"must be 1 for {schedule}, in which a rank has one stage"
+    require(pipeline.chunks == 1 or schedule == INTERLEAVED, "chunks", rule, pipeline.chunks)
+    workers = tuple(placement) or pipelines_in_a_row(pipeline.replicas[: pipeline.span])
     ranks = {worker: rank for rank, worker in enumerate(workers)}
 
     def stream(rank: int, worker: Worker) -> Stream:
         compute = GENERATORS[schedule](pipeline, worker)
-        if pipeline.recomputes(worker.stage):
-            compute = _recompute(compute)
+        if any(pipeline.recompute):
+            compute = _recompute(compute, pipeline, worker.stage)
         if checkpoint_every:
             compute = _checkpoint(compute, schedule, pipeline, worker.stage, checkpoint_every)
         instructions = tuple(communicate(compute, pipeline, worker, ranks))
@@ -130,10 +147,11 @@ def updates_a_batch(schedule: str, pipeline: Pipeline, stage: int) -> int:
     return pipeline.batch_microbatches // pipeline.replicas[stage] if schedule in STASHING else 1
 
 
-def _recompute(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+def _recompute(instructions: Iterable[Instruction], pipeline: Pipeline, first_stage: int) -> Iterator[Instruction]:
+    recomputes = [pipeline.recomputes(pipeline.stage_of(first_stage, chunk)) for chunk in range(pipeline.chunks)]
     for instruction in instructions:
-        if isinstance(instruction, Backward | BackwardInput):
-            yield Recompute(instruction.microbatch, instruction.version)
+        if isinstance(instruction, Backward | BackwardInput) and recomputes[instruction.chunk]:
+            yield Recompute(instruction.microbatch, instruction.version, instruction.chunk)
         yield instruction
 
 
@@ -148,4 +166,4 @@ def _checkpoint(
         if isinstance(instruction, Update) and instruction.version % updates == 0:
             batches_done = instruction.version // updates
             if batches_done % every == 0 or batches_done == last_batch:
-                yield Checkpoint(instruction.version, max(instruction.version - behind, 0))
+                yield Checkpoint(instruction.version, max(instruction.version - behind, 0), instruction.chunk)

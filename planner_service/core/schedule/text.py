@@ -7,6 +7,7 @@ I3@1   BackwardInput (p1)   W3,4@1 BackwardWeight (p2), one microbatch or severa
 >B3:0  SendGradient to rank 0                        <B3:1  RecvGradient from rank 1
 G2     ReduceGradients for version 2     U2  Update that makes version 2
 C2@1   Checkpoint at version 2 with the versions from 1 on
+F3.1@2 the same forward through chunk 1 of a rank that holds several stages (chunk 0 is not written)
 """
 
 import re
@@ -31,7 +32,7 @@ from planner_service.core.schedule.instructions import (
     Update,
 )
 
-_ON_VERSION: dict[str, Callable[[int, int], Instruction]] = {
+_ON_VERSION: dict[str, Callable[[int, int, int], Instruction]] = {
     "F": Forward,
     "R": Recompute,
     "B": Backward,
@@ -44,36 +45,36 @@ COMPUTE_LETTERS = frozenset("FRBIW")
 UPDATE_LETTER = "U"
 """What the text of an update begins with."""
 
-_TRANSFERS: dict[str, Callable[[int, int], Instruction]] = {
+_TRANSFERS: dict[str, Callable[[int, int, int], Instruction]] = {
     ">F": SendActivation,
     "<F": RecvActivation,
     ">B": SendGradient,
     "<B": RecvGradient,
 }
-_ON_STAGE: dict[str, Callable[[int], Instruction]] = {"G": ReduceGradients, "U": Update}
+_ON_STAGE: dict[str, Callable[[int, int], Instruction]] = {"G": ReduceGradients, "U": Update}
 _LETTER: dict[object, str] = {
     cls: letter for table in (_ON_VERSION, _TRANSFERS, _ON_STAGE) for letter, cls in table.items()
 }
 _WORK = (Forward, Recompute, Backward, BackwardInput)
 _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
-_PATTERN = re.compile(r"([<>]?[A-Z])(\d+(?:,\d+)*)(?:([@:])(\d+))?")
+_PATTERN = re.compile(r"([<>]?[A-Z])(\d+(?:,\d+)*)(?:\.(\d+))?(?:([@:])(\d+))?")
 
 
 def format_instruction(instruction: Instruction) -> str:
     """The instruction's text form."""
     if isinstance(instruction, _WORK):
-        text = f"{_LETTER[type(instruction)]}{instruction.microbatch}"
+        text = f"{_LETTER[type(instruction)]}{instruction.microbatch}{_chunk(instruction)}"
         return f"{text}@{instruction.version}" if instruction.version else text
     if isinstance(instruction, _TRANSFER):
-        return f"{_LETTER[type(instruction)]}{instruction.microbatch}:{instruction.peer}"
+        return f"{_LETTER[type(instruction)]}{instruction.microbatch}{_chunk(instruction)}:{instruction.peer}"
     match instruction:
         case BackwardWeight():
             numbers = ",".join(str(k) for k in instruction.microbatches)
-            return f"W{numbers}{_version(instruction.version)}"
+            return f"W{numbers}{_chunk(instruction)}{_version(instruction.version)}"
         case ReduceGradients() | Update():
-            return f"{_LETTER[type(instruction)]}{instruction.version}"
+            return f"{_LETTER[type(instruction)]}{instruction.version}{_chunk(instruction)}"
         case Checkpoint():
-            return f"C{instruction.version}{_version(instruction.oldest)}"
+            return f"C{instruction.version}{_chunk(instruction)}{_version(instruction.oldest)}"
         case _:
             assert_never(instruction)
 
@@ -84,18 +85,19 @@ def parse_instruction(text: str) -> Instruction:
     found = _PATTERN.fullmatch(text)
     if found is None:
         raise _unreadable(text)
-    letter, numbers, mark, tail = found.groups()
+    letter, numbers, of_chunk, mark, tail = found.groups()
+    chunk = int(of_chunk or 0)
     first, *more = (int(n) for n in numbers.split(","))
     if letter == "W" and mark != ":":
-        return BackwardWeight((first, *more), int(tail or 0))
+        return BackwardWeight((first, *more), int(tail or 0), chunk)
     if more:
         raise _unreadable(text)
     if letter in _ON_VERSION and mark != ":":
-        return _ON_VERSION[letter](first, int(tail or 0))
+        return _ON_VERSION[letter](first, int(tail or 0), chunk)
     if letter in _TRANSFERS and mark == ":":
-        return _TRANSFERS[letter](first, int(tail))
+        return _TRANSFERS[letter](first, int(tail), chunk)
     if letter in _ON_STAGE and mark is None:
-        return _ON_STAGE[letter](first)
+        return _ON_STAGE[letter](first, chunk)
     raise _unreadable(text)
 
 
@@ -107,6 +109,10 @@ def format_stream(instructions: Iterable[Instruction]) -> str:
 def parse_stream(text: str) -> tuple[Instruction, ...]:
     """The stream that `format_stream` writes so."""
     return tuple(parse_instruction(word) for word in text.split())
+
+
+def _chunk(instruction: Instruction) -> str:
+    return f".{instruction.chunk}" if instruction.chunk else ""
 
 
 def _version(version: int) -> str:

@@ -128,6 +128,13 @@ def test_an_older_version_than_the_schedule_allows_is_refused() -> None:
         check(changed(program, 0, list(stale)))
 
 
+def test_a_law_that_one_chunk_of_a_rank_breaks_is_named() -> None:
+    program = build("1f1b-interleaved", Pipeline(replicas=(1,) * 4, microbatches=2, chunks=2))
+    stream = [i for i in program.streams[1].instructions if i != Backward(2, 0, 1)]
+    with pytest.raises(ScheduleError, match="rank 1 never computes the backward of \\[2\\]"):
+        check(changed(program, 1, stream))
+
+
 def test_vertical_sync_that_a_stage_does_not_keep_is_refused() -> None:
     """Weight stashing alone is what breaks it: every stage on the newest version that it has itself."""
     pipeline = Pipeline(replicas=(1, 1), microbatches=1, batches=4)

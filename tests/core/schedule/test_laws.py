@@ -19,6 +19,7 @@ from planner_service.core.schedule.instructions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    SendActivation,
     Update,
 )
 from planner_service.core.schedule.pipeline import Pipeline
@@ -31,7 +32,7 @@ from planner_service.core.schedule.two_bp import (
 )
 from planner_service.core.simulate import simulate
 from planner_service.core.split_backward import split_backward
-from planner_service.core.stage_costs import unit_costs
+from planner_service.core.stage_costs import StageCosts, unit_costs
 from tests.core.builders import equal_thirds
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -73,6 +74,92 @@ def test_zb_h1s_bubble_and_memory_are_those_of_its_table_1(row: dict[str, Any]) 
     assert simulate(one, costs).makespan_s - work_s == row["bubble_1f1b_s"]
     assert [most_kept(stream) for stream in zero.streams] == [row["activations"]] * stages
     assert most_kept(one.streams[0]) == row["activations"]
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [(2, 2, 2), (2, 2, 8), (4, 2, 4), (4, 3, 8), (8, 4, 16)])
+@pytest.mark.parametrize(("forward_s", "backward_s"), [(1.0, 2.0), (1.0, 1.0), (1.0, 3.0)])
+def test_interleaved_1f1bs_bubble_is_that_of_one_rank_less_over_microbatches_and_chunks(
+    ranks: int, chunks: int, microbatches: int, forward_s: float, backward_s: float
+) -> None:
+    """Narayanan et al. (2021), section 2.2.2: (p - 1)/(m v) of the ideal time, where 1F1B's is (p - 1)/m."""
+    whole = unit_costs(forward_s=forward_s, backward_input_s=backward_s, backward_weight_s=0.0)
+    part = unit_costs(forward_s=forward_s / chunks, backward_input_s=backward_s / chunks, backward_weight_s=0.0)
+    program = interleaved(ranks, chunks, microbatches)
+    check(program)
+    ideal_s = microbatches * (forward_s + backward_s)
+    timeline = simulate(program, [part] * ranks * chunks)
+    assert timeline.makespan_s / ideal_s - 1 == pytest.approx((ranks - 1) / (microbatches * chunks), abs=1e-12)
+    plain = simulate(straight("1f1b", ranks, microbatches), [whole] * ranks)
+    assert plain.makespan_s / ideal_s - 1 == pytest.approx((ranks - 1) / microbatches, abs=1e-12)
+
+
+def test_interleaved_1f1bs_streams_are_those_of_its_order() -> None:
+    """Narayanan et al. (2021), figure 4, with 2 ranks: two microbatches through a chunk, then two through the next."""
+    compute = [
+        [i for i in stream.instructions if isinstance(i, Forward | Backward | Update)]
+        for stream in interleaved(2, 2, 4).streams
+    ]
+    assert compute == [
+        list(parse_stream("F1 F2 F1.1 F2.1 F3 B1.1 F4 B2.1 F3.1 B1 F4.1 B2 B3.1 B4.1 B3 B4 U1 U1.1")),
+        list(parse_stream("F1 F2 F1.1 B1.1 F2.1 B2.1 F3 B1 F4 B2 F3.1 B3.1 F4.1 B4.1 B3 B4 U1 U1.1")),
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_an_interleaved_ranks_stages_keep_the_laws_each_by_itself(width: int) -> None:
+    program = interleaved(2, 3, 4, width=width, batches=3, checkpoint_every=2)
+    check(program)
+    parts = [part for stream in program.streams for part in program.stage_streams(stream)]
+    assert sorted((part.stage, part.replica) for part in parts) == [(s, r) for s in range(6) for r in range(width)]
+    for stream in program.streams:
+        assert [part.stage % 2 for part in program.stage_streams(stream)] == [stream.stage] * 3
+    sent = {(part.stage, i.peer) for part in parts for i in part.instructions if isinstance(i, SendActivation)}
+    assert {(stage, program.streams[peer].stage) for stage, peer in sent} == {(s, (s + 1) % 2) for s in range(5)}
+
+
+def test_an_interleaved_ranks_memory_is_that_of_all_its_stages() -> None:
+    costs = [
+        StageCosts(
+            microbatch_size=1,
+            forward_s=1.0,
+            backward_s=2.0,
+            backward_input_s=1.0,
+            backward_weight_s=1.0,
+            version_bytes=1000 * 10**stage,
+            activation_bytes=10**stage,
+        )
+        for stage in range(4)
+    ]
+    program = interleaved(2, 2, 2)
+    lane = simulate(program, costs).lanes[0]
+    held = dict(zip(lane.instructions, (count - 1000 - 100_000 for count in lane.memory_bytes), strict=True))
+    assert [held[text] for text in ("F1", "F2", "F1.1", "F2.1", "B1.1", "B2.1", "B1", "B2")] == [
+        1, 2, 102, 202, 102, 2, 1, 0,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schedule", "replicas", "chunks", "microbatches", "law"),
+    [
+        ("1f1b-interleaved", (1,) * 4, 2, 3, "microbatches: must be a multiple of the ranks in a pipeline .2."),
+        ("1f1b-interleaved", (1,) * 4, 4, 4, "chunks: must leave at least 2 ranks to the 4 stages"),
+        ("1f1b-interleaved", (1,) * 4, 3, 4, "chunks: must divide the 4 stages"),
+        ("1f1b", (1,) * 4, 2, 4, "chunks: must be 1 for 1f1b"),
+    ],
+)
+def test_chunks_that_a_schedule_cannot_take_are_refused(
+    schedule: str, replicas: tuple[int, ...], chunks: int, microbatches: int, law: str
+) -> None:
+    with pytest.raises(ValueError, match=law):
+        build(schedule, Pipeline(replicas=replicas, microbatches=microbatches, chunks=chunks))
+
+
+def interleaved(
+    ranks: int, chunks: int, microbatches: int, *, width: int = 1, batches: int = 1, checkpoint_every: int = 0
+) -> Program:
+    """So many chunks on each rank."""
+    pipeline = Pipeline(replicas=(width,) * (ranks * chunks), microbatches=microbatches, batches=batches, chunks=chunks)
+    return build("1f1b-interleaved", pipeline, checkpoint_every=checkpoint_every)
 
 
 def test_zb_h1s_streams_are_1f1b_with_weight_gradients_that_wait() -> None:
@@ -346,7 +433,9 @@ def test_between_p1_and_p2_a_microbatch_is_counted_apart(recompute: bool) -> Non
     assert [h.in_flight for h in held] == ([1, 2, 2, 1, 1, 0, 0, 0, 0] if recompute else [1, 2, 1, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h1"])
+@pytest.mark.parametrize(
+    "schedule", ["pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h1", "1f1b-interleaved"]
+)
 def test_2bp_is_refused_without_a_flush_and_where_the_backward_is_split_already(schedule: str) -> None:
     with pytest.raises(ValueError, match=f"schedule: must have a flush .*2BP.* got '{schedule}'"):
         split_backward(straight(schedule, 2, 2), [equal_thirds()] * 2)

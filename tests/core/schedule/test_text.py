@@ -24,11 +24,11 @@ numbers = st.integers(0, 10**6)
 on_version = [kinds.Forward, kinds.Recompute, kinds.Backward, kinds.BackwardInput]
 transfers = [kinds.SendActivation, kinds.RecvActivation, kinds.SendGradient, kinds.RecvGradient]
 any_instruction: st.SearchStrategy[Instruction] = st.one_of(
-    *(st.builds(kind, numbers, numbers) for kind in (*on_version, *transfers)),
-    st.builds(BackwardWeight, st.lists(numbers, min_size=1, max_size=4).map(tuple), numbers),
-    st.builds(kinds.ReduceGradients, numbers),
-    st.builds(kinds.Update, numbers),
-    st.builds(Checkpoint, numbers, numbers),
+    *(st.builds(kind, numbers, numbers, numbers) for kind in (*on_version, *transfers)),
+    st.builds(BackwardWeight, st.lists(numbers, min_size=1, max_size=4).map(tuple), numbers, numbers),
+    st.builds(kinds.ReduceGradients, numbers, numbers),
+    st.builds(kinds.Update, numbers, numbers),
+    st.builds(Checkpoint, numbers, numbers, numbers),
 )
 
 
@@ -47,7 +47,22 @@ def test_any_text_is_an_instruction_or_an_error_of_ours(text: str) -> None:
         assert parse_instruction(format_instruction(instruction)) == instruction
 
 
-@pytest.mark.parametrize("text", ["", "F", "f1", "F1:2", ">F1", "W1:2", "F1,2", "U1@2", "G1:2", "F-1", "F1@", "X1"])
+def test_a_chunk_stands_behind_the_microbatch() -> None:
+    texts: dict[str, Instruction] = {
+        "F3.1@2": kinds.Forward(3, 2, 1),
+        "W3,4.2": BackwardWeight((3, 4), 0, 2),
+        ">F3.1:0": kinds.SendActivation(3, 0, 1),
+        "U2.1": kinds.Update(2, 1),
+        "C2.1@1": Checkpoint(2, 1, 1),
+        "F3": kinds.Forward(3),
+    }
+    assert {text: parse_instruction(text) for text in texts} == texts
+    assert [format_instruction(instruction) for instruction in texts.values()] == list(texts)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "F", "f1", "F1:2", ">F1", "W1:2", "F1,2", "U1@2", "G1:2", "F-1", "F1@", "X1", "F1."]
+)
 def test_what_is_not_an_instruction_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
         parse_instruction(text)

@@ -20,6 +20,7 @@ def make_plan(
     dtype: str = "float64",
     split_backward: bool = False,
     half_way: bool = False,
+    chunks: int = 1,
     master_weights: bool = False,
 ) -> Plan:
     """A plan with stages between the cuts: (0, 2, 4) are two stages of two blocks."""
@@ -38,7 +39,7 @@ def make_plan(
             Stage(start=cuts[s], stop=cuts[s + 1], replicas=counts[s], recompute=recompute) for s in range(depth)
         ),
         costs=(costs,) * depth,
-        placement=pipelines_in_a_row(counts),
+        placement=pipelines_in_a_row(counts[: depth // chunks]),
         schedule=schedule,
         microbatch_size=microbatch_size,
         microbatches=microbatches,
@@ -52,4 +53,5 @@ def make_plan(
         configurations_considered=1,
         split_backward=split_backward,
         split_backward_half_way=half_way,
+        chunks=chunks,
     )

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import lcm
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,6 +81,32 @@ def test_data_parallel_weights_equal_the_single_process_reference(tmp_path: Path
     plan = make_plan("data-parallel", CUTS[1], replicas=2)
     weights, _ = execute(plan, tmp_path)
     assert distance(weights, expected(plan)) < 1e-12
+
+
+@pytest.mark.parametrize(("width", "recompute", "optimizer"), [(1, False, "sgd"), (2, True, "adam")])
+def test_interleaved_weights_equal_the_single_process_reference(
+    width: int, recompute: bool, optimizer: str, tmp_path: Path
+) -> None:
+    """2 ranks a pipeline, 2 chunks each: rank 0 has the first and the third block, rank 1 the second and the last."""
+    plan = interleaved_plan(replicas=width, recompute=recompute, optimizer=optimizer)
+    weights, results = execute(plan, tmp_path)
+    assert len(results) == 2 * width
+    assert distance(weights, expected(plan)) < 1e-11
+    for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
+        assert without_checkpoints(result.lane) == lane.instructions
+
+
+def test_an_interleaved_run_resumes_on_every_chunk(tmp_path: Path) -> None:
+    plan = interleaved_plan(optimizer="momentum")
+    whole, _ = execute(plan, tmp_path / "whole")
+    job = job_of(plan, tmp_path / "stopped", steps=3)
+    run_ranks(job)
+    run_ranks(replace(job, first_step=3, steps=STEPS))
+    assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
+
+
+def interleaved_plan(**options: Any) -> Plan:
+    return make_plan("1f1b-interleaved", CUTS[4], chunks=2, **options)
 
 
 @pytest.mark.parametrize("schedule", sorted(STASHING))
