@@ -30,9 +30,11 @@ def communicate(
     stages = [pipeline.stage_of(worker.stage, chunk) for chunk in range(pipeline.chunks)]
     neighbours = [(_ranks(pipeline, stage - 1, ranks), _ranks(pipeline, stage + 1, ranks)) for stage in stages]
     replicated = pipeline.replicas[worker.stage] > 1
+    chunk, (before, after), several = 0, neighbours[0], pipeline.chunks > 1
     for instruction in instructions:
-        chunk = instruction.chunk
-        before, after = neighbours[chunk]
+        if several:
+            chunk = instruction.chunk
+            before, after = neighbours[chunk]
         if isinstance(instruction, Forward):
             k = instruction.microbatch
             if before:
