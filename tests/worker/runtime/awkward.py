@@ -9,6 +9,11 @@ def awkward(*, width: int = 8) -> list[nn.Module]:
     return [Fork(width), Mix(width), Mix(width), Join(width)]
 
 
+def forking_late(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks; the first hands on one tensor, the third three."""
+    return [nn.Sequential(nn.Linear(width, width), nn.Tanh()), Fork(width), Mix(width), Join(width)]
+
+
 class Fork(nn.Module):
     """(B, width) -> (B, width) twice, and numbers that are no floating-point ones."""
 

@@ -47,21 +47,20 @@ def execute(plan: Plan, out: Path, **options: Any) -> tuple[Weights, tuple[RankR
     """The weights after the last step, and the ranks' results."""
     job = RunJob(
         plan=plan,
-        model=MODEL,
         data=DATA,
         seed=SEED,
         learning_rate=RATE,
         out=str(out),
         device="cpu",
-        **{"steps": STEPS, "checkpoint_every": STEPS} | options,
+        **{"model": MODEL, "steps": STEPS, "checkpoint_every": STEPS} | options,
     )
     results = run_ranks(job)
     return checkpoint_weights(out, job.steps), results
 
 
-def reference(plan: Plan) -> Weights:
+def reference(plan: Plan, model: str = MODEL) -> Weights:
     """Plain training, microbatch by microbatch and block by block, with autograd's own backward."""
-    chain = build_model(MODEL, seed=SEED, dtype=torch.float64)
+    chain = build_model(model, seed=SEED, dtype=torch.float64)
     chain.root.train()
     source = open_data(DATA, microbatch_size=plan.microbatch_size, seed=SEED)
     optimizer = OPTIMIZERS[plan.optimizer](list(chain.root.parameters()), RATE)
@@ -168,6 +167,14 @@ def test_zb_h1s_weights_equal_the_fused_reference(depth: int, recompute: bool, t
     plan = make_plan("zb-h1", CUTS[depth], microbatches=6, recompute=recompute, optimizer="adam")
     weights, _ = execute(plan, tmp_path)
     assert distance(weights, reference(plan)) < 1e-11
+
+
+def test_interleaved_stages_send_each_other_tensors_of_several_shapes(tmp_path: Path) -> None:
+    """Between two ranks the outputs of the first and of the third stage go the same way: one tensor, and three."""
+    plan = make_plan("1f1b-interleaved", CUTS[4], chunks=2, optimizer="adam")
+    model = "tests.worker.runtime.awkward:forking_late?width=8"
+    weights, _ = execute(plan, tmp_path, model=model)
+    assert distance(weights, reference(plan, model)) < 1e-11
 
 
 def test_weights_without_p2_are_others() -> None:
