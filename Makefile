@@ -6,11 +6,12 @@ STAMP := $(VENV)/.installed
 # Another index for torch, a CUDA or CPU one: make demo TORCH_INDEX=https://...
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench fuzz clean
 
 help:
 	@echo "make demo    profile a model, plan, run the plan and compare, on this machine"
 	@echo "make test    linters, types, layering and tests (what the CI runs)"
+	@echo "make fuzz    ten thousand generated requests against the API's description"
 	@echo "make bench   the measurements behind docs/benchmarks.md"
 	@echo "make setup   only install, into $(VENV)"
 
@@ -36,6 +37,9 @@ test: lint
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz.run --max-examples 150 $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -25,7 +25,9 @@ router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
 DOCUMENT = Lane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"))
 
-EXPORTED: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in exports.MEDIA_TYPES}
+EXPORTED: dict[str, Any] = {
+    kind: {"schema": {"type": "object" if kind.endswith("json") else "string"}} for kind in exports.MEDIA_TYPES
+}
 
 
 @router.post(
