@@ -54,7 +54,9 @@ LONGEST_PAUSE_S = 600.0
 """What lies between an attempt's last sign of life and the next: twice as much every time."""
 
 
-def enqueue(context: Context, task: Task, idempotency_key: str | None = None) -> tuple[Job, bool]:
+def enqueue(
+    context: Context, task: Task, idempotency_key: str | None = None, *, asked_by: str | None = None
+) -> tuple[Job, bool]:
     """Appends a job, and says whether it is new: the same key with the same task gives the job that it gave before."""
     if idempotency_key is not None:
         rule = f"must have 1 to {MAX_KEY_CHARACTERS} characters"
@@ -63,7 +65,7 @@ def enqueue(context: Context, task: Task, idempotency_key: str | None = None) ->
         known = storage.by_idempotency_key(connection, idempotency_key) if idempotency_key else None
         if known is not None:
             return _same_task(known, task), False
-        job_id = _enqueue(connection, task, idempotency_key, context.now())
+        job_id = _enqueue(connection, task, idempotency_key, context.now(), asked_by)
         if job_id is None:  # on PostgreSQL another request may have used the key meanwhile
             known = found("job", "of the key", storage.by_idempotency_key(connection, idempotency_key or ""))
             return _same_task(known, task), False
@@ -284,7 +286,9 @@ def _seen(context: Context, connection: Connection, hold: Hold, now: datetime) -
         known_agents.seen(connection, name, now)
 
 
-def _enqueue(connection: Connection, task: Task, idempotency_key: str | None, now: datetime) -> str | None:
+def _enqueue(
+    connection: Connection, task: Task, idempotency_key: str | None, now: datetime, asked_by: str | None
+) -> str | None:
     job_id = secrets.token_hex(16)
     run_id = secrets.token_hex(16) if isinstance(task, RunTask) else None
     asked = needs.needs_of(task, _workers(connection, task))
@@ -298,6 +302,7 @@ def _enqueue(connection: Connection, task: Task, idempotency_key: str | None, no
         idempotency_key=idempotency_key,
         now=now,
         needs=needs.stored(asked),
+        asked_by=asked_by,
     )
     if not added:
         return None

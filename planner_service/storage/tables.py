@@ -133,6 +133,7 @@ plans = Table(
     Column("memory_bytes", BigInteger, nullable=False, server_default="0"),
     Column("device_name", Text, nullable=False, server_default="unknown"),
     Column("devices", Integer, nullable=False, server_default="0"),
+    Column("asked_by", String(200), nullable=True),
     *_orders("created_at", "throughput_samples_per_s", "memory_bytes"),
     *_orders(
         "created_at",
@@ -170,6 +171,7 @@ jobs = Table(
     Column("instance", String(64), nullable=True),
     Column("gang", Text, nullable=True),
     _time("not_before", nullable=True),
+    Column("asked_by", String(200), nullable=True),
     _time("created_at"),
     _time("updated_at"),
     CheckConstraint("state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled', 'dead')", name="state"),
