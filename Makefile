@@ -39,7 +39,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
 fuzz: $(STAMP)
-	$(BIN)/python -m tests.fuzz.run --max-examples 150 $(ARGS)
+	$(BIN)/python -m tests.fuzz.run --max-examples 100 $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
