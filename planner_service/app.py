@@ -95,7 +95,10 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     problems.install(app, pages.problem_page)
     openapi.install(app)
     app.add_middleware(
-        Express, context=app.state.context, lanes=[noun.DOCUMENT for noun in (profiles, clusters, plans)]
+        Express,
+        context=app.state.context,
+        lanes=[noun.DOCUMENT for noun in (profiles, clusters, plans)],
+        lists=[plans.LIST],
     )
     app.add_middleware(Head)
     app.state.admission = _admission(settings, app.state.context)

@@ -163,9 +163,9 @@ def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequenc
     scan = {"scan_limit": MAX_SCANNED, "scan_end": MAX_SCANNED - 1}
     rows = connection.execute(statements.items, values | scan).all()
     more = len(rows) > cut.limit
-    looked_further = statements.end is not None and not more
-    last = connection.execute(statements.end, values | scan).one_or_none() if looked_further else None
-    last = rows[cut.limit - 1] if more else last
+    last = rows[cut.limit - 1] if more else None
+    if not more and statements.end is not None:
+        last = connection.execute(statements.end, values | scan).one_or_none()
     return Page(
         items=tuple(listing.item(row) for row in rows[: cut.limit]),
         next_cursor=None if last is None else _cursor(order, given, last.page_key, last.page_sequence),
