@@ -42,14 +42,13 @@ class Server:
 
     @property
     def resident_bytes(self) -> int:
-        """What it and its children hold now."""
-        found = subprocess.run(
-            ["ps", "-o", "rss=", "--pid", str(self.process.pid), "--ppid", str(self.process.pid)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return 1024 * sum(map(int, found.stdout.split()))
+        """What it and all processes that it has started hold now."""
+        told = subprocess.run(["ps", "-eo", "pid=,ppid=,rss="], capture_output=True, text=True, check=True)
+        rows = [tuple(map(int, line.split())) for line in told.stdout.splitlines()]
+        family = {self.process.pid}
+        while more := {pid for pid, parent, _ in rows if parent in family} - family:
+            family |= more
+        return 1024 * sum(kib for pid, _, kib in rows if pid in family)
 
 
 @contextmanager
