@@ -48,7 +48,7 @@ bench-service: $(STAMP)
 MLFLOW := .venv-mlflow
 $(MLFLOW)/.installed:
 	@$(PYTHON) -m venv $(MLFLOW)
-	@$(MLFLOW)/bin/python -m pip install --quiet mlflow==3.18.0
+	@$(MLFLOW)/bin/python -m pip install --quiet mlflow==3.17.2
 	@touch $@
 
 bench-mlflow: $(STAMP) $(MLFLOW)/.installed
