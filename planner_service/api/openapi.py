@@ -155,6 +155,7 @@ def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
     no = deepcopy(schemas["Infeasible"])
     no["properties"] |= {"feasible": {"type": "boolean", "const": False}, "solve_time_s": SOLVE_TIME}
     schemas |= {"PlanDocument": document, "PlanAnswer": answer, "NoPlanAnswer": no}
+    schemas["Page_Plan_"]["properties"]["items"]["items"] = _reference("PlanDocument")
     both = {"oneOf": [_reference("PlanAnswer"), _reference("NoPlanAnswer")]}
     created, got = paths["/v1/plans"]["post"], paths["/v1/plans/{plan_id}"]["get"]
     created["responses"]["201"] = _response("A new plan", _reference("PlanAnswer"))

@@ -4,6 +4,7 @@ python -m tests.fuzz.run [--max-examples N] [--seed N] [--phases examples,covera
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,13 +41,16 @@ def fuzz(
     """Schemathesis' result on a service with a database in the folder."""
     database = folder / "fuzz.sqlite3"
     token = _token(database)
-    with serving(database, **UNLIMITED) as (url, _):
+    with serving(database, "--exit-with-parent", **UNLIMITED) as (url, _):
         _store_examples(url, token)
         options = ["--max-examples", str(max_examples), "--seed", str(seed), "--phases", phases]
         config = ["--config-file", str(HERE / "schemathesis.toml")]
         schemathesis = [str(Path(sys.executable).parent / "schemathesis"), *config, "run", f"{url}/openapi.json"]
         command = [*schemathesis, "--checks", "all", "--mode", "all", "--header", f"Authorization: Bearer {token}"]
-        return subprocess.run([*command, *options], cwd=folder, text=True, capture_output=quiet, check=False)
+        variables = os.environ | {"SCHEMATHESIS_HOOKS": "tests.fuzz.hooks", "PYTHONPATH": str(HERE.parents[1])}
+        return subprocess.run(
+            [*command, *options], cwd=folder, env=variables, text=True, capture_output=quiet, check=False
+        )
 
 
 def _token(database: Path) -> str:
