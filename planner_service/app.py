@@ -62,10 +62,12 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        prepare(settings, app.state.context)
-        async with app.state.background.running():
-            yield
-        database.close()
+        try:
+            prepare(settings, app.state.context)
+            async with app.state.background.running():
+                yield
+        finally:
+            database.close()
 
     app = FastAPI(
         title="pipeplan",
