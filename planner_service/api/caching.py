@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner_service.api.auth import KEY
 from planner_service.api.problems import problem_response
+from planner_service.contract.aliases import is_plan_id as is_content_id
 from planner_service.contract.problems import headers_of, problem_of
 from planner_service.contract.tokens import Identity
 from planner_service.contract.tokens import Scope as TokenScope
@@ -37,11 +38,12 @@ UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "It is what t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A route of immutable documents: which, where, and for whom."""
+    """A route of immutable documents: which, where, for whom, and what reads one that does not lie ready."""
 
     noun: Noun
     path: str
     scopes: tuple[TokenScope, ...]
+    load: Callable[[Context, str], str]
 
 
 def document_response(
@@ -87,7 +89,7 @@ class ListLane:
 
 
 class Express:
-    """Answers for documents that lie ready, and for lists, before any route is looked for: that takes longer.
+    """Answers for documents and lists before any route is looked for: that takes longer than the answer.
 
     Stands behind everything that checks callers, and asks for the scopes that the route asks for. All else, queries
     that cannot be read among it, is the routes'. Lists are read in a few threads: never more than there are connections
@@ -113,13 +115,16 @@ class Express:
 
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
         lane, identity = self._asked_for(scope["path"])
-        if lane is not None and not scope["query_string"] and _may(scope, lane.scopes):
-            content = self._documents.get(lane.noun, identity)
-            if content is not None:
-                scope["route"] = lane
-                await _answer(scope, send, identity, content)
-                return
-        await self._app(scope, receive, send)
+        if lane is None or scope["query_string"] or not _may(scope, lane.scopes) or not is_content_id(identity):
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = lane
+        content = self._documents.get(lane.noun, identity)
+        if content is None:
+            read = partial(stored, self._context, lane.noun, identity, lane.load)
+            content = await self._read(read, scope, receive, send)
+        if content is not None:
+            await _answer(scope, send, identity, content)
 
     async def _list(self, lane: ListLane, scope: Scope, receive: Receive, send: Send) -> None:
         answer = lane.answer(scope["query_string"]) if _may(scope, lane.scopes) else None
@@ -127,16 +132,22 @@ class Express:
             await self._app(scope, receive, send)
             return
         scope["route"] = lane
-        try:
-            content = await asyncio.get_running_loop().run_in_executor(self._readers, answer, self._context)
-        except PipeplanError as error:
-            response = problem_response(problem_of(error))
-            response.headers.update(headers_of(error))
-            await response(scope, receive, send)
+        content = await self._read(partial(answer, self._context), scope, receive, send)
+        if content is None:
             return
         headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
+
+    async def _read(self, read: Callable[[], bytes], scope: Scope, receive: Receive, send: Send) -> bytes | None:
+        """What the database gives, read in a thread; None where the caller has been told why there is nothing."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        except PipeplanError as error:
+            response = problem_response(problem_of(error))
+            response.headers.update(headers_of(error))
+            await response(scope, receive, send)
+            return None
 
     def _asked_for(self, path: str) -> tuple[Lane | None, str]:
         parts = path.split("/")

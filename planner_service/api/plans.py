@@ -34,7 +34,7 @@ from planner_service.services.context import Context
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
-DOCUMENT = Lane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"))
+DOCUMENT = Lane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"), load=plans.document)
 
 EXPORTED: dict[str, Any] = {
     kind: {"schema": {"type": "object" if kind.endswith("json") else "string"}} for kind in exports.MEDIA_TYPES
