@@ -74,7 +74,7 @@ def _time(name: str, *, nullable: bool = False) -> Column[datetime]:
 
 def _orders(*columns: str, filters: tuple[str, ...] = ()) -> list[Index]:
     """What lists go by, `sequence` telling equal rows apart; after a filter's column where these are named."""
-    starts = [(column,) for column in filters] or [()]
+    starts: list[tuple[str, ...]] = [(column,) for column in filters] or [()]
     return [Index(None, *start, column, "sequence") for start in starts for column in columns]
 
 
