@@ -2,6 +2,7 @@
 
 import importlib.util
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
@@ -25,6 +26,7 @@ POSTGRESQL_DRIVER = "postgresql+psycopg"
 POOL_SIZE = 16
 POOL_TIMEOUT_S = 2.0
 BUSY_TIMEOUT_S = 15.0
+CLOSE_TIMEOUT_S = 5.0
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 5,
     "keepalives_idle": 30,
@@ -58,6 +60,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._joined: Connection | None = None
         self._turns: Turns | None = None
+        self._open = _Counter()
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s, "hide_parameters": True}
         if self.is_sqlite:
             self._turns = Turns(Path(f"{self.url.database}-turns"), self.shown, busy_timeout_s)
@@ -76,7 +79,7 @@ class Database:
         if self._joined is not None:
             yield self._joined
             return
-        with reporting(self.shown, self.url.password), self._readers.begin() as connection:
+        with reporting(self.shown, self.url.password), self._open, self._readers.begin() as connection:
             yield connection
 
     @contextmanager
@@ -86,7 +89,7 @@ class Database:
             yield self._joined
             return
         turn = self._turns.turn() if self._turns else nullcontext()
-        with reporting(self.shown, self.url.password), turn, self._writers.begin() as connection:
+        with reporting(self.shown, self.url.password), self._open, turn, self._writers.begin() as connection:
             yield connection
 
     def joining(self, connection: Connection) -> "Database":
@@ -96,10 +99,33 @@ class Database:
         return joined
 
     def close(self) -> None:
-        """Gives all connections back."""
+        """Gives all connections back, once the transactions that threads are in have ended, or after a while."""
+        self._open.wait_for_none(CLOSE_TIMEOUT_S)
         self.engine.dispose()
         if self._turns:
             self._turns.close()
+
+
+class _Counter:
+    """How many are inside."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, *_error: object) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait_for_none(self, timeout_s: float) -> None:
+        """Returns once nobody is inside, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count == 0, timeout_s)
 
 
 def _parsed(url: str) -> URL:

@@ -80,7 +80,7 @@ def test_a_cancelled_plan_ends_its_process_through_whichever_service(database_ur
 def test_the_client_waits_for_a_long_plan_and_hears_how_far_it_is(sqlite_url: str) -> None:
     heard: list[Job] = []
     with serving(sqlite_url, PIPEPLAN_SOLVE_DEADLINE_S="0.2") as (url, process), ServiceClient(url) as service:
-        request = stored_request(service, SHORT_S)
+        request = stored_request(service, 2.0)  # long enough for plans to be found on the way
         with pytest.raises(DeadlineError, match="respond-async"):
             service.create_plan(request)
         assert _within(lambda: _solvers(process.pid) == [])
