@@ -6,12 +6,14 @@ STAMP := $(VENV)/.installed
 # Another index for torch, a CUDA or CPU one: make demo TORCH_INDEX=https://...
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench fuzz bench-service bench-mlflow clean
 
 help:
 	@echo "make demo    profile a model, plan, run the plan and compare, on this machine"
 	@echo "make test    linters, types, layering and tests (what the CI runs)"
+	@echo "make fuzz    ten thousand generated requests against the API's description"
 	@echo "make bench   the measurements behind docs/benchmarks.md"
+	@echo "make bench-service, make bench-mlflow   the service under load; beside MLflow, which is installed apart"
 	@echo "make setup   only install, into $(VENV)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -37,5 +39,20 @@ test: lint
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz.run --max-examples 100 $(ARGS)
+
+bench-service: $(STAMP)
+	$(BIN)/python -m benchmarks.service
+
+MLFLOW := .venv-mlflow
+$(MLFLOW)/.installed:
+	@$(PYTHON) -m venv $(MLFLOW)
+	@$(MLFLOW)/bin/python -m pip install --quiet mlflow==3.17.2
+	@touch $@
+
+bench-mlflow: $(STAMP) $(MLFLOW)/.installed
+	$(BIN)/python -m benchmarks.service_mlflow $(MLFLOW)/bin/python
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MLFLOW) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -62,10 +62,12 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        prepare(settings, app.state.context)
-        async with app.state.background.running():
-            yield
-        database.close()
+        try:
+            prepare(settings, app.state.context)
+            async with app.state.background.running():
+                yield
+        finally:
+            database.close()
 
     app = FastAPI(
         title="pipeplan",
@@ -95,7 +97,10 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     problems.install(app, pages.problem_page)
     openapi.install(app)
     app.add_middleware(
-        Express, context=app.state.context, lanes=[noun.DOCUMENT for noun in (profiles, clusters, plans)]
+        Express,
+        context=app.state.context,
+        lanes=[noun.DOCUMENT for noun in (profiles, clusters, plans)],
+        lists=[plans.LIST],
     )
     app.add_middleware(Head)
     app.state.admission = _admission(settings, app.state.context)

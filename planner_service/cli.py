@@ -3,6 +3,7 @@
 import typer
 
 from planner_service.commands import (
+    agents,
     alias,
     calibrate,
     db,
@@ -39,6 +40,7 @@ app.command()(largest.largest)
 app.command()(sweep.sweep)
 app.add_typer(profile.app, name="profile")
 app.add_typer(plan.app, name="plan")
+app.add_typer(agents.app, name="agents")
 app.add_typer(alias.app, name="alias")
 app.add_typer(db.app, name="db")
 app.add_typer(token.app, name="token")

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from planner_service.contract.agents import Agent
 from planner_service.contract.aliases import Alias, AliasMove, AliasTarget, is_plan_id, require_name
 from planner_service.contract.clusters import ClusterSummary
 from planner_service.contract.comparisons import Alternatives, Comparison
 from planner_service.contract.documents import PLAN_EXTRAS, dump, parse, parse_plan
 from planner_service.contract.events import Event, events_in
 from planner_service.contract.http import DEFAULT_URL, Connection
-from planner_service.contract.jobs import Job, ProfileTask, RunTask
+from planner_service.contract.jobs import Job, Task
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams
 from planner_service.contract.profiles import ProfileSummary
@@ -180,7 +181,7 @@ class ServiceClient:
         """The predicted timeline as a Chrome trace."""
         return self._connection.get(f"/v1/plans/{plan_id}/trace", {"batches": batches}).decode()
 
-    def enqueue_job(self, task: ProfileTask | RunTask, *, idempotency_key: str | None = None) -> Job:
+    def enqueue_job(self, task: Task, *, idempotency_key: str | None = None) -> Job:
         """Enqueues a job for an agent. With a key, the same call again gives the same job."""
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         return parse(Job, self._connection.post("/v1/jobs", dump(task), headers=headers))
@@ -196,6 +197,14 @@ class ServiceClient:
     def cancel_job(self, job_id: str) -> Job:
         """Cancels a job that has not ended."""
         return parse(Job, self._connection.post(f"/v1/jobs/{job_id}/cancel"))
+
+    def retry_job(self, job_id: str) -> Job:
+        """Puts a job back that has failed, died or been cancelled."""
+        return parse(Job, self._connection.post(f"/v1/jobs/{job_id}/retry"))
+
+    def agents(self, *, limit: int = 50, cursor: str | None = None) -> Page[Agent]:
+        """The agents, newest first."""
+        return parse(Page[Agent], self._connection.get("/v1/agents", {"limit": limit, "cursor": cursor}))
 
     def wait_for_job(
         self,

@@ -61,6 +61,10 @@ class Child:
             self.process.kill()
         self.process.wait()
         kill_marked(self.mark)
+        self.finish_reading()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None and not any(reader.is_alive() for reader in self.readers):
+                stream.close()
 
     def reason(self) -> str:
         """Why it failed, in one sentence."""

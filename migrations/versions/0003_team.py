@@ -75,6 +75,16 @@ def _drop_tokens() -> None:
         op.drop_table(table)
 
 
+def _add_askers() -> None:
+    for table in ("jobs", "plans"):
+        op.add_column(table, sa.Column("asked_by", sa.String(200), nullable=True))
+
+
+def _drop_askers() -> None:
+    for table in ("plans", "jobs"):
+        op.drop_column(table, "asked_by")
+
+
 def _add_plan_jobs() -> None:
     op.add_column("jobs", sa.Column("plan_id", sa.String(32), nullable=True))
     op.add_column("jobs", sa.Column("answer", sa.Text(), nullable=True))
@@ -369,6 +379,7 @@ NOUNS: tuple[tuple[Callable[[], None], Callable[[], None]], ...] = (
     (_create_aliases, _drop_aliases),
     (_add_agents, _remove_agents),
     (_pack_timelines, _unpack_timelines),
+    (_add_askers, _drop_askers),
 )
 """What makes a noun's tables, and what takes them back, in order."""
 

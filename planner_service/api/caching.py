@@ -1,8 +1,10 @@
 """Caching: entity tags, and what lies ready. Documents are stored by content, so that an id is a strong entity tag."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
@@ -12,8 +14,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner_service.api.auth import KEY
+from planner_service.api.problems import problem_response
+from planner_service.contract.aliases import is_plan_id as is_content_id
+from planner_service.contract.problems import headers_of, problem_of
 from planner_service.contract.tokens import Identity
 from planner_service.contract.tokens import Scope as TokenScope
+from planner_service.core.errors import PipeplanError
 from planner_service.services.context import Context
 from planner_service.services.document_cache import Noun
 
@@ -24,6 +30,7 @@ REVALIDATE = "private, no-cache"
 """Of what may change under its name: to be asked for each time, with the tag of what is there."""
 
 JSON = "application/json"
+READERS = 4
 
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "It is what the caller has (If-None-Match)"}}
 """What routes that answer with entity tags add to their description."""
@@ -31,11 +38,12 @@ UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "It is what t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A route of immutable documents: which, where, and for whom."""
+    """A route of immutable documents: which, where, for whom, and what reads one that does not lie ready."""
 
     noun: Noun
     path: str
     scopes: tuple[TokenScope, ...]
+    load: Callable[[Context, str], str]
 
 
 def document_response(
@@ -68,30 +76,78 @@ def stored(services: Context, noun: Noun, identity: str, load: Callable[[Context
     return ready
 
 
-class Express:
-    """Answers for documents that lie ready, before any route is looked for: that takes longer than the answer.
+Answer = Callable[[Context], bytes]
 
-    Stands behind everything that checks callers, and asks for the scopes that the route asks for. All else, errors
-    among it, is the routes'.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListLane:
+    """A route of a list: where, for whom, and what answers its query; None for a query that the route has to judge."""
+
+    path: str
+    scopes: tuple[TokenScope, ...]
+    answer: Callable[[bytes], Answer | None]
+
+
+class Express:
+    """Answers for documents and lists before any route is looked for: that takes longer than the answer.
+
+    Stands behind everything that checks callers, and asks for the scopes that the route asks for. All else, queries
+    that cannot be read among it, is the routes'. Lists are read in a few threads: never more than there are connections
+    to a database, and not so many that they wait for one another.
     """
 
-    def __init__(self, app: ASGIApp, context: Context, lanes: Sequence[Lane]) -> None:
+    def __init__(self, app: ASGIApp, context: Context, lanes: Sequence[Lane], lists: Sequence[ListLane]) -> None:
         self._app = app
+        self._context = context
         self._documents = context.documents
         self._lanes: Mapping[str, Lane] = {lane.noun: lane for lane in lanes}
+        self._lists: Mapping[str, ListLane] = {lane.path: lane for lane in lists}
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers or passes on."""
-        if scope["type"] == "http" and scope["method"] == "GET" and not scope["query_string"]:
-            lane, identity = self._asked_for(scope["path"])
-            caller: Identity | None = scope.get(KEY)
-            if lane is not None and caller is not None and not caller.scopes.isdisjoint(lane.scopes):
-                content = self._documents.get(lane.noun, identity)
-                if content is not None:
-                    scope["route"] = lane
-                    await _answer(scope, send, identity, content)
-                    return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+        elif scope["path"] in self._lists:
+            await self._list(self._lists[scope["path"]], scope, receive, send)
+        else:
+            await self._document(scope, receive, send)
+
+    async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lane, identity = self._asked_for(scope["path"])
+        if lane is None or scope["query_string"] or not _may(scope, lane.scopes) or not is_content_id(identity):
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = lane
+        content = self._documents.get(lane.noun, identity)
+        if content is None:
+            read = partial(stored, self._context, lane.noun, identity, lane.load)
+            content = await self._read(read, scope, receive, send)
+        if content is not None:
+            await _answer(scope, send, identity, content)
+
+    async def _list(self, lane: ListLane, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = lane.answer(scope["query_string"]) if _may(scope, lane.scopes) else None
+        if answer is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = lane
+        content = await self._read(partial(answer, self._context), scope, receive, send)
+        if content is None:
+            return
+        headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(content)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _read(self, read: Callable[[], bytes], scope: Scope, receive: Receive, send: Send) -> bytes | None:
+        """What the database gives, read in a thread; None where the caller has been told why there is nothing."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        except PipeplanError as error:
+            response = problem_response(problem_of(error))
+            response.headers.update(headers_of(error))
+            await response(scope, receive, send)
+            return None
 
     def _asked_for(self, path: str) -> tuple[Lane | None, str]:
         parts = path.split("/")
@@ -126,6 +182,11 @@ class Head:
         inner = {**scope, "method": "GET"}
         await self._app(inner, nothing_more, headers_only)
         scope["route"] = inner.get("route")
+
+
+def _may(scope: Scope, scopes: tuple[TokenScope, ...]) -> bool:
+    caller: Identity | None = scope.get(KEY)
+    return caller is not None and not caller.scopes.isdisjoint(scopes)
 
 
 async def _answer(scope: Scope, send: Send, identity: str, content: bytes) -> None:

@@ -15,7 +15,7 @@ from planner_service.services import clusters
 
 router = APIRouter(prefix="/v1/clusters", tags=["clusters"])
 
-DOCUMENT = Lane(noun="clusters", path="/v1/clusters/{cluster_id}", scopes=("read",))
+DOCUMENT = Lane(noun="clusters", path="/v1/clusters/{cluster_id}", scopes=("read",), load=clusters.document)
 
 
 @router.post(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from planner_service.api.auth import scope
+from planner_service.api.auth import Caller, scope
 from planner_service.api.bodies import Body, Services, document
 from planner_service.api.idempotency import OnceKey, OncePathKey, model_reply, once_response
 from planner_service.contract.jobs import (
@@ -43,15 +43,18 @@ def completion(content: Body) -> Completion:
 
 
 @router.post("", dependencies=[scope("plan")], status_code=201, response_model=Job)
-def enqueue_job(request: Request, services: Services, task: Annotated[Task, Depends(task)], key: OnceKey) -> Response:
+def enqueue_job(
+    request: Request, services: Services, task: Annotated[Task, Depends(task)], key: OnceKey, caller: Caller
+) -> Response:
     """Enqueues a job: for an agent, or a plan for the service's own solvers."""
     background: Background = request.app.state.background
 
     def enqueue(context: Context) -> Reply:
         if isinstance(task, PlanTask):
-            job = plan_jobs.enqueue(context, task.request, longest_s=background.bounds.job_deadline_s)
+            longest_s = background.bounds.job_deadline_s
+            job = plan_jobs.enqueue(context, task.request, longest_s=longest_s, asked_by=caller.name)
         else:
-            job, _ = jobs.enqueue(context, task)
+            job, _ = jobs.enqueue(context, task, asked_by=caller.name)
         return model_reply(job, status=HTTPStatus.CREATED, location=f"/v1/jobs/{job.id}")
 
     return once_response(perform(services, key, enqueue))

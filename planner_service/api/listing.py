@@ -1,14 +1,17 @@
 """Listings over HTTP: what is asked for that nobody knows is refused, not left aside."""
 
-from typing import Any, get_origin
+from typing import Any, TypeVar, get_origin
+from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from planner_service.contract.listing import Page
 from planner_service.core.errors import InvalidInputError
+
+Q = TypeVar("Q", bound=BaseModel)
 
 _Parameters = dict[str, bool]
 """A route's query parameters: whether each may come several times."""
@@ -33,6 +36,18 @@ async def known_parameters(request: Request) -> None:
 
 
 KnownParameters = Depends(known_parameters)
+
+
+def asked_for(kind: type[Q], query_string: bytes) -> Q | None:
+    """The query that the text of an address holds; None where the route has to say what is wrong with it."""
+    pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        return None
+    try:
+        return kind.model_validate(given)
+    except ValidationError:
+        return None
 
 
 def page_response(page: Page[Any]) -> Response:

@@ -1,6 +1,7 @@
 """The API's description. Bodies are read by our own rules, so that what they hold is added to what FastAPI knows."""
 
 from copy import deepcopy
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -15,12 +16,17 @@ from planner_service.contract.agents import Presence, Registration
 from planner_service.contract.aliases import AliasTarget
 from planner_service.contract.jobs import Completion, Failure, Heartbeat, LeaseRequest, Release, Task
 from planner_service.contract.plans import PlanRequest
-from planner_service.contract.problems import MEDIA_TYPE, Problem
+from planner_service.contract.problems import MEDIA_TYPE, Problem, problem_of
 from planner_service.contract.tokens import NewToken
 from planner_service.core.cluster import Cluster
+from planner_service.core.errors import ConflictError, InvalidInputError, NotFoundError
 from planner_service.core.plan import Infeasible, Plan
 from planner_service.core.profile import Profile
 from planner_service.services.context import Context
+
+REQUEST_ID = "X-Request-ID"
+TAKES_IDS = ("/v1/plans/compare",)
+"""Paths that name stored things elsewhere than in the path."""
 
 REFERENCE = "#/components/schemas/"
 JSON = "application/json"
@@ -92,8 +98,28 @@ def _described(app: FastAPI) -> dict[str, Any]:
         for method, operation in operations.items():
             if method in ("post", "put") and path in bodies:
                 operation["requestBody"] = _request_body(bodies[path], examples[path])
-            _set_problems(operation, takes_body="requestBody" in operation, takes_id="{" in path)
+            takes_id = "{" in path or path in TAKES_IDS
+            _set_problems(operation, takes_body="requestBody" in operation, takes_id=takes_id)
+            _tell_the_id(operation)
+            _drop_nulls(operation)
     return description
+
+
+def _tell_the_id(operation: dict[str, Any]) -> None:
+    for response in operation["responses"].values():
+        response.setdefault("headers", {})[REQUEST_ID] = {"description": "in the log", "schema": {"type": "string"}}
+
+
+def _drop_nulls(operation: dict[str, Any]) -> None:
+    """A parameter that may be left out is still never null: neither addresses nor headers have a null."""
+    for parameter in operation.get("parameters", ()):
+        schema = parameter["schema"]
+        kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+        if len(kinds) == 1:
+            del schema["anyOf"]
+            parameter["schema"] = schema | kinds[0]
+        elif kinds:
+            schema["anyOf"] = kinds
 
 
 def _add_scopes(app: FastAPI, description: dict[str, Any]) -> None:
@@ -129,11 +155,14 @@ def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
     no = deepcopy(schemas["Infeasible"])
     no["properties"] |= {"feasible": {"type": "boolean", "const": False}, "solve_time_s": SOLVE_TIME}
     schemas |= {"PlanDocument": document, "PlanAnswer": answer, "NoPlanAnswer": no}
+    schemas["Page_Plan_"]["properties"]["items"]["items"] = _reference("PlanDocument")
     both = {"oneOf": [_reference("PlanAnswer"), _reference("NoPlanAnswer")]}
     created, got = paths["/v1/plans"]["post"], paths["/v1/plans/{plan_id}"]["get"]
     created["responses"]["201"] = _response("A new plan", _reference("PlanAnswer"))
     created["responses"]["200"] = _response("The plan was there before, or no plan fits", both)
-    got["responses"]["200"] = _response("The plan", _reference("PlanDocument"))
+    pointed = paths["/v1/aliases/{name}/plan"]["get"]
+    for operation in (got, pointed):
+        operation["responses"]["200"] = _response("The plan", _reference("PlanDocument"))
 
 
 def _request_body(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +192,21 @@ def _set_problems(operation: dict[str, Any], *, takes_body: bool, takes_id: bool
     elif takes_id and "heartbeat" not in operation["operationId"]:
         problems["409"] = "The present state does not allow it"
     for status, text in problems.items():
-        responses[status] = {"description": text, "content": {MEDIA_TYPE: {"schema": _reference("Problem")}}}
+        content = {"schema": _reference("Problem"), "example": _example(int(status), text)}
+        responses[status] = {"description": text, "content": {MEDIA_TYPE: content}}
+
+
+def _example(status: int, text: str) -> dict[str, Any]:
+    """A problem as it is answered with this status."""
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        problem = problem_of(InvalidInputError("batch_size", "must be a whole number of at least 1", 0))
+    elif status == HTTPStatus.NOT_FOUND:
+        problem = problem_of(NotFoundError("there is no plan 0123456789abcdef0123456789abcdef"))
+    elif status == HTTPStatus.CONFLICT:
+        problem = problem_of(ConflictError("job 0123456789abcdef0123456789abcdef has succeeded already"))
+    else:
+        problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=text)
+    return problem.model_dump(mode="json") | {"request_id": "5f2b0c9e1d7a4c36a8e4f1b7d2c90e35"}
 
 
 def _response(text: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,25 @@
 
 import json
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from planner_service.api.auth import scope
 from planner_service.api.bodies import Batches, Services, document
-from planner_service.api.caching import REVALIDATE, UNCHANGED, Lane, derived_tag, document_response, stored
+from planner_service.api.caching import (
+    REVALIDATE,
+    UNCHANGED,
+    Answer,
+    Lane,
+    ListLane,
+    derived_tag,
+    document_response,
+    stored,
+)
 from planner_service.api.idempotency import OnceKey
-from planner_service.api.listing import page_response
+from planner_service.api.listing import asked_for
 from planner_service.api.solving import PreferHeader, plan_answer, preference_of
 from planner_service.contract.comparisons import Alternatives, Comparison
 from planner_service.contract.jobs import Job
@@ -20,12 +30,15 @@ from planner_service.core.identity import canonical_json
 from planner_service.core.plan import Plan
 from planner_service.core.timeline import Timeline
 from planner_service.services import comparisons, exports, plans
+from planner_service.services.context import Context
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
-DOCUMENT = Lane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"))
+DOCUMENT = Lane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"), load=plans.document)
 
-EXPORTED: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in exports.MEDIA_TYPES}
+EXPORTED: dict[str, Any] = {
+    kind: {"schema": {"type": "object" if kind.endswith("json") else "string"}} for kind in exports.MEDIA_TYPES
+}
 
 
 @router.post(
@@ -51,11 +64,23 @@ async def create_plan(
 @router.get("", dependencies=[scope("read")], response_model=Page[PlanSummary] | Page[Plan])
 def list_plans(services: Services, query: Annotated[PlanQuery, Query()]) -> Response:
     """The plans: newest first, or in the order asked for; those that pass all filters; whole with `content`."""
+    return Response(_page(query, services), media_type="application/json")
+
+
+@lru_cache(maxsize=1024)
+def _list_answer(query_string: bytes) -> Answer | None:
+    query = asked_for(PlanQuery, query_string)
+    return None if query is None else partial(_page, query)
+
+
+def _page(query: PlanQuery, services: Context) -> bytes:
     if not query.content:
-        return page_response(plans.page(services, query))
+        return plans.page(services, query).model_dump_json().encode()
     documents, next_cursor = plans.page_of_documents(services, query)
-    end = b'],"next_cursor":' + json.dumps(next_cursor).encode() + b"}"
-    return Response(b'{"items":[' + b",".join(documents) + end, media_type="application/json")
+    return b"".join((b'{"items":[', b",".join(documents), b'],"next_cursor":', json.dumps(next_cursor).encode(), b"}"))
+
+
+LIST = ListLane(path="/v1/plans", scopes=("read",), answer=_list_answer)
 
 
 @router.get("/compare", dependencies=[scope("read")], response_model=Comparison)

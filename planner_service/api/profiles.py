@@ -15,7 +15,7 @@ from planner_service.services import profiles
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
 
-DOCUMENT = Lane(noun="profiles", path="/v1/profiles/{profile_id}", scopes=("read",))
+DOCUMENT = Lane(noun="profiles", path="/v1/profiles/{profile_id}", scopes=("read",), load=profiles.document)
 
 
 @router.post(

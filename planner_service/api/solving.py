@@ -10,6 +10,7 @@ from fastapi import Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from planner_service.api.auth import caller
 from planner_service.api.idempotency import model_reply, once_response
 from planner_service.contract.documents import answer_document
 from planner_service.contract.plans import PlanRequest
@@ -63,7 +64,7 @@ async def plan_answer(
     """The answer to a request for a plan."""
     background: Background = request.app.state.background
     if preference.respond_async:
-        return await _by_job(background, context, asked, key, preference)
+        return await _by_job(request, context, asked, key, preference)
     held_s = background.bounds.deadline_s + HELD_S
     if key is not None and (known := await run_in_threadpool(idempotency.hold, context, key, held_s)) is not None:
         return once_response(known)
@@ -86,7 +87,7 @@ async def _solve(
         answered = await _answer_of(request, ticket, asked.planner, background.bounds.deadline_s)
     finally:
         ticket.cancel()
-    return await run_in_threadpool(_keep, context, asked, answered, key)
+    return await run_in_threadpool(_keep, context, asked, answered, key, (await caller(request)).name)
 
 
 async def _answer_of(request: Request, ticket: Ticket, planner: str, deadline_s: float) -> Answered:
@@ -116,18 +117,22 @@ async def _disconnection(request: Request) -> None:
         pass
 
 
-def _keep(context: Context, asked: PlanRequest, answered: Answered, key: Key | None) -> Reply:
+def _keep(context: Context, asked: PlanRequest, answered: Answered, key: Key | None, asked_by: str) -> Reply:
     with context.database.write() as connection:
-        reply = _reply_of(plans.keep(context, connection, asked, answered))
+        reply = _reply_of(plans.keep(context, connection, asked, answered, asked_by=asked_by))
         idempotency.settle(connection, key, reply)
     return reply
 
 
 async def _by_job(
-    background: Background, context: Context, asked: PlanRequest, key: Key | None, preference: Preference
+    request: Request, context: Context, asked: PlanRequest, key: Key | None, preference: Preference
 ) -> Response:
+    background: Background = request.app.state.background
+    asked_by = (await caller(request)).name
+
     def enqueue(within: Context) -> Reply:
-        job = plan_jobs.enqueue(within, asked, longest_s=background.bounds.job_deadline_s)
+        longest_s = background.bounds.job_deadline_s
+        job = plan_jobs.enqueue(within, asked, longest_s=longest_s, asked_by=asked_by)
         return model_reply(job, status=HTTPStatus.ACCEPTED, location=f"/v1/jobs/{job.id}")
 
     outcome = await run_in_threadpool(idempotency.perform, context, key, enqueue)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from planner_service.commands.calibrate import read_calibration
 from planner_service.commands.files import write_document
 from planner_service.commands.planner_options import takes_options
+from planner_service.commands.solver_progress import waiting
 from planner_service.contract.console import INFEASIBLE
 from planner_service.contract.documents import answer_document, invalid_input, plan_document, read
 from planner_service.contract.http import DEFAULT_URL
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from planner_service.client import PlanAnswer, ServiceClient
 
 app = typer.Typer(no_args_is_help=True, help="Plans, asked for and read through a service.")
+
+WAIT_S = 2
+"""After so long a search becomes a job, whose progress is shown."""
 
 Url = Annotated[str, typer.Option("--url", envvar="PIPEPLAN_URL", help="The service.")]
 Token = Annotated[str | None, typer.Option("--token", envvar="PIPEPLAN_TOKEN", help="The service's access token.")]
@@ -47,7 +51,7 @@ def create(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Asks a planner for the fastest plan that fits, and stores it."""
+    """Asks a planner for the fastest plan that fits, and stores it. A long search shows how far it is."""
     with _service(url, token) as service:
         request = PlanRequest(
             profile_id=_profile_id(service, profile[0]),
@@ -58,7 +62,8 @@ def create(
             calibration=read_calibration(calibration),
             other_profile_ids=tuple(_profile_id(service, other) for other in profile[1:]),
         )
-        created = service.create_plan(request)
+        with waiting() as on_progress:
+            created = service.create_plan(request, wait_s=WAIT_S, on_progress=on_progress)
     _show_answer(created, as_json=as_json)
 
 

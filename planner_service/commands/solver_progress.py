@@ -1,8 +1,9 @@
 """What a solver has found so far, on standard error while it searches, where that is a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from planner_service.contract.jobs import Job
 from planner_service.solvers.progress import Observer, Progress, unobserved
 
 
@@ -17,6 +18,25 @@ def shown() -> Iterator[Observer]:
         return
     with console.status("searching") as status:
         yield lambda progress: status.update(sentence(progress))
+
+
+@contextmanager
+def waiting() -> Iterator[Callable[[Job], None]]:
+    """Shows how far a plan is that a service makes as a job, where standard error is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda job: None
+        return
+    with console.status("asking") as status:
+        yield lambda job: status.update(_state(job))
+
+
+def _state(job: Job) -> str:
+    if job.state == "queued":
+        return f"job {job.id} waits for a solver"
+    return f"job {job.id}: " + (job.progress.message if job.progress else "searching")
 
 
 def sentence(progress: Progress) -> str:

@@ -114,6 +114,7 @@ class Job(Wire):
     plan_id: str | None = None
     infeasible: Infeasible | None = None
     solve_time_s: float | None = None
+    asked_by: str | None = Field(default=None, description="the name of the token that asked for it, or `local`")
     created_at: datetime
     updated_at: datetime
 

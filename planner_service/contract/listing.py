@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from planner_service.contract.wire import Wire
 
@@ -25,6 +25,13 @@ class Page(BaseModel, Generic[T]):
     next_cursor: str | None = Field(default=None, description="give it as `cursor` to get the next page")
 
 
+def _no_number(value: object) -> object:
+    """Raises ValueError for a count of seconds: a moment is written out, as the lists themselves write it."""
+    if isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit():
+        raise ValueError("must be a date and time with its zone, such as 2026-01-31T12:00:00Z")
+    return value
+
+
 def _moment(value: datetime) -> datetime:
     try:
         return value.astimezone(UTC)
@@ -38,7 +45,7 @@ def _without_null(value: str) -> str:
     return value
 
 
-Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
+Moment = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_moment)]
 """A date and time with its zone, such as 2026-01-02T03:04:05Z."""
 
 Name = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_without_null)]

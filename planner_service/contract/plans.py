@@ -52,6 +52,7 @@ class PlanSummary(Wire):
     memory_bytes: int = Field(description="what a worker of the fullest stage holds at its peak")
     device: str = Field(description="the type of the cluster's devices")
     devices: int = Field(description="the cluster's devices")
+    asked_by: str | None = Field(default=None, description="the name of the token that asked first, or `local`")
 
 
 class PlanQuery(ListQuery):

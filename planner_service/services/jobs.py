@@ -53,8 +53,13 @@ FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
 """What lies between an attempt's last sign of life and the next: twice as much every time."""
 
+Kept = ProfileResult | LinksResult | PartResult | runs.Measured
+"""A result in the form in which it is stored."""
 
-def enqueue(context: Context, task: Task, idempotency_key: str | None = None) -> tuple[Job, bool]:
+
+def enqueue(
+    context: Context, task: Task, idempotency_key: str | None = None, *, asked_by: str | None = None
+) -> tuple[Job, bool]:
     """Appends a job, and says whether it is new: the same key with the same task gives the job that it gave before."""
     if idempotency_key is not None:
         rule = f"must have 1 to {MAX_KEY_CHARACTERS} characters"
@@ -63,7 +68,7 @@ def enqueue(context: Context, task: Task, idempotency_key: str | None = None) ->
         known = storage.by_idempotency_key(connection, idempotency_key) if idempotency_key else None
         if known is not None:
             return _same_task(known, task), False
-        job_id = _enqueue(connection, task, idempotency_key, context.now())
+        job_id = _enqueue(connection, task, idempotency_key, context.now(), asked_by)
         if job_id is None:  # on PostgreSQL another request may have used the key meanwhile
             known = found("job", "of the key", storage.by_idempotency_key(connection, idempotency_key or ""))
             return _same_task(known, task), False
@@ -131,6 +136,7 @@ def complete(context: Context, job_id: str, completion: Completion) -> Job:
     now = context.now()
     result = completion.result
     result_id = content_id(result.model_dump(mode="json"))
+    kept = _packed(result)
     with _noticing(context), context.database.write() as connection:
         hold = _held(context, connection, job_id, completion.token, now)
         if _is_repetition(connection, hold, completion.report_id):
@@ -142,7 +148,7 @@ def complete(context: Context, job_id: str, completion: Completion) -> Job:
         else:
             _require_running(hold)
             _require_whole(hold, result)
-            _store(context, connection, hold.job, result, result_id, now)
+            _store(context, connection, hold.job, kept, result_id, now)
             gangs.done(connection, hold, now)
         reports.take(connection, completion.report_id, job_id, now)
         return _told(connection, job_id, now) if not isinstance(result, PartResult) else hold.job
@@ -284,7 +290,9 @@ def _seen(context: Context, connection: Connection, hold: Hold, now: datetime) -
         known_agents.seen(connection, name, now)
 
 
-def _enqueue(connection: Connection, task: Task, idempotency_key: str | None, now: datetime) -> str | None:
+def _enqueue(
+    connection: Connection, task: Task, idempotency_key: str | None, now: datetime, asked_by: str | None
+) -> str | None:
     job_id = secrets.token_hex(16)
     run_id = secrets.token_hex(16) if isinstance(task, RunTask) else None
     asked = needs.needs_of(task, _workers(connection, task))
@@ -298,6 +306,7 @@ def _enqueue(connection: Connection, task: Task, idempotency_key: str | None, no
         idempotency_key=idempotency_key,
         now=now,
         needs=needs.stored(asked),
+        asked_by=asked_by,
     )
     if not added:
         return None
@@ -379,9 +388,15 @@ def _end_part(connection: Connection, hold: Hold, now: datetime) -> None:
     gangs.done(connection, hold, now)
 
 
-def _store(
-    context: Context, connection: Connection, job: Job, result: AgentResult, result_id: str, now: datetime
-) -> None:
+def _packed(result: AgentResult) -> Kept:
+    """A result as it is stored. Raises InvalidInputError for a run's that could not be shown or kept."""
+    if not isinstance(result, RunResult):
+        return result
+    _require_readable(result)
+    return runs.measured(result)
+
+
+def _store(context: Context, connection: Connection, job: Job, result: Kept, result_id: str, now: datetime) -> None:
     match result:
         case ProfileResult():
             profile_id, _ = profiles.add(connection, result.profile, now)
@@ -392,11 +407,10 @@ def _store(
         case LinksResult():
             cluster_id, _ = clusters.add(connection, result.cluster, now)
             storage.succeed(connection, job.id, result_id=result_id, cluster_id=cluster_id, now=now)
-        case RunResult():
-            _require_readable(result)
+        case runs.Measured():
             runs.finish(connection, found("run of job", job.id, job.run_id), result)
             storage.succeed(connection, job.id, result_id=result_id, now=now)
-            throughput = result.report.throughput_samples_per_s
+            throughput = result.throughput
             context.metrics.observe_prediction(predicted=throughput.predicted, measured=throughput.measured)
         case PartResult():
             raise InvalidInputError("result.kind", "must be the job's result", "part")

@@ -15,10 +15,10 @@ from planner_service.solvers.messages import Answered
 from planner_service.storage import jobs as storage
 
 
-def enqueue(context: Context, request: PlanRequest, *, longest_s: float) -> Job:
+def enqueue(context: Context, request: PlanRequest, *, longest_s: float, asked_by: str | None = None) -> Job:
     """Enqueues a plan. Raises InvalidInputError for what no planner could be asked."""
     plans.problem_of(context, request, longest_s=longest_s)
-    job, _ = jobs.enqueue(context, PlanTask(request=request))
+    job, _ = jobs.enqueue(context, PlanTask(request=request), asked_by=asked_by)
     return job
 
 
@@ -54,7 +54,7 @@ def finish(context: Context, lease: Lease, answered: Answered) -> Job:
     """Ends the job with the plan, or with the reasons why there is none; both are stored with it."""
 
     def end(connection: Connection, job: Job) -> None:
-        created = plans.keep(context, connection, _request(job), answered)
+        created = plans.keep(context, connection, _request(job), answered, asked_by=job.asked_by)
         beside: dict[str, object] = {"solve_time_s": answered.solve_time_s}
         if isinstance(answered.answer, Infeasible):
             beside["infeasible"] = asdict(answered.answer)

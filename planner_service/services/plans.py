@@ -61,14 +61,16 @@ def create(context: Context, request: PlanRequest) -> Created:
         return keep(context, connection, request, answered)
 
 
-def keep(context: Context, connection: Connection, request: PlanRequest, answered: Answered) -> Created:
-    """Stores what a planner answered. Raises InvalidInputError for predictions that are no finite numbers."""
+def keep(
+    context: Context, connection: Connection, request: PlanRequest, answered: Answered, *, asked_by: str | None = None
+) -> Created:
+    """Stores what a planner answered, and who asked. Raises InvalidInputError for predictions that are not finite."""
     answer = answered.answer
     _require_storable(answer, request)
     context.metrics.observe_solve(request.planner, answered.solve_time_s)
     if not isinstance(answer, Plan):
         return Created(answer=answer, plan_id=None, new=False, solve_time_s=answered.solve_time_s)
-    new = storage.add(connection, answer, request, answered.solve_time_s, context.now())
+    new = storage.add(connection, answer, request, answered.solve_time_s, context.now(), asked_by)
     return Created(answer=answer, plan_id=content_id(answer), new=new, solve_time_s=answered.solve_time_s)
 
 

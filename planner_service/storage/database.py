@@ -4,7 +4,7 @@ import importlib.util
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ from planner_service.core.errors import (
     InvalidInputError,
     MissingDependencyError,
     ServiceError,
-    UnavailableError,
     require,
 )
 from planner_service.storage.failures import reporting
+from planner_service.storage.turns import Turns
 
 POSTGRESQL_DRIVER = "postgresql+psycopg"
 POOL_SIZE = 16
 POOL_TIMEOUT_S = 2.0
 BUSY_TIMEOUT_S = 15.0
+CLOSE_TIMEOUT_S = 5.0
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 5,
     "keepalives_idle": 30,
@@ -39,9 +40,8 @@ class Database:
     """One database by its URL. `read` and `write` are the only ways in, a transaction each.
 
     SQLite starts every transaction as deferred, and one that reads before it writes then fails with "database is
-    locked" as soon as another has written in between. Writers therefore begin immediately, and those of this process
-    queue at a lock before, in which waiting costs nothing. PostgreSQL needs neither; there a reader asks for a
-    snapshot, which SQLite's readers have anyway.
+    locked" as soon as another has written in between. Writers therefore begin immediately, and take turns before
+    (`turns`). PostgreSQL needs neither; there a reader asks for a snapshot, which SQLite's readers have anyway.
 
     At most `pool_size` transactions are open at once; who gets none within `pool_timeout_s`, or on SQLite no turn to
     write within `busy_timeout_s`, meets an UnavailableError. A transaction must not be begun inside another.
@@ -58,11 +58,12 @@ class Database:
         self.url = _parsed(url)
         self.shown = _shown(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self._lock = threading.Lock()
         self._joined: Connection | None = None
-        self._busy_timeout_s = busy_timeout_s
+        self._turns: Turns | None = None
+        self._open = _Counter()
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s, "hide_parameters": True}
         if self.is_sqlite:
+            self._turns = Turns(Path(f"{self.url.database}-turns"), self.shown, busy_timeout_s)
             self.engine = _sqlite_engine(self.url, busy_timeout_s, pool)
             self._readers: Engine = self.engine
             self._writers: Engine = self.engine.execution_options(begin="BEGIN IMMEDIATE")
@@ -78,7 +79,7 @@ class Database:
         if self._joined is not None:
             yield self._joined
             return
-        with reporting(self.shown, self.url.password), self._readers.begin() as connection:
+        with reporting(self.shown, self.url.password), self._open, self._readers.begin() as connection:
             yield connection
 
     @contextmanager
@@ -87,7 +88,8 @@ class Database:
         if self._joined is not None:
             yield self._joined
             return
-        with reporting(self.shown, self.url.password), self._turn(), self._writers.begin() as connection:
+        turn = self._turns.turn() if self._turns else nullcontext()
+        with reporting(self.shown, self.url.password), self._open, turn, self._writers.begin() as connection:
             yield connection
 
     def joining(self, connection: Connection) -> "Database":
@@ -97,21 +99,33 @@ class Database:
         return joined
 
     def close(self) -> None:
-        """Gives all connections back."""
+        """Gives all connections back, once the transactions that threads are in have ended, or after a while."""
+        self._open.wait_for_none(CLOSE_TIMEOUT_S)
         self.engine.dispose()
+        if self._turns:
+            self._turns.close()
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """The turn to write, which only SQLite's writers wait for."""
-        if not self.is_sqlite:
-            yield
-            return
-        if not self._lock.acquire(timeout=self._busy_timeout_s):
-            raise UnavailableError(f"no turn to write to {self.shown} came up within {self._busy_timeout_s:g} s")
-        try:
-            yield
-        finally:
-            self._lock.release()
+
+class _Counter:
+    """How many are inside."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, *_error: object) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait_for_none(self, timeout_s: float) -> None:
+        """Returns once nobody is inside, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count == 0, timeout_s)
 
 
 def _parsed(url: str) -> URL:

@@ -49,6 +49,7 @@ def add(
     idempotency_key: str | None,
     now: datetime,
     needs: tuple[str, str] = NO_NEEDS,
+    asked_by: str | None = None,
 ) -> bool:
     """Appends a job to the queue, unless one with its key is there; says whether it did.
 
@@ -66,6 +67,7 @@ def add(
             needs=needs[1],
             run_id=run_id,
             idempotency_key=idempotency_key,
+            asked_by=asked_by,
             created_at=now,
             updated_at=now,
         ),
@@ -333,6 +335,7 @@ def _job(row: Row[Any]) -> Job:
         cluster_id=row.cluster_id,
         run_id=row.run_id,
         plan_id=row.plan_id,
+        asked_by=row.asked_by,
         **({} if row.answer is None else json.loads(row.answer)),
         created_at=row.created_at,
         updated_at=row.updated_at,

@@ -14,7 +14,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, Literal, TypeVar
 
 from sqlalchemy import (
     Column,
@@ -22,10 +23,11 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Insert,
+    Integer,
     Row,
     Select,
     Table,
-    literal,
+    bindparam,
     select,
     tuple_,
 )
@@ -58,6 +60,9 @@ class Cut:
     sort: str | None = None
 
 
+Comparison = Literal["equal", "at_least", "below", "one_of"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Filter:
     """What `column` must be for a row to pass; a value of None (or no values) passes all. `name` is the request's."""
@@ -65,7 +70,7 @@ class Filter:
     name: str
     column: Column[Any]
     value: Any
-    compare: Callable[[Any, Any], ColumnElement[bool]] = operator.eq
+    compare: Comparison = "equal"
 
 
 def equal(name: str, column: Column[Any], value: object) -> Filter:
@@ -75,20 +80,20 @@ def equal(name: str, column: Column[Any], value: object) -> Filter:
 
 def at_least(name: str, column: Column[Any], value: object) -> Filter:
     """The column holds the value or more."""
-    return Filter(name=name, column=column, value=value, compare=operator.ge)
+    return Filter(name=name, column=column, value=value, compare="at_least")
 
 
 def below(name: str, column: Column[Any], value: object) -> Filter:
     """The column holds less than the value."""
-    return Filter(name=name, column=column, value=value, compare=operator.lt)
+    return Filter(name=name, column=column, value=value, compare="below")
 
 
 def one_of(name: str, column: Column[Any], values: Sequence[object]) -> Filter:
     """The column holds one of the values."""
-    return Filter(name=name, column=column, value=tuple(values), compare=lambda c, v: c.in_(v))
+    return Filter(name=name, column=column, value=tuple(values), compare="one_of")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Listing(Generic[T]):
     """What a list is of: the query of its rows, what makes a row an item, and the columns that it may be sorted by.
 
@@ -118,13 +123,14 @@ class _Order:
     def by(self) -> list[ColumnElement[Any]]:
         return [key.desc() if self.descending else key.asc() for key in self.keys]
 
-    def behind(self, position: "_Position") -> ColumnElement[bool]:
+    def behind_start(self) -> ColumnElement[bool]:
+        """The rows that come after `start_value` and `start_sequence`."""
         compare = operator.lt if self.descending else operator.gt
-        values = (position.sequence,) if len(self.keys) == 1 else (position.value, position.sequence)
-        literals = [literal(value, key.type) for value, key in zip(values, self.keys, strict=True)]
-        single = len(literals) == 1
+        named = {self.column: "start_value", self.sequence: "start_sequence"}
+        starts = [bindparam(named[key], type_=key.type) for key in self.keys]
+        single = len(starts) == 1
         condition: ColumnElement[bool] = (
-            compare(self.keys[0], literals[0]) if single else compare(tuple_(*self.keys), tuple_(*literals))
+            compare(self.keys[0], starts[0]) if single else compare(tuple_(*self.keys), tuple_(*starts))
         )
         return condition
 
@@ -150,16 +156,16 @@ def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequenc
     """The page of the rows that pass all filters. Raises InvalidInputError for a sort or a cursor of another list."""
     given = [one for one in filters if one.value not in (None, ())]
     order, start = _start(listing, cut, given)
-    near, far = _split(listing.table, order, given)
-    conditions = [one.compare(one.column, one.value) for one in near]
+    statements = _statements(listing, order.name, tuple(_shape(one) for one in given), start is not None)
+    values = {f"filter_{one.name}": one.value for one in given} | {"page_limit": cut.limit + 1}
     if start is not None:
-        conditions.append(order.behind(start))
-    scan = _Scan(listing=listing, order=order, conditions=conditions)
-    rows = connection.execute(scan.items(far, cut.limit + 1)).all()
+        values |= {"start_value": start.value, "start_sequence": start.sequence}
+    scan = {"scan_limit": MAX_SCANNED, "scan_end": MAX_SCANNED - 1}
+    rows = connection.execute(statements.items, values | scan).all()
     more = len(rows) > cut.limit
-    looked_further = bool(far) and not more
-    last = connection.execute(scan.end()).one_or_none() if looked_further else None
-    last = rows[cut.limit - 1] if more else last
+    last = rows[cut.limit - 1] if more else None
+    if not more and statements.end is not None:
+        last = connection.execute(statements.end, values | scan).one_or_none()
     return Page(
         items=tuple(listing.item(row) for row in rows[: cut.limit]),
         next_cursor=None if last is None else _cursor(order, given, last.page_key, last.page_sequence),
@@ -184,43 +190,67 @@ def insert_once(connection: Connection, statement: Insert) -> bool:
     return True
 
 
+_Shape = tuple[str, Column[Any], Comparison]
+"""A filter without its value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Scan(Generic[T]):
-    """The rows in their order, from where the page starts."""
+class _Statements:
+    """The page's rows; and, where they are looked for among so many, the last row that is looked at."""
 
-    listing: Listing[T]
-    order: _Order
-    conditions: list[ColumnElement[bool]]
-
-    def items(self, far: Sequence[Filter], limit: int) -> Select[Any]:
-        """The first rows that pass all filters: at once, or looked for among the next few thousand."""
-        sequence = self.order.sequence
-        keys = (self.order.column.label("page_key"), sequence.label("page_sequence"))
-        query = self.listing.query.add_columns(*keys).order_by(*self.order.by()).limit(limit)
-        if not far:
-            return query.where(*self.conditions)
-        columns = [one.column.label(f"filter_{index}") for index, one in enumerate(far)]
-        scanned = self._rows(sequence.label("sequence"), *columns).limit(MAX_SCANNED).subquery()
-        passing = [one.compare(scanned.c[f"filter_{index}"], one.value) for index, one in enumerate(far)]
-        return query.where(sequence.in_(select(scanned.c.sequence).where(*passing).limit(limit)))
-
-    def end(self) -> Select[Any]:
-        """The last row that `items` looks at; none where the rows end before."""
-        keys = (self.order.column.label("page_key"), self.order.sequence.label("page_sequence"))
-        return self._rows(*keys).offset(MAX_SCANNED - 1).limit(1)
-
-    def _rows(self, *columns: ColumnElement[Any]) -> Select[Any]:
-        rows = self.listing.table if self.listing.rows is None else self.listing.rows
-        return select(*columns).select_from(rows).where(*self.conditions).order_by(*self.order.by())
+    items: Select[Any]
+    end: Select[Any] | None
 
 
-def _split(table: Table, order: _Order, filters: Sequence[Filter]) -> tuple[list[Filter], list[Filter]]:
+@lru_cache(maxsize=1024)
+def _statements(listing: Listing[Any], sort: str, shapes: tuple[_Shape, ...], following: bool) -> _Statements:
+    """Made once for each shape of a request: to build a statement takes longer than to execute it."""
+    order = _order(listing, sort)
+    near, far = _split(listing.table, order, shapes)
+    conditions = [_condition(shape) for shape in near] + ([order.behind_start()] if following else [])
+    keys = (order.column.label("page_key"), order.sequence.label("page_sequence"))
+    items = listing.query.add_columns(*keys).order_by(*order.by()).limit(bindparam("page_limit", type_=Integer))
+    if not far:
+        return _Statements(items=items.where(*conditions), end=None)
+    rows = listing.table if listing.rows is None else listing.rows
+
+    def scan(*columns: ColumnElement[Any]) -> Select[Any]:
+        return select(*columns).select_from(rows).where(*conditions).order_by(*order.by())
+
+    columns = [column.label(f"filter_{name}") for name, column, _ in far]
+    limited = scan(order.sequence.label("sequence"), *columns).limit(bindparam("scan_limit", type_=Integer))
+    scanned = limited.subquery()
+    passing = [_condition(shape, scanned.c[f"filter_{shape[0]}"]) for shape in far]
+    chosen = select(scanned.c.sequence).where(*passing).limit(bindparam("page_limit", type_=Integer))
+    end = scan(*keys).offset(bindparam("scan_end", type_=Integer)).limit(1)
+    return _Statements(items=items.where(order.sequence.in_(chosen)), end=end)
+
+
+def _shape(one: Filter) -> _Shape:
+    return one.name, one.column, one.compare
+
+
+def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> ColumnElement[bool]:
+    name, column, compare = shape
+    tested = column if scanned is None else scanned
+    value = bindparam(f"filter_{name}", type_=column.type, expanding=compare == "one_of")
+    match compare:
+        case "equal":
+            return tested == value
+        case "at_least":
+            return tested >= value
+        case "below":
+            return tested < value
+        case "one_of":
+            return tested.in_(value)
+
+
+def _split(table: Table, order: _Order, shapes: Sequence[_Shape]) -> tuple[list[_Shape], list[_Shape]]:
     """The filters that an index answers in this order, and the others."""
     indexed = {tuple(index.columns) for index in table.indexes}
-    near = [one for one in filters if one.column is order.column]
-    leading = next((f for f in filters if f.compare is operator.eq and (f.column, *order.keys) in indexed), None)
-    near += [leading] if leading is not None and leading not in near else []
-    return near, [one for one in filters if one not in near]
+    leading = [s for s in shapes if s[2] == "equal" and (s[1], *order.keys) in indexed][:1]
+    near = [s for s in shapes if s[1] is order.column or s in leading]
+    return near, [s for s in shapes if s not in near]
 
 
 def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, _Position | None]:

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, func, select
 
-from planner_service.storage.tables import jobs
+from planner_service.storage.tables import agents, jobs
 
 PENDING = ("queued", "leased")
 """Jobs that have not ended: as many as there is work, however many have ended."""
@@ -18,6 +18,6 @@ def jobs_by_kind_and_state(connection: Connection) -> dict[tuple[str, str], int]
 
 
 def agents_alive(connection: Connection, since: datetime) -> int:
-    """How many agents are working or were heard of since then: for now, those that hold a lease."""
-    query = select(func.count(func.distinct(jobs.c.agent))).where(jobs.c.state == "leased", jobs.c.updated_at >= since)
+    """How many agents were heard of since then."""
+    query = select(func.count()).select_from(agents).where(agents.c.last_seen_at >= since)
     return connection.execute(query).scalar_one()

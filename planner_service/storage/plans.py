@@ -18,7 +18,14 @@ from planner_service.storage.tables import clusters, plans
 _SUMMARY = [column for column in plans.c if column.name not in ("content", "request")]
 
 
-def add(connection: Connection, plan: Plan, request: PlanRequest, solve_time_s: float, now: datetime) -> bool:
+def add(
+    connection: Connection,
+    plan: Plan,
+    request: PlanRequest,
+    solve_time_s: float,
+    now: datetime,
+    asked_by: str | None = None,
+) -> bool:
     """Stores the plan unless it is there, in which case the first request is kept; says whether it is new."""
     plan_id = content_id(plan)
     if summary(connection, plan_id) is not None:
@@ -50,6 +57,7 @@ def add(connection: Connection, plan: Plan, request: PlanRequest, solve_time_s: 
         memory_bytes=max(stage.memory_bytes for stage in plan.stages),
         device_name=cluster.device_name,
         devices=cluster.devices,
+        asked_by=asked_by,
     )
     return insert_once(connection, row)
 

@@ -1,6 +1,6 @@
 """Runs: made with their job, whose state is theirs; report and timeline come in with its end."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,9 +11,10 @@ from planner_service.contract.jobs import JobState, Progress, RunResult, RunTask
 from planner_service.contract.listing import Page
 from planner_service.contract.runs import Run, RunQuery, RunSummary
 from planner_service.core.identity import canonical_json
-from planner_service.core.report import RunReport
+from planner_service.core.report import Compared, RunReport
 from planner_service.storage import listing, timelines
 from planner_service.storage.tables import jobs, plans, runs
+from planner_service.storage.timelines import Chunk
 
 _JOINED = runs.join(jobs, jobs.c.id == runs.c.job_id).join(plans, plans.c.id == runs.c.plan_id)
 _SUMMARY: Select[Any] = select(
@@ -49,19 +50,40 @@ def add(connection: Connection, *, run_id: str, job_id: str, plan_id: str, now: 
     connection.execute(insert(runs).values(id=run_id, job_id=job_id, plan_id=plan_id, created_at=now))
 
 
-def finish(connection: Connection, run_id: str, result: RunResult) -> None:
-    """What the run measured. Raises InvalidInputError where the timeline's numbers are beyond what is kept."""
-    throughput = result.report.throughput_samples_per_s
-    timelines.store(connection, run_id, timelines.chunks_of(result.timeline))
-    timelines.store(connection, run_id, timelines.chunks_of_losses(result.report.losses))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run measured, in the form in which it is kept."""
+
+    report: str
+    throughput: Compared
+    timeline_head: str
+    chunks: tuple[Chunk, ...]
+
+
+def measured(result: RunResult) -> Measured:
+    """Packs a result, seconds of work for a large one, so that a transaction need not wait for it.
+
+    Raises InvalidInputError where the timeline's numbers are beyond what is kept.
+    """
+    return Measured(
+        report=canonical_json(replace(result.report, losses=())),
+        throughput=result.report.throughput_samples_per_s,
+        timeline_head=timelines.head(result.timeline),
+        chunks=(*timelines.chunks_of(result.timeline), *timelines.chunks_of_losses(result.report.losses)),
+    )
+
+
+def finish(connection: Connection, run_id: str, end: Measured) -> None:
+    """The run has measured this."""
+    timelines.store(connection, run_id, end.chunks)
     connection.execute(
         update(runs)
         .where(runs.c.id == run_id)
         .values(
-            report=canonical_json(replace(result.report, losses=())),
-            timeline_head=timelines.head(result.timeline),
-            predicted_samples_per_s=throughput.predicted,
-            measured_samples_per_s=throughput.measured,
+            report=end.report,
+            timeline_head=end.timeline_head,
+            predicted_samples_per_s=end.throughput.predicted,
+            measured_samples_per_s=end.throughput.measured,
         )
     )
 

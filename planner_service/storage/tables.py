@@ -74,7 +74,7 @@ def _time(name: str, *, nullable: bool = False) -> Column[datetime]:
 
 def _orders(*columns: str, filters: tuple[str, ...] = ()) -> list[Index]:
     """What lists go by, `sequence` telling equal rows apart; after a filter's column where these are named."""
-    starts = [(column,) for column in filters] or [()]
+    starts: list[tuple[str, ...]] = [(column,) for column in filters] or [()]
     return [Index(None, *start, column, "sequence") for start in starts for column in columns]
 
 
@@ -133,6 +133,7 @@ plans = Table(
     Column("memory_bytes", BigInteger, nullable=False, server_default="0"),
     Column("device_name", Text, nullable=False, server_default="unknown"),
     Column("devices", Integer, nullable=False, server_default="0"),
+    Column("asked_by", String(200), nullable=True),
     *_orders("created_at", "throughput_samples_per_s", "memory_bytes"),
     *_orders(
         "created_at",
@@ -170,6 +171,7 @@ jobs = Table(
     Column("instance", String(64), nullable=True),
     Column("gang", Text, nullable=True),
     _time("not_before", nullable=True),
+    Column("asked_by", String(200), nullable=True),
     _time("created_at"),
     _time("updated_at"),
     CheckConstraint("state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled', 'dead')", name="state"),

@@ -19,7 +19,10 @@ class Form:
 
 
 class Page(HTMLParser):
-    """A page's links (`related`: by what they are to the page), forms and text. Raises ValueError for tags that are not closed where they must be."""
+    """A page's links (`related`: by what they are to the page), forms and text.
+
+    Raises ValueError for tags that are not closed where they must be.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)

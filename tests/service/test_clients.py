@@ -22,6 +22,7 @@ from planner_service.core.errors import (
 )
 from planner_service.core.plan import Infeasible, Plan
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK, run_result, run_task
+from tests.service.reporting import complete, fail
 from tests.service.servers import serving
 from worker_agent.client import AgentClient
 
@@ -54,7 +55,8 @@ class _Unsteady:
     def agent(self) -> AgentClient:
         """An agent that talks to it."""
         clock = Clock(now_s=lambda: self.slept_s, sleep=self.sleep)
-        return AgentClient("http://127.0.0.1:1", transport=httpx.MockTransport(self.answer), clock=clock)
+        transport = httpx.MockTransport(self.answer)
+        return AgentClient("http://127.0.0.1:1", transport=transport, clock=clock, patience_s=60.0)
 
 
 def test_the_main_job_through_the_clients(tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ def _work(agent: AgentClient, plan: Plan) -> None:
     lease = agent.lease(LeaseRequest(agent="node-1"))
     if lease is not None:
         agent.heartbeat(lease, Progress(done=1, total=4))
-        agent.complete(lease, run_result(plan))
+        complete(agent, lease, run_result(plan))
 
 
 def _check_errors(service: ServiceClient, ended: Job) -> None:
@@ -112,7 +114,7 @@ def _check_errors(service: ServiceClient, ended: Job) -> None:
 
 def test_an_agents_result_is_sent_again_until_the_service_is_back() -> None:
     service = _Unsteady(failures=6)
-    assert service.agent().complete(LEASE, PROFILE_RESULT).id == "j"
+    assert complete(service.agent(), LEASE, PROFILE_RESULT).id == "j"
     assert service.requests == 7
     assert 0 < service.slept_s < 60
 
@@ -120,7 +122,7 @@ def test_an_agents_result_is_sent_again_until_the_service_is_back() -> None:
 def test_patience_ends(tmp_path: Path) -> None:
     service = _Unsteady(failures=10**6)
     with pytest.raises(ServiceError):
-        service.agent().fail(LEASE, "x" * 10_000)
+        fail(service.agent(), LEASE, "x" * 4000)
     assert 50 < service.slept_s <= 60
     assert service.requests < 30
 
@@ -140,7 +142,7 @@ def test_a_lost_lease_is_not_sent_again() -> None:
         return httpx.Response(409, text=problem_of(LeaseLostError("gone")).model_dump_json())
 
     with pytest.raises(LeaseLostError, match="gone"):
-        AgentClient("http://127.0.0.1:1", transport=httpx.MockTransport(refuse)).complete(LEASE, PROFILE_RESULT)
+        complete(AgentClient("http://127.0.0.1:1", transport=httpx.MockTransport(refuse)), LEASE, PROFILE_RESULT)
     assert len(requests) == 1
 
 

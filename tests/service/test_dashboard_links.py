@@ -2,7 +2,6 @@
 
 from urllib.parse import urldefrag
 
-import pytest
 from fastapi.testclient import TestClient
 
 from planner_service.services.context import Context
@@ -36,14 +35,14 @@ def _walked(http: TestClient, start: str) -> dict[str, Page | None]:
     return seen
 
 
-@pytest.fixture
-def pages(http: TestClient, context: Context) -> dict[str, Page]:
-    """Every page there is."""
+def test_every_link_leads_to_a_page_that_is_whole_and_runs_no_name(http: TestClient, context: Context) -> None:
     filled(context)
-    return {address: page for address, page in _walked(http, "/").items() if page is not None}
+    pages = {address: page for address, page in _walked(http, "/").items() if page is not None}
+    _require_whole(pages)
+    _require_that_nothing_runs(pages)
 
 
-def test_every_link_of_every_page_leads_somewhere_and_every_page_is_whole(pages: dict[str, Page]) -> None:
+def _require_whole(pages: dict[str, Page]) -> None:
     kinds = {address.split("?")[0].split("/")[1] for address in pages}
     assert kinds == {"", "plans", "aliases", "profiles", "clusters", "runs", "jobs", "agents", "compare"}
     for address, page in pages.items():
@@ -56,7 +55,8 @@ def test_every_link_of_every_page_leads_somewhere_and_every_page_is_whole(pages:
             assert form.method in ("get", "post")
 
 
-def test_no_name_becomes_a_tag_an_attribute_or_a_script(pages: dict[str, Page]) -> None:
+def _require_that_nothing_runs(pages: dict[str, Page]) -> None:
+    """No name has become a tag, an attribute or a script."""
     names = {name for page in pages.values() for _, name, _ in page.attributes}
     assert not names & set(RUNS_SOMETHING)
     for address, page in pages.items():

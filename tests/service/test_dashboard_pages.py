@@ -15,7 +15,7 @@ from planner_service.storage.migrations import upgrade
 from tests.service.answers import halve
 from tests.service.conftest import Clock
 from tests.service.dashboard_content import failed_run, finished_run, named_plan, register
-from tests.service.documents import PROFILE_TASK, run_task, store_plan
+from tests.service.documents import PROFILE_TASK, request_document, run_task, store_plan
 from tests.service.html_pages import Page
 from tests.service.tokens import made
 
@@ -104,6 +104,30 @@ def test_a_plans_page_names_its_aliases_its_runs_and_what_it_was_made_from(http:
     assert "-20.0 %" in page.text
     assert any(link.startswith("/profiles/") for link in page.links)
     assert f"/v1/plans/{plan_id}" in page.links
+
+
+def test_a_plans_page_says_who_asked_and_for_what(http: TestClient, context: Context) -> None:
+    store_plan(context)
+    request = request_document(batch_size=24, options={"optimizer": "adam"})
+    plan_id = http.post("/v1/plans", json=request).json()["id"]
+    page = _page(http, f"/plans/{plan_id}")
+    assert "asked by local" in page.text
+    assert "batch size 24" in page.text
+    assert "optimizer adam" in page.text
+    job = http.post("/v1/jobs", json=PROFILE_TASK.model_dump(mode="json")).json()
+    assert "asked for by local" in _page(http, f"/jobs/{job['id']}").text
+
+
+def test_an_export_that_cannot_be_is_named_with_its_reason_and_not_linked(http: TestClient, context: Context) -> None:
+    plan_id = store_plan(context)
+    page = _page(http, f"/plans/{plan_id}")
+    exports = f"/v1/plans/{plan_id}/exports/"
+    linked = {link.removeprefix(exports) for link in page.links if link.startswith(exports)}
+    assert {"torchrun", "slurm", "chrome-trace"} <= linked
+    assert "torchtitan" not in linked
+    assert "it trains with Adam and AdamW only" in page.text
+    for name in linked:
+        assert http.get(exports + name).status_code == 200
 
 
 def test_an_aliass_page_shows_who_moved_it_and_compares(http: TestClient, context: Context) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import product
 
 import pytest
 from fastapi.testclient import TestClient
@@ -134,16 +135,17 @@ def test_the_pages_need_nothing_that_their_policy_forbids(http: TestClient, cont
         assert rules["style-src"] == ["'self'"]
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "[", "", "0.0.0.0:80", "127.0.0.1@evil", "localhost.evil"]
-)
-def test_on_this_machine_no_foreign_name_is_answered(http: TestClient, host: str) -> None:
-    assert http.get("/healthz", headers={"Host": host}).status_code == 403
+FOREIGN = ["evil.example", "127.0.0.1.evil.example", "[", "", "0.0.0.0:80", "127.0.0.1@evil", "localhost.evil"]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8437", "localhost:1", "[::1]:8437", "LOCALHOST"])
-def test_this_machines_names_are_answered(http: TestClient, host: str) -> None:
-    assert http.get("/healthz", headers={"Host": host}).status_code == 200
+def test_on_this_machine_no_foreign_name_is_answered(http: TestClient) -> None:
+    for host in FOREIGN:
+        assert http.get("/healthz", headers={"Host": host}).status_code == 403, host
+
+
+def test_this_machines_names_are_answered(http: TestClient) -> None:
+    for host in ("127.0.0.1", "127.0.0.1:8437", "localhost:1", "[::1]:8437", "LOCALHOST"):
+        assert http.get("/healthz", headers={"Host": host}).status_code == 200, host
 
 
 def test_beyond_this_machine_the_names_are_those_that_are_set(database_url: str, clock: Clock) -> None:
@@ -155,9 +157,9 @@ def test_beyond_this_machine_the_names_are_those_that_are_set(database_url: str,
         assert client.get("/v1/plans", headers={"Host": "whatever.example"}).status_code == 401
 
 
-@pytest.mark.parametrize("origin", ["null", "http://evil.example", "http://127.0.0.1:1", "http://[", "x"])
-def test_another_sites_page_is_refused_whatever_it_asks(http: TestClient, origin: str) -> None:
-    for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
+def test_another_sites_page_is_refused_whatever_it_asks(http: TestClient) -> None:
+    origins = ("null", "http://evil.example", "http://127.0.0.1:1", "http://[", "x")
+    for method, origin in product(("GET", "POST", "PUT", "DELETE", "OPTIONS"), origins):
         answer = http.request(method, "/v1/plans", headers={"Origin": origin})
         assert answer.status_code == 403
         assert not [name for name in answer.headers if name.startswith("access-control")]

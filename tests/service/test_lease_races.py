@@ -1,9 +1,11 @@
-"""Many agents at once on one real SQLite file: every job has one owner, and the database is never locked."""
+"""Many agents at once on one real database: every job has one owner, none is lost, and it is never locked."""
 
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+from benchmarks.leases import race
 from planner_service.contract.jobs import Completion, Heartbeat, LeaseRequest, Progress
 from planner_service.services import jobs
 from planner_service.services.context import Context
@@ -44,8 +46,10 @@ def test_every_job_has_one_owner_among_threads(context: Context) -> None:
     assert {job.state for job in jobs.newest(context, Cut(limit=200)).items} == {"succeeded"}
 
 
-def test_every_job_has_one_owner_among_services_on_one_file(context: Context, database_url: str, clock: Clock) -> None:
-    """Two databases have a lock each, as two processes would: only the file's own lock is between them."""
+def test_every_job_has_one_owner_among_services_on_one_database(
+    context: Context, database_url: str, clock: Clock
+) -> None:
+    """Two databases have a lock each, as two processes would: only the database's own are between them."""
     other = Context(database=Database(database_url), solve=halve, now=clock)
     expected = {jobs.enqueue(context, PROFILE_TASK)[0].id for _ in range(JOBS)}
     owners = _run_agents([context, other])
@@ -66,3 +70,14 @@ def test_one_of_many_simultaneous_requests_under_a_key_makes_the_job(context: Co
         made = list(pool.map(enqueue, range(AGENTS)))
     assert len({job_id for job_id, _ in made}) == 1
     assert [new for _, new in made].count(True) == 1
+
+
+def test_processes_that_are_killed_at_any_moment_lose_no_job_and_none_has_two_owners(
+    database_url: str, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    outcome = race(database_url, logs, count=200, processes=4, kills=4)
+    assert outcome.kills > 0
+    found = (outcome.succeeded, outcome.lost, outcome.double, outcome.locked, outcome.errors)
+    assert found == (200, 0, 0, 0, 0)

@@ -1,6 +1,7 @@
 """Metrics: what is counted, by labels of small closed sets, and what the database tells of at a scrape."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
@@ -120,3 +121,12 @@ def test_what_the_database_refuses_is_counted(http: TestClient, context: Context
 def test_connections_in_use_are_told(http: TestClient, context: Context) -> None:
     with context.database.read(), context.database.read():
         assert _value(http, "pipeplan_database_connections_in_use") == 2
+
+
+def test_the_documentation_names_every_metric() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    metrics = Metrics()
+    metrics.watch_stored(lambda: Stored(jobs={("run", "queued"): 1}))
+    families = list(text_string_to_metric_families(metrics.text().decode()))
+    names = {f"{family.name}{'_total' * (family.type == 'counter')}" for family in families}
+    assert [name for name in names if name.startswith("pipeplan") and f"`{name}`" not in written] == []

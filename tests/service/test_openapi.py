@@ -52,7 +52,8 @@ def test_every_post_with_a_body_describes_it(http: TestClient) -> None:
     description = _description(http)
     posts = {path for path, operations in description["paths"].items() if "post" in operations}
     assert {path for path in posts if "requestBody" not in description["paths"][path]["post"]} == {
-        "/v1/jobs/{job_id}/cancel"
+        "/v1/jobs/{job_id}/cancel",
+        "/v1/jobs/{job_id}/retry",
     }
 
 

@@ -13,6 +13,7 @@ from planner_service.contract.jobs import LeaseRequest
 from planner_service.core.errors import LeaseLostError, ServiceError
 from planner_service.storage.migrations import head
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK
+from tests.service.reporting import complete, fail
 from tests.service.servers import environment, pipeplan, serving
 from worker_agent.client import AgentClient
 
@@ -41,10 +42,10 @@ def test_it_serves_and_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path
         lease = agent.lease(LeaseRequest(agent="node-1"))
         assert lease is not None
         assert lease.job.id == job.id
-        agent.complete(lease, PROFILE_RESULT)
-        assert agent.complete(lease, PROFILE_RESULT).state == "succeeded"
+        complete(agent, lease, PROFILE_RESULT)
+        assert complete(agent, lease, PROFILE_RESULT).state == "succeeded"
         with pytest.raises(LeaseLostError):
-            agent.fail(lease, "too late")
+            fail(agent, lease, "too late")
         assert service.cluster(str(service.job(job.id).cluster_id)) == CLUSTER
         service.close()
         agent.close()

@@ -146,3 +146,8 @@ def test_what_is_wrong_with_a_secret_does_not_show_it() -> None:
     assert answer.returncode == 2
     assert answer.stderr.startswith("error: port:")
     assert "hidden-word" not in answer.stderr
+
+
+def test_the_documentation_names_every_setting() -> None:
+    written = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert [name for name in Settings.model_fields if f"`PIPEPLAN_{name.upper()}`" not in written] == []

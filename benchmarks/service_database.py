@@ -1,0 +1,74 @@
+"""A service's database with so many plans in it, none of which had to be searched for."""
+
+import hashlib
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import insert
+
+from planner_service.api.examples import CLUSTER, PROFILE
+from planner_service.contract.documents import plan_document
+from planner_service.core.cluster import Level
+from planner_service.core.identity import canonical_json, content_id
+from planner_service.core.plan import Plan
+from planner_service.core.planner.problem import Options, Problem
+from planner_service.solvers.solve import solve
+from planner_service.storage import clusters, profiles
+from planner_service.storage.database import Database
+from planner_service.storage.migrations import upgrade
+from planner_service.storage.tables import plans
+
+PLANNERS = ("pipedream", "pipedream-2bw", "gpipe", "exact", "auto")
+SCHEDULES = ("1f1b", "pipedream", "pipedream-2bw", "gpipe", "data-parallel")
+ROWS_AT_ONCE = 2000
+
+
+def fill(path: Path, count: int) -> list[str]:
+    """Makes the database, and returns the plans' ids. Only what lists go by and the ids differ among the plans."""
+    database = Database(f"sqlite:///{path}")
+    upgrade(database)
+    cluster = replace(CLUSTER, levels=(Level(size=4, bandwidth_bytes_per_s=3e11),))
+    answer = solve("auto", Problem(profile=PROFILE, cluster=cluster, batch_size=32, options=Options()))
+    if not isinstance(answer, Plan):
+        raise LookupError("no plan fits")
+    text = canonical_json(plan_document(answer))
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    with database.write() as connection:
+        profile_id, _ = profiles.add(connection, PROFILE, start)
+        cluster_id, _ = clusters.add(connection, cluster, start)
+    ids = [hashlib.sha256(str(index).encode()).hexdigest()[:32] for index in range(count)]
+    seeded = random.Random(1)
+    for first in range(0, count, ROWS_AT_ONCE):
+        rows = [
+            {
+                "id": plan_id,
+                "content": text.replace(content_id(answer), plan_id),
+                "request": "{}",
+                "solve_time_s": 0.1,
+                "planner": seeded.choice(PLANNERS),
+                "model_name": f"model-{seeded.randrange(200)}",
+                "profile_id": profile_id,
+                "cluster_id": cluster_id,
+                "schedule": seeded.choice(SCHEDULES),
+                "depth": answer.depth,
+                "width": answer.width,
+                "workers": answer.workers,
+                "batch_size": answer.batch_size,
+                "microbatch_size": answer.microbatch_size,
+                "microbatches": answer.microbatches,
+                "throughput_samples_per_s": seeded.uniform(10.0, 1000.0),
+                "bubble_fraction": 0.1,
+                "created_at": start + timedelta(seconds=first + index),
+                "estimated": seeded.random() < 0.1,
+                "memory_bytes": seeded.randrange(2**35),
+                "device_name": cluster.device.name,
+                "devices": cluster.devices,
+            }
+            for index, plan_id in enumerate(ids[first : first + ROWS_AT_ONCE])
+        ]
+        with database.write() as connection:
+            connection.execute(insert(plans), rows)
+    database.close()
+    return ids
