@@ -53,7 +53,7 @@ JOB
 )"
 exec torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "$NODE_RANK" \\
   --master-addr "$MASTER_ADDR" --master-port "${{MASTER_PORT:-29500}}" \\
-  -m worker_agent.runtime.rank "$JOB_FILE" $$
+  -m worker_agent.runtime.start "$JOB_FILE" $$
 """
 
 
