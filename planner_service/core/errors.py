@@ -161,4 +161,4 @@ def require_unique(field: str, rule: str, values: Sequence[object]) -> None:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 80 else text[:40] + "..." + text[-37:]

@@ -129,5 +129,5 @@ def _writing(file: Path, partial: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         raise ServiceError(f"the backup {file} cannot be written: {error}") from error
     finally:
-        for left in (partial, *(partial.with_name(partial.name + end) for end in ("-wal", "-shm", "-journal"))):
-            left.unlink(missing_ok=True)
+        for end in ("", "-wal", "-shm", "-journal", "-turns"):
+            partial.with_name(partial.name + end).unlink(missing_ok=True)

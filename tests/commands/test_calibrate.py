@@ -108,7 +108,7 @@ def test_a_folder_without_a_run_is_refused_by_the_file_that_is_missing(
 ) -> None:
     ended = pipeplan("calibrate", *files, "--run", tmp_path)
     assert (ended.status, ended.out) == (2, "")
-    assert str(tmp_path / "plan.json") in ended.err
+    assert "/plan.json'" in ended.err
 
 
 def test_a_report_that_is_none_is_refused(files: tuple[str | Path, ...], runs: tuple[str | Path, ...]) -> None:
