@@ -30,6 +30,9 @@ def run(
     seed: Annotated[int, typer.Option(help="For the weights, the dropout and the data's order.")] = 0,
     loss: Annotated[str | None, typer.Option(help="The loss: package.module:function.")] = None,
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="The optimizer's.")] = 0.1,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="The largest norm of the whole model's gradient; larger ones are scaled to it.")
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam, adamw; default: the plan's.")] = None,
     checkpoint_every: Annotated[
         int | None,
@@ -60,6 +63,7 @@ def run(
         steps=steps,
         seed=seed,
         learning_rate=learning_rate,
+        clip_norm=clip_norm,
         checkpoint_every=max(steps // 10, 1) if checkpoint_every is None else checkpoint_every,
         out=str(out.resolve()),
         device=device,

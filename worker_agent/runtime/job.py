@@ -1,5 +1,6 @@
 """RunJob: everything that a rank is told. The launcher writes it to a file that all ranks of a run read."""
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -9,6 +10,7 @@ from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.plan import Plan
 from planner_service.core.predict import program_of
 from planner_service.core.profile import STRICT
+from planner_service.core.schedule.among_stages import AmongStages
 from planner_service.core.schedule.program import Program
 from worker_agent.runtime.status import status_path
 
@@ -21,6 +23,8 @@ class RunJob:
 
     Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank. `concatenate`: with a
     split backward (2BP), weight gradients of several microbatches are computed as one product, not in a loop.
+    `clip_norm` is the largest norm that the whole model's mean gradient may have; `tied` the groups of stages that
+    share weights, which the ranks find.
     """
 
     plan: Plan
@@ -36,6 +40,8 @@ class RunJob:
     device: str = "auto"
     timeout_s: float = 300.0
     concatenate: bool = False
+    clip_norm: float | None = None
+    tied: tuple[tuple[int, ...], ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -48,6 +54,8 @@ class RunJob:
         require_amount("learning_rate", self.learning_rate, positive=True)
         require_count("checkpoint_every", self.checkpoint_every, at_least=0)
         require_amount("timeout_s", self.timeout_s, positive=True)
+        if self.clip_norm is not None:
+            require_amount("clip_norm", self.clip_norm, positive=True)
         require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)
 
     @property
@@ -60,10 +68,19 @@ class RunJob:
         """The batches to be done."""
         return self.steps - self.first_step
 
+    @property
+    def among_stages(self) -> AmongStages:
+        """What the stages exchange with each other before an update."""
+        return AmongStages(tied=self.tied, norm=self.clip_norm is not None)
+
     def program(self) -> Program:
         """What the ranks execute."""
         return program_of(
-            self.plan, batches=self.batches, first_batch=self.first_step, checkpoint_every=self.checkpoint_every
+            self.plan,
+            batches=self.batches,
+            first_batch=self.first_step,
+            checkpoint_every=self.checkpoint_every,
+            among_stages=self.among_stages,
         )
 
 
@@ -111,10 +128,12 @@ class RunDirectory:
 
 
 def write_job(job: RunJob) -> Path:
-    """Writes the job where its ranks find it; returns the path."""
+    """Writes the job where its ranks find it, whole or not at all; returns the path."""
     path = job.directory.job
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dump(asdict(job)), encoding="utf-8")
+    aside = path.with_suffix(f".{os.getpid()}.part")
+    aside.write_text(dump(asdict(job)), encoding="utf-8")
+    aside.replace(path)
     return path
 
 

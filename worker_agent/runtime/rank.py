@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError, require
 from planner_service.core.identity import content_id
@@ -24,6 +24,8 @@ from planner_service.core.schedule.instructions import (
     Checkpoint,
     Instruction,
     ReduceGradients,
+    ReduceNorm,
+    ReduceTied,
     is_compute,
 )
 from planner_service.core.schedule.program import Program, Stream, updates_a_batch
@@ -32,9 +34,10 @@ from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.runtime import checkpoint, results
+from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.channel import open_groups
 from worker_agent.runtime.executor import Executor, Feed, Hooks
-from worker_agent.runtime.job import RunJob, read_job
+from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.placement import place_process
@@ -43,6 +46,7 @@ from worker_agent.runtime.replicas import open_replica_group
 from worker_agent.runtime.results import RankFailure, RankResult
 from worker_agent.runtime.stage import Stage
 from worker_agent.runtime.status import StatusWriter, read_status
+from worker_agent.runtime.tied import open_tied_groups, stages_of, tied_groups
 from worker_agent.runtime.torch_errors import cause_of
 from worker_agent.runtime.weights import Weights, find_slots
 
@@ -50,14 +54,13 @@ from worker_agent.runtime.weights import Weights, find_slots
 class Rank:
     """One worker of a run: its stream, its stage's blocks and weights."""
 
-    def __init__(self, job: RunJob, program: Program, rank: int, device: torch.device) -> None:
+    def __init__(self, job: RunJob, program: Program, chain: Chain, rank: int, device: torch.device) -> None:
         self.job = job
         self.program = program
         self.stream: Stream = program.streams[rank]
         self.device = device
-        chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
-        require_match(job, chain)
         plan_stage = job.plan.stages[self.stream.stage]
+        homes = stages_of(job.plan, chain)
         self.blocks = [block.to(device).train() for block in chain.blocks[plan_stage.start : plan_stage.stop]]
         self.last = self.stream.stage == job.plan.depth - 1
         self.stage = Stage(
@@ -77,6 +80,7 @@ class Rank:
             version=max(first_versions(self.stream.instructions)),
             master_weights=job.plan.master_weights,
         )
+        self.homes = [homes[slot.parameter] for slot in self.weights.slots]
         self.buffers = checkpoint.buffers_of(self.blocks, names)
         if job.first_step:
             checkpoint.load_stage(
@@ -94,6 +98,7 @@ class Rank:
         edges = {edge for stream in self.program.streams for edge in edges_of(stream)}
         groups = open_groups(edges, self.stream.rank)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
+        among_stages = self._among_stages()
         mail = Mail(self.program, self.stream.rank, groups, self.device)
         inputs, targets = self._feeds()
         gc.collect()
@@ -111,12 +116,23 @@ class Rank:
             inputs=inputs,
             targets=targets,
             update_microbatches=self.job.plan.microbatches,
+            among_stages=among_stages,
         ).run()
         dist.barrier()
         return RankResult(
             lane=recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica),
             losses=tuple(self.losses),
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+    def _among_stages(self) -> AmongStages:
+        return AmongStages(
+            self.weights,
+            homes=self.homes,
+            groups=open_tied_groups(self.program, self.job.tied, self.stream.rank),
+            counted=[self.stream.replica == 0 and stages[0] == self.stream.stage for stages in self.homes],
+            clip_norm=self.job.clip_norm,
+            device=self.device,
         )
 
     def _hooks(self, status: StatusWriter) -> Hooks:
@@ -169,15 +185,9 @@ class Rank:
 
 
 def require_match(job: RunJob, chain: Chain) -> None:
-    """Raises InvalidInputError if the plan is for another model, or cuts through a shared parameter."""
+    """Raises InvalidInputError if the plan is for another model."""
     blocks = job.plan.stages[-1].stop
     require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
-    homes: dict[nn.Parameter, int] = {}
-    for index, stage in enumerate(job.plan.stages):
-        for block in chain.blocks[stage.start : stage.stop]:
-            for name, parameter in block.named_parameters():
-                rule = f"must not share parameter {name} between the stages {homes.get(parameter)} and {index}"
-                require(homes.setdefault(parameter, index) == index, "model", rule, job.model)
 
 
 def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -189,18 +199,34 @@ def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:
     """Everything between the process's start and its result's file. Raises what goes wrong."""
-    program = job.program()
-    check(program)
-    instructions = program.streams[rank].instructions
+    instructions: tuple[Instruction, ...] = ()
     device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
-        results.write(job.directory.result(rank), Rank(job, program, rank, device).execute(status))
+        worker = _worker(job, rank, device)
+        instructions = worker.stream.instructions
+        results.write(job.directory.result(rank), worker.execute(status))
     except RuntimeError as error:
         # the connections stay open until this process has said why: else others are first to tell of a lost peer
         raise _explained(error, instructions, job.directory.status(rank), rank) from error
     dist.destroy_process_group()
+
+
+def _worker(job: RunJob, rank: int, device: torch.device) -> Rank:
+    """The worker with its part of the model; the rest is gone. Raises InvalidInputError if job and model do not fit.
+
+    The first rank writes down which stages share weights, before any rank is at an instruction: whoever follows the run
+    then reads the streams that it executes.
+    """
+    chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
+    require_match(job, chain)
+    job = replace(job, tied=tied_groups(stages_of(job.plan, chain)))
+    program = job.program()
+    check(program)
+    if rank == 0:
+        write_job(job)
+    return Rank(job, program, chain, rank, device)
 
 
 def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], status: Path, rank: int) -> PipeplanError:
@@ -213,10 +239,13 @@ def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], statu
         failure = PeerLostError if several else RunFailedError  # among nodes, most often another one is gone
         return failure(f"starting failed: {first_line}", rank=rank)
     instruction = instructions[index]
-    waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, ReduceGradients))
+    waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, _EXCHANGES))
     if waits or index == len(instructions) - 1:
         return PeerLostError(f"another rank was lost at {format_instruction(instruction)}: {first_line}", rank=rank)
     return RunFailedError(f"{format_instruction(instruction)} failed: {first_line}", rank=rank)
+
+
+_EXCHANGES = (ReduceGradients, ReduceTied, ReduceNorm)
 
 
 class PeerLostError(RunFailedError):

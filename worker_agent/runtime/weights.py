@@ -56,6 +56,7 @@ class Weights:
         self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: tuple(slot.parameter for slot in slots)}
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
+        self._factor = 1.0
         self._spare: list[tuple[nn.Parameter, ...]] = []
         self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
         self._handles = tuple(
@@ -106,6 +107,10 @@ class Weights:
         for parameter, gradient in zip(self._graded, gradients, strict=True):
             parameter.grad = gradient
 
+    def scale_gradients(self, factor: float) -> None:
+        """Says that the next update multiplies the gathered gradients by a factor; float32 copies take it unrounded."""
+        self._factor = factor
+
     @torch.no_grad()
     def update(self, version: int, *, keep_base: bool) -> None:
         """Makes `version` from version - 1 with the gathered gradients, which are then gone.
@@ -126,6 +131,7 @@ class Weights:
             del self._versions[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
         self._graded = ()
+        self._factor = 1.0
 
     def _step(
         self, optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor | None], target: Sequence[nn.Parameter]
@@ -137,12 +143,15 @@ class Weights:
         steps = list(zip(self._handles, self._has_master, gradients, target, strict=True))
         for few in in_buckets(steps, lambda step: step[0].nbytes if step[1] else 0):
             for handle, master, gradient, _ in few:
-                handle.grad = gradient.float() if master and gradient is not None else gradient
+                handle.grad = self._scaled(gradient.float() if master and gradient is not None else gradient)
             optimizer.step()
             for handle, master, _, leaf in few:
                 handle.grad = None
                 if master:
                     leaf.copy_(handle)
+
+    def _scaled(self, gradient: Tensor | None) -> Tensor | None:
+        return gradient if gradient is None or self._factor == 1.0 else gradient.mul_(self._factor)
 
     def retire(self, version: int) -> None:
         """Gives a version's memory back, to be used by the next update."""

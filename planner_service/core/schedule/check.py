@@ -11,6 +11,9 @@ from planner_service.core.schedule.instructions import (
     Forward,
     Instruction,
     Recompute,
+    ReduceGradients,
+    ReduceNorm,
+    ReduceTied,
     Update,
     is_compute,
     microbatches_of,
@@ -27,7 +30,7 @@ def check(program: Program) -> None:
     - a microbatch's forward, recomputation and backward name one weight version; it exists when it is used, and is
       the newest one for a schedule with a flush, at most `versions_behind` older for one without;
     - updates make versions one by one from the first batch's to the last's, and for a schedule with a flush only
-      once every microbatch of theirs is through.
+      once every microbatch of theirs is through; exchanges of gradients are for the version that comes next.
 
     That sends and receives pair up without deadlock is the simulator's to show: it plays the same streams.
     """
@@ -96,9 +99,9 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
                 for k in microbatches_of(instruction):
                     if used.setdefault(k, instruction.version) != instruction.version:
                         raise _broken(stream, instruction, f"the forward ran on version {used[k]}")
+            case ReduceGradients() | ReduceTied() | ReduceNorm() | Update() if instruction.version != newest + 1:
+                raise _broken(stream, instruction, f"the newest version is {newest}")
             case Update(version=version):
-                if version != newest + 1:
-                    raise _broken(stream, instruction, f"the newest version is {newest}")
                 if program.schedule in FLUSHES and open_microbatches:
                     raise _broken(stream, instruction, f"microbatches {sorted(open_microbatches)[:4]} are in flight")
                 existing.add(version)

@@ -6,6 +6,7 @@ I3@1   BackwardInput (p1)   W3,4@1 BackwardWeight (p2), one microbatch or severa
 >F3:1  SendActivation of microbatch 3 to rank 1      <F3:0  RecvActivation from rank 0
 >B3:0  SendGradient to rank 0                        <B3:1  RecvGradient from rank 1
 G2     ReduceGradients for version 2     U2  Update that makes version 2
+T2:0,3 ReduceTied for version 2, among the stages 0 and 3        N2  ReduceNorm for version 2
 C2@1   Checkpoint at version 2 with the versions from 1 on
 """
 
@@ -26,6 +27,8 @@ from planner_service.core.schedule.instructions import (
     RecvActivation,
     RecvGradient,
     ReduceGradients,
+    ReduceNorm,
+    ReduceTied,
     SendActivation,
     SendGradient,
     Update,
@@ -50,13 +53,13 @@ _TRANSFERS: dict[str, Callable[[int, int], Instruction]] = {
     ">B": SendGradient,
     "<B": RecvGradient,
 }
-_ON_STAGE: dict[str, Callable[[int], Instruction]] = {"G": ReduceGradients, "U": Update}
+_ON_STAGE: dict[str, Callable[[int], Instruction]] = {"G": ReduceGradients, "N": ReduceNorm, "U": Update}
 _LETTER: dict[object, str] = {
     cls: letter for table in (_ON_VERSION, _TRANSFERS, _ON_STAGE) for letter, cls in table.items()
 }
 _WORK = (Forward, Recompute, Backward, BackwardInput)
 _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
-_PATTERN = re.compile(r"([<>]?[A-Z])(\d+(?:,\d+)*)(?:([@:])(\d+))?")
+_PATTERN = re.compile(r"([<>]?[A-Z])(\d+(?:,\d+)*)(?:([@:])(\d+(?:,\d+)*))?")
 
 
 def format_instruction(instruction: Instruction) -> str:
@@ -70,8 +73,10 @@ def format_instruction(instruction: Instruction) -> str:
         case BackwardWeight():
             numbers = ",".join(str(k) for k in instruction.microbatches)
             return f"W{numbers}{_version(instruction.version)}"
-        case ReduceGradients() | Update():
+        case ReduceGradients() | ReduceNorm() | Update():
             return f"{_LETTER[type(instruction)]}{instruction.version}"
+        case ReduceTied():
+            return f"T{instruction.version}:{','.join(str(stage) for stage in instruction.stages)}"
         case Checkpoint():
             return f"C{instruction.version}{_version(instruction.oldest)}"
         case _:
@@ -86,6 +91,10 @@ def parse_instruction(text: str) -> Instruction:
         raise _unreadable(text)
     letter, numbers, mark, tail = found.groups()
     first, *more = (int(n) for n in numbers.split(","))
+    if letter == "T" and mark == ":" and not more:
+        return ReduceTied(first, tuple(int(n) for n in tail.split(",")))
+    if tail and "," in tail:
+        raise _unreadable(text)
     if letter == "W" and mark != ":":
         return BackwardWeight((first, *more), int(tail or 0))
     if more:

@@ -27,6 +27,8 @@ any_instruction: st.SearchStrategy[Instruction] = st.one_of(
     *(st.builds(kind, numbers, numbers) for kind in (*on_version, *transfers)),
     st.builds(BackwardWeight, st.lists(numbers, min_size=1, max_size=4).map(tuple), numbers),
     st.builds(kinds.ReduceGradients, numbers),
+    st.builds(kinds.ReduceNorm, numbers),
+    st.builds(kinds.ReduceTied, numbers, st.lists(numbers, min_size=1, max_size=4).map(tuple)),
     st.builds(kinds.Update, numbers),
     st.builds(Checkpoint, numbers, numbers),
 )
@@ -47,7 +49,10 @@ def test_any_text_is_an_instruction_or_an_error_of_ours(text: str) -> None:
         assert parse_instruction(format_instruction(instruction)) == instruction
 
 
-@pytest.mark.parametrize("text", ["", "F", "f1", "F1:2", ">F1", "W1:2", "F1,2", "U1@2", "G1:2", "F-1", "F1@", "X1"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "F", "f1", "F1:2", ">F1", "W1:2", "F1,2", "U1@2", "G1:2", "F-1", "F1@", "X1", "T1", "T1@2", "F1@1,2", "N1:0"],
+)
 def test_what_is_not_an_instruction_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
         parse_instruction(text)

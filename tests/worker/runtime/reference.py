@@ -32,7 +32,15 @@ def delays(plan: Plan) -> tuple[int, ...]:
 
 
 def train(
-    plan: Plan, model: str, data: str, *, steps: int, seed: int, learning_rate: float, delayed: Sequence[int] = ()
+    plan: Plan,
+    model: str,
+    data: str,
+    *,
+    steps: int,
+    seed: int,
+    learning_rate: float,
+    delayed: Sequence[int] = (),
+    clip_norm: float | None = None,
 ) -> Weights:
     """W(t+1) = update(W(t), grad f on batch t at, stage by stage, W(max(t - delay, 0))); the last W by name."""
     chain = build_model(model, seed=seed, dtype=getattr(torch, plan.dtype))
@@ -64,6 +72,8 @@ def train(
         for name, parameter in newest.items():
             gradient = used[name].grad
             parameter.grad = gradient.to(kept) if gradient is not None else None
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(weights, clip_norm)
         optimizer.step()
         history.append({name: p.detach().to(dtype, copy=True) for name, p in newest.items()})
     return history[-1]
