@@ -47,3 +47,19 @@ class Join(nn.Module):
     def forward(self, left: Tensor, right: Tensor, numbers: Tensor) -> Tensor:
         joined = self.convolution(torch.stack([left, right[numbers]], dim=1)).squeeze(1)
         return torch.as_tensor(self.out(joined))
+
+
+def tied(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width): the last has the first one's weight and the second one's bias."""
+    blocks = [nn.Linear(width, width) for _ in range(4)]
+    blocks[3].weight = blocks[0].weight
+    blocks[3].bias = blocks[1].bias
+    return [nn.Sequential(block, nn.Tanh()) for block in blocks]
+
+
+def untied(*, width: int = 8) -> list[nn.Module]:
+    """The same to begin with, but every block has its own."""
+    blocks = tied(width=width)
+    last = blocks[3][0]  # type: ignore[index]
+    last.weight, last.bias = (nn.Parameter(p.detach().clone()) for p in (last.weight, last.bias))
+    return blocks
