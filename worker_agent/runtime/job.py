@@ -12,6 +12,7 @@ from planner_service.core.predict import program_of
 from planner_service.core.profile import STRICT
 from planner_service.core.schedule.among_stages import AmongStages
 from planner_service.core.schedule.program import Program
+from worker_agent.runtime.learning_rate import LEARNING_RATES, share
 from worker_agent.runtime.status import status_path
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -23,6 +24,8 @@ class RunJob:
 
     Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank. `concatenate`: with a
     split backward (2BP), weight gradients of several microbatches are computed as one product, not in a loop.
+    `learning_rate` is the largest one: it rises in `warmup_steps`, and `lr_schedule` says how it decays from there to
+    step `decay_steps` (None: the last).
     `clip_norm` is the largest norm that the whole model's mean gradient may have; `tied` the groups of stages that
     share weights, which the ranks find.
     """
@@ -35,6 +38,9 @@ class RunJob:
     first_step: int = 0
     seed: int = 0
     learning_rate: float = 0.1
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    decay_steps: int | None = None
     checkpoint_every: int = 0
     out: str
     device: str = "auto"
@@ -52,11 +58,26 @@ class RunJob:
         require(self.steps > self.first_step, "steps", rule, self.steps)
         require_count("seed", self.seed, at_least=0)
         require_amount("learning_rate", self.learning_rate, positive=True)
+        self._check_schedule()
         require_count("checkpoint_every", self.checkpoint_every, at_least=0)
         require_amount("timeout_s", self.timeout_s, positive=True)
         if self.clip_norm is not None:
             require_amount("clip_norm", self.clip_norm, positive=True)
         require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)
+
+    def _check_schedule(self) -> None:
+        rule = f"must be one of {', '.join(LEARNING_RATES)}"
+        require(self.lr_schedule in LEARNING_RATES, "lr_schedule", rule, self.lr_schedule)
+        require_count("warmup_steps", self.warmup_steps, at_least=0)
+        if self.decay_steps is not None:
+            require_count("decay_steps", self.decay_steps)
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of the update of a step (from 0)."""
+        decay_steps = self.steps if self.decay_steps is None else self.decay_steps
+        return self.learning_rate * share(
+            self.lr_schedule, step, warmup_steps=self.warmup_steps, decay_steps=decay_steps
+        )
 
     @property
     def directory(self) -> "RunDirectory":

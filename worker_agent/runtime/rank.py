@@ -59,6 +59,7 @@ class Rank:
         self.program = program
         self.stream: Stream = program.streams[rank]
         self.device = device
+        self.updates = updates_a_batch(program.schedule, program.pipeline, self.stream.stage)
         plan_stage = job.plan.stages[self.stream.stage]
         homes = stages_of(job.plan, chain)
         self.blocks = [block.to(device).train() for block in chain.blocks[plan_stage.start : plan_stage.stop]]
@@ -79,6 +80,7 @@ class Rank:
             lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.learning_rate),
             version=max(first_versions(self.stream.instructions)),
             master_weights=job.plan.master_weights,
+            learning_rate=lambda version: job.learning_rate_at((version - 1) // self.updates),
         )
         self.homes = [homes[slot.parameter] for slot in self.weights.slots]
         self.buffers = checkpoint.buffers_of(self.blocks, names)
@@ -90,7 +92,6 @@ class Rank:
                 weights=self.weights,
                 buffers=self.buffers,
             )
-        self.updates = updates_a_batch(program.schedule, program.pipeline, self.stream.stage)
         self.losses: list[float] = []
 
     def execute(self, status: StatusWriter) -> RankResult:

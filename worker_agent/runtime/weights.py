@@ -5,7 +5,7 @@ backward finds the same leaves through the graph, so that a version that is in u
 (PipeDream 2018, section 3.3, weight stashing; PipeDream-2BW, section 3.1, double buffering).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,10 +46,17 @@ class Weights:
     The optimizer works on handles, parameters of its own that are pointed at the version to be made: its states
     belong to the weights, not to a version. With `master_weights` the handle of a 16-bit parameter is a float32 copy
     instead, which belongs to the weights as well: it takes the update, and the version to be made is rounded from it.
+    `learning_rate` gives the one with which a version is made, where it is not the optimizer's own all the time.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], optimizer: OptimizerFactory, *, version: int = 0, master_weights: bool = False
+        self,
+        slots: Sequence[Slot],
+        optimizer: OptimizerFactory,
+        *,
+        version: int = 0,
+        master_weights: bool = False,
+        learning_rate: Callable[[int], float] | None = None,
     ) -> None:
         self.slots = tuple(slots)
         self.version_bytes = sum(slot.parameter.nbytes for slot in slots)
@@ -57,6 +64,7 @@ class Weights:
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
         self._factor = 1.0
+        self._learning_rate = learning_rate
         self._spare: list[tuple[nn.Parameter, ...]] = []
         self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
         self._handles = tuple(
@@ -125,6 +133,7 @@ class Weights:
         target = self._copy(base) if keep_base else base
         self._point_handles(target)
         if self.optimizer:
+            self._set_learning_rate(self.optimizer, version)
             self._step(self.optimizer, gradients, target)
         self._versions[version] = target
         if not keep_base:
@@ -132,6 +141,11 @@ class Weights:
             self._in_place = version if self._in_place == version - 1 else self._in_place
         self._graded = ()
         self._factor = 1.0
+
+    def _set_learning_rate(self, optimizer: torch.optim.Optimizer, version: int) -> None:
+        if self._learning_rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate(version)
 
     def _step(
         self, optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor | None], target: Sequence[nn.Parameter]

@@ -41,6 +41,7 @@ def train(
     learning_rate: float,
     delayed: Sequence[int] = (),
     clip_norm: float | None = None,
+    rate_of: Callable[[int], float] | None = None,
 ) -> Weights:
     """W(t+1) = update(W(t), grad f on batch t at, stage by stage, W(max(t - delay, 0))); the last W by name."""
     chain = build_model(model, seed=seed, dtype=getattr(torch, plan.dtype))
@@ -74,6 +75,8 @@ def train(
             parameter.grad = gradient.to(kept) if gradient is not None else None
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(weights, clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate_of(step) if rate_of else learning_rate
         optimizer.step()
         history.append({name: p.detach().to(dtype, copy=True) for name, p in newest.items()})
     return history[-1]
