@@ -1,7 +1,7 @@
 """Checkpoints: every stage writes its own files, without coordination (PipeDream 2018, section 4).
 
     checkpoints/step-20/
-        stage-0.safetensors          the stage's weights and buffers by their names in the whole model
+        stage-0.safetensors          the stage's weights, frozen ones and buffers by their names in the whole model
         stage-0.state                older weight versions still needed, and the optimizer's states
         manifest.json                written by whichever stage comes last; without it the checkpoint does not count
 
@@ -36,9 +36,11 @@ class Manifest:
     seed: int
 
 
-def buffers_of(blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    """The persistent buffers of some blocks by their names in the whole model."""
-    return {names[b]: b for block in blocks for b in block.buffers() if b in names}
+def untrained(blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+    """The persistent buffers and the frozen parameters of some blocks by their names in the whole model."""
+    buffers = {names[b]: b for block in blocks for b in block.buffers() if b in names}
+    frozen = {names[p]: p for block in blocks for p in block.parameters() if not p.requires_grad}
+    return buffers | frozen
 
 
 def save_stage(

@@ -83,7 +83,7 @@ class Rank:
             learning_rate=lambda version: job.learning_rate_at((version - 1) // self.updates),
         )
         self.homes = [homes[slot.parameter] for slot in self.weights.slots]
-        self.buffers = checkpoint.buffers_of(self.blocks, names)
+        self.buffers = checkpoint.untrained(self.blocks, names)
         if job.first_step:
             checkpoint.load_stage(
                 job.directory.checkpoints,

@@ -218,7 +218,8 @@ class Weights:
         if not self._spare:
             return tuple(nn.Parameter(parameter.detach().clone()) for parameter in base)
         leaves = self._spare.pop()
-        torch._foreach_copy_([leaf.detach() for leaf in leaves], [parameter.detach() for parameter in base])
+        if leaves:
+            torch._foreach_copy_([leaf.detach() for leaf in leaves], [parameter.detach() for parameter in base])
         return leaves
 
     def _point_handles(self, leaves: Sequence[nn.Parameter]) -> None:

@@ -63,3 +63,11 @@ def untied(*, width: int = 8) -> list[nn.Module]:
     last = blocks[3][0]  # type: ignore[index]
     last.weight, last.bias = (nn.Parameter(p.detach().clone()) for p in (last.weight, last.bias))
     return blocks
+
+
+def frozen(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width): nothing of the first is trained, and of the third only the bias."""
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4)]
+    blocks[0].requires_grad_(False)
+    blocks[2][0].weight.requires_grad_(False)
+    return list(blocks)

@@ -56,6 +56,7 @@ def train(
     }
     dtype = getattr(torch, plan.dtype)
     kept = torch.float32 if plan.master_weights else dtype
+    trained = {name: p.requires_grad for name, p in chain.root.named_parameters()}
     newest = {name: p.detach().to(kept, copy=True).requires_grad_() for name, p in chain.root.named_parameters()}
     history = [{name: p.detach().to(dtype, copy=True) for name, p in newest.items()}]
     make = build_optimizer if plan.master_weights else None  # to the last bit only torch's own fused step is the same
@@ -65,7 +66,8 @@ def train(
     )
     batch = plan.batch_size // plan.microbatch_size
     for step in range(steps):
-        used = {name: history[max(step - behind[stage_of[name]], 0)][name].clone().requires_grad_() for name in newest}
+        versions = {name: history[max(step - behind[stage_of[name]], 0)][name] for name in newest}
+        used = {name: version.clone().requires_grad_(trained[name]) for name, version in versions.items()}
         for k in range(step * batch, (step + 1) * batch):
             inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
             outputs = functional_call(chain.root, used, (inputs,))
