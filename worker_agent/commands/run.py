@@ -43,6 +43,10 @@ def run(
     clip_norm: Annotated[
         float | None, typer.Option(help="The largest norm of the whole model's gradient; larger ones are scaled to it.")
     ] = None,
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(help="Running statistics of each microbatch or minibatch; default: minibatch for gpipe."),
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam, adamw; default: the plan's.")] = None,
     checkpoint_every: Annotated[
         int | None,
@@ -77,6 +81,7 @@ def run(
         warmup_steps=warmup_steps,
         decay_steps=decay_steps,
         clip_norm=clip_norm,
+        batch_norm=batch_norm,
         checkpoint_every=max(steps // 10, 1) if checkpoint_every is None else checkpoint_every,
         out=str(out.resolve()),
         device=device,

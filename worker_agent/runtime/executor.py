@@ -130,6 +130,7 @@ class Executor:
             case ReduceTied() | ReduceNorm():
                 self._exchange_among_stages(instruction)
             case Update(version=version):
+                self._stage.end_minibatch()
                 self._weights.update(version, keep_base=self._last_uses[version - 1] > index)
                 self._hooks.on_update(version, self._take_loss())
             case Checkpoint():
@@ -168,6 +169,7 @@ class Executor:
     def _reduce(self) -> None:
         if self._replicas is None:
             raise ScheduleError("a gradient exchange on a stage without replicas")
+        self._stage.reduce_statistics(self._replicas)
         self._weights.set_gradients(average(self._weights.gradients(), self._replicas))
 
     def _exchange_among_stages(self, instruction: ReduceTied | ReduceNorm) -> None:

@@ -11,10 +11,11 @@ from planner_service.core.plan import Plan
 from planner_service.core.predict import program_of
 from planner_service.core.profile import STRICT
 from planner_service.core.schedule.among_stages import AmongStages
-from planner_service.core.schedule.program import Program
+from planner_service.core.schedule.program import FLUSHES, Program
 from worker_agent.runtime.learning_rate import LEARNING_RATES, share
 from worker_agent.runtime.status import status_path
 
+BATCH_NORMS = ("microbatch", "minibatch")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -26,6 +27,7 @@ class RunJob:
     split backward (2BP), weight gradients of several microbatches are computed as one product, not in a loop.
     `learning_rate` is the largest one: it rises in `warmup_steps`, and `lr_schedule` says how it decays from there to
     step `decay_steps` (None: the last).
+    `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
     `clip_norm` is the largest norm that the whole model's mean gradient may have; `tied` the groups of stages that
     share weights, which the ranks find.
     """
@@ -47,6 +49,7 @@ class RunJob:
     timeout_s: float = 300.0
     concatenate: bool = False
     clip_norm: float | None = None
+    batch_norm: str | None = None
     tied: tuple[tuple[int, ...], ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
@@ -59,6 +62,7 @@ class RunJob:
         require_count("seed", self.seed, at_least=0)
         require_amount("learning_rate", self.learning_rate, positive=True)
         self._check_schedule()
+        self._check_batch_norm()
         require_count("checkpoint_every", self.checkpoint_every, at_least=0)
         require_amount("timeout_s", self.timeout_s, positive=True)
         if self.clip_norm is not None:
@@ -71,6 +75,18 @@ class RunJob:
         require_count("warmup_steps", self.warmup_steps, at_least=0)
         if self.decay_steps is not None:
             require_count("decay_steps", self.decay_steps)
+
+    def _check_batch_norm(self) -> None:
+        rule = f"must be one of {', '.join(BATCH_NORMS)}"
+        require(self.batch_norm in (None, *BATCH_NORMS), "batch_norm", rule, self.batch_norm)
+        rule = f"must be microbatch for {self.plan.schedule}, whose minibatches are not apart"
+        apart = self.plan.schedule in FLUSHES
+        require(apart or self.batch_norm != "minibatch", "batch_norm", rule, self.batch_norm)
+
+    @property
+    def minibatch_statistics(self) -> bool:
+        """Whether running statistics are those of whole minibatches."""
+        return self.batch_norm == "minibatch" or (self.batch_norm is None and self.plan.schedule == "gpipe")
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of the update of a step (from 0)."""

@@ -73,6 +73,7 @@ class Rank:
             device=device,
             split_backward=any(isinstance(i, BackwardInput) for i in self.stream.instructions),
             concatenate=job.concatenate,
+            minibatch_statistics=job.minibatch_statistics,
         )
         names = chain.names()
         self.weights = Weights(

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from worker_agent.runtime.backward import Deferred, Split, add_weight_gradients
+from worker_agent.runtime.statistics import MinibatchStatistics, nothing_noted
 
 Tensors = tuple[Tensor, ...]
 Criterion = Callable[[Any, Any], Tensor]
@@ -42,7 +44,8 @@ class Stage:
 
     The random state is set from (seed, microbatch, block) before every block: a dropout mask belongs to the
     microbatch and the block, whoever computes it and how often, so that recomputation, resumption and any partition
-    give the same.
+    give the same. What modules note about the data is noted once a microbatch; with `minibatch_statistics` batch norm's
+    running statistics are those of minibatches.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Stage:
         device: torch.device,
         split_backward: bool = False,
         concatenate: bool = False,
+        minibatch_statistics: bool = False,
     ) -> None:
         self.blocks = tuple(blocks)
         self.criterion = criterion
@@ -66,6 +70,7 @@ class Stage:
         self.weight_gradient_bytes: int | None = None
         self._split_backward = split_backward
         self._concatenate = concatenate
+        self._statistics = MinibatchStatistics(self.blocks) if minibatch_statistics else None
         self._measured = False
         self._first_block = first_block
         self._seed = seed
@@ -74,14 +79,16 @@ class Stage:
     def forward(self, microbatch: int, inputs: Tensors, targets: Any = None) -> Tensors:
         """The stage's outputs, or its loss if it has the criterion. Keeps the graph, with recompute the inputs."""
         kept = self.kept[microbatch] = Kept(inputs, targets)
-        if self.recompute:
-            with torch.no_grad():
-                return self._run(microbatch, kept)
-        return self._run_with_graph(microbatch, kept)
+        with self._statistics.noting() if self._statistics else nullcontext():
+            if self.recompute:
+                with torch.no_grad():
+                    return self._run(microbatch, kept)
+            return self._run_with_graph(microbatch, kept)
 
     def recompute_forward(self, microbatch: int) -> None:
         """Runs the forward again from the kept inputs, with the same random state, and keeps the graph."""
-        self._run_with_graph(microbatch, self.kept[microbatch])
+        with nothing_noted(self.blocks):
+            self._run_with_graph(microbatch, self.kept[microbatch])
 
     def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
         """Adds to the weights' gradients; returns those of the floating-point inputs, in memory of their own.
@@ -101,6 +108,16 @@ class Stage:
     def backward_weight(self, microbatches: Iterable[int]) -> None:
         """Adds what the backwards of these microbatches left out, and keeps nothing of them any more."""
         add_weight_gradients([self.deferred.pop(k) for k in microbatches], concatenate=self._concatenate)
+
+    def reduce_statistics(self, group: dist.ProcessGroup) -> None:
+        """Makes the replicas' minibatch statistics one, where there are any."""
+        if self._statistics:
+            self._statistics.merge(group)
+
+    def end_minibatch(self) -> None:
+        """Moves running statistics on, where they are those of minibatches."""
+        if self._statistics:
+            self._statistics.end_minibatch()
 
     def kept_storages(self, microbatch: int) -> frozenset[int]:
         """The addresses of the memory that the microbatch's weight gradients still need."""

@@ -71,3 +71,13 @@ def frozen(*, width: int = 8) -> list[nn.Module]:
     blocks[0].requires_grad_(False)
     blocks[2][0].weight.requires_grad_(False)
     return list(blocks)
+
+
+def batch_norms(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width), two with batch norm: one with momentum, one that averages all."""
+    return [
+        nn.Sequential(nn.BatchNorm1d(width, momentum=0.3), nn.Linear(width, width), nn.Tanh()),
+        nn.Sequential(nn.Linear(width, width), nn.Tanh()),
+        nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width, momentum=None), nn.Tanh()),
+        nn.Linear(width, width),
+    ]
