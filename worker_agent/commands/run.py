@@ -43,6 +43,13 @@ def run(
     clip_norm: Annotated[
         float | None, typer.Option(help="The largest norm of the whole model's gradient; larger ones are scaled to it.")
     ] = None,
+    autocast: Annotated[
+        str | None, typer.Option(help="bfloat16 or float16: what blocks with float32 weights compute in.")
+    ] = None,
+    loss_scale: Annotated[
+        float | None,
+        typer.Option(help="The first dynamic loss scale; default: 65536 with --autocast float16, else none."),
+    ] = None,
     batch_norm: Annotated[
         str | None,
         typer.Option(help="Running statistics of each microbatch or minibatch; default: minibatch for gpipe."),
@@ -81,6 +88,8 @@ def run(
         warmup_steps=warmup_steps,
         decay_steps=decay_steps,
         clip_norm=clip_norm,
+        autocast=autocast,
+        loss_scale=loss_scale,
         batch_norm=batch_norm,
         checkpoint_every=max(steps // 10, 1) if checkpoint_every is None else checkpoint_every,
         out=str(out.resolve()),

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner_service.core.errors import RunFailedError
+from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.replicas import total
 from worker_agent.runtime.tied import Stages
 from worker_agent.runtime.weights import Weights
@@ -21,7 +22,8 @@ class AmongStages:
 
     `homes` are the stages that hold each weight, `groups` this worker's partners by the stages that share some.
     `counted` says of every weight whether its gradient counts here: of replicas and of stages that share it, one does.
-    Gradients of a norm above `clip_norm` are scaled to it.
+    Gradients of a norm above `clip_norm` are scaled to it. With a `loss_scale` gradients are divided by it, and updates
+    left out where they overflowed.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class AmongStages:
         groups: Mapping[Stages, dist.ProcessGroup],
         counted: Sequence[bool],
         clip_norm: float | None,
+        loss_scale: LossScale | None,
         device: torch.device,
     ) -> None:
         self._weights = weights
@@ -39,6 +42,7 @@ class AmongStages:
         self._groups = groups
         self._counted = tuple(counted)
         self._clip_norm = clip_norm
+        self._loss_scale = loss_scale
         self._device = device
 
     def sum_tied(self, stages: Stages) -> None:
@@ -51,19 +55,32 @@ class AmongStages:
             gradients[index] = gradient
         self._weights.set_gradients(gradients)
 
-    def agree_on_norm(self) -> None:
-        """Scales what the next update takes by the norm of the whole model's mean gradient.
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by."""
+        return self._loss_scale.scale if self._loss_scale else 1.0
 
-        Raises RunFailedError on all ranks if it is not a number.
+    def agree_on_norm(self) -> None:
+        """Scales what the next update takes by the norm of the whole model's mean gradient, or has it left out.
+
+        Without a loss scale, raises RunFailedError on all ranks if the norm is not a number.
         """
         pairs = zip(self._weights.gradients(), self._counted, strict=True)
         squares = squared_norm((g for g, counted in pairs if counted), self._device)
         dist.all_reduce(squares)
-        norm = math.sqrt(float(squares))
-        if not math.isfinite(norm):
+        norm = math.sqrt(float(squares)) / self.loss_scale
+        if math.isfinite(norm):
+            self._weights.scale_gradients(self._clipping(norm) / self.loss_scale)
+            if self._loss_scale:
+                self._loss_scale.grow()
+        elif self._loss_scale:
+            self._weights.skip_update()
+            self._loss_scale.shrink()
+        else:
             raise RunFailedError(f"the gradient's norm is {norm}: try a lower learning rate")
-        if self._clip_norm is not None:
-            self._weights.scale_gradients(min(self._clip_norm / (norm + _ALMOST_NOTHING), 1.0))
+
+    def _clipping(self, norm: float) -> float:
+        return 1.0 if self._clip_norm is None else min(self._clip_norm / (norm + _ALMOST_NOTHING), 1.0)
 
 
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:

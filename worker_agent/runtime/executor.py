@@ -155,11 +155,14 @@ class Executor:
         if self._stage.criterion is None:
             gradients: Sequence[Tensor] = self._gradients.pop(k)
         else:
-            gradients = [torch.full_like(self._losses[-1], 1.0 / self._update_microbatches)]
+            gradients = [torch.full_like(self._losses[-1], self._loss_scale() / self._update_microbatches)]
         to_inputs = self._stage.backward(k, tuple(gradients))
         if self._inputs is None:
             self._outgoing_gradients[k] = to_inputs
         self._mail.release(k, kept=self._stage.kept_storages(k))
+
+    def _loss_scale(self) -> float:
+        return self._among_stages.loss_scale if self._among_stages else 1.0
 
     def _backward_weight(self, microbatches: Sequence[int]) -> None:
         self._stage.backward_weight(microbatches)

@@ -13,8 +13,10 @@ from planner_service.core.profile import STRICT
 from planner_service.core.schedule.among_stages import AmongStages
 from planner_service.core.schedule.program import FLUSHES, Program
 from worker_agent.runtime.learning_rate import LEARNING_RATES, share
+from worker_agent.runtime.loss_scale import INITIAL
 from worker_agent.runtime.status import status_path
 
+AUTOCASTS = ("bfloat16", "float16")
 BATCH_NORMS = ("microbatch", "minibatch")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -28,6 +30,8 @@ class RunJob:
     `learning_rate` is the largest one: it rises in `warmup_steps`, and `lr_schedule` says how it decays from there to
     step `decay_steps` (None: the last).
     `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
+    With `autocast` the blocks of a float32 plan compute in that type; `loss_scale` is where a dynamic scale of the loss
+    begins, by default torch's own for float16, and none for others.
     `clip_norm` is the largest norm that the whole model's mean gradient may have; `tied` the groups of stages that
     share weights, which the ranks find.
     """
@@ -50,6 +54,8 @@ class RunJob:
     concatenate: bool = False
     clip_norm: float | None = None
     batch_norm: str | None = None
+    autocast: str | None = None
+    loss_scale: float | None = None
     tied: tuple[tuple[int, ...], ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
@@ -63,6 +69,7 @@ class RunJob:
         require_amount("learning_rate", self.learning_rate, positive=True)
         self._check_schedule()
         self._check_batch_norm()
+        self._check_autocast()
         require_count("checkpoint_every", self.checkpoint_every, at_least=0)
         require_amount("timeout_s", self.timeout_s, positive=True)
         if self.clip_norm is not None:
@@ -82,6 +89,19 @@ class RunJob:
         rule = f"must be microbatch for {self.plan.schedule}, whose minibatches are not apart"
         apart = self.plan.schedule in FLUSHES
         require(apart or self.batch_norm != "minibatch", "batch_norm", rule, self.batch_norm)
+
+    def _check_autocast(self) -> None:
+        rule = f"must be one of {', '.join(AUTOCASTS)}"
+        require(self.autocast in (None, *AUTOCASTS), "autocast", rule, self.autocast)
+        rule = f"must be left out for a plan in {self.plan.dtype}: it is for those in float32"
+        require(self.autocast is None or self.plan.dtype == "float32", "autocast", rule, self.autocast)
+        if self.loss_scale is not None:
+            require_amount("loss_scale", self.loss_scale, positive=True)
+
+    @property
+    def first_loss_scale(self) -> float | None:
+        """The loss scale at step 0; None for a run without one."""
+        return INITIAL if self.loss_scale is None and self.autocast == "float16" else self.loss_scale
 
     @property
     def minibatch_statistics(self) -> bool:
@@ -108,7 +128,7 @@ class RunJob:
     @property
     def among_stages(self) -> AmongStages:
         """What the stages exchange with each other before an update."""
-        return AmongStages(tied=self.tied, norm=self.clip_norm is not None)
+        return AmongStages(tied=self.tied, norm=self.clip_norm is not None or self.first_loss_scale is not None)
 
     def program(self) -> Program:
         """What the ranks execute."""

@@ -38,6 +38,7 @@ from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.channel import open_groups
 from worker_agent.runtime.executor import Executor, Feed, Hooks
 from worker_agent.runtime.job import RunJob, read_job, write_job
+from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.placement import place_process
@@ -74,6 +75,7 @@ class Rank:
             split_backward=any(isinstance(i, BackwardInput) for i in self.stream.instructions),
             concatenate=job.concatenate,
             minibatch_statistics=job.minibatch_statistics,
+            autocast=getattr(torch, job.autocast) if job.autocast else None,
         )
         names = chain.names()
         self.weights = Weights(
@@ -85,6 +87,7 @@ class Rank:
         )
         self.homes = [homes[slot.parameter] for slot in self.weights.slots]
         self.buffers = checkpoint.untrained(self.blocks, names)
+        self.loss_scale = LossScale(job.first_loss_scale) if job.first_loss_scale else None
         if job.first_step:
             checkpoint.load_stage(
                 job.directory.checkpoints,
@@ -92,6 +95,7 @@ class Rank:
                 stage=self.stream.stage,
                 weights=self.weights,
                 buffers=self.buffers,
+                loss_scale=self.loss_scale,
             )
         self.losses: list[float] = []
 
@@ -134,6 +138,7 @@ class Rank:
             groups=open_tied_groups(self.program, self.job.tied, self.stream.rank),
             counted=[self.stream.replica == 0 and stages[0] == self.stream.stage for stages in self.homes],
             clip_norm=self.job.clip_norm,
+            loss_scale=self.loss_scale,
             device=self.device,
         )
 
@@ -167,6 +172,7 @@ class Rank:
             stage=self.stream.stage,
             weights=self.weights,
             buffers=self.buffers,
+            loss_scale=self.loss_scale,
             versions=range(instruction.oldest, instruction.version + 1),
         )
 

@@ -46,6 +46,7 @@ class Stage:
     microbatch and the block, whoever computes it and how often, so that recomputation, resumption and any partition
     give the same. What modules note about the data is noted once a microbatch; with `minibatch_statistics` batch norm's
     running statistics are those of minibatches.
+    With `autocast` blocks and criterion compute in that type what torch computes in it.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Stage:
         split_backward: bool = False,
         concatenate: bool = False,
         minibatch_statistics: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.blocks = tuple(blocks)
         self.criterion = criterion
@@ -71,6 +73,8 @@ class Stage:
         self._split_backward = split_backward
         self._concatenate = concatenate
         self._statistics = MinibatchStatistics(self.blocks) if minibatch_statistics else None
+        self._autocast = autocast
+        self._device = device
         self._measured = False
         self._first_block = first_block
         self._seed = seed
@@ -146,6 +150,12 @@ class Stage:
         return tuple(t.detach() for t in outputs)
 
     def _run(self, microbatch: int, kept: Kept) -> Tensors:
+        if self._autocast is None:
+            return self._run_blocks(microbatch, kept)
+        with torch.autocast(self._device.type, self._autocast):
+            return self._run_blocks(microbatch, kept)
+
+    def _run_blocks(self, microbatch: int, kept: Kept) -> Tensors:
         values: Any = kept.inputs
         for i, block in enumerate(self.blocks):
             self._generator.manual_seed(random_seed(self._seed, microbatch, self._first_block + i))

@@ -64,6 +64,7 @@ class Weights:
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
         self._factor = 1.0
+        self._skips = False
         self._learning_rate = learning_rate
         self._spare: list[tuple[nn.Parameter, ...]] = []
         self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
@@ -119,6 +120,10 @@ class Weights:
         """Says that the next update multiplies the gathered gradients by a factor; float32 copies take it unrounded."""
         self._factor = factor
 
+    def skip_update(self) -> None:
+        """Says that the next update makes a version that equals the one before."""
+        self._skips = True
+
     @torch.no_grad()
     def update(self, version: int, *, keep_base: bool) -> None:
         """Makes `version` from version - 1 with the gathered gradients, which are then gone.
@@ -132,7 +137,7 @@ class Weights:
             parameter.grad = None
         target = self._copy(base) if keep_base else base
         self._point_handles(target)
-        if self.optimizer:
+        if self.optimizer and not self._skips:
             self._set_learning_rate(self.optimizer, version)
             self._step(self.optimizer, gradients, target)
         self._versions[version] = target
@@ -140,7 +145,7 @@ class Weights:
             del self._versions[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
         self._graded = ()
-        self._factor = 1.0
+        self._factor, self._skips = 1.0, False
 
     def _set_learning_rate(self, optimizer: torch.optim.Optimizer, version: int) -> None:
         if self._learning_rate is not None:

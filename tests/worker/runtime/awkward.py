@@ -81,3 +81,22 @@ def batch_norms(*, width: int = 8) -> list[nn.Module]:
         nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width, momentum=None), nn.Tanh()),
         nn.Linear(width, width),
     ]
+
+
+class Loud(nn.Module):
+    """A linear layer that works with large inputs and small weights: its weight's gradient is the first to overflow."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.normal_(self.linear.weight, std=1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        return torch.as_tensor(self.linear(2000.0 * x))
+
+
+def loud(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width), of which the second is loud."""
+    quiet = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3)]
+    return [quiet[0], Loud(width), *quiet[1:]]
