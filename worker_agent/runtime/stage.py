@@ -4,7 +4,7 @@ A block takes and returns one tensor or a tuple of tensors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
+from planner_service.core.errors import RunFailedError
 from worker_agent.runtime.backward import Deferred, Split, add_weight_gradients
 from worker_agent.runtime.statistics import MinibatchStatistics, nothing_noted
 
@@ -85,7 +86,7 @@ class Stage:
         kept = self.kept[microbatch] = Kept(inputs, targets)
         with self._statistics.noting() if self._statistics else nullcontext():
             if self.recompute:
-                with torch.no_grad():
+                with torch.no_grad(), _unchanged(inputs):
                     return self._run(microbatch, kept)
             return self._run_with_graph(microbatch, kept)
 
@@ -183,6 +184,17 @@ class Stage:
         self.activation_bytes = sum(saved.values())
         self._measured = True
         return outputs
+
+
+@contextmanager
+def _unchanged(inputs: Tensors) -> Iterator[None]:
+    """Raises RunFailedError if inputs from which a stage is to be recomputed are changed while it is active."""
+    before = [t._version for t in inputs]
+    yield
+    if [t._version for t in inputs] != before:
+        raise RunFailedError(
+            "a block changes the stage's input in place, from which it is to be recomputed: clone it before"
+        )
 
 
 def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor:

@@ -100,3 +100,74 @@ def loud(*, width: int = 8) -> list[nn.Module]:
     """Four blocks (B, width) -> (B, width), of which the second is loud."""
     quiet = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3)]
     return [quiet[0], Loud(width), *quiet[1:]]
+
+
+Sentences = tuple[Tensor, Tensor, Tensor]
+"""Hidden states (B, S, width), token numbers (B, S), and which of them count (B, S), bool."""
+
+
+def sentences(*, microbatch_size: int, seed: int) -> list[tuple[tuple[Tensor, Tensor], Tensor]]:
+    """Token numbers and which of them count; the targets are tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(32):
+        tokens = torch.randint(11, (microbatch_size, 6), generator=generator)
+        counts = torch.rand(microbatch_size, 6, generator=generator) < 0.7
+        made.append(((tokens, counts), torch.randint(11, (microbatch_size, 5), generator=generator)))
+    return made
+
+
+def reader(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks from token numbers to logits; the first hands on whole numbers alone, the last shares a weight."""
+    embed, head = Embed(width), Head(width)
+    head.out.weight = embed.tokens.weight
+    return [Shift(), embed, Attend(width), head]
+
+
+class Shift(nn.Module):
+    """Nothing to train, and no gradient to come back."""
+
+    def forward(self, tokens: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (tokens + 1) % 11, tokens[:, :-1], counts
+
+
+class Embed(nn.Module):
+    """Two sums of embeddings beside what was handed on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, width)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, shifted: Tensor, tokens: Tensor, counts: Tensor) -> Sentences:
+        return self.drop(self.tokens(shifted)[:, :-1] + self.tokens(tokens)), tokens, counts[:, :-1]
+
+
+class Attend(nn.Module):
+    """Looks at the tokens that count."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(width, width)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, hidden: Tensor, tokens: Tensor, counts: Tensor) -> Sentences:
+        scores = (hidden @ self.mix(hidden).transpose(1, 2)).masked_fill(~counts[:, None, :], -30.0)
+        return hidden + self.drop(scores.softmax(dim=2) @ hidden), tokens, counts
+
+
+class Head(nn.Module):
+    """Logits, but for a token itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, 11, bias=False)
+
+    def forward(self, hidden: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
+        logits: Tensor = self.out(hidden)
+        return logits.scatter_add(2, tokens[..., None], counts[..., None].to(logits.dtype))
+
+
+def in_place(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width), of which the first changes what it is given."""
+    return [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(width, width)), *(nn.Linear(width, width) for _ in range(3))]
