@@ -7,6 +7,7 @@ import pytest
 from planner_service.core.errors import InvalidInputError, ScheduleError
 from planner_service.core.schedule.among_stages import AmongStages, exchange_among_stages
 from planner_service.core.schedule.check import check
+from planner_service.core.schedule.instructions import Backward, ReduceNorm
 from planner_service.core.schedule.pipeline import Pipeline
 from planner_service.core.schedule.program import Program, build
 from planner_service.core.schedule.text import format_stream, parse_stream
@@ -76,3 +77,19 @@ def test_pipedream_is_refused_and_left_alone_where_nothing_is_wanted(wanted: Amo
     assert exchange_among_stages(made, AmongStages()) is made
     with pytest.raises(InvalidInputError, match="schedule: must update all stages with the same batch"):
         exchange_among_stages(made, wanted)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw"])
+def test_where_stages_meet_all_have_the_gradients_of_the_same_batches_and_no_others(
+    schedule: str, replicas: int
+) -> None:
+    """So a loss scale may change there, and a norm is that of one batch."""
+    made = program(schedule, AmongStages(norm=True), replicas=replicas, batches=4)
+    for stream in made.streams:
+        through: set[int] = set()
+        for instruction in stream.instructions:
+            if isinstance(instruction, Backward):
+                through.add(made.pipeline.batch_of(instruction.microbatch))
+            elif isinstance(instruction, ReduceNorm):
+                assert through == set(range(instruction.version))

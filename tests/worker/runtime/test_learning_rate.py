@@ -12,6 +12,7 @@ from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train
 from tests.worker.runtime.test_executor import CUTS, DATA, MODEL, RATE, SEED, checkpoint_weights, distance
+from tests.worker.runtime.test_run_command import command, finish
 from worker_agent.runtime.job import RunJob
 
 STEPS = 6
@@ -76,6 +77,28 @@ def test_a_resumed_run_goes_on_with_the_rate_that_it_would_have_had(schedule: st
     execute(job_of(plan, tmp_path / "parts", steps=4, decay_steps=STEPS))
     parts = execute(job_of(plan, tmp_path / "parts", first_step=4))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_the_commands_options_reach_the_ranks(tmp_path: Path) -> None:
+    plan = make_plan("1f1b", CUTS[2], dtype="float32", optimizer="momentum")
+    given = [
+        "--lr",
+        "0.2",
+        "--lr-schedule",
+        "linear",
+        "--warmup-steps",
+        "2",
+        "--decay-steps",
+        "5",
+        "--clip-norm",
+        "0.3",
+    ]
+    result = finish(command(plan, tmp_path, *given, "--autocast", "bfloat16", "--loss-scale", "64", steps=STEPS))
+    assert result.returncode == 0, result.stderr
+    job = job_of(plan, tmp_path, lr_schedule="linear", decay_steps=5)
+    options: dict[str, Any] = {"rate_of": job.learning_rate_at, "clip_norm": 0.3, "autocast": torch.bfloat16}
+    reference = train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE, **options)
+    assert distance(checkpoint_weights(tmp_path / "out", STEPS), reference) < 1e-6
 
 
 @pytest.mark.parametrize(
