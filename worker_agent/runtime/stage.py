@@ -4,7 +4,7 @@ A block takes and returns one tensor or a tuple of tensors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from planner_service.core.errors import RunFailedError
 from worker_agent.runtime.backward import Deferred, Split, add_weight_gradients
 from worker_agent.runtime.statistics import MinibatchStatistics, nothing_noted
 
@@ -76,6 +75,7 @@ class Stage:
         self._statistics = MinibatchStatistics(self.blocks) if minibatch_statistics else None
         self._autocast = autocast
         self._device = device
+        self._changes_inputs: bool | None = None
         self._measured = False
         self._first_block = first_block
         self._seed = seed
@@ -86,8 +86,7 @@ class Stage:
         kept = self.kept[microbatch] = Kept(inputs, targets)
         with self._statistics.noting() if self._statistics else nullcontext():
             if self.recompute:
-                with torch.no_grad(), _unchanged(inputs):
-                    return self._run(microbatch, kept)
+                return self._run_without_graph(microbatch, kept)
             return self._run_with_graph(microbatch, kept)
 
     def recompute_forward(self, microbatch: int) -> None:
@@ -142,6 +141,16 @@ class Stage:
     def _owned_storages(self) -> set[int]:
         return {t.untyped_storage().data_ptr() for b in self.blocks for t in (*b.parameters(), *b.buffers())}
 
+    @torch.no_grad()
+    def _run_without_graph(self, microbatch: int, kept: Kept) -> Tensors:
+        """Runs on copies of the inputs if blocks change these in place: they are to be recomputed from."""
+        if self._changes_inputs is False:
+            return self._run(microbatch, kept)
+        copies = tuple(t.clone() for t in kept.inputs)
+        outputs = self._run(microbatch, Kept(copies, kept.targets))
+        self._changes_inputs = any(t._version for t in copies)
+        return outputs
+
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
         kept.split = Split(self._parameters()) if self._split_backward else None
         with kept.splitting(deferring=False):
@@ -157,7 +166,7 @@ class Stage:
             return self._run_blocks(microbatch, kept)
 
     def _run_blocks(self, microbatch: int, kept: Kept) -> Tensors:
-        values: Any = kept.inputs
+        values: Any = tuple(_changeable(t) for t in kept.inputs)
         for i, block in enumerate(self.blocks):
             self._generator.manual_seed(random_seed(self._seed, microbatch, self._first_block + i))
             result = block(*values)
@@ -186,15 +195,9 @@ class Stage:
         return outputs
 
 
-@contextmanager
-def _unchanged(inputs: Tensors) -> Iterator[None]:
-    """Raises RunFailedError if inputs from which a stage is to be recomputed are changed while it is active."""
-    before = [t._version for t in inputs]
-    yield
-    if [t._version for t in inputs] != before:
-        raise RunFailedError(
-            "a block changes the stage's input in place, from which it is to be recomputed: clone it before"
-        )
+def _changeable(leaf: Tensor) -> Tensor:
+    """The tensor as one that a block may change in place: no leaf of the graph, in the same memory."""
+    return torch.ops.aten._unsafe_view(leaf, leaf.shape) if leaf.requires_grad and torch.is_grad_enabled() else leaf
 
 
 def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor:

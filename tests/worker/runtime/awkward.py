@@ -168,6 +168,18 @@ class Head(nn.Module):
         return logits.scatter_add(2, tokens[..., None], counts[..., None].to(logits.dtype))
 
 
+class Bend(nn.Module):
+    """Changes what it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        return torch.as_tensor(self.linear(x.mul_(0.5).tanh_()))
+
+
 def in_place(*, width: int = 8) -> list[nn.Module]:
-    """Four blocks (B, width) -> (B, width), of which the first changes what it is given."""
-    return [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(width, width)), *(nn.Linear(width, width) for _ in range(3))]
+    """Four blocks (B, width) -> (B, width), which change what they are given."""
+    return [Bend(width) for _ in range(4)]
