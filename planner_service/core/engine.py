@@ -22,6 +22,8 @@ from planner_service.core.schedule.instructions import (
     RecvActivation,
     RecvGradient,
     ReduceGradients,
+    ReduceNorm,
+    ReduceTied,
     SendActivation,
     SendGradient,
     Update,
@@ -36,6 +38,9 @@ _GRADIENTS = (SendGradient, RecvGradient)
 
 _RECEIVES, _SENDS_OFF, _EXCHANGES = -1.0, -2.0, -3.0
 """What stands in the place of an instruction's seconds where the worker meets others."""
+
+_Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
+"""An exchange by the stage whose replicas take part, or by the replica whose stages do, and its instruction."""
 
 _Ports = tuple[int, ...]
 """The ports that something occupies: out of its sender's unit, into its receiver's."""
@@ -62,7 +67,7 @@ class _Edge:
 
 @dataclass(slots=True)
 class _Exchange:
-    """A gradient exchange: who takes part, and when the last of them is there."""
+    """A gradient exchange, or one among stages: how many are yet to come, and when the last of them is there."""
 
     number: int
     group: int
@@ -93,7 +98,7 @@ class _Compiler:
         self._costs = costs
         self._devices = devices
         self._edges: dict[tuple[int, int, bool, int], _Edge] = {}
-        self._exchanges: dict[tuple[int, int], _Exchange] = {}
+        self._exchanges: dict[_Meeting, _Exchange] = {}
         self._ports: dict[tuple[bool, int, int], int] = {}
         self.columns = [self._column(stream) for stream in program.streams]
         for edge in self._edges.values():
@@ -138,6 +143,8 @@ class _Compiler:
                 taken_s = len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
             elif isinstance(instruction, ReduceGradients):
                 taken_s, exchanges[index] = _EXCHANGES, self._exchange(stages[instruction.chunk], instruction.version)
+            elif isinstance(instruction, ReduceTied | ReduceNorm):
+                taken_s, exchanges[index] = _EXCHANGES, self._among_stages(stream, instruction)
             if taken_s is None:
                 raise ScheduleError(f"rank {stream.rank} cannot play {format_instruction(instruction)}")
             own_s.append(taken_s)
@@ -172,7 +179,7 @@ class _Compiler:
         return self._edges[key]
 
     def _exchange(self, stage: int, version: int) -> _Exchange:
-        key = (stage, version)
+        key = (stage, ReduceGradients(version))
         if key not in self._exchanges:
             costs = self._costs[stage]
             self._exchanges[key] = _Exchange(
@@ -181,6 +188,24 @@ class _Compiler:
                 seconds=costs.reduce_s,
                 missing=self._program.pipeline.replicas[stage],
                 ports=self._ring(stage, costs.reduce_port_devices) if costs.reduce_s > 0 else (),
+            )
+        return self._exchanges[key]
+
+    def _among_stages(self, stream: Stream, instruction: ReduceTied | ReduceNorm) -> _Exchange:
+        """Whoever takes part waits for the others; what is exchanged takes as long as its way, the latency."""
+        replicas = self._program.pipeline.replicas
+        if isinstance(instruction, ReduceTied):
+            replica, members, missing = stream.replica, instruction.stages, len(instruction.stages)
+        else:
+            replica, members, missing = 0, tuple(range(len(replicas))), sum(replicas)
+        key = (replica, instruction)
+        if key not in self._exchanges:
+            self._exchanges[key] = _Exchange(
+                number=len(self._exchanges),
+                group=_group(members[0], 2),
+                seconds=max(self._costs[stage].latency_s for stage in members),
+                missing=missing,
+                ports=(),
             )
         return self._exchanges[key]
 

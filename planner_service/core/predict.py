@@ -1,6 +1,7 @@
 """Predict: plan in, streams and timeline out. The runtime executes the same streams; here the costs play them."""
 
 from planner_service.core.plan import Plan
+from planner_service.core.schedule.among_stages import AmongStages, exchange_among_stages
 from planner_service.core.schedule.pipeline import pipeline_of
 from planner_service.core.schedule.program import Program, build
 from planner_service.core.simulate import simulate
@@ -8,15 +9,29 @@ from planner_service.core.split_backward import split_backward
 from planner_service.core.timeline import Timeline
 
 
-def program_of(plan: Plan, *, batches: int, first_batch: int = 0, checkpoint_every: int = 0) -> Program:
+def program_of(
+    plan: Plan,
+    *,
+    batches: int,
+    first_batch: int = 0,
+    checkpoint_every: int = 0,
+    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+) -> Program:
     """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one."""
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every)
-    if not plan.split_backward:
-        return program
-    return split_backward(program, plan.costs, half_way=plan.split_backward_half_way)
+    if plan.split_backward:
+        program = split_backward(program, plan.costs, half_way=plan.split_backward_half_way)
+    return exchange_among_stages(program, among_stages)
 
 
-def predict(plan: Plan, *, batches: int, first_batch: int = 0) -> Timeline:
+def predict(
+    plan: Plan,
+    *,
+    batches: int,
+    first_batch: int = 0,
+    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+) -> Timeline:
     """The timeline that the plan's costs give for so many batches."""
-    return simulate(program_of(plan, batches=batches, first_batch=first_batch), plan.costs)
+    program = program_of(plan, batches=batches, first_batch=first_batch, among_stages=among_stages)
+    return simulate(program, plan.costs)

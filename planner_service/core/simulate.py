@@ -1,8 +1,8 @@
 """Simulate: plays a program's streams with given costs. Streams + stage costs -> Timeline.
 
 Every worker executes its stream in order. A send hands its tensor to the link and goes on; a receive waits for the
-arrival. A gradient exchange waits for all replicas. This is what the runtime does, so the two timelines hold the same
-instructions.
+arrival. A gradient exchange waits for all replicas, one among stages for all of them. This is what the runtime does, so
+the two timelines hold the same instructions.
 
 What crosses a level of the network leaves the unit of devices inside it through one port and enters another's through
 its own: that is where a level's bandwidth is. A port carries one thing after another, each direction by itself, first

@@ -26,6 +26,8 @@ KINDS = {
     "BackwardInput": "Backward, input",
     "BackwardWeight": "Backward, weights",
     "ReduceGradients": "Gradient exchange",
+    "ReduceTied": "Gradients of shared weights",
+    "ReduceNorm": "Gradient norm",
     "Update": "Update",
     "Checkpoint": "Checkpoint",
     "Send": "Send",

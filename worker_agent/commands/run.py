@@ -30,6 +30,30 @@ def run(
     seed: Annotated[int, typer.Option(help="For the weights, the dropout and the data's order.")] = 0,
     loss: Annotated[str | None, typer.Option(help="The loss: package.module:function.")] = None,
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="The optimizer's.")] = 0.1,
+    lr_schedule: Annotated[
+        str, typer.Option(help="How the learning rate decays after the warm-up: constant, linear or cosine.")
+    ] = "constant",
+    warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises to its full value.")] = 0,
+    decay_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="The step at which the learning rate has decayed to 0; default: --steps. Keep it on --resume."
+        ),
+    ] = None,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="The largest norm of the whole model's gradient; larger ones are scaled to it.")
+    ] = None,
+    autocast: Annotated[
+        str | None, typer.Option(help="bfloat16 or float16: what blocks with float32 weights compute in.")
+    ] = None,
+    loss_scale: Annotated[
+        float | None,
+        typer.Option(help="The first dynamic loss scale; default: 65536 with --autocast float16, else none."),
+    ] = None,
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(help="Running statistics of each microbatch or minibatch; default: minibatch for gpipe."),
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam, adamw; default: the plan's.")] = None,
     checkpoint_every: Annotated[
         int | None,
@@ -60,6 +84,13 @@ def run(
         steps=steps,
         seed=seed,
         learning_rate=learning_rate,
+        lr_schedule=lr_schedule,
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
+        clip_norm=clip_norm,
+        autocast=autocast,
+        loss_scale=loss_scale,
+        batch_norm=batch_norm,
         checkpoint_every=max(steps // 10, 1) if checkpoint_every is None else checkpoint_every,
         out=str(out.resolve()),
         device=device,

@@ -102,8 +102,8 @@ def build_family(spec: Spec) -> Family:
     """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:/path/to/config.json?key=value&...` describes.
 
     Keys are the family's config keys. `attn_implementation` is "sdpa" (default) or "eager". Input and output embeddings
-    are not tied, even if a file says so: a shared parameter would have to be in two stages. Raises InvalidInputError
-    for a family, file, key or value that is not possible.
+    are tied if the SPEC says so, whatever a file says: stages that share a parameter wait for each other. Raises
+    InvalidInputError for a family, file, key or value that is not possible.
     """
     options: dict[str, Any] = dict(spec.options)
     attention = options.pop("attn_implementation", "sdpa")
@@ -146,7 +146,7 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     transformers.logging.set_verbosity_error()
     _check_options(transformers.AutoConfig.for_model(name), options)
     kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
-    fixed = {"tie_word_embeddings": False, "use_cache": False}
+    fixed = {"tie_word_embeddings": options.get("tie_word_embeddings", False), "use_cache": False}
     try:
         config = transformers.AutoConfig.for_model(name, **found | options | fixed)
         _check_window(config)
@@ -162,8 +162,8 @@ def _check_options(config: Any, options: dict[str, Any]) -> None:
     known = (set(config.to_dict()) | set(config.attribute_map)) - _NOT_OPTIONS
     for key, value in options.items():
         require(key in known, f"model.{key}", f"is not a key of {config.model_type}'s config that can be set", value)
-    rule = "cannot be true: the embedding and the head would share a parameter, and they may be in different stages"
-    require(not options.get("tie_word_embeddings"), "model.tie_word_embeddings", rule, True)
+    tied = options.get("tie_word_embeddings", False)
+    require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
 
 
 def _check_window(config: Any) -> None:

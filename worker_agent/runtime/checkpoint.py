@@ -1,8 +1,8 @@
 """Checkpoints: every stage writes its own files, without coordination (PipeDream 2018, section 4).
 
     checkpoints/step-20/
-        stage-0.safetensors          the stage's weights and buffers by their names in the whole model
-        stage-0.state                older weight versions still needed, and the optimizer's states
+        stage-0.safetensors          the stage's weights, frozen ones and buffers by their names in the whole model
+        stage-0.state                older weight versions still needed, the optimizer's states, the loss scale
         manifest.json                written by whichever stage comes last; without it the checkpoint does not count
 
 A file is written aside, flushed and renamed, so that there is a whole one or none.
@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from planner_service.core.errors import InvalidInputError, RunFailedError
+from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.weights import Weights
 
 Buffers = Mapping[str, Tensor]
@@ -36,19 +37,29 @@ class Manifest:
     seed: int
 
 
-def buffers_of(blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    """The persistent buffers of some blocks by their names in the whole model."""
-    return {names[b]: b for block in blocks for b in block.buffers() if b in names}
+def untrained(blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+    """The persistent buffers and the frozen parameters of some blocks by their names in the whole model."""
+    buffers = {names[b]: b for block in blocks for b in block.buffers() if b in names}
+    frozen = {names[p]: p for block in blocks for p in block.parameters() if not p.requires_grad}
+    return buffers | frozen
 
 
 def save_stage(
-    root: Path, manifest: Manifest, *, stage: int, weights: Weights, buffers: Buffers, versions: Sequence[int]
+    root: Path,
+    manifest: Manifest,
+    *,
+    stage: int,
+    weights: Weights,
+    buffers: Buffers,
+    versions: Sequence[int],
+    loss_scale: LossScale | None = None,
 ) -> None:
     """Writes one stage's part: `versions` are its weight versions, the newest last. Raises RunFailedError."""
     directory = step_directory(root, manifest.step)
     *older, newest = versions
     state = {f"version/{v}/{name}": t for v in older for name, t in weights.version_tensors(v).items()}
     state |= {f"optimizer/{key}": t for key, t in weights.optimizer_tensors().items()}
+    state |= {f"loss_scale/{key}": t for key, t in loss_scale.tensors().items()} if loss_scale else {}
     metadata = {"newest": str(newest), "older": json.dumps(list(older)), "plan_id": manifest.plan_id}
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -60,8 +71,10 @@ def save_stage(
         raise RunFailedError(f"cannot write the checkpoint {directory}: {error}") from error
 
 
-def load_stage(root: Path, step: int, *, stage: int, weights: Weights, buffers: Buffers) -> None:
-    """Loads one stage's part into its weights and buffers. Raises InvalidInputError if it cannot be read."""
+def load_stage(
+    root: Path, step: int, *, stage: int, weights: Weights, buffers: Buffers, loss_scale: LossScale | None = None
+) -> None:
+    """Loads one stage's part into its weights, buffers and loss scale. Raises InvalidInputError where it cannot."""
     directory = step_directory(root, step)
     try:
         newest, metadata = _load(directory / f"stage-{stage}.safetensors")
@@ -70,13 +83,17 @@ def load_stage(root: Path, step: int, *, stage: int, weights: Weights, buffers: 
         raise InvalidInputError("resume", f"must have readable checkpoint files ({error})", str(directory)) from error
     weights.load_version(int(metadata["newest"]), newest)
     for version in json.loads(metadata["older"]):
-        prefix = f"version/{version}/"
-        weights.load_version(version, {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)})
-    optimizer = {n.removeprefix("optimizer/"): t for n, t in state.items() if n.startswith("optimizer/")}
-    weights.load_optimizer(optimizer)
+        weights.load_version(version, _under(f"version/{version}/", state))
+    weights.load_optimizer(_under("optimizer/", state))
+    if loss_scale:
+        loss_scale.load(_under("loss_scale/", state))
     with torch.no_grad():
         for name, buffer in buffers.items():
             buffer.copy_(newest[name])
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def latest(root: Path, *, before: int | None = None) -> Manifest | None:

@@ -22,11 +22,14 @@ from planner_service.core.schedule.instructions import (
     RecvActivation,
     RecvGradient,
     ReduceGradients,
+    ReduceNorm,
+    ReduceTied,
     SendActivation,
     SendGradient,
     Update,
 )
 from planner_service.core.schedule.program import Stream
+from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.replicas import average
@@ -49,6 +52,7 @@ class Hooks:
 class Executor:
     """Executes the stream of one stage. Between instructions all state is in the stage, the weights and the mail.
 
+    `among_stages` is there where the stream has exchanges among stages.
     `update_microbatches` is the number of microbatches whose mean gradient makes an update on this worker.
     """
 
@@ -65,6 +69,7 @@ class Executor:
         inputs: Feed | None,
         targets: Feed | None,
         update_microbatches: int,
+        among_stages: AmongStages | None = None,
     ) -> None:
         self._instructions = stream.instructions
         self._stage = stage
@@ -76,6 +81,7 @@ class Executor:
         self._inputs = inputs
         self._targets = targets
         self._update_microbatches = update_microbatches
+        self._among_stages = among_stages
         self._received: dict[int, list[Tensor]] = {}
         self._gradients: dict[int, list[Tensor]] = {}
         self._outgoing: dict[int, Tensors] = {}
@@ -122,7 +128,10 @@ class Executor:
                 self._gradients[k] = self._mail.receive_gradient(k, peer)
             case ReduceGradients():
                 self._reduce()
+            case ReduceTied() | ReduceNorm():
+                self._exchange_among_stages(instruction)
             case Update(version=version):
+                self._stage.end_minibatch()
                 self._weights.update(version, keep_base=self._last_uses[version - 1] > index)
                 self._hooks.on_update(version, self._take_loss())
             case Checkpoint():
@@ -147,11 +156,14 @@ class Executor:
         if self._stage.criterion is None:
             gradients: Sequence[Tensor] = self._gradients.pop(k)
         else:
-            gradients = [torch.full_like(self._losses[-1], 1.0 / self._update_microbatches)]
+            gradients = [torch.full_like(self._losses[-1], self._loss_scale() / self._update_microbatches)]
         to_inputs = self._stage.backward(k, tuple(gradients))
         if self._inputs is None:
             self._outgoing_gradients[k] = to_inputs
         self._mail.release(k, kept=self._stage.kept_storages(k))
+
+    def _loss_scale(self) -> float:
+        return self._among_stages.loss_scale if self._among_stages else 1.0
 
     def _backward_weight(self, microbatches: Sequence[int]) -> None:
         self._stage.backward_weight(microbatches)
@@ -161,7 +173,16 @@ class Executor:
     def _reduce(self) -> None:
         if self._replicas is None:
             raise ScheduleError("a gradient exchange on a stage without replicas")
+        self._stage.reduce_statistics(self._replicas)
         self._weights.set_gradients(average(self._weights.gradients(), self._replicas))
+
+    def _exchange_among_stages(self, instruction: ReduceTied | ReduceNorm) -> None:
+        if self._among_stages is None:
+            raise ScheduleError("an exchange among stages without its parts")
+        if isinstance(instruction, ReduceTied):
+            self._among_stages.sum_tied(instruction.stages)
+        else:
+            self._among_stages.agree_on_norm()
 
     def _take_loss(self) -> float | None:
         if not self._losses:

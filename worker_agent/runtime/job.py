@@ -1,5 +1,6 @@
 """RunJob: everything that a rank is told. The launcher writes it to a file that all ranks of a run read."""
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -9,9 +10,14 @@ from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.plan import Plan
 from planner_service.core.predict import program_of
 from planner_service.core.profile import STRICT
-from planner_service.core.schedule.program import Program
+from planner_service.core.schedule.among_stages import AmongStages
+from planner_service.core.schedule.program import FLUSHES, Program
+from worker_agent.runtime.learning_rate import LEARNING_RATES, share
+from worker_agent.runtime.loss_scale import INITIAL
 from worker_agent.runtime.status import status_path
 
+AUTOCASTS = ("bfloat16", "float16")
+BATCH_NORMS = ("microbatch", "minibatch")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -21,6 +27,13 @@ class RunJob:
 
     Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank. `concatenate`: with a
     split backward (2BP), weight gradients of several microbatches are computed as one product, not in a loop.
+    `learning_rate` is the largest one: it rises in `warmup_steps`, and `lr_schedule` says how it decays from there to
+    step `decay_steps` (None: the last).
+    `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
+    With `autocast` the blocks of a float32 plan compute in that type; `loss_scale` is where a dynamic scale of the loss
+    begins, by default torch's own for float16, and none for others.
+    `clip_norm` is the largest norm that the whole model's mean gradient may have; `tied` the groups of stages that
+    share weights, which the ranks find.
     """
 
     plan: Plan
@@ -31,11 +44,19 @@ class RunJob:
     first_step: int = 0
     seed: int = 0
     learning_rate: float = 0.1
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    decay_steps: int | None = None
     checkpoint_every: int = 0
     out: str
     device: str = "auto"
     timeout_s: float = 300.0
     concatenate: bool = False
+    clip_norm: float | None = None
+    batch_norm: str | None = None
+    autocast: str | None = None
+    loss_scale: float | None = None
+    tied: tuple[tuple[int, ...], ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -46,9 +67,53 @@ class RunJob:
         require(self.steps > self.first_step, "steps", rule, self.steps)
         require_count("seed", self.seed, at_least=0)
         require_amount("learning_rate", self.learning_rate, positive=True)
+        self._check_schedule()
+        self._check_batch_norm()
+        self._check_autocast()
         require_count("checkpoint_every", self.checkpoint_every, at_least=0)
         require_amount("timeout_s", self.timeout_s, positive=True)
+        if self.clip_norm is not None:
+            require_amount("clip_norm", self.clip_norm, positive=True)
         require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)
+
+    def _check_schedule(self) -> None:
+        rule = f"must be one of {', '.join(LEARNING_RATES)}"
+        require(self.lr_schedule in LEARNING_RATES, "lr_schedule", rule, self.lr_schedule)
+        require_count("warmup_steps", self.warmup_steps, at_least=0)
+        if self.decay_steps is not None:
+            require_count("decay_steps", self.decay_steps)
+
+    def _check_batch_norm(self) -> None:
+        rule = f"must be one of {', '.join(BATCH_NORMS)}"
+        require(self.batch_norm in (None, *BATCH_NORMS), "batch_norm", rule, self.batch_norm)
+        rule = f"must be microbatch for {self.plan.schedule}, whose minibatches are not apart"
+        apart = self.plan.schedule in FLUSHES
+        require(apart or self.batch_norm != "minibatch", "batch_norm", rule, self.batch_norm)
+
+    def _check_autocast(self) -> None:
+        rule = f"must be one of {', '.join(AUTOCASTS)}"
+        require(self.autocast in (None, *AUTOCASTS), "autocast", rule, self.autocast)
+        rule = f"must be left out for a plan in {self.plan.dtype}: it is for those in float32"
+        require(self.autocast is None or self.plan.dtype == "float32", "autocast", rule, self.autocast)
+        if self.loss_scale is not None:
+            require_amount("loss_scale", self.loss_scale, positive=True)
+
+    @property
+    def first_loss_scale(self) -> float | None:
+        """The loss scale at step 0; None for a run without one."""
+        return INITIAL if self.loss_scale is None and self.autocast == "float16" else self.loss_scale
+
+    @property
+    def minibatch_statistics(self) -> bool:
+        """Whether running statistics are those of whole minibatches."""
+        return self.batch_norm == "minibatch" or (self.batch_norm is None and self.plan.schedule == "gpipe")
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of the update of a step (from 0)."""
+        decay_steps = self.steps if self.decay_steps is None else self.decay_steps
+        return self.learning_rate * share(
+            self.lr_schedule, step, warmup_steps=self.warmup_steps, decay_steps=decay_steps
+        )
 
     @property
     def directory(self) -> "RunDirectory":
@@ -60,10 +125,19 @@ class RunJob:
         """The batches to be done."""
         return self.steps - self.first_step
 
+    @property
+    def among_stages(self) -> AmongStages:
+        """What the stages exchange with each other before an update."""
+        return AmongStages(tied=self.tied, norm=self.clip_norm is not None or self.first_loss_scale is not None)
+
     def program(self) -> Program:
         """What the ranks execute."""
         return program_of(
-            self.plan, batches=self.batches, first_batch=self.first_step, checkpoint_every=self.checkpoint_every
+            self.plan,
+            batches=self.batches,
+            first_batch=self.first_step,
+            checkpoint_every=self.checkpoint_every,
+            among_stages=self.among_stages,
         )
 
 
@@ -111,10 +185,12 @@ class RunDirectory:
 
 
 def write_job(job: RunJob) -> Path:
-    """Writes the job where its ranks find it; returns the path."""
+    """Writes the job where its ranks find it, whole or not at all; returns the path."""
     path = job.directory.job
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(dump(asdict(job)), encoding="utf-8")
+    aside = path.with_suffix(f".{os.getpid()}.part")
+    aside.write_text(dump(asdict(job)), encoding="utf-8")
+    aside.replace(path)
     return path
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError, require
 from planner_service.core.identity import content_id
@@ -24,6 +24,8 @@ from planner_service.core.schedule.instructions import (
     Checkpoint,
     Instruction,
     ReduceGradients,
+    ReduceNorm,
+    ReduceTied,
     is_compute,
 )
 from planner_service.core.schedule.program import Program, Stream, updates_a_batch
@@ -32,9 +34,11 @@ from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.runtime import checkpoint, results
+from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.channel import open_groups
 from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
-from worker_agent.runtime.job import RunJob, read_job
+from worker_agent.runtime.job import RunJob, read_job, write_job
+from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.placement import place_process
@@ -43,6 +47,7 @@ from worker_agent.runtime.replicas import open_replica_group
 from worker_agent.runtime.results import RankFailure, RankResult
 from worker_agent.runtime.stage import Stage
 from worker_agent.runtime.status import StatusWriter, read_status
+from worker_agent.runtime.tied import open_tied_groups, stages_of, tied_groups
 from worker_agent.runtime.torch_errors import cause_of
 from worker_agent.runtime.weights import Weights, find_slots
 
@@ -50,9 +55,11 @@ from worker_agent.runtime.weights import Weights, find_slots
 class Part:
     """One stage of a rank: its stream, blocks and weights. Most schedules give a rank one."""
 
-    def __init__(self, job: RunJob, chain: Chain, stream: Stream, device: torch.device) -> None:
+    def __init__(self, job: RunJob, program: Program, chain: Chain, stream: Stream, device: torch.device) -> None:
         self.stream = stream
         plan_stage = job.plan.stages[stream.stage]
+        updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
+        homes = stages_of(job.plan, chain)
         self.blocks = [block.to(device).train() for block in chain.blocks[plan_stage.start : plan_stage.stop]]
         self.first = stream.stage == 0
         self.last = stream.stage == job.plan.depth - 1
@@ -65,6 +72,8 @@ class Part:
             device=device,
             split_backward=any(isinstance(i, BackwardInput) for i in self.stream.instructions),
             concatenate=job.concatenate,
+            minibatch_statistics=job.minibatch_statistics,
+            autocast=getattr(torch, job.autocast) if job.autocast else None,
         )
         names = chain.names()
         self.weights = Weights(
@@ -72,8 +81,11 @@ class Part:
             lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.learning_rate),
             version=max(first_versions(self.stream.instructions)),
             master_weights=job.plan.master_weights,
+            learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),
         )
-        self.buffers = checkpoint.buffers_of(self.blocks, names)
+        self.homes = [homes[slot.parameter] for slot in self.weights.slots]
+        self.buffers = checkpoint.untrained(self.blocks, names)
+        self.loss_scale = LossScale(job.first_loss_scale) if job.first_loss_scale else None
         if job.first_step:
             checkpoint.load_stage(
                 job.directory.checkpoints,
@@ -81,20 +93,19 @@ class Part:
                 stage=self.stream.stage,
                 weights=self.weights,
                 buffers=self.buffers,
+                loss_scale=self.loss_scale,
             )
 
 
 class Rank:
     """One worker of a run: its stream, and its stages."""
 
-    def __init__(self, job: RunJob, program: Program, rank: int, device: torch.device) -> None:
+    def __init__(self, job: RunJob, program: Program, chain: Chain, rank: int, device: torch.device) -> None:
         self.job = job
         self.program = program
         self.stream: Stream = program.streams[rank]
         self.device = device
-        chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
-        require_match(job, chain)
-        self.parts = [Part(job, chain, stream, device) for stream in program.stage_streams(self.stream)]
+        self.parts = [Part(job, program, chain, stream, device) for stream in program.stage_streams(self.stream)]
         self.updates = updates_a_batch(program.schedule, program.pipeline, self.stream.stage)
         self.losses: list[float] = []
 
@@ -104,6 +115,7 @@ class Rank:
         edges = {edge for stream in streams for edge in edges_of(stream)}
         groups = open_groups(edges, self.stream.rank)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
+        among_stages = [self._among_stages(part) for part in self.parts]
         feeds = self._feeds()
         mails = [
             Mail(self.program, self.stream.rank, groups, self.device, chunk=chunk) for chunk in range(len(self.parts))
@@ -124,6 +136,7 @@ class Rank:
                 inputs=feeds[0] if part.first else None,
                 targets=feeds[1] if part.last else None,
                 update_microbatches=self.job.plan.microbatches,
+                among_stages=among_stages[chunk],
             )
             for chunk, part in enumerate(self.parts)
         ]
@@ -133,6 +146,17 @@ class Rank:
             lane=recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica),
             losses=tuple(self.losses),
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+    def _among_stages(self, part: Part) -> AmongStages:
+        return AmongStages(
+            part.weights,
+            homes=part.homes,
+            groups=open_tied_groups(self.program, self.job.tied, self.stream.rank),
+            counted=[part.stream.replica == 0 and stages[0] == part.stream.stage for stages in part.homes],
+            clip_norm=self.job.clip_norm,
+            loss_scale=part.loss_scale,
+            device=self.device,
         )
 
     def _hooks(self, status: StatusWriter) -> Hooks:
@@ -166,6 +190,7 @@ class Rank:
             stage=part.stream.stage,
             weights=part.weights,
             buffers=part.buffers,
+            loss_scale=part.loss_scale,
             versions=range(instruction.oldest, instruction.version + 1),
         )
 
@@ -185,15 +210,9 @@ class Rank:
 
 
 def require_match(job: RunJob, chain: Chain) -> None:
-    """Raises InvalidInputError if the plan is for another model, or cuts through a shared parameter."""
+    """Raises InvalidInputError if the plan is for another model."""
     blocks = job.plan.stages[-1].stop
     require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
-    homes: dict[nn.Parameter, int] = {}
-    for index, stage in enumerate(job.plan.stages):
-        for block in chain.blocks[stage.start : stage.stop]:
-            for name, parameter in block.named_parameters():
-                rule = f"must not share parameter {name} between the stages {homes.get(parameter)} and {index}"
-                require(homes.setdefault(parameter, index) == index, "model", rule, job.model)
 
 
 def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -205,18 +224,34 @@ def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:
     """Everything between the process's start and its result's file. Raises what goes wrong."""
-    program = job.program()
-    check(program)
-    instructions = program.streams[rank].instructions
+    instructions: tuple[Instruction, ...] = ()
     device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
-        results.write(job.directory.result(rank), Rank(job, program, rank, device).execute(status))
+        worker = _worker(job, rank, device)
+        instructions = worker.stream.instructions
+        results.write(job.directory.result(rank), worker.execute(status))
     except RuntimeError as error:
         # the connections stay open until this process has said why: else others are first to tell of a lost peer
         raise _explained(error, instructions, job.directory.status(rank), rank) from error
     dist.destroy_process_group()
+
+
+def _worker(job: RunJob, rank: int, device: torch.device) -> Rank:
+    """The worker with its part of the model; the rest is gone. Raises InvalidInputError if job and model do not fit.
+
+    The first rank writes down which stages share weights, before any rank is at an instruction: whoever follows the run
+    then reads the streams that it executes.
+    """
+    chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
+    require_match(job, chain)
+    job = replace(job, tied=tied_groups(stages_of(job.plan, chain)))
+    program = job.program()
+    check(program)
+    if rank == 0:
+        write_job(job)
+    return Rank(job, program, chain, rank, device)
 
 
 def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], status: Path, rank: int) -> PipeplanError:
@@ -229,10 +264,13 @@ def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], statu
         failure = PeerLostError if several else RunFailedError  # among nodes, most often another one is gone
         return failure(f"starting failed: {first_line}", rank=rank)
     instruction = instructions[index]
-    waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, ReduceGradients))
+    waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, _EXCHANGES))
     if waits or index == len(instructions) - 1:
         return PeerLostError(f"another rank was lost at {format_instruction(instruction)}: {first_line}", rank=rank)
     return RunFailedError(f"{format_instruction(instruction)} failed: {first_line}", rank=rank)
+
+
+_EXCHANGES = (ReduceGradients, ReduceTied, ReduceNorm)
 
 
 class PeerLostError(RunFailedError):

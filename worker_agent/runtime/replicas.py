@@ -1,4 +1,4 @@
-"""Replicas: the gradient exchange among the workers that hold the same stage."""
+"""Replicas: the gradient exchange among the workers that hold the same stage, or that share weights."""
 
 from collections.abc import Sequence
 
@@ -23,13 +23,23 @@ def open_replica_group(stages: Sequence[int], rank: int) -> dist.ProcessGroup | 
 
 def average(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
     """The gradients' means over the group, as views of one flat buffer a dtype: one exchange each."""
-    averaged: list[Tensor] = list(gradients)
+    return _exchange(gradients, group, shares=group.size())
+
+
+def total(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
+    """The gradients' sums over the group, the same bit for bit on all of it."""
+    return _exchange(gradients, group, shares=1)
+
+
+def _exchange(gradients: Sequence[Tensor], group: dist.ProcessGroup, *, shares: int) -> list[Tensor]:
+    exchanged: list[Tensor] = list(gradients)
     for dtype in sorted({g.dtype for g in gradients}, key=str):
         chosen = [i for i, g in enumerate(gradients) if g.dtype == dtype]
         flat = torch.cat([gradients[i].reshape(-1) for i in chosen])
         dist.all_reduce(flat, group=group)
-        flat /= group.size()
+        if shares > 1:
+            flat /= shares
         views = torch.split(flat, [gradients[i].numel() for i in chosen])
         for i, view in zip(chosen, views, strict=True):
-            averaged[i] = view.view_as(gradients[i])
-    return averaged
+            exchanged[i] = view.view_as(gradients[i])
+    return exchanged

@@ -14,7 +14,7 @@ from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
 from worker_agent.place import Place
 from worker_agent.runtime.checkpoint import latest
-from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.launch import Progress, join, launch
 from worker_agent.runtime.results import RankResult
 
@@ -79,7 +79,8 @@ def execute(job: RunJob, on_progress: Progress, place: Place | None = None) -> R
     _require_length(job)
     results = launch(job, on_progress, place)
     measured = Timeline(lanes=tuple(r.lane for r in results), batch_size=job.plan.batch_size, batches=job.batches)
-    predicted = predict(job.plan, batches=job.batches, first_batch=job.first_step)
+    begun = read_job(job.directory.job)  # the ranks have found out which stages share weights
+    predicted = predict(job.plan, batches=job.batches, first_batch=job.first_step, among_stages=begun.among_stages)
     report = report_run(
         schedule=job.plan.schedule,
         predicted=predicted,
@@ -99,7 +100,7 @@ def execute(job: RunJob, on_progress: Progress, place: Place | None = None) -> R
 
 
 def _require_length(job: RunJob) -> None:
-    streams = program_of(job.plan, batches=2).streams
+    streams = program_of(job.plan, batches=2, among_stages=job.among_stages).streams
     a_batch = max(len(stream.instructions) for stream in streams) / 2
     most = job.first_step + int(MOST_INSTRUCTIONS / a_batch)
     rule = f"must be at most {most} in one go for this plan; train on from there with --resume"

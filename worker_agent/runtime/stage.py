@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from worker_agent.runtime.backward import Deferred, Split, add_weight_gradients
+from worker_agent.runtime.statistics import MinibatchStatistics, nothing_noted
 
 Tensors = tuple[Tensor, ...]
 Criterion = Callable[[Any, Any], Tensor]
@@ -42,7 +44,9 @@ class Stage:
 
     The random state is set from (seed, microbatch, block) before every block: a dropout mask belongs to the
     microbatch and the block, whoever computes it and how often, so that recomputation, resumption and any partition
-    give the same.
+    give the same. What modules note about the data is noted once a microbatch; with `minibatch_statistics` batch norm's
+    running statistics are those of minibatches.
+    With `autocast` blocks and criterion compute in that type what torch computes in it.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class Stage:
         device: torch.device,
         split_backward: bool = False,
         concatenate: bool = False,
+        minibatch_statistics: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.blocks = tuple(blocks)
         self.criterion = criterion
@@ -66,6 +72,10 @@ class Stage:
         self.weight_gradient_bytes: int | None = None
         self._split_backward = split_backward
         self._concatenate = concatenate
+        self._statistics = MinibatchStatistics(self.blocks) if minibatch_statistics else None
+        self._autocast = autocast
+        self._device = device
+        self._changes_inputs: bool | None = None
         self._measured = False
         self._first_block = first_block
         self._seed = seed
@@ -74,14 +84,15 @@ class Stage:
     def forward(self, microbatch: int, inputs: Tensors, targets: Any = None) -> Tensors:
         """The stage's outputs, or its loss if it has the criterion. Keeps the graph, with recompute the inputs."""
         kept = self.kept[microbatch] = Kept(inputs, targets)
-        if self.recompute:
-            with torch.no_grad():
-                return self._run(microbatch, kept)
-        return self._run_with_graph(microbatch, kept)
+        with self._statistics.noting() if self._statistics else nullcontext():
+            if self.recompute:
+                return self._run_without_graph(microbatch, kept)
+            return self._run_with_graph(microbatch, kept)
 
     def recompute_forward(self, microbatch: int) -> None:
         """Runs the forward again from the kept inputs, with the same random state, and keeps the graph."""
-        self._run_with_graph(microbatch, self.kept[microbatch])
+        with nothing_noted(self.blocks):
+            self._run_with_graph(microbatch, self.kept[microbatch])
 
     def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
         """Adds to the weights' gradients; returns those of the floating-point inputs, in memory of their own.
@@ -102,6 +113,16 @@ class Stage:
         """Adds what the backwards of these microbatches left out, and keeps nothing of them any more."""
         add_weight_gradients([self.deferred.pop(k) for k in microbatches], concatenate=self._concatenate)
 
+    def reduce_statistics(self, group: dist.ProcessGroup) -> None:
+        """Makes the replicas' minibatch statistics one, where there are any."""
+        if self._statistics:
+            self._statistics.merge(group)
+
+    def end_minibatch(self) -> None:
+        """Moves running statistics on, where they are those of minibatches."""
+        if self._statistics:
+            self._statistics.end_minibatch()
+
     def kept_storages(self, microbatch: int) -> frozenset[int]:
         """The addresses of the memory that the microbatch's weight gradients still need."""
         return frozenset(address for call in self.deferred.get(microbatch, ()) for address in call.storages())
@@ -120,6 +141,16 @@ class Stage:
     def _owned_storages(self) -> set[int]:
         return {t.untyped_storage().data_ptr() for b in self.blocks for t in (*b.parameters(), *b.buffers())}
 
+    @torch.no_grad()
+    def _run_without_graph(self, microbatch: int, kept: Kept) -> Tensors:
+        """Runs on copies of the inputs if blocks change these in place: they are to be recomputed from."""
+        if self._changes_inputs is False:
+            return self._run(microbatch, kept)
+        copies = tuple(t.clone() for t in kept.inputs)
+        outputs = self._run(microbatch, Kept(copies, kept.targets))
+        self._changes_inputs = any(t._version for t in copies)
+        return outputs
+
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
         kept.split = Split(self._parameters()) if self._split_backward else None
         with kept.splitting(deferring=False):
@@ -129,7 +160,13 @@ class Stage:
         return tuple(t.detach() for t in outputs)
 
     def _run(self, microbatch: int, kept: Kept) -> Tensors:
-        values: Any = kept.inputs
+        if self._autocast is None:
+            return self._run_blocks(microbatch, kept)
+        with torch.autocast(self._device.type, self._autocast):
+            return self._run_blocks(microbatch, kept)
+
+    def _run_blocks(self, microbatch: int, kept: Kept) -> Tensors:
+        values: Any = tuple(_changeable(t) for t in kept.inputs)
         for i, block in enumerate(self.blocks):
             self._generator.manual_seed(random_seed(self._seed, microbatch, self._first_block + i))
             result = block(*values)
@@ -156,6 +193,11 @@ class Stage:
         self.activation_bytes = sum(saved.values())
         self._measured = True
         return outputs
+
+
+def _changeable(leaf: Tensor) -> Tensor:
+    """The tensor as one that a block may change in place: no leaf of the graph, in the same memory."""
+    return torch.ops.aten._unsafe_view(leaf, leaf.shape) if leaf.requires_grad and torch.is_grad_enabled() else leaf
 
 
 def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor:

@@ -5,7 +5,7 @@ backward finds the same leaves through the graph, so that a version that is in u
 (PipeDream 2018, section 3.3, weight stashing; PipeDream-2BW, section 3.1, double buffering).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,16 +46,26 @@ class Weights:
     The optimizer works on handles, parameters of its own that are pointed at the version to be made: its states
     belong to the weights, not to a version. With `master_weights` the handle of a 16-bit parameter is a float32 copy
     instead, which belongs to the weights as well: it takes the update, and the version to be made is rounded from it.
+    `learning_rate` gives the one with which a version is made, where it is not the optimizer's own all the time.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], optimizer: OptimizerFactory, *, version: int = 0, master_weights: bool = False
+        self,
+        slots: Sequence[Slot],
+        optimizer: OptimizerFactory,
+        *,
+        version: int = 0,
+        master_weights: bool = False,
+        learning_rate: Callable[[int], float] | None = None,
     ) -> None:
         self.slots = tuple(slots)
         self.version_bytes = sum(slot.parameter.nbytes for slot in slots)
         self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: tuple(slot.parameter for slot in slots)}
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
+        self._factor = 1.0
+        self._skips = False
+        self._learning_rate = learning_rate
         self._spare: list[tuple[nn.Parameter, ...]] = []
         self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
         self._handles = tuple(
@@ -106,6 +116,14 @@ class Weights:
         for parameter, gradient in zip(self._graded, gradients, strict=True):
             parameter.grad = gradient
 
+    def scale_gradients(self, factor: float) -> None:
+        """Says that the next update multiplies the gathered gradients by a factor; float32 copies take it unrounded."""
+        self._factor = factor
+
+    def skip_update(self) -> None:
+        """Says that the next update makes a version that equals the one before."""
+        self._skips = True
+
     @torch.no_grad()
     def update(self, version: int, *, keep_base: bool) -> None:
         """Makes `version` from version - 1 with the gathered gradients, which are then gone.
@@ -119,13 +137,20 @@ class Weights:
             parameter.grad = None
         target = self._copy(base) if keep_base else base
         self._point_handles(target)
-        if self.optimizer:
+        if self.optimizer and not self._skips:
+            self._set_learning_rate(self.optimizer, version)
             self._step(self.optimizer, gradients, target)
         self._versions[version] = target
         if not keep_base:
             del self._versions[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
         self._graded = ()
+        self._factor, self._skips = 1.0, False
+
+    def _set_learning_rate(self, optimizer: torch.optim.Optimizer, version: int) -> None:
+        if self._learning_rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate(version)
 
     def _step(
         self, optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor | None], target: Sequence[nn.Parameter]
@@ -137,12 +162,15 @@ class Weights:
         steps = list(zip(self._handles, self._has_master, gradients, target, strict=True))
         for few in in_buckets(steps, lambda step: step[0].nbytes if step[1] else 0):
             for handle, master, gradient, _ in few:
-                handle.grad = gradient.float() if master and gradient is not None else gradient
+                handle.grad = self._scaled(gradient.float() if master and gradient is not None else gradient)
             optimizer.step()
             for handle, master, _, leaf in few:
                 handle.grad = None
                 if master:
                     leaf.copy_(handle)
+
+    def _scaled(self, gradient: Tensor | None) -> Tensor | None:
+        return gradient if gradient is None or self._factor == 1.0 else gradient.mul_(self._factor)
 
     def retire(self, version: int) -> None:
         """Gives a version's memory back, to be used by the next update."""
@@ -195,7 +223,8 @@ class Weights:
         if not self._spare:
             return tuple(nn.Parameter(parameter.detach().clone()) for parameter in base)
         leaves = self._spare.pop()
-        torch._foreach_copy_([leaf.detach() for leaf in leaves], [parameter.detach() for parameter in base])
+        if leaves:
+            torch._foreach_copy_([leaf.detach() for leaf in leaves], [parameter.detach() for parameter in base])
         return leaves
 
     def _point_handles(self, leaves: Sequence[nn.Parameter]) -> None:

@@ -12,6 +12,9 @@ from planner_service.core.schedule.instructions import (
     Forward,
     Instruction,
     Recompute,
+    ReduceGradients,
+    ReduceNorm,
+    ReduceTied,
     Update,
     is_compute,
     microbatches_of,
@@ -29,7 +32,7 @@ def check(program: Program) -> None:
       the newest one for a schedule with a flush, at most `versions_behind` older for one without;
     - with vertical sync a microbatch runs on every stage on the version that it has on the input stage;
     - updates make versions one by one from the first batch's to the last's, and for a schedule with a flush only
-      once every microbatch of theirs is through.
+      once every microbatch of theirs is through; exchanges of gradients are for the version that comes next.
 
     That sends and receives pair up without deadlock is the simulator's to show: it plays the same streams.
     """
@@ -100,9 +103,9 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
                 for k in microbatches_of(instruction):
                     if used.setdefault(k, instruction.version) != instruction.version:
                         raise _broken(stream, instruction, f"the forward ran on version {used[k]}")
+            case ReduceGradients() | ReduceTied() | ReduceNorm() | Update() if instruction.version != newest + 1:
+                raise _broken(stream, instruction, f"the newest version is {newest}")
             case Update(version=version):
-                if version != newest + 1:
-                    raise _broken(stream, instruction, f"the newest version is {newest}")
                 if program.schedule in FLUSHES and open_microbatches:
                     raise _broken(stream, instruction, f"microbatches {sorted(open_microbatches)[:4]} are in flight")
                 existing.add(version)

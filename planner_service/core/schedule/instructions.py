@@ -113,6 +113,29 @@ class ReduceGradients:
 
 
 @dataclass(frozen=True, slots=True)
+class ReduceTied:
+    """Sums the gradients for `version` of the weights that these stages share; waits for all of the stages.
+
+    It is a matter of one replica of each: their gradients are averages over the replicas already.
+    """
+
+    version: int
+    stages: tuple[int, ...]
+    chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceNorm:
+    """Agrees on the norm of the whole model's gradient for `version`; waits for all workers of all stages.
+
+    The update that follows scales its gradients by what the norm says, or leaves the weights as they are.
+    """
+
+    version: int
+    chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """Makes weight version `version` from version - 1 with the gradients gathered since the last update.
 
@@ -137,7 +160,8 @@ class Checkpoint:
 
 Compute: TypeAlias = Forward | Recompute | Backward | BackwardInput | BackwardWeight
 Transfer: TypeAlias = SendActivation | RecvActivation | SendGradient | RecvGradient
-Instruction: TypeAlias = Compute | Transfer | ReduceGradients | Update | Checkpoint
+Exchange: TypeAlias = ReduceGradients | ReduceTied | ReduceNorm
+Instruction: TypeAlias = Compute | Transfer | Exchange | Update | Checkpoint
 
 
 def is_compute(instruction: Instruction) -> bool:
@@ -150,7 +174,7 @@ def microbatches_of(instruction: Instruction) -> tuple[int, ...]:
     match instruction:
         case BackwardWeight():
             return instruction.microbatches
-        case ReduceGradients() | Update() | Checkpoint():
+        case ReduceGradients() | ReduceTied() | ReduceNorm() | Update() | Checkpoint():
             return ()
         case _:
             return (instruction.microbatch,)

@@ -6,6 +6,7 @@ I3@1   BackwardInput (p1)   W3,4@1 BackwardWeight (p2), one microbatch or severa
 >F3:1  SendActivation of microbatch 3 to rank 1      <F3:0  RecvActivation from rank 0
 >B3:0  SendGradient to rank 0                        <B3:1  RecvGradient from rank 1
 G2     ReduceGradients for version 2     U2  Update that makes version 2
+T2:0,3 ReduceTied for version 2, among the stages 0 and 3        N2  ReduceNorm for version 2
 C2@1   Checkpoint at version 2 with the versions from 1 on
 F3.1@2 the same forward through chunk 1 of a rank that holds several stages (chunk 0 is not written)
 """
@@ -27,6 +28,8 @@ from planner_service.core.schedule.instructions import (
     RecvActivation,
     RecvGradient,
     ReduceGradients,
+    ReduceNorm,
+    ReduceTied,
     SendActivation,
     SendGradient,
     Update,
@@ -57,7 +60,7 @@ _LETTER: dict[object, str] = {
 }
 _WORK = (Forward, Recompute, Backward, BackwardInput)
 _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
-_PATTERN = re.compile(r"([<>]?[A-Z])(\d+(?:,\d+)*)(?:\.(\d+))?(?:([@:])(\d+))?")
+_PATTERN = re.compile(r"([<>]?[A-Z])(\d+(?:,\d+)*)(?:\.(\d+))?(?:([@:])(\d+(?:,\d+)*))?")
 
 
 def format_instruction(instruction: Instruction) -> str:
@@ -73,6 +76,10 @@ def format_instruction(instruction: Instruction) -> str:
             return f"W{numbers}{_chunk(instruction)}{_version(instruction.version)}"
         case ReduceGradients() | Update():
             return f"{_LETTER[type(instruction)]}{instruction.version}{_chunk(instruction)}"
+        case ReduceNorm():
+            return f"N{instruction.version}"
+        case ReduceTied():
+            return f"T{instruction.version}:{','.join(str(stage) for stage in instruction.stages)}"
         case Checkpoint():
             return f"C{instruction.version}{_chunk(instruction)}{_version(instruction.oldest)}"
         case _:
@@ -88,6 +95,12 @@ def parse_instruction(text: str) -> Instruction:
     letter, numbers, of_chunk, mark, tail = found.groups()
     chunk = int(of_chunk or 0)
     first, *more = (int(n) for n in numbers.split(","))
+    if letter == "N" and mark is None and of_chunk is None and not more:
+        return ReduceNorm(first)
+    if letter == "T" and mark == ":" and of_chunk is None and not more:
+        return ReduceTied(first, tuple(int(n) for n in tail.split(",")))
+    if tail and "," in tail:
+        raise _unreadable(text)
     if letter == "W" and mark != ":":
         return BackwardWeight((first, *more), int(tail or 0), chunk)
     if more:

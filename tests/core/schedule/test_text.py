@@ -27,6 +27,8 @@ any_instruction: st.SearchStrategy[Instruction] = st.one_of(
     *(st.builds(kind, numbers, numbers, numbers) for kind in (*on_version, *transfers)),
     st.builds(BackwardWeight, st.lists(numbers, min_size=1, max_size=4).map(tuple), numbers, numbers),
     st.builds(kinds.ReduceGradients, numbers, numbers),
+    st.builds(kinds.ReduceNorm, numbers),
+    st.builds(kinds.ReduceTied, numbers, st.lists(numbers, min_size=1, max_size=4).map(tuple)),
     st.builds(kinds.Update, numbers, numbers),
     st.builds(Checkpoint, numbers, numbers, numbers),
 )
@@ -60,9 +62,13 @@ def test_a_chunk_stands_behind_the_microbatch() -> None:
     assert [format_instruction(instruction) for instruction in texts.values()] == list(texts)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "F", "f1", "F1:2", ">F1", "W1:2", "F1,2", "U1@2", "G1:2", "F-1", "F1@", "X1", "F1."]
+NO_INSTRUCTIONS = (
+    *("", "F", "f1", "F1:2", ">F1", "W1:2", "F1,2", "U1@2", "G1:2", "F-1", "F1@", "X1", "F1."),
+    *("T1", "T1@2", "F1@1,2", "N1:0", "N1.1", "T1.1:0"),
 )
+
+
+@pytest.mark.parametrize("text", NO_INSTRUCTIONS)
 def test_what_is_not_an_instruction_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
         parse_instruction(text)

@@ -52,3 +52,139 @@ class Join(nn.Module):
     def forward(self, left: Tensor, right: Tensor, numbers: Tensor) -> Tensor:
         joined = self.convolution(torch.stack([left, right[numbers]], dim=1)).squeeze(1)
         return torch.as_tensor(self.out(joined))
+
+
+def tied(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width): the last has the first one's weight and the second one's bias."""
+    blocks = [nn.Linear(width, width) for _ in range(4)]
+    blocks[3].weight = blocks[0].weight
+    blocks[3].bias = blocks[1].bias
+    return [nn.Sequential(block, nn.Tanh()) for block in blocks]
+
+
+def untied(*, width: int = 8) -> list[nn.Module]:
+    """The same to begin with, but every block has its own."""
+    blocks = tied(width=width)
+    last = blocks[3][0]  # type: ignore[index]
+    last.weight, last.bias = (nn.Parameter(p.detach().clone()) for p in (last.weight, last.bias))
+    return blocks
+
+
+def frozen(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width): nothing of the first is trained, and of the third only the bias."""
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4)]
+    blocks[0].requires_grad_(False)
+    blocks[2][0].weight.requires_grad_(False)
+    return list(blocks)
+
+
+def batch_norms(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width), two with batch norm: one with momentum, one that averages all."""
+    return [
+        nn.Sequential(nn.BatchNorm1d(width, momentum=0.3), nn.Linear(width, width), nn.Tanh()),
+        nn.Sequential(nn.Linear(width, width), nn.Tanh()),
+        nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width, momentum=None), nn.Tanh()),
+        nn.Linear(width, width),
+    ]
+
+
+class Loud(nn.Module):
+    """A linear layer that works with large inputs and small weights: its weight's gradient is the first to overflow."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.normal_(self.linear.weight, std=1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        return torch.as_tensor(self.linear(2000.0 * x))
+
+
+def loud(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width), of which the second is loud."""
+    quiet = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3)]
+    return [quiet[0], Loud(width), *quiet[1:]]
+
+
+Sentences = tuple[Tensor, Tensor, Tensor]
+"""Hidden states (B, S, width), token numbers (B, S), and which of them count (B, S), bool."""
+
+
+def sentences(*, microbatch_size: int, seed: int) -> list[tuple[tuple[Tensor, Tensor], Tensor]]:
+    """Token numbers and which of them count; the targets are tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(32):
+        tokens = torch.randint(11, (microbatch_size, 6), generator=generator)
+        counts = torch.rand(microbatch_size, 6, generator=generator) < 0.7
+        made.append(((tokens, counts), torch.randint(11, (microbatch_size, 5), generator=generator)))
+    return made
+
+
+def reader(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks from token numbers to logits; the first hands on whole numbers alone, the last shares a weight."""
+    embed, head = Embed(width), Head(width)
+    head.out.weight = embed.tokens.weight
+    return [Shift(), embed, Attend(width), head]
+
+
+class Shift(nn.Module):
+    """Nothing to train, and no gradient to come back."""
+
+    def forward(self, tokens: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (tokens + 1) % 11, tokens[:, :-1], counts
+
+
+class Embed(nn.Module):
+    """Two sums of embeddings beside what was handed on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, width)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, shifted: Tensor, tokens: Tensor, counts: Tensor) -> Sentences:
+        return self.drop(self.tokens(shifted)[:, :-1] + self.tokens(tokens)), tokens, counts[:, :-1]
+
+
+class Attend(nn.Module):
+    """Looks at the tokens that count."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(width, width)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, hidden: Tensor, tokens: Tensor, counts: Tensor) -> Sentences:
+        scores = (hidden @ self.mix(hidden).transpose(1, 2)).masked_fill(~counts[:, None, :], -30.0)
+        return hidden + self.drop(scores.softmax(dim=2) @ hidden), tokens, counts
+
+
+class Head(nn.Module):
+    """Logits, but for a token itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, 11, bias=False)
+
+    def forward(self, hidden: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
+        logits: Tensor = self.out(hidden)
+        return logits.scatter_add(2, tokens[..., None], counts[..., None].to(logits.dtype))
+
+
+class Bend(nn.Module):
+    """Changes what it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        return torch.as_tensor(self.linear(x.mul_(0.5).tanh_()))
+
+
+def in_place(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width), which change what they are given."""
+    return [Bend(width) for _ in range(4)]

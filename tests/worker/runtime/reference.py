@@ -37,7 +37,18 @@ def delays(plan: Plan) -> tuple[int, ...]:
 
 
 def train(
-    plan: Plan, model: str, data: str, *, steps: int, seed: int, learning_rate: float, delayed: Sequence[int] = ()
+    plan: Plan,
+    model: str,
+    data: str,
+    *,
+    steps: int,
+    seed: int,
+    learning_rate: float,
+    delayed: Sequence[int] = (),
+    clip_norm: float | None = None,
+    rate_of: Callable[[int], float] | None = None,
+    autocast: torch.dtype | None = None,
+    loss_scale: float | None = None,
 ) -> Weights:
     """W(t+1) = update(W(t), grad f on batch t at, stage by stage, W(max(t - delay, 0))); the last W by name."""
     chain = build_model(model, seed=seed, dtype=getattr(torch, plan.dtype))
@@ -52,6 +63,7 @@ def train(
     }
     dtype = getattr(torch, plan.dtype)
     kept = torch.float32 if plan.master_weights else dtype
+    trained = {name: p.requires_grad for name, p in chain.root.named_parameters()}
     newest = {name: p.detach().to(kept, copy=True).requires_grad_() for name, p in chain.root.named_parameters()}
     history = [{name: p.detach().to(dtype, copy=True) for name, p in newest.items()}]
     make = build_optimizer if plan.master_weights else None  # to the last bit only torch's own fused step is the same
@@ -60,16 +72,26 @@ def train(
         make(plan.optimizer, weights, learning_rate) if make else OPTIMIZERS[plan.optimizer](weights, learning_rate)
     )
     batch = plan.batch_size // plan.microbatch_size
+    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale or 1.0, enabled=loss_scale is not None)
     for step in range(steps):
-        used = {name: history[max(step - behind[stage_of[name]], 0)][name].clone().requires_grad_() for name in newest}
+        versions = {name: history[max(step - behind[stage_of[name]], 0)][name] for name in newest}
+        used = {name: version.clone().requires_grad_(trained[name]) for name, version in versions.items()}
         for k in range(step * batch, (step + 1) * batch):
             inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
-            outputs = functional_call(chain.root, used, (inputs,))
-            torch.autograd.backward(build_loss(None)(outputs, targets) / batch)
+            with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                outputs = functional_call(chain.root, used, (inputs,))
+                loss = build_loss(None)(outputs, targets)
+            torch.autograd.backward(scaler.scale(loss / batch))
         for name, parameter in newest.items():
             gradient = used[name].grad
             parameter.grad = gradient.to(kept) if gradient is not None else None
-        optimizer.step()
+        scaler.unscale_(optimizer)
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(weights, clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate_of(step) if rate_of else learning_rate
+        scaler.step(optimizer)
+        scaler.update()
         history.append({name: p.detach().to(dtype, copy=True) for name, p in newest.items()})
     return history[-1]
 

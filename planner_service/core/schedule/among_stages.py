@@ -1,0 +1,59 @@
+"""Exchanges among stages: what an update needs to know of the other stages' gradients. A pass over any streams.
+
+stage 0   F1 F2       B1    B2 G1 T1:0,1 N1 U1
+stage 1      F1 B1 F2 B2       G1 T1:0,1 N1 U1
+
+First the replicas of a stage average their gradients (G); then stages that share weights sum theirs (T); then all agree
+on the norm of the whole (N). Every worker has its exchanges in this order, those of one version before the next one's,
+and the sends before an exchange wait for nobody, so that none waits for what comes after the exchange elsewhere.
+
+With a flush the stages are through with a batch when they meet, and wait in the drain, where they were idle anyway.
+Under 2BW the last stage, first to be through with a batch, waits for the first one's last backward before it goes on
+with the next batch: about one bubble of a flush a batch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner_service.core.errors import require
+from planner_service.core.schedule.instructions import Instruction, ReduceNorm, ReduceTied, Update
+from planner_service.core.schedule.program import FLUSHES, Program, Stream
+
+SAME_BATCHES = FLUSHES | {"pipedream-2bw"}
+"""The schedules in which an update is made of the same batch on every stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmongStages:
+    """Which stages share weights, each group in order, and whether the gradient's norm is asked for."""
+
+    tied: tuple[tuple[int, ...], ...] = ()
+    norm: bool = False
+
+
+def exchange_among_stages(program: Program, wanted: AmongStages) -> Program:
+    """The program with the wanted exchanges before every update. Raises InvalidInputError for PipeDream.
+
+    There every stage updates after every minibatch, each at another one (2018, section 3.3): they would have to wait
+    for each other, and no two minibatches would be in flight.
+    """
+    if not (wanted.tied or wanted.norm):
+        return program
+    possible = program.schedule in SAME_BATCHES or program.pipeline.depth == 1
+    rule = "must update all stages with the same batch to clip or scale gradients or to share weights between stages"
+    require(possible, "schedule", rule, program.schedule)
+    rule = "cannot clip or scale gradients or share weights between stages yet where a rank holds several stages"
+    require(program.pipeline.chunks == 1, "schedule", rule, program.schedule)
+    streams = (replace(stream, instructions=tuple(_exchanging(stream, wanted))) for stream in program.streams)
+    return replace(program, streams=tuple(streams))
+
+
+def _exchanging(stream: Stream, wanted: AmongStages) -> Iterator[Instruction]:
+    for instruction in stream.instructions:
+        if isinstance(instruction, Update):
+            for stages in sorted(wanted.tied):
+                if stream.stage in stages:
+                    yield ReduceTied(instruction.version, stages)
+            if wanted.norm:
+                yield ReduceNorm(instruction.version)
+        yield instruction

@@ -1,0 +1,124 @@
+"""Statistics: what modules note about the data that passes them, batch norm's running mean and variance above all.
+
+Every microbatch is noted once: where its forward runs a second time, to recompute, modules write into copies.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@contextmanager
+def nothing_noted(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """While it is active, modules have copies of their buffers; afterwards the buffers are as they were."""
+    own = [(module, dict(module._buffers)) for block in blocks for module in block.modules() if module._buffers]
+    copies: dict[int, Tensor] = {}
+    for module, buffers in own:
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
+    try:
+        yield
+    finally:
+        for module, buffers in own:
+            module._buffers.update(buffers)
+
+
+@dataclass(slots=True)
+class Moments:
+    """How many values a channel has had, their means, and the sums of their squared distances from these."""
+
+    count: float
+    means: Tensor
+    squares: Tensor
+
+    def add(self, count: float, means: Tensor, squares: Tensor) -> None:
+        """Adds those of other values (Chan, Golub and LeVeque 1979). Graphs keep the tensors: they are not changed."""
+        total, apart = self.count + count, means - self.means
+        self.means = self.means + apart * (count / total)
+        self.squares = self.squares + squares + apart.square() * (self.count * count / total)
+        self.count = total
+
+    def merge(self, group: dist.ProcessGroup) -> None:
+        """Adds those of all others in the group; all have the same afterwards."""
+        sums = torch.cat([self.means * self.count, self.means.new_tensor([self.count])])
+        dist.all_reduce(sums, group=group)
+        means = sums[:-1] / sums[-1]
+        squares = self.squares + (self.means - means).square() * self.count
+        dist.all_reduce(squares, group=group)
+        self.count, self.means, self.squares = float(sums[-1]), means, squares
+
+
+class MinibatchStatistics:
+    """Running statistics of batch norm as of whole minibatches, with microbatches normalised by their own.
+
+    GPipe normalises by the microbatch in training, and keeps the moving averages that an evaluation uses over the whole
+    minibatch (Huang et al. 2019, section 2). A minibatch is that of all replicas.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self._moments: dict[_BatchNorm, Moments] = {}
+        self._noting = False
+        self._own: dict[_BatchNorm, tuple[dict[str, Tensor | None], float | None]] = {}
+        self._norms = [m for b in blocks for m in b.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        for norm in self._norms:
+            norm.register_forward_pre_hook(self._lend)
+            norm.register_forward_hook(self._take)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """While it is active, batch norms tell what passes them and leave their running statistics alone."""
+        self._noting = True
+        try:
+            yield
+        finally:
+            self._noting = False
+
+    def merge(self, group: dist.ProcessGroup) -> None:
+        """Makes the replicas' statistics one."""
+        for norm in self._norms:
+            if norm in self._moments:
+                self._moments[norm].merge(group)
+
+    @torch.no_grad()
+    def end_minibatch(self) -> None:
+        """Moves the running statistics on by one minibatch, with the layers' own momentum."""
+        for norm, moments in self._moments.items():
+            assert norm.running_mean is not None and norm.running_var is not None
+            assert norm.num_batches_tracked is not None
+            norm.num_batches_tracked += 1
+            momentum = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+            variances = moments.squares / (moments.count - 1)
+            norm.running_mean.lerp_(moments.means.to(norm.running_mean.dtype), momentum)
+            norm.running_var.lerp_(variances.to(norm.running_var.dtype), momentum)
+        self._moments.clear()
+
+    def _lend(self, norm: _BatchNorm, inputs: Any) -> None:
+        """With momentum 1 a running statistic is that of the microbatch."""
+        if self._noting and norm.training:
+            self._own[norm] = dict(norm._buffers), norm.momentum
+            for name, buffer in self._own[norm][0].items():
+                norm._buffers[name] = None if buffer is None else torch.zeros_like(buffer)
+            norm.momentum = 1.0
+
+    @torch.no_grad()
+    def _take(self, norm: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if norm not in self._own:
+            return
+        means, variances = norm.running_mean, norm.running_var
+        assert means is not None and variances is not None
+        buffers, norm.momentum = self._own.pop(norm)
+        norm._buffers.update(buffers)
+        count = inputs[0].numel() // inputs[0].shape[1]
+        precise = torch.promote_types(means.dtype, torch.float32)
+        means, squares = means.to(precise), variances.to(precise) * (count - 1)
+        if norm in self._moments:
+            self._moments[norm].add(count, means, squares)
+        else:
+            self._moments[norm] = Moments(count, means, squares)
