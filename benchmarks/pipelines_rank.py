@@ -54,7 +54,8 @@ def ours(schedule: str, rank: int, device: torch.device) -> Contender:
                 device="cpu",
             )
             program = program_of(job.plan, batches=BATCHES)
-            lane = Rank(job, program, rank, device).execute(StatusWriter(Path(folder) / "status")).lane
+            chain = build_model(MODEL, seed=job.seed)
+            lane = Rank(job, program, chain, rank, device).execute(StatusWriter(Path(folder) / "status")).lane
         return lane.end_s[-1] - lane.start_s[0]
 
     return run

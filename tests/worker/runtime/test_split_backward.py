@@ -45,6 +45,7 @@ def plan_of(name: str, depth: int, **options: Any) -> Plan:
 
 def execute(plan: Plan, out: Path, **options: Any) -> tuple[Weights, tuple[RankResult, ...]]:
     """The weights after the last step, and the ranks' results."""
+    changed: dict[str, Any] = {"model": MODEL, "steps": STEPS, "checkpoint_every": STEPS} | options
     job = RunJob(
         plan=plan,
         data=DATA,
@@ -52,7 +53,7 @@ def execute(plan: Plan, out: Path, **options: Any) -> tuple[Weights, tuple[RankR
         learning_rate=RATE,
         out=str(out),
         device="cpu",
-        **{"model": MODEL, "steps": STEPS, "checkpoint_every": STEPS} | options,
+        **changed,
     )
     results = run_ranks(job)
     return checkpoint_weights(out, job.steps), results
