@@ -125,9 +125,11 @@ def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer
         expires_at = now + timedelta(seconds=context.lease_s)
         if hold.member:
             expires_at = gangs.expires_at(connection, hold.job) or expires_at
-        storage.extend(connection, job_id, beat.progress, expires_at, now)
-        if hold.job.state == "queued" or (beat.progress is not None and beat.progress != hold.job.progress):
-            _told(connection, job_id, now, kind=None if hold.job.state == "queued" else "progress")
+        job = storage.extend(connection, job_id, beat.progress, expires_at, now)
+        if hold.job.state == "queued":
+            events.record_job(connection, job, now)
+        elif beat.progress not in (None, hold.job.progress):
+            events.record_job(connection, job, now, "progress")
     return HeartbeatAnswer(expires_in_s=context.lease_s, cancelled=False, stop=stop)
 
 
@@ -332,10 +334,10 @@ def _same_task(job: Job, task: Task) -> Job:
     return job
 
 
-def _told(connection: Connection, job_id: str, now: datetime, *, kind: str | None = None) -> Job:
+def _told(connection: Connection, job_id: str, now: datetime) -> Job:
     """The job as it is now, of which those who follow it are told."""
     job = found("job", job_id, storage.get(connection, job_id))
-    events.record_job(connection, job, now, kind)
+    events.record_job(connection, job, now)
     return job
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from planner_service.contract.agents import AgentQuery, Registration
@@ -13,6 +13,9 @@ from planner_service.contract.listing import Page
 from planner_service.storage import listing
 from planner_service.storage.listing import Listing
 from planner_service.storage.tables import agents
+
+_SEEN = update(agents).where(agents.c.name == bindparam("agent_name")).values(last_seen_at=bindparam("moment"))
+"""Made once: every report says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +88,10 @@ def idle(connection: Connection, since: datetime) -> list[Known]:
 
 def seen(connection: Connection, name: str, now: datetime, *, draining: bool | None = None) -> None:
     """It was heard of."""
-    told = {} if draining is None else {"draining": draining}
-    _set(connection, (name,), last_seen_at=now, **told)
+    if draining is None:
+        connection.execute(_SEEN, {"agent_name": name, "moment": now})
+    else:
+        _set(connection, (name,), last_seen_at=now, draining=draining)
 
 
 def asked(connection: Connection, name: str, now: datetime) -> None:

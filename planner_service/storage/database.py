@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import QueuePool
 
 from planner_service.core.errors import (
     InvalidInputError,
@@ -72,6 +73,12 @@ class Database:
             snapshot: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
             self._readers = self.engine.execution_options(**snapshot)
             self._writers = self.engine
+
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether a read waits for nobody now: SQLite's readers do not wait for writers, and a connection is free."""
+        pool = self.engine.pool
+        return self.is_sqlite and isinstance(pool, QueuePool) and pool.checkedout() < pool.size()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

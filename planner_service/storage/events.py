@@ -3,8 +3,10 @@
 import json
 from collections.abc import Collection, Mapping
 from datetime import datetime
+from functools import cache
+from typing import Any
 
-from sqlalchemy import Column, Connection, func, insert, select
+from sqlalchemy import BindParameter, Column, Connection, Insert, bindparam, func, insert, select
 
 from planner_service.contract.events import Event, SubjectKind
 from planner_service.core.identity import canonical_json
@@ -16,13 +18,8 @@ Subject = tuple[SubjectKind, str]
 
 def add(connection: Connection, subject: Subject, kind: str, data: Mapping[str, object], now: datetime) -> None:
     """Appends an event. The transaction must have written the subject's job before: that keeps numbers apart."""
-    column = _column(subject[0])
-    last = select(func.coalesce(func.max(events.c.number), 0)).where(column == subject[1]).scalar_subquery()
-    connection.execute(
-        insert(events).values(
-            **{column.name: subject[1]}, number=last + 1, kind=kind, data=canonical_json(data), created_at=now
-        )
-    )
+    values = {"subject": subject[1], "of_kind": kind, "told": canonical_json(data), "moment": now}
+    connection.execute(_append(subject[0]), values)
 
 
 def after(connection: Connection, subject: Subject, number: int, *, limit: int) -> list[Event]:
@@ -61,6 +58,17 @@ def state(connection: Connection, subject: Subject) -> str | None:
     else:
         query = query.join_from(jobs, runs, runs.c.job_id == jobs.c.id).where(runs.c.id == identity)
     return connection.execute(query).scalar_one_or_none()
+
+
+@cache
+def _append(kind: SubjectKind) -> Insert:
+    """The statement, made once: to build it takes longer than to execute it."""
+    column = _column(kind)
+    subject: BindParameter[str] = bindparam("subject")
+    last = select(func.coalesce(func.max(events.c.number), 0)).where(column == subject).scalar_subquery()
+    told = {"kind": "of_kind", "data": "told", "created_at": "moment"}
+    bound: dict[str, Any] = {name: bindparam(value) for name, value in told.items()}
+    return insert(events).values(**{column.name: subject}, number=last + 1, **bound)
 
 
 def _column(kind: SubjectKind) -> Column[str]:

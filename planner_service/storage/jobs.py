@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Connection, Row, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, or_, select, update
 
 from planner_service.contract.jobs import Job, JobQuery, JobState, Progress, Task
 from planner_service.contract.listing import Page
@@ -35,6 +35,26 @@ class Waiting:
     needs: str
     first: int
 
+
+# What every report asks for, made once: to build a statement takes longer than to execute it.
+_BY_ID = select(jobs).where(jobs.c.id == bindparam("asked_id"))
+_CLAIM = _BY_ID.with_for_update()
+_EXPIRED = (
+    select(jobs)
+    .where(jobs.c.state == "leased", jobs.c.lease_expires_at <= bindparam("moment"))
+    .with_for_update(skip_locked=True)
+)
+_EXTEND = (
+    update(jobs)
+    .where(jobs.c.id == bindparam("asked_id"))
+    .values(
+        state="leased",
+        lease_expires_at=bindparam("until"),
+        updated_at=bindparam("moment"),
+        progress=func.coalesce(bindparam("told", type_=jobs.c.progress.type), jobs.c.progress),
+    )
+    .returning(*jobs.c)
+)
 
 NO_NEEDS = ("any", "{}")
 """The id and the text of the needs of a job that any agent may take."""
@@ -76,7 +96,7 @@ def add(
 
 def get(connection: Connection, job_id: str) -> Job | None:
     """The job as everybody sees it."""
-    row = connection.execute(select(jobs).where(jobs.c.id == job_id)).one_or_none()
+    row = connection.execute(_BY_ID, {"asked_id": job_id}).one_or_none()
     return None if row is None else _job(row)
 
 
@@ -106,7 +126,7 @@ def page(connection: Connection, cut: Cut, states: Iterable[JobState] = ()) -> P
 
 def claim(connection: Connection, job_id: str) -> Claim | None:
     """The job and who holds it; on PostgreSQL nobody else changes it until the transaction ends."""
-    row = connection.execute(select(jobs).where(jobs.c.id == job_id).with_for_update()).one_or_none()
+    row = connection.execute(_CLAIM, {"asked_id": job_id}).one_or_none()
     return None if row is None else Claim(job=_job(row), token=row.token, result_id=row.result_id)
 
 
@@ -217,13 +237,12 @@ def give_to_gang(connection: Connection, job_id: str, agents: Sequence[str]) -> 
 
 def expired(connection: Connection, now: datetime) -> list[Job]:
     """The jobs whose lease has run out, but for those that others are just changing."""
-    query = select(jobs).where(*_lapsed(now)).with_for_update(skip_locked=True)
-    return [_job(row) for row in connection.execute(query)]
+    return [_job(row) for row in connection.execute(_EXPIRED, {"moment": now})]
 
 
 def any_expired(connection: Connection, now: datetime) -> bool:
     """Whether any lease has run out."""
-    query = select(jobs.c.sequence).where(*_lapsed(now)).limit(1)
+    query = select(jobs.c.sequence).where(jobs.c.state == "leased", jobs.c.lease_expires_at <= now).limit(1)
     return connection.execute(query).one_or_none() is not None
 
 
@@ -269,10 +288,11 @@ def retry(connection: Connection, job_id: str, now: datetime) -> None:
     )
 
 
-def extend(connection: Connection, job_id: str, progress: Progress | None, expires_at: datetime, now: datetime) -> None:
-    """The owner is alive: the lease goes on, and its progress is kept where it tells of any."""
-    told = {} if progress is None else {"progress": progress.model_dump_json()}
-    _set(connection, job_id, state="leased", lease_expires_at=expires_at, updated_at=now, **told)
+def extend(connection: Connection, job_id: str, progress: Progress | None, expires_at: datetime, now: datetime) -> Job:
+    """The owner is alive: the lease goes on, and its progress is kept where it tells of any. The job as it is now."""
+    told = None if progress is None else progress.model_dump_json()
+    values = {"asked_id": job_id, "until": expires_at, "moment": now, "told": told}
+    return _job(connection.execute(_EXTEND, values).one())
 
 
 def succeed(
@@ -304,10 +324,6 @@ def succeed(
 def end(connection: Connection, job_id: str, *, state: JobState, error: str | None, now: datetime) -> None:
     """Ends the job without a result."""
     _set(connection, job_id, state=state, error=error, lease_expires_at=None, updated_at=now)
-
-
-def _lapsed(now: datetime) -> tuple[ColumnElement[bool], ...]:
-    return (jobs.c.state == "leased", jobs.c.lease_expires_at <= now)
 
 
 def _due(now: datetime) -> ColumnElement[bool]:
