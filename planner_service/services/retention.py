@@ -5,9 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
-from planner_service.core.errors import UnavailableError, require
+from planner_service.core.errors import ConflictError, UnavailableError, require
 from planner_service.services.context import Context
 from planner_service.storage.retention import REMOVERS, Remove
 
@@ -51,6 +50,6 @@ def _some(begin: Begin, remove: Remove, before: datetime) -> int:
         try:
             with begin() as connection:
                 return remove(connection, before, ROWS)
-        except IntegrityError:
+        except ConflictError:
             continue
     raise UnavailableError("what is to be removed is used again all the time; try again when less is going on")

@@ -4,9 +4,17 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError, ProgrammingError, TimeoutError
+from sqlalchemy.exc import (
+    DatabaseError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    TimeoutError,
+)
 
-from planner_service.core.errors import PipeplanError, ServiceError, UnavailableError
+from planner_service.core.errors import ConflictError, PipeplanError, ServiceError, UnavailableError
 
 BUSY_RETRY_S = 1.0
 CONNECTION_RETRY_S = 2.0
@@ -22,24 +30,42 @@ BUSY = "40"
 PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 OUT_OF_SPACE = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
 
+DUPLICATE = frozenset({"23505", sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY})
+DANGLING = frozenset({"23503", sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY})
+
+
+def is_duplicate(error: IntegrityError) -> bool:
+    """Whether a row with this key was there already."""
+    return _constraint(error) in DUPLICATE
+
 
 @contextmanager
 def reporting(database: str, secret: str | None) -> Iterator[None]:
     """What the database itself cannot do becomes a ServiceError, one that may pass an UnavailableError.
 
-    A broken constraint or statement is raised as it is: what was asked for is wrong, not the database. `database` is
-    how messages name it, `secret` what they must not say.
+    A row that names one which another transaction has just removed, or the other way round, is a ConflictError. Other
+    broken constraints and statements are raised as they are: what was asked for is wrong, not the database.
+    `database` is how messages name it, `secret` what they must not say.
     """
     try:
         yield
     except TimeoutError as error:
         detail = f"all connections to the database {database} stayed busy; too many ask at once"
         raise UnavailableError(detail, BUSY_RETRY_S) from error
+    except IntegrityError as error:
+        if _constraint(error) not in DANGLING:
+            raise
+        raise ConflictError("what this names was removed, or named, by somebody else meanwhile; ask again") from error
     except DBAPIError as error:
         reported = _reported(error, f"the database {database} cannot be used: {_cause(error, secret)}")
         if reported is None:
             raise
         raise reported from error
+
+
+def _constraint(error: IntegrityError) -> str | int | None:
+    """PostgreSQL's code for the constraint that is broken, or SQLite's."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorcode", None)
 
 
 def _reported(error: DBAPIError, detail: str) -> PipeplanError | None:

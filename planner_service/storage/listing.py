@@ -35,6 +35,7 @@ from sqlalchemy.exc import IntegrityError
 
 from planner_service.contract.listing import ListQuery, Page
 from planner_service.core.errors import InvalidInputError, require
+from planner_service.storage.failures import is_duplicate
 from planner_service.storage.tables import UtcTime
 
 T = TypeVar("T")
@@ -185,8 +186,10 @@ def insert_once(connection: Connection, statement: Insert) -> bool:
     try:
         with connection.begin_nested():
             connection.execute(statement)
-    except IntegrityError:
-        return False
+    except IntegrityError as error:
+        if is_duplicate(error):
+            return False
+        raise
     return True
 
 

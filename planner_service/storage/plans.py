@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select
 from planner_service.contract.documents import plan_document
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary
+from planner_service.core.errors import ConflictError
 from planner_service.core.identity import canonical_json, content_id
 from planner_service.core.plan import Plan
 from planner_service.storage import listing
@@ -36,7 +37,9 @@ def add(
     on = connection.execute(
         select(clusters.c.device_name, clusters.c.devices).where(clusters.c.id == request.cluster_id)
     )
-    cluster = on.one()
+    cluster = on.one_or_none()
+    if cluster is None:
+        raise ConflictError(f"cluster {request.cluster_id} was removed while the plan was made")
     row = insert(plans).values(
         id=plan_id,
         content=canonical_json(plan_document(plan)),

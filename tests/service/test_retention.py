@@ -5,16 +5,21 @@ from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select
+from sqlalchemy import Table, delete, func, select
 
 from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.contract.jobs import Completion
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.errors import InvalidInputError, NotFoundError
+from planner_service.core.errors import ConflictError, InvalidInputError, NotFoundError
 from planner_service.core.identity import content_id
+from planner_service.core.plan import Answer
+from planner_service.core.planner.problem import Problem
 from planner_service.services import clusters, jobs, plans, profiles, retention, runs
 from planner_service.services.context import Context
+from planner_service.services.solver import solve_here
+from planner_service.storage.tables import clusters as cluster_rows
 from planner_service.storage.tables import events, metadata, run_chunks
+from planner_service.storage.tables import profiles as profile_rows
 from tests.core.builders import Cell
 from tests.service.conftest import Clock
 from tests.service.documents import ANY_WORK, PROFILE_TASK, request_document, run_result, run_task, store_plan
@@ -140,6 +145,23 @@ def test_more_than_one_transactions_worth_goes(context: Context, clock: Clock) -
         clusters.create(context, replace(CLUSTER, device=replace(CLUSTER.device, name=f"device {number}")))
     clock.advance(DAY_S + 1)
     assert _prune(context, 1, dry_run=True) == _prune(context, 1) == NOTHING | {"clusters": retention.ROWS + 1}
+
+
+@pytest.mark.parametrize("table", [profile_rows, cluster_rows])
+def test_a_plan_whose_profile_or_cluster_is_removed_while_it_is_made_is_refused(context: Context, table: Table) -> None:
+    """The plan is solved outside of any transaction; nothing is acknowledged that is not stored."""
+    profiles.create(context, PROFILE)
+    clusters.create(context, CLUSTER)
+
+    def solve_while_pruned(planner: str, problem: Problem) -> Answer:
+        with context.database.write() as connection:
+            connection.execute(delete(table))
+        return solve_here(planner, problem)
+
+    asked = PlanRequest.model_validate(request_document())
+    with pytest.raises(ConflictError, match="removed"):
+        plans.create(replace(context, solve=solve_while_pruned), asked)
+    assert _rows(context)["plans"] == 0
 
 
 @pytest.mark.parametrize("older_than_s", [0, -1, float("nan"), float("inf"), 1e15])
