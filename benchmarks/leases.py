@@ -83,7 +83,6 @@ def _enqueue(database: Database, count: int) -> None:
                 job_id=f"{number:032x}",
                 task=LinksTask(devices=1),
                 run_id=None,
-                idempotency_key=None,
                 now=now,
             )
 

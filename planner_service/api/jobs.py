@@ -54,7 +54,7 @@ def enqueue_job(
             longest_s = background.bounds.job_deadline_s
             job = plan_jobs.enqueue(context, task.request, longest_s=longest_s, asked_by=caller.name)
         else:
-            job, _ = jobs.enqueue(context, task, asked_by=caller.name)
+            job = jobs.enqueue(context, task, asked_by=caller.name)
         return model_reply(job, status=HTTPStatus.CREATED, location=f"/v1/jobs/{job.id}")
 
     return once_response(perform(services, key, enqueue))

@@ -14,12 +14,10 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import assert_never
 
 from sqlalchemy import Connection
 
 from planner_service.contract.jobs import (
-    AgentResult,
     Completion,
     Failure,
     Heartbeat,
@@ -29,50 +27,41 @@ from planner_service.contract.jobs import (
     JobState,
     Lease,
     LeaseRequest,
-    LinksResult,
     PartResult,
-    ProfileResult,
     Release,
-    RunResult,
     RunTask,
     Task,
 )
 from planner_service.contract.listing import Page
 from planner_service.core.errors import ConflictError, InvalidInputError, LeaseLostError, ServiceError, require
 from planner_service.core.identity import content_id
-from planner_service.services import agents, events, gangs, leases, needs
+from planner_service.services import agents, events, gangs, leases, needs, results
 from planner_service.services.context import Context, found
 from planner_service.services.gangs import Hold
 from planner_service.storage import agents as known_agents
-from planner_service.storage import clusters, plans, profiles, reports, runs
 from planner_service.storage import jobs as storage
+from planner_service.storage import plans, reports, runs
 from planner_service.storage.listing import Cut
 
-MAX_KEY_CHARACTERS = 200
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
 """What lies between an attempt's last sign of life and the next: twice as much every time."""
 
-Kept = ProfileResult | LinksResult | PartResult | runs.Measured
-"""A result in the form in which it is stored."""
 
-
-def enqueue(
-    context: Context, task: Task, idempotency_key: str | None = None, *, asked_by: str | None = None
-) -> tuple[Job, bool]:
-    """Appends a job, and says whether it is new: the same key with the same task gives the job that it gave before."""
-    if idempotency_key is not None:
-        rule = f"must have 1 to {MAX_KEY_CHARACTERS} characters"
-        require(0 < len(idempotency_key) <= MAX_KEY_CHARACTERS, "Idempotency-Key", rule, idempotency_key)
+def enqueue(context: Context, task: Task, *, asked_by: str | None = None) -> Job:
+    """Appends a job. Raises InvalidInputError for a plan that is not stored, or that cannot be spread as asked."""
+    now = context.now()
     with context.database.write() as connection:
-        known = storage.by_idempotency_key(connection, idempotency_key) if idempotency_key else None
-        if known is not None:
-            return _same_task(known, task), False
-        job_id = _enqueue(connection, task, idempotency_key, context.now(), asked_by)
-        if job_id is None:  # on PostgreSQL another request may have used the key meanwhile
-            known = found("job", "of the key", storage.by_idempotency_key(connection, idempotency_key or ""))
-            return _same_task(known, task), False
-        return _told(connection, job_id, context.now()), True
+        job_id = secrets.token_hex(16)
+        run_id = secrets.token_hex(16) if isinstance(task, RunTask) else None
+        asked = needs.needs_of(task, _workers(connection, task))
+        enough = not asked.agents or len(asked.agents) >= asked.nodes
+        require(enough, "agents", f"must name at least {asked.nodes} agents, as many as nodes, or none", asked.agents)
+        kept = needs.stored(asked)
+        storage.add(connection, job_id=job_id, task=task, run_id=run_id, now=now, needs=kept, asked_by=asked_by)
+        if isinstance(task, RunTask) and run_id is not None:
+            runs.add(connection, run_id=run_id, job_id=job_id, plan_id=task.plan_id, now=now)
+        return _told(connection, job_id, now)
 
 
 def get(context: Context, job_id: str) -> Job:
@@ -138,7 +127,7 @@ def complete(context: Context, job_id: str, completion: Completion) -> Job:
     now = context.now()
     result = completion.result
     result_id = content_id(result.model_dump(mode="json"))
-    kept = _packed(result)
+    kept = results.packed(result)
     with _noticing(context), context.database.write() as connection:
         hold = _held(context, connection, job_id, completion.token, now)
         if _is_repetition(connection, hold, completion.report_id):
@@ -149,8 +138,8 @@ def complete(context: Context, job_id: str, completion: Completion) -> Job:
             _end_part(connection, hold, now)
         else:
             _require_running(hold)
-            _require_whole(hold, result)
-            _store(context, connection, hold.job, kept, result_id, now)
+            results.require_whole(hold, result)
+            results.store(context, connection, hold.job, kept, result_id, now)
             gangs.done(connection, hold, now)
         reports.take(connection, completion.report_id, job_id, now)
         return _told(connection, job_id, now) if not isinstance(result, PartResult) else hold.job
@@ -292,31 +281,6 @@ def _seen(context: Context, connection: Connection, hold: Hold, now: datetime) -
         known_agents.seen(connection, name, now)
 
 
-def _enqueue(
-    connection: Connection, task: Task, idempotency_key: str | None, now: datetime, asked_by: str | None
-) -> str | None:
-    job_id = secrets.token_hex(16)
-    run_id = secrets.token_hex(16) if isinstance(task, RunTask) else None
-    asked = needs.needs_of(task, _workers(connection, task))
-    enough = not asked.agents or len(asked.agents) >= asked.nodes
-    require(enough, "agents", f"must name at least {asked.nodes} agents, as many as nodes, or none", asked.agents)
-    added = storage.add(
-        connection,
-        job_id=job_id,
-        task=task,
-        run_id=run_id,
-        idempotency_key=idempotency_key,
-        now=now,
-        needs=needs.stored(asked),
-        asked_by=asked_by,
-    )
-    if not added:
-        return None
-    if isinstance(task, RunTask) and run_id is not None:
-        runs.add(connection, run_id=run_id, job_id=job_id, plan_id=task.plan_id, now=now)
-    return job_id
-
-
 def _workers(connection: Connection, task: Task) -> int | None:
     """The workers of a run's plan. Raises InvalidInputError if it is not stored, or does not spread over the nodes."""
     if not isinstance(task, RunTask):
@@ -326,12 +290,6 @@ def _workers(connection: Connection, task: Task) -> int | None:
         raise InvalidInputError("plan_id", "must be the id of a stored plan", task.plan_id)
     require(plan.workers % task.nodes == 0, "nodes", f"must divide the plan's {plan.workers} workers", task.nodes)
     return plan.workers
-
-
-def _same_task(job: Job, task: Task) -> Job:
-    if job.task != task:
-        raise ConflictError(f"the Idempotency-Key was used before, for job {job.id}, which has another task")
-    return job
 
 
 def _told(connection: Connection, job_id: str, now: datetime) -> Job:
@@ -375,53 +333,9 @@ def _require_running(hold: Hold) -> None:
     raise LeaseLostError(f"job {hold.job.id} has ended ({state}): nothing more is taken for it")
 
 
-def _require_whole(hold: Hold, result: AgentResult) -> None:
-    """Raises InvalidInputError for what is not the result of this job, or not of the member that has it."""
-    require(result.kind == hold.job.task.kind, "result.kind", f"must be {hold.job.task.kind}", result.kind)
-    first = hold.member is None or hold.member.node_rank == 0
-    require(first, "result.kind", "must be part: node rank 0 has the result", result.kind)
-
-
 def _end_part(connection: Connection, hold: Hold, now: datetime) -> None:
     """A gang's member is through. It may say so after the first has ended the job."""
     require(hold.member is not None and hold.member.node_rank > 0, "result.kind", "must be the job's result", "part")
     if hold.job.state != "succeeded":
         _require_running(hold)
     gangs.done(connection, hold, now)
-
-
-def _packed(result: AgentResult) -> Kept:
-    """A result as it is stored. Raises InvalidInputError for a run's that could not be shown or kept."""
-    if not isinstance(result, RunResult):
-        return result
-    _require_readable(result)
-    return runs.measured(result)
-
-
-def _store(context: Context, connection: Connection, job: Job, result: Kept, result_id: str, now: datetime) -> None:
-    match result:
-        case ProfileResult():
-            profile_id, _ = profiles.add(connection, result.profile, now)
-            cluster_id, _ = clusters.add(connection, result.cluster, now)
-            storage.succeed(
-                connection, job.id, result_id=result_id, profile_id=profile_id, cluster_id=cluster_id, now=now
-            )
-        case LinksResult():
-            cluster_id, _ = clusters.add(connection, result.cluster, now)
-            storage.succeed(connection, job.id, result_id=result_id, cluster_id=cluster_id, now=now)
-        case runs.Measured():
-            runs.finish(connection, found("run of job", job.id, job.run_id), result)
-            storage.succeed(connection, job.id, result_id=result_id, now=now)
-            throughput = result.throughput
-            context.metrics.observe_prediction(predicted=throughput.predicted, measured=throughput.measured)
-        case PartResult():
-            raise InvalidInputError("result.kind", "must be the job's result", "part")
-        case _:
-            assert_never(result)
-
-
-def _require_readable(result: RunResult) -> None:
-    """Raises InvalidInputError where the timeline holds a text that is no instruction: it could not be drawn."""
-    for lane in result.timeline.lanes:
-        for _ in lane.events():
-            pass

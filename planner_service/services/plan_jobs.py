@@ -18,8 +18,7 @@ from planner_service.storage import jobs as storage
 def enqueue(context: Context, request: PlanRequest, *, longest_s: float, asked_by: str | None = None) -> Job:
     """Enqueues a plan. Raises InvalidInputError for what no planner could be asked."""
     plans.problem_of(context, request, longest_s=longest_s)
-    job, _ = jobs.enqueue(context, PlanTask(request=request), asked_by=asked_by)
-    return job
+    return jobs.enqueue(context, PlanTask(request=request), asked_by=asked_by)
 
 
 def take(context: Context, service: str) -> Lease | None:

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, 
 from planner_service.contract.jobs import Job, JobQuery, JobState, Progress, Task
 from planner_service.contract.listing import Page
 from planner_service.storage import listing
-from planner_service.storage.listing import Cut, Listing, created, cut_of, equal, insert_once, newest, one_of
+from planner_service.storage.listing import Cut, Listing, created, cut_of, equal, newest, one_of
 from planner_service.storage.tables import jobs
 
 _TASK: TypeAdapter[Task] = TypeAdapter(Task)
@@ -66,17 +66,12 @@ def add(
     job_id: str,
     task: Task,
     run_id: str | None,
-    idempotency_key: str | None,
     now: datetime,
     needs: tuple[str, str] = NO_NEEDS,
     asked_by: str | None = None,
-) -> bool:
-    """Appends a job to the queue, unless one with its key is there; says whether it did.
-
-    `needs` are an id and a text of what an agent must have to take it.
-    """
-    return insert_once(
-        connection,
+) -> None:
+    """Appends a job to the queue. `needs` are an id and a text of what an agent must have to take it."""
+    connection.execute(
         insert(jobs).values(
             id=job_id,
             kind=task.kind,
@@ -86,23 +81,16 @@ def add(
             needs_id=needs[0],
             needs=needs[1],
             run_id=run_id,
-            idempotency_key=idempotency_key,
             asked_by=asked_by,
             created_at=now,
             updated_at=now,
-        ),
+        )
     )
 
 
 def get(connection: Connection, job_id: str) -> Job | None:
     """The job as everybody sees it."""
     row = connection.execute(_BY_ID, {"asked_id": job_id}).one_or_none()
-    return None if row is None else _job(row)
-
-
-def by_idempotency_key(connection: Connection, key: str) -> Job | None:
-    """The job that was enqueued under this key."""
-    row = connection.execute(select(jobs).where(jobs.c.idempotency_key == key)).one_or_none()
     return None if row is None else _job(row)
 
 

@@ -161,6 +161,7 @@ jobs = Table(
     # No foreign key: runs refer to their job, and a circle could not be created or dropped in one go.
     Column("run_id", String(32), nullable=True),
     Column("result_id", String(32), nullable=True),
+    # Not written any more (idempotency_keys are); SQLite could only copy the table without it.
     Column("idempotency_key", String(200), nullable=True, unique=True),
     # No foreign key: the job tells what it ended with even after its plan is pruned.
     Column("plan_id", String(32), nullable=True),

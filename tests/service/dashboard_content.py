@@ -46,7 +46,7 @@ def named_plan(context: Context, name: str, **changes: object) -> str:
 
 def finished_run(context: Context, plan_id: str) -> str:
     """A run of the plan that has succeeded."""
-    job, _ = jobs.enqueue(context, run_task(plan_id))
+    job = jobs.enqueue(context, run_task(plan_id))
     lease = jobs.lease(context, LeaseRequest(agent="node-1"))
     if lease is None or lease.job.id != job.id:
         raise LookupError("another job is in the queue")
@@ -56,7 +56,7 @@ def finished_run(context: Context, plan_id: str) -> str:
 
 def failed_run(context: Context, plan_id: str, error: str) -> str:
     """A run of the plan that its agent gave up; its id."""
-    job, _ = jobs.enqueue(context, run_task(plan_id))
+    job = jobs.enqueue(context, run_task(plan_id))
     lease = jobs.lease(context, LeaseRequest(agent="node-1"))
     if lease is None or lease.job.id != job.id:
         raise LookupError("another job is in the queue")
@@ -88,11 +88,11 @@ def filled(context: Context) -> Content:
     evil = [named_plan(context, name) for name in NAMES]
     _store_odd_documents(context)
     ended = [finished_run(context, plain[0]), *(failed_run(context, plain[0], name[:4000]) for name in NAMES[:2])]
-    waiting, _ = jobs.enqueue(context, run_task(plain[1]))
-    cancelled, _ = jobs.enqueue(context, PROFILE_TASK)
+    waiting = jobs.enqueue(context, run_task(plain[1]))
+    cancelled = jobs.enqueue(context, PROFILE_TASK)
     jobs.cancel(context, cancelled.id)
     lease = jobs.lease(context, LeaseRequest(agent="node-2"))
-    under_way, _ = jobs.enqueue(context, PROFILE_TASK.model_copy(update={"model": EVIL}))
+    under_way = jobs.enqueue(context, PROFILE_TASK.model_copy(update={"model": EVIL}))
     if lease is not None:
         progress = Progress(done=3, total=10, message=f"block {EVIL}")
         jobs.heartbeat(context, lease.job.id, Heartbeat(token=lease.token, progress=progress))

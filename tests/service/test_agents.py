@@ -113,7 +113,7 @@ def test_an_agent_gets_only_what_it_can_do(
 ) -> None:
     _register(context, "able", devices=8, allow=["hf:*"])  # for the last case: somebody allows it
     _register(context, "node-1", **changes)
-    job, _ = jobs.enqueue(context, ProfileTask.model_validate({"model": "hf:a", "microbatch_sizes": (1,)} | task))
+    job = jobs.enqueue(context, ProfileTask.model_validate({"model": "hf:a", "microbatch_sizes": (1,)} | task))
     assert _asks(context, "node-1") is None
     waiting = jobs.get(context, job.id)
     assert waiting.state == "queued"
@@ -125,7 +125,7 @@ def test_an_agent_gets_only_what_it_can_do(
 
 def test_what_no_agent_allows_fails_with_the_rule_and_is_given_to_nobody(context: Context) -> None:
     _register(context, "node-1", allow=["hf:*"])
-    job, _ = jobs.enqueue(context, ProfileTask(model="os:system?command=true", microbatch_sizes=(1,)))
+    job = jobs.enqueue(context, ProfileTask(model="os:system?command=true", microbatch_sizes=(1,)))
     assert _asks(context, "node-1") is None
     ended = jobs.get(context, job.id)
     assert (ended.state, ended.attempts) == ("failed", 0)
@@ -148,7 +148,7 @@ def test_a_gang_gets_its_job_all_at_once_and_the_first_reports_the_result(contex
     plan_id = store_plan(context)
     for name in ("a", "b"):
         _register(context, name, address=f"10.0.0.{name}", port=29500)
-    job, _ = jobs.enqueue(context, run_task(plan_id, nodes=2))
+    job = jobs.enqueue(context, run_task(plan_id, nodes=2))
     first, second = _gang(context, "a", "b")
     assert first.gang is not None
     assert second.gang is not None
@@ -168,7 +168,7 @@ def test_a_gang_waits_for_all_and_holds_nobody_meanwhile(context: Context, clock
     for name in ("a", "b"):
         _register(context, name)
     jobs.enqueue(context, LinksTask(devices=1, nodes=3))
-    small, _ = jobs.enqueue(context, LinksTask(devices=1))
+    small = jobs.enqueue(context, LinksTask(devices=1))
     assert _gets(context, "a").job.id == small.id  # three are not there: what came later goes on
     _register(context, "c")
     assert _asks(context, "b") is None
@@ -182,7 +182,7 @@ def test_an_agent_for_a_gang_that_waits_takes_nothing_that_came_after_it(context
         _register(context, name)
     jobs.enqueue(context, LinksTask(devices=1))
     busy = _gets(context, "a")
-    big, _ = jobs.enqueue(context, LinksTask(devices=1, nodes=2))
+    big = jobs.enqueue(context, LinksTask(devices=1, nodes=2))
     jobs.enqueue(context, LinksTask(devices=1))
     assert _asks(context, "b") is None
     _complete(context, busy, LINKS)
@@ -193,7 +193,7 @@ def test_an_agent_for_a_gang_that_waits_takes_nothing_that_came_after_it(context
 def test_two_gangs_never_hold_half_each(context: Context) -> None:
     for name in ("a", "b", "c"):
         _register(context, name)
-    ids = [jobs.enqueue(context, LinksTask(devices=1, nodes=2))[0].id for _ in range(2)]
+    ids = [jobs.enqueue(context, LinksTask(devices=1, nodes=2)).id for _ in range(2)]
     given = {name: _asks(context, name) for name in ("a", "b", "c", "a", "b", "c")}
     assert [jobs.get(context, job_id).state for job_id in ids] == ["leased", "queued"]
     held = [name for name, lease in given.items() if lease is not None and lease.job.id == ids[0]]
@@ -204,7 +204,7 @@ def test_two_gangs_never_hold_half_each(context: Context) -> None:
 def test_a_member_whose_lease_runs_out_ends_the_attempt_for_all(context: Context, clock: Clock) -> None:
     for name in ("a", "b"):
         _register(context, name)
-    job, _ = jobs.enqueue(context, LinksTask(devices=1, nodes=2))
+    job = jobs.enqueue(context, LinksTask(devices=1, nodes=2))
     first, second = _gang(context, "a", "b")
     clock.advance(LEASE_S / 2)
     assert _beat(context, first) is None
@@ -221,7 +221,7 @@ def test_a_member_whose_lease_runs_out_ends_the_attempt_for_all(context: Context
 def test_a_gang_is_tried_again_as_a_whole_and_given_up_after_the_last_attempt(context: Context, clock: Clock) -> None:
     for name in ("a", "b"):
         _register(context, name)
-    job, _ = jobs.enqueue(context, LinksTask(devices=1, nodes=2))
+    job = jobs.enqueue(context, LinksTask(devices=1, nodes=2))
     for attempt in (1, 2, 3):
         leases = _gang(context, "a", "b")
         assert [lease.job.fence for lease in leases] == [attempt, attempt]
@@ -237,7 +237,7 @@ def test_a_gang_is_tried_again_as_a_whole_and_given_up_after_the_last_attempt(co
 def test_the_cause_counts_even_if_others_were_first_to_say_that_they_lost_it(context: Context, clock: Clock) -> None:
     for name in ("a", "b"):
         _register(context, name)
-    job, _ = jobs.enqueue(context, LinksTask(devices=1, nodes=2))
+    job = jobs.enqueue(context, LinksTask(devices=1, nodes=2))
     first, second = _gang(context, "a", "b")
     assert _fails(context, first, "another rank was lost", retry=True) == "leased"
     assert _beat(context, second) is None  # it may still say what happened
@@ -258,7 +258,7 @@ def test_a_member_that_hangs_is_told_to_stop_once_another_has_lost_it(context: C
 def test_a_job_that_is_handed_back_is_no_attempt_and_goes_to_the_next(context: Context) -> None:
     for name in ("a", "b"):
         _register(context, name)
-    job, _ = jobs.enqueue(context, LinksTask(devices=1))
+    job = jobs.enqueue(context, LinksTask(devices=1))
     lease = _gets(context, "a")
     release = Release(token=lease.token, report_id="report-1")
     for _ in range(2):
@@ -272,7 +272,7 @@ def test_runs_over_several_nodes_need_a_folder_that_they_share_and_workers_that_
     plan_id = store_plan(context)
     for name in ("a", "b"):
         _register(context, name, shared_folder=f"of {name} alone")
-    job, _ = jobs.enqueue(context, run_task(plan_id, nodes=2))
+    job = jobs.enqueue(context, run_task(plan_id, nodes=2))
     assert _asks(context, "a") is None
     assert _asks(context, "b") is None
     assert "2 agents are needed at once" in str(jobs.get(context, job.id).waiting_for)
@@ -286,7 +286,7 @@ def test_runs_over_several_nodes_need_a_folder_that_they_share_and_workers_that_
 
 def test_a_failed_attempt_waits_before_the_next(context: Context, clock: Clock) -> None:
     _register(context, "a")
-    job, _ = jobs.enqueue(context, LinksTask(devices=1))
+    job = jobs.enqueue(context, LinksTask(devices=1))
     assert _fails(context, _gets(context, "a"), "lost", retry=True) == "queued"
     assert _asks(context, "a") is None
     assert jobs.get(context, job.id).not_before is not None

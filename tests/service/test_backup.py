@@ -81,7 +81,7 @@ def _content(database: Database) -> dict[str, list[tuple[Any, ...]]]:
 
 def _fill(context: Context) -> str:
     plan_id = store_plan(context)
-    job, _ = jobs.enqueue(context, run_task(plan_id))
+    job = jobs.enqueue(context, run_task(plan_id))
     lease = jobs.lease(context, ANY_WORK)
     assert lease is not None
     jobs.complete(context, job.id, Completion(token=lease.token, result=run_result(plans.get(context, plan_id))))

@@ -33,7 +33,7 @@ def _page(http: TestClient, path: str, status: int = 200) -> str:
 
 def _run(context: Context, *, finish: bool = True) -> str:
     plan_id = store_plan(context)
-    job, _ = jobs.enqueue(context, run_task(plan_id))
+    job = jobs.enqueue(context, run_task(plan_id))
     lease = jobs.lease(context, ANY_WORK)
     if finish and lease is not None:
         result = run_result(plans.get(context, plan_id))
@@ -74,7 +74,7 @@ def test_a_runs_page_shows_predicted_and_measured_side_by_side(http: TestClient,
 def test_a_run_under_way_and_one_that_failed_say_so(http: TestClient, context: Context) -> None:
     under_way = _run(context, finish=False)
     assert "Under way." in _page(http, f"/runs/{under_way}")
-    job, _ = jobs.enqueue(context, run_task(store_plan(context)))
+    job = jobs.enqueue(context, run_task(store_plan(context)))
     assert "No agent has taken this run yet" in _page(http, f"/runs/{job.run_id}")
     lease = jobs.lease(context, ANY_WORK)
     assert lease is not None
@@ -89,7 +89,7 @@ def test_names_are_shown_and_never_run(http: TestClient, context: Context) -> No
     clusters.create(context, CLUSTER)
     request = PlanRequest.model_validate(request_document(profile_id=content_id(profile)))
     plan_id = str(plans.create(context, request).plan_id)
-    job, _ = jobs.enqueue(context, run_task(plan_id, model=EVIL))
+    job = jobs.enqueue(context, run_task(plan_id, model=EVIL))
     for path in ("/", f"/plans/{plan_id}", f"/runs/{job.run_id}"):
         page = _page(http, path)
         assert EVIL not in page

@@ -159,7 +159,7 @@ def test_agents_are_shown_with_what_they_have_and_lost_when_they_are_silent(
 
 
 def test_a_job_is_cancelled_and_tried_again_by_its_buttons(http: TestClient, context: Context) -> None:
-    job, _ = jobs.enqueue(context, PROFILE_TASK)
+    job = jobs.enqueue(context, PROFILE_TASK)
     form = _page(http, f"/jobs/{job.id}").forms[-1]
     assert (form.method, form.action) == ("post", f"/jobs/{job.id}/cancel")
     answer = http.post(form.action, headers=OWN, follow_redirects=False)
@@ -173,7 +173,7 @@ def test_a_job_is_cancelled_and_tried_again_by_its_buttons(http: TestClient, con
 def test_a_button_of_another_sites_page_does_nothing(
     http: TestClient, context: Context, headers: dict[str, str]
 ) -> None:
-    job, _ = jobs.enqueue(context, PROFILE_TASK)
+    job = jobs.enqueue(context, PROFILE_TASK)
     assert http.post(f"/jobs/{job.id}/cancel", headers=headers).status_code == 403
     assert jobs.get(context, job.id).state == "queued"
 
@@ -181,7 +181,7 @@ def test_a_button_of_another_sites_page_does_nothing(
 def test_what_is_under_way_follows_its_events_and_is_read_again_without_scripts(
     http: TestClient, context: Context
 ) -> None:
-    job, _ = jobs.enqueue(context, run_task(store_plan(context)))
+    job = jobs.enqueue(context, run_task(store_plan(context)))
     jobs.lease(context, LeaseRequest(agent="node-1"))
     for address, events in (
         (f"/jobs/{job.id}", f"/v1/jobs/{job.id}/events"),
@@ -214,7 +214,7 @@ def guarded(database_url: str, clock: Clock) -> Iterator[TestClient]:
 
 def test_whoever_logs_in_sees_who_they_are_and_the_buttons_that_they_may_press(guarded: TestClient) -> None:
     context: Context = guarded.app.state.context  # type: ignore[attr-defined]
-    job, _ = jobs.enqueue(context, PROFILE_TASK)
+    job = jobs.enqueue(context, PROFILE_TASK)
     login = _page(guarded, f"/jobs/{job.id}", 401)
     assert login.forms[-1].action == "/login"
     assert login.forms[-1].fields == ["next", "token", ""]
@@ -231,7 +231,7 @@ def test_whoever_logs_in_sees_who_they_are_and_the_buttons_that_they_may_press(g
 
 def test_a_reader_cannot_press_a_button_that_is_not_shown(guarded: TestClient) -> None:
     context: Context = guarded.app.state.context  # type: ignore[attr-defined]
-    job, _ = jobs.enqueue(context, PROFILE_TASK)
+    job = jobs.enqueue(context, PROFILE_TASK)
     guarded.post("/login", data={"token": made(context, "read", name="ada")}, headers=OWN)
     assert guarded.post(f"/jobs/{job.id}/cancel", headers=OWN).status_code == 403
     assert jobs.get(context, job.id).state == "queued"

@@ -86,7 +86,7 @@ def test_what_does_not_exist_has_no_events(http: TestClient) -> None:
 
 
 def test_a_runs_events_are_those_of_its_job(http: TestClient, context: Context) -> None:
-    job, _ = jobs.enqueue(context, run_task(store_plan(context)))
+    job = jobs.enqueue(context, run_task(store_plan(context)))
     lease = jobs.lease(context, ANY_WORK)
     assert lease is not None
     _beat(context, lease, 1)

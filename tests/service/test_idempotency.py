@@ -30,7 +30,7 @@ DAY_S = 86_400
 
 
 def _enqueue(context: Context) -> Reply:
-    job, _ = jobs.enqueue(context, PROFILE_TASK)
+    job = jobs.enqueue(context, PROFILE_TASK)
     return Reply(status=201, body=job.model_dump_json(), location=f"/v1/jobs/{job.id}")
 
 

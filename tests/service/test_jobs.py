@@ -32,8 +32,8 @@ def _complete(context: Context, lease: Lease) -> None:
 
 
 def test_the_oldest_job_is_leased_first_and_nobody_else_gets_it(context: Context) -> None:
-    first, _ = jobs.enqueue(context, PROFILE_TASK)
-    second, _ = jobs.enqueue(context, PROFILE_TASK)
+    first = jobs.enqueue(context, PROFILE_TASK)
+    second = jobs.enqueue(context, PROFILE_TASK)
     leases = [jobs.lease(context, ANY_WORK) for _ in range(3)]
     assert [lease and lease.job.id for lease in leases] == [first.id, second.id, None]
     tokens = {lease.token for lease in leases if lease is not None}
@@ -68,7 +68,7 @@ def test_a_profile_job_ends_with_its_profile_and_cluster_stored(context: Context
 
 def test_a_run_job_ends_with_its_report_and_timeline_stored(context: Context) -> None:
     plan_id = store_plan(context)
-    job, _ = jobs.enqueue(context, run_task(plan_id))
+    job = jobs.enqueue(context, run_task(plan_id))
     assert job.run_id is not None
     assert runs.get(context, job.run_id).state == "queued"
     lease = _lease(context)
@@ -162,7 +162,7 @@ def test_the_owner_of_a_cancelled_job_hears_of_it_and_what_it_reports_is_not_tak
 
 
 def test_a_queued_job_that_is_cancelled_is_never_leased(context: Context) -> None:
-    job, _ = jobs.enqueue(context, PROFILE_TASK)
+    job = jobs.enqueue(context, PROFILE_TASK)
     jobs.cancel(context, job.id)
     assert jobs.lease(context, ANY_WORK) is None
 
@@ -172,15 +172,6 @@ def test_a_job_that_has_ended_cannot_be_cancelled(context: Context) -> None:
     _complete(context, lease)
     with pytest.raises(ConflictError, match="succeeded"):
         jobs.cancel(context, lease.job.id)
-
-
-def test_the_same_key_and_task_give_the_same_job_and_another_task_is_a_conflict(context: Context) -> None:
-    job, new = jobs.enqueue(context, PROFILE_TASK, "key")
-    again, new_again = jobs.enqueue(context, PROFILE_TASK, "key")
-    assert (again.id, new, new_again) == (job.id, True, False)
-    with pytest.raises(ConflictError, match="Idempotency-Key"):
-        jobs.enqueue(context, PROFILE_TASK.model_copy(update={"rounds": 7}), "key")
-    assert len(jobs.newest(context, Cut()).items) == 1
 
 
 def test_a_run_needs_a_stored_plan(context: Context) -> None:
@@ -202,7 +193,7 @@ def test_a_result_of_another_kind_than_the_job_is_refused(context: Context) -> N
 
 def test_a_timeline_that_holds_no_instructions_is_refused_and_nothing_of_it_stored(context: Context) -> None:
     plan_id = store_plan(context)
-    job, _ = jobs.enqueue(context, run_task(plan_id))
+    job = jobs.enqueue(context, run_task(plan_id))
     lease = _lease(context)
     text = run_result(plans.get(context, plan_id)).model_dump_json().replace('"F1"', '"rm -rf"', 1)
     completion = Completion.model_validate_json(f'{{"token": "{lease.token}", "result": {text}}}')

@@ -39,7 +39,7 @@ def _run_agents(contexts: list[Context]) -> Counter[str]:
 
 
 def test_every_job_has_one_owner_among_threads(context: Context) -> None:
-    expected = {jobs.enqueue(context, PROFILE_TASK)[0].id for _ in range(JOBS)}
+    expected = {jobs.enqueue(context, PROFILE_TASK).id for _ in range(JOBS)}
     owners = _run_agents([context])
     assert set(owners) == expected
     assert set(owners.values()) == {1}
@@ -51,25 +51,11 @@ def test_every_job_has_one_owner_among_services_on_one_database(
 ) -> None:
     """Two databases have a lock each, as two processes would: only the database's own are between them."""
     other = Context(database=Database(database_url), solve=halve, now=clock)
-    expected = {jobs.enqueue(context, PROFILE_TASK)[0].id for _ in range(JOBS)}
+    expected = {jobs.enqueue(context, PROFILE_TASK).id for _ in range(JOBS)}
     owners = _run_agents([context, other])
     other.database.close()
     assert set(owners) == expected
     assert set(owners.values()) == {1}
-
-
-def test_one_of_many_simultaneous_requests_under_a_key_makes_the_job(context: Context) -> None:
-    start = threading.Barrier(AGENTS)
-
-    def enqueue(_: int) -> tuple[str, bool]:
-        start.wait()
-        job, new = jobs.enqueue(context, PROFILE_TASK, "one key")
-        return job.id, new
-
-    with ThreadPoolExecutor(AGENTS) as pool:
-        made = list(pool.map(enqueue, range(AGENTS)))
-    assert len({job_id for job_id, _ in made}) == 1
-    assert [new for _, new in made].count(True) == 1
 
 
 def test_processes_that_are_killed_at_any_moment_lose_no_job_and_none_has_two_owners(

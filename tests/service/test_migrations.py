@@ -147,8 +147,8 @@ def test_runs_keep_their_timelines_and_losses_on_the_way_down_and_up(database: D
     """Between 0002 and 0003 they move from the documents into chunks, and back."""
     context = Context(database=database, solve=halve)
     plan_id = store_plan(context)
-    job, _ = jobs.enqueue(context, run_task(plan_id))
-    unmeasured, _ = jobs.enqueue(context, run_task(plan_id))
+    job = jobs.enqueue(context, run_task(plan_id))
+    unmeasured = jobs.enqueue(context, run_task(plan_id))
     lease = jobs.lease(context, ANY_WORK)
     assert lease is not None
     result = run_result(plans.get(context, plan_id))

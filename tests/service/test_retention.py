@@ -36,7 +36,7 @@ def _prune(context: Context, days: int, *, dry_run: bool = False) -> dict[str, i
 
 def _run(context: Context, plan_id: str) -> str:
     """A run that has ended, measured."""
-    job, _ = jobs.enqueue(context, run_task(plan_id))
+    job = jobs.enqueue(context, run_task(plan_id))
     lease = jobs.lease(context, ANY_WORK)
     assert lease is not None
     jobs.complete(context, job.id, Completion(token=lease.token, result=run_result(plans.get(context, plan_id))))
@@ -62,7 +62,7 @@ def _rows(context: Context) -> dict[str, int]:
 
 def test_what_is_old_goes_with_all_that_belongs_to_it(context: Context, clock: Clock) -> None:
     _run(context, store_plan(context))
-    jobs.cancel(context, jobs.enqueue(context, PROFILE_TASK)[0].id)
+    jobs.cancel(context, jobs.enqueue(context, PROFILE_TASK).id)
     clock.advance(91 * DAY_S)
     assert _prune(context, 90) == NOTHING | {"runs": 1, "jobs": 1, "plans": 1, "profiles": 1, "clusters": 1}
     rows = _rows(context)
@@ -103,7 +103,7 @@ def test_a_plan_with_a_run_that_is_kept_stays_with_what_it_was_made_from(context
 
 
 def test_jobs_that_have_not_ended_stay_however_old(context: Context, clock: Clock) -> None:
-    queued, _ = jobs.enqueue(context, run_task(store_plan(context)))
+    queued = jobs.enqueue(context, run_task(store_plan(context)))
     clock.advance(1000 * DAY_S)
     assert _prune(context, 90) == NOTHING
     assert jobs.get(context, queued.id).state == "queued"

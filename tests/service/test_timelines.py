@@ -109,7 +109,7 @@ def run_id(context: Context, result: RunResult) -> str:
 
 
 def _finished(context: Context, result: RunResult) -> str:
-    job, _ = jobs.enqueue(context, run_task(store_plan(context)))
+    job = jobs.enqueue(context, run_task(store_plan(context)))
     lease = jobs.lease(context, ANY_WORK)
     assert lease is not None
     assert job.run_id is not None
