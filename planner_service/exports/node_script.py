@@ -14,7 +14,7 @@ _HEAD = """set -euo pipefail
 default_model={model}
 MODEL="${{MODEL:-$default_model}}"
 : "${{MODEL:?name the model: hf:FAMILY?key=value or package.module:factory}}"
-: "${{DATA:?name the data: hf:random-tokens or package.module:factory}}"
+: "${{DATA:?name the data: package.module:factory, such as worker_agent.models.text:random_tokens}}"
 : "${{STEPS:?say how many batches to train}}"
 OUT="${{OUT:-$PWD/run-{short}}}"
 PLAN_FILE="$(mktemp)"

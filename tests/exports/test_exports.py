@@ -89,7 +89,12 @@ def test_a_script_runs_what_it_is_told_and_nothing_that_a_name_holds(tmp_path: A
     agent.chmod(0o755)
     plan = _plan(model=Model(name=EVIL, spec=EVIL))
     text = FORMATS["torchrun"].write(_source(plan))
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DATA": "hf:random-tokens", "STEPS": "7", "OUT": "out dir"}
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "DATA": "worker_agent.models.text:random_tokens?vocab_size=50257",
+        "STEPS": "7",
+        "OUT": "out dir",
+    }
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environment, cwd=tmp_path)
     arguments = done.stdout.split("\0")
     assert done.returncode == 0, done.stderr

@@ -41,7 +41,12 @@ def store_plan(context: Context, **changes: Any) -> str:
 
 def run_task(plan_id: str, **changes: Any) -> RunTask:
     """A task that executes the plan for four steps."""
-    values = {"plan_id": plan_id, "model": "hf:gpt2?n_layer=4", "data": "hf:random-tokens", "steps": 4}
+    values = {
+        "plan_id": plan_id,
+        "model": "hf:gpt2?n_layer=4",
+        "data": "worker_agent.models.text:random_tokens?vocab_size=50257",
+        "steps": 4,
+    }
     return RunTask.model_validate(values | changes)
 
 

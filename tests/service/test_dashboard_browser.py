@@ -64,7 +64,13 @@ def _addresses(client: httpx.Client) -> list[str]:
 
 
 def _enqueued(client: httpx.Client, plan_id: str) -> dict[str, str]:
-    task = {"kind": "run", "plan_id": plan_id, "model": "hf:gpt2", "data": "hf:random-tokens", "steps": 4}
+    task = {
+        "kind": "run",
+        "plan_id": plan_id,
+        "model": "hf:gpt2",
+        "data": "worker_agent.models.text:random_tokens?vocab_size=50257",
+        "steps": 4,
+    }
     job: dict[str, str] = client.post("/v1/jobs", json=task).raise_for_status().json()
     return job
 

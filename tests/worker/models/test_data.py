@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from planner_service.api import examples
 from planner_service.core.errors import InvalidInputError
 from worker_agent.models.data import MicrobatchSource, Value, open_data
 
@@ -79,3 +80,11 @@ def test_inputs_may_be_several_tensors() -> None:
 def test_a_factory_that_returns_nothing_iterable_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="must give an iterable of microbatches"):
         open_data("fractions:Fraction?numerator=3", microbatch_size=2, seed=0)
+
+
+def test_the_data_of_the_apis_examples_can_be_read() -> None:
+    inputs, targets = open_data(examples.DATA, microbatch_size=2, seed=0).microbatch(0)
+    assert isinstance(inputs, Tensor)
+    assert isinstance(targets, Tensor)
+    assert inputs.shape == targets.shape
+    assert len(inputs) == 2
