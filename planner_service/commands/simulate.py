@@ -8,7 +8,7 @@ import typer
 from planner_service.contract.documents import dump
 from planner_service.core.draw import draw
 from planner_service.core.errors import LEAST_AMOUNT, require, require_amount, require_count
-from planner_service.core.plan import INTERLEAVED, STASHING
+from planner_service.core.plan import DATA_PARALLEL, INTERLEAVED, STASHING
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import footprints
 from planner_service.core.schedule.pipeline import Pipeline
@@ -19,8 +19,8 @@ from planner_service.core.split_backward import split_backward
 from planner_service.core.stage_costs import StageCosts, unit_costs
 from planner_service.core.timeline import Timeline
 
-SCHEDULES = tuple(name for name in GENERATORS if name != "data-parallel")
-"""All but the one that has no stages."""
+SCHEDULES = tuple(name for name in GENERATORS if name not in DATA_PARALLEL)
+"""All but those that have no stages."""
 
 COLUMNS = 200
 

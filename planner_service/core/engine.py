@@ -26,6 +26,7 @@ from planner_service.core.schedule.instructions import (
     ReduceTied,
     SendActivation,
     SendGradient,
+    StartReduce,
     Update,
 )
 from planner_service.core.schedule.program import Program, Stream
@@ -36,8 +37,10 @@ _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
 _SENDS = (SendActivation, SendGradient)
 _GRADIENTS = (SendGradient, RecvGradient)
 
-_RECEIVES, _SENDS_OFF, _EXCHANGES = -1.0, -2.0, -3.0
-"""What stands in the place of an instruction's seconds where the worker meets others."""
+_RECEIVES, _SENDS_OFF, _EXCHANGES, _AWAITS, _COMPLETES = -1.0, -2.0, -3.0, -4.0, -5.0
+"""What stands in the place of an instruction's seconds where the worker meets others: at an exchange that was begun
+before it waits, with the backward that completes its gradients it has done its part.
+"""
 
 _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
 """An exchange by the stage whose replicas take part, or by the replica whose stages do, and its instruction."""
@@ -67,13 +70,17 @@ class _Edge:
 
 @dataclass(slots=True)
 class _Exchange:
-    """A gradient exchange, or one among stages: how many are yet to come, and when the last of them is there."""
+    """A gradient exchange, or one among stages: how many are yet to come, and when the last of them is there.
+
+    `tail_s` is what is left of one that goes on during a backward when that has ended.
+    """
 
     number: int
     group: int
     seconds: float
     missing: int
     ports: _Ports
+    tail_s: float = 0.0
     waiting: list[int] = field(default_factory=list)
     reached_s: float = 0.0
     end_s: float | None = None
@@ -81,13 +88,17 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A stream: an instruction's own seconds, or a mark and whom it meets."""
+    """A stream: an instruction's own seconds, or a mark and whom it meets.
+
+    `completing_s`: the seconds of the backwards that are marked.
+    """
 
     rank: int
     overhead_s: float
     own_s: list[float]
     edges: list[_Edge | None]
     exchanges: dict[int, _Exchange]
+    completing_s: dict[int, float]
 
 
 class _Compiler:
@@ -122,9 +133,8 @@ class _Compiler:
         costs = self._costs[stream.stage]
         tables = [_seconds(self._costs[stage]) for stage in stages]
         seconds, several = tables[0], len(tables) > 1
-        own_s: list[float] = []
-        edges: list[_Edge | None] = []
-        exchanges: dict[int, _Exchange] = {}
+        column = _Column(stream.rank, costs.instruction_s, [], [], {}, {})
+        begun: set[int] = set()
         met: dict[tuple[type[Instruction], int, int], tuple[float, _Edge, list[int]]] = {}
         for index, instruction in enumerate(stream.instructions):
             kind = type(instruction)
@@ -141,15 +151,31 @@ class _Compiler:
             elif isinstance(instruction, BackwardWeight):
                 own = self._costs[stages[instruction.chunk]]
                 taken_s = len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
-            elif isinstance(instruction, ReduceGradients):
-                taken_s, exchanges[index] = _EXCHANGES, self._exchange(stages[instruction.chunk], instruction.version)
-            elif isinstance(instruction, ReduceTied | ReduceNorm):
-                taken_s, exchanges[index] = _EXCHANGES, self._among_stages(stream, instruction)
+            elif isinstance(instruction, StartReduce | ReduceGradients | ReduceTied | ReduceNorm):
+                taken_s = self._exchanging(column, stream, index, begun)
             if taken_s is None:
                 raise ScheduleError(f"rank {stream.rank} cannot play {format_instruction(instruction)}")
-            own_s.append(taken_s)
-            edges.append(edge)
-        return _Column(stream.rank, costs.instruction_s, own_s, edges, exchanges)
+            if index in column.exchanges and kind is Backward:
+                column.completing_s[index], taken_s = taken_s, _COMPLETES
+            column.own_s.append(taken_s)
+            column.edges.append(edge)
+        return column
+
+    def _exchanging(self, column: _Column, stream: Stream, index: int, begun: set[int]) -> float:
+        """Enters an exchange where the worker meets it; returns what stands for the instruction's seconds."""
+        instruction = stream.instructions[index]
+        if isinstance(instruction, ReduceTied | ReduceNorm):
+            column.exchanges[index] = self._among_stages(stream, instruction)
+            return _EXCHANGES
+        assert isinstance(instruction, StartReduce | ReduceGradients)
+        exchange = self._exchange(stream, instruction)
+        if isinstance(instruction, ReduceGradients):
+            column.exchanges[index] = exchange
+            return _AWAITS if exchange.number in begun else _EXCHANGES
+        begun.add(exchange.number)
+        if instruction.source in (None, stream.rank):
+            column.exchanges[index + 1] = exchange
+        return 0.0
 
     def _met(self, rank: int, kind: type[Instruction], peer: int, stage: int) -> tuple[float, _Edge, list[int]]:
         """How an instruction of this kind is marked, its edge, and where the edge lists its microbatches."""
@@ -178,16 +204,23 @@ class _Compiler:
             )
         return self._edges[key]
 
-    def _exchange(self, stage: int, version: int) -> _Exchange:
+    def _exchange(self, stream: Stream, instruction: StartReduce | ReduceGradients) -> _Exchange:
+        """Of all replicas, or from one to the others. One that goes on beside other work has its link to itself: where
+        there is no port, the ring passes one after another.
+        """
+        stage, version = self._program.pipeline.stage_of(stream.stage, instruction.chunk), instruction.version
         key = (stage, ReduceGradients(version))
         if key not in self._exchanges:
             costs = self._costs[stage]
+            ports = self._ring(stage, costs.reduce_port_devices) if costs.reduce_s > 0 else ()
+            begins = isinstance(instruction, StartReduce)
             self._exchanges[key] = _Exchange(
                 number=len(self._exchanges),
                 group=_group(stage, 2),
                 seconds=costs.reduce_s,
-                missing=self._program.pipeline.replicas[stage],
-                ports=self._ring(stage, costs.reduce_port_devices) if costs.reduce_s > 0 else (),
+                missing=1 if begins and instruction.source is not None else self._program.pipeline.replicas[stage],
+                ports=ports or ((self._port(True, 0, stage),) if begins and costs.reduce_s > 0 else ()),
+                tail_s=costs.reduce_s if costs.reduce_tail_s is None else costs.reduce_tail_s,
             )
         return self._exchanges[key]
 
@@ -327,9 +360,14 @@ class Engine:
 
     def _exchange(self, column: _Column, index: int, now_s: float) -> float | None:
         """When the exchange is over; None while some replica is missing, or it waits for its ports."""
-        exchange = column.exchanges[index]
+        exchange, mark = column.exchanges[index], column.own_s[index]
+        if mark == _COMPLETES:
+            return self._complete(exchange, now_s, now_s + column.completing_s[index])
         if exchange.end_s is not None:
-            return exchange.end_s
+            return exchange.end_s if exchange.end_s > now_s else now_s
+        if mark == _AWAITS:
+            exchange.waiting.append(column.rank)
+            return None
         exchange.missing -= 1
         exchange.reached_s = max(exchange.reached_s, now_s)
         if exchange.missing or exchange.ports:
@@ -338,6 +376,20 @@ class Engine:
                 heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
             return None
         return self._exchanged(exchange, exchange.reached_s + exchange.seconds)
+
+    def _complete(self, exchange: _Exchange, start_s: float, end_s: float) -> float:
+        """A backward has ended that completes a worker's gradients: the exchange began in it, so that its tail is left.
+
+        Its link is taken in one piece, that ends when the pieces would that wait for one gradient after the other.
+        """
+        exchange.missing -= 1
+        exchange.reached_s = max(exchange.reached_s, start_s, end_s + exchange.tail_s - exchange.seconds)
+        if not exchange.missing:
+            if exchange.ports:
+                heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
+            else:
+                self._exchanged(exchange, exchange.reached_s + exchange.seconds)
+        return end_s
 
     def _exchanged(self, exchange: _Exchange, end_s: float) -> float:
         exchange.end_s = end_s

@@ -10,6 +10,7 @@ from planner_service.core.stage_costs import StageCosts
 SCHEDULES = (
     "naive",
     "data-parallel",
+    "data-parallel-asp",
     "gpipe",
     "1f1b",
     "pipedream",
@@ -18,6 +19,10 @@ SCHEDULES = (
     "zb-h1",
     "1f1b-interleaved",
 )
+ASP = "data-parallel-asp"
+DATA_PARALLEL = frozenset({"data-parallel", ASP})
+"""The schedules of a single stage: after a whole batch all replicas update together, or each by itself."""
+
 INTERLEAVED = "1f1b-interleaved"
 VERTICAL_SYNC = "pipedream-vertical-sync"
 STASHING = frozenset({"pipedream", VERTICAL_SYNC})

@@ -2,6 +2,7 @@
 
 from planner_service.core.plan import Plan
 from planner_service.core.schedule.among_stages import AmongStages, exchange_among_stages
+from planner_service.core.schedule.overlap import overlap_exchanges
 from planner_service.core.schedule.pipeline import pipeline_of
 from planner_service.core.schedule.program import Program, build
 from planner_service.core.simulate import simulate
@@ -17,12 +18,15 @@ def program_of(
     checkpoint_every: int = 0,
     among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
 ) -> Program:
-    """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one."""
+    """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one.
+
+    Exchanges among replicas overlap with what else there is to do.
+    """
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every)
     if plan.split_backward:
         program = split_backward(program, plan.costs, half_way=plan.split_backward_half_way)
-    return exchange_among_stages(program, among_stages)
+    return overlap_exchanges(exchange_among_stages(program, among_stages))
 
 
 def predict(

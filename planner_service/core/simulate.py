@@ -1,8 +1,9 @@
 """Simulate: plays a program's streams with given costs. Streams + stage costs -> Timeline.
 
 Every worker executes its stream in order. A send hands its tensor to the link and goes on; a receive waits for the
-arrival. A gradient exchange waits for all replicas, one among stages for all of them. This is what the runtime does, so
-the two timelines hold the same instructions.
+arrival. A gradient exchange waits for all replicas, one among stages for all of them; one that was begun ahead goes on
+beside whatever its workers do, on a link of its own. This is what the runtime does, so the two timelines hold the same
+instructions.
 
 What crosses a level of the network leaves the unit of devices inside it through one port and enters another's through
 its own: that is where a level's bandwidth is. A port carries one thing after another, each direction by itself, first
@@ -76,16 +77,20 @@ def _lane(stream: Stream, memory_bytes: tuple[int, ...], start_s: list[float], e
     )
 
 
-class _HeldBytes(dict[tuple[int, int, int, int], int]):
-    """The bytes of (activations, inputs, versions, weight gradients), each computed once: there are few."""
+class _HeldBytes(dict[tuple[int, ...], int]):
+    """The bytes of what `held_counts` gives, each computed once: there are few."""
 
     def __init__(self, costs: StageCosts) -> None:
         super().__init__()
         self._costs = costs
 
-    def __missing__(self, held: tuple[int, int, int, int]) -> int:
-        activations, inputs, versions, weight_gradients = held
+    def __missing__(self, held: tuple[int, ...]) -> int:
+        activations, inputs, versions, weight_gradients, gradients = held
         self[held] = self._costs.held_bytes(
-            activations=activations, inputs=inputs, versions=versions, weight_gradients=weight_gradients
+            activations=activations,
+            inputs=inputs,
+            versions=versions,
+            weight_gradients=weight_gradients,
+            gradients=gradients,
         )
         return self[held]

@@ -18,6 +18,8 @@ class StageCosts:
     between 2BP's p1 and p2 (None: as much as one kept whole). `activation_port_devices` says how many devices share
     the port through which its output leaves them, `gradient_port_devices` the same of its input's gradient,
     `reduce_port_devices` of its gradient exchange; 0 is a link of its own.
+    `reduce_tail_s` is what is left of an exchange that goes on during the backward when that has ended (None: all of
+    it); `gradient_bytes` a set of gradients beyond the one that is always there.
     """
 
     microbatch_size: int
@@ -40,6 +42,8 @@ class StageCosts:
     gradient_port_devices: int = 0
     reduce_port_devices: int = 0
     weight_gradient_bytes: int | None = None
+    reduce_tail_s: float | None = None
+    gradient_bytes: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -49,8 +53,12 @@ class StageCosts:
             if getattr(self, field.name) is not None:
                 require_amount(field.name, getattr(self, field.name))
 
-    def held_bytes(self, *, versions: int, activations: int, inputs: int, weight_gradients: int = 0) -> int:
-        """Bytes of so many weight versions, microbatches kept whole, by their input and for p2, and what is fixed."""
+    def held_bytes(
+        self, *, versions: int, activations: int, inputs: int, weight_gradients: int = 0, gradients: int = 0
+    ) -> int:
+        """Bytes of so many weight versions, microbatches kept whole, by their input and for p2, of further sets of
+        gradients, and what is fixed.
+        """
         deferred_bytes = self.activation_bytes if self.weight_gradient_bytes is None else self.weight_gradient_bytes
         return (
             self.fixed_bytes
@@ -58,6 +66,7 @@ class StageCosts:
             + activations * self.activation_bytes
             + inputs * self.input_bytes
             + weight_gradients * deferred_bytes
+            + gradients * self.gradient_bytes
         )
 
 

@@ -208,6 +208,7 @@ class Tabulated:
                 microbatches=shape.microbatches,
                 dtype=dtype,
                 master_weights=masters,
+                replicas=kind.replicas,
             )
         held = -(-kind.workers // kind.replicas)
         if options.memory == "paper":

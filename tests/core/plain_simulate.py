@@ -16,6 +16,7 @@ from planner_service.core.schedule.instructions import (
     ReduceGradients,
     SendActivation,
     SendGradient,
+    StartReduce,
     Update,
 )
 from planner_service.core.schedule.program import Program
@@ -76,7 +77,9 @@ class Plain:
         done.append((now_s, end_s))
         return True
 
-    def end_s(self, rank: int, instruction: Instruction, now_s: float) -> float | None:
+    def end_s(  # noqa: C901 (one case an instruction)
+        self, rank: int, instruction: Instruction, now_s: float
+    ) -> float | None:
         stage = self.program.pipeline.stage_of(self.program.streams[rank].stage, instruction.chunk)
         costs = self.costs[stage]
         match instruction:
@@ -85,7 +88,9 @@ class Plain:
             case Recompute():
                 return now_s + (costs.recompute_s + costs.instruction_s)
             case Backward():
-                return now_s + (costs.backward_s + costs.instruction_s)
+                end_s = now_s + (costs.backward_s + costs.instruction_s)
+                self.complete(rank, stage, now_s, end_s)
+                return end_s
             case BackwardInput():
                 return now_s + (costs.backward_input_s + costs.instruction_s)
             case BackwardWeight(microbatches=several):
@@ -103,10 +108,46 @@ class Plain:
                 arrival_s = self.arrived.get((peer, rank, gradient, k, stage + 1 if gradient else stage - 1))
                 overhead_s = self.costs[self.program.streams[rank].stage].instruction_s
                 return None if arrival_s is None else max(now_s, arrival_s) + overhead_s
+            case StartReduce():
+                return now_s
             case ReduceGradients(version=version):
+                if self.was_begun(rank, instruction):
+                    end_s = self.arrived.get(("exchange", stage, version), -1.0)
+                    return None if end_s < 0 else max(now_s, end_s)
                 return self.exchange(rank, version, stage, now_s)
             case _:
                 return now_s
+
+    def was_begun(self, rank: int, exchange: ReduceGradients) -> bool:
+        start = StartReduce(exchange.version, exchange.chunk, exchange.source)
+        return start in self.program.streams[rank].instructions
+
+    def complete(self, rank: int, stage: int, start_s: float, end_s: float) -> None:
+        """A backward is over: if an exchange was begun right before it, its gradients are complete."""
+        stream = self.program.streams[rank]
+        before = stream.instructions[len(self.times[rank]) - 1] if self.times[rank] else None
+        if not isinstance(before, StartReduce):
+            return
+        costs, key = self.costs[stage], ("exchange", stage, before.version)
+        tail_s = costs.reduce_s if costs.reduce_tail_s is None else costs.reduce_tail_s
+        self.reached[key].append(max(start_s, end_s + tail_s - costs.reduce_s))
+        if len(self.reached[key]) < (self.program.pipeline.replicas[stage] if before.source is None else 1):
+            return
+        at_s = max(self.reached[key])
+        if costs.reduce_s == 0:
+            self.arrived[key] = at_s
+        else:
+            ports = self.ring(stage) or [(True, 0, stage)]
+            self.requests.append(Request(at_s, stage, 2, key, costs.reduce_s, 0.0, ports))
+
+    def ring(self, stage: int) -> list[Port]:
+        """The ports of the units in which a stage's replicas are."""
+        behind = self.costs[stage].reduce_port_devices
+        if behind == 0:
+            return []
+        span = self.program.pipeline.span
+        units = {self.devices[s.rank] // behind for s in self.program.streams if s.stage == stage % span}
+        return [(out, behind, unit) for unit in units for out in (True, False)]
 
     def send(self, rank: int, peer: int, gradient: bool, k: int, stage: int, now_s: float) -> None:
         costs = self.costs[stage]
@@ -136,15 +177,12 @@ class Plain:
         if behind == 0 or costs.reduce_s == 0:
             self.arrived[key] = at_s + costs.reduce_s
             return self.arrived[key]
-        span = self.program.pipeline.span
-        units = {self.devices[s.rank] // behind for s in self.program.streams if s.stage == stage % span}
-        ports = [(out, behind, unit) for unit in units for out in (True, False)]
-        self.requests.append(Request(at_s, stage, 2, key, costs.reduce_s, 0.0, ports))
+        self.requests.append(Request(at_s, stage, 2, key, costs.reduce_s, 0.0, self.ring(stage)))
         return None
 
     def serve(self) -> None:
-        first = min(self.requests, key=lambda r: (r.at_s, r.stage, r.kind))
-        together = [r for r in self.requests if (r.at_s, r.stage, r.kind) == (first.at_s, first.stage, first.kind)]
+        first = min(self.requests, key=turn)
+        together = [r for r in self.requests if turn(r) == turn(first)]
         self.requests = [r for r in self.requests if r not in together]
         taken_s: dict[Port, float] = defaultdict(float)
         for request in together:
@@ -154,3 +192,10 @@ class Plain:
             self.free_s[port] = max(self.free_s[port], first.at_s) + seconds
         for request in together:
             self.arrived[request.key] = max(self.free_s[port] for port in request.ports) + request.latency_s
+
+
+def turn(request: Request) -> tuple[float, int, int, int]:
+    """What has the same is served together; exchanges one after the other, by their versions."""
+    version = request.key[-1] if request.kind == 2 else 0
+    assert isinstance(version, int)
+    return request.at_s, request.stage, request.kind, version

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.plan import INTERLEAVED, STASHING, Plan
+from planner_service.core.plan import DATA_PARALLEL, INTERLEAVED, STASHING, Plan
 from planner_service.core.planner.play import one_pipeline
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.predict import predict
+from planner_service.core.schedule.overlap import overlap_exchanges
 from planner_service.core.schedule.pipeline import Pipeline
 from planner_service.core.schedule.program import FUSED, GENERATORS, build, stages_in_a_row
 from planner_service.core.simulate import simulate
@@ -40,13 +41,14 @@ COSTS = st.builds(
     activation_port_devices=PORTS,
     gradient_port_devices=PORTS,
     reduce_port_devices=PORTS,
+    reduce_tail_s=st.none() | SECONDS,
 )
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), schedule=st.sampled_from(sorted(GENERATORS)))
 def test_every_schedule_is_played_as_the_plain_simulator_plays_it(data: st.DataObject, schedule: str) -> None:
-    depth = 1 if schedule == "data-parallel" else data.draw(st.integers(1, 4))
+    depth = 1 if schedule in DATA_PARALLEL else data.draw(st.integers(1, 4))
     width = data.draw(st.integers(1, 3))
     chunks = data.draw(st.integers(1, 2)) if schedule == INTERLEAVED and depth in (2, 4) else 1
     depth *= chunks
@@ -60,6 +62,8 @@ def test_every_schedule_is_played_as_the_plain_simulator_plays_it(data: st.DataO
     costs = data.draw(st.lists(COSTS, min_size=depth, max_size=depth))
     if schedule in FUSED and data.draw(st.booleans()):
         program = split_backward(program, costs)
+    if data.draw(st.booleans()):
+        program = overlap_exchanges(program)
     timeline = simulate(program, costs)
     plain = Plain(program, costs, range(len(program.streams))).play()
     assert [list(zip(lane.start_s, lane.end_s, strict=True)) for lane in timeline.lanes] == plain

@@ -26,13 +26,14 @@ from planner_service.core.schedule.instructions import (
     ReduceTied,
     SendActivation,
     SendGradient,
+    StartReduce,
     Update,
 )
 from planner_service.core.schedule.program import Stream
 from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
-from worker_agent.runtime.replicas import average
+from worker_agent.runtime.replicas import Replicas
 from worker_agent.runtime.stage import Stage, Tensors
 from worker_agent.runtime.weights import Weights
 
@@ -75,7 +76,11 @@ class Executor:
         self._stage = stage
         self._weights = weights
         self._mail = mail
-        self._replicas = replicas
+        self._rank = stream.rank
+        self._replicas = Replicas(replicas, [slot.parameter for slot in weights.slots]) if replicas else None
+        self._completes: StartReduce | None = None
+        self._exchanged: dict[int, list[Tensor]] = {}
+        self._gathers = False
         self._recorder = recorder
         self._hooks = hooks
         self._inputs = inputs
@@ -102,7 +107,7 @@ class Executor:
         index, self._done = self._done, self._done + 1
         self._execute(index, instruction)
         for version in self._retiring.get(index, ()):
-            self._weights.retire(version)
+            self._weights.retire(version, keep=not self._exchanged and not isinstance(instruction, Checkpoint))
 
     def _execute(self, index: int, instruction: Instruction) -> None:  # noqa: C901 (one case an instruction)
         match instruction:
@@ -126,14 +131,16 @@ class Executor:
                 self._mail.send_gradient(peer, self._outgoing_gradients.pop(k))
             case RecvGradient(microbatch=k, peer=peer):
                 self._gradients[k] = self._mail.receive_gradient(k, peer)
+            case StartReduce():
+                self._start_reduce(instruction)
             case ReduceGradients():
-                self._reduce()
+                self._reduce(instruction)
             case ReduceTied() | ReduceNorm():
                 self._exchange_among_stages(instruction)
             case Update(version=version):
                 self._stage.end_minibatch()
                 self._weights.update(version, keep_base=self._last_uses[version - 1] > index)
-                self._hooks.on_update(version, self._take_loss())
+                self._hooks.on_update(version, self._take_loss(version))
             case Checkpoint():
                 self._hooks.on_checkpoint(instruction)
             case _:
@@ -157,7 +164,7 @@ class Executor:
             gradients: Sequence[Tensor] = self._gradients.pop(k)
         else:
             gradients = [torch.full_like(self._losses[-1], self._loss_scale() / self._update_microbatches)]
-        to_inputs = self._stage.backward(k, tuple(gradients))
+        to_inputs = self._exchanging_backward(k, tuple(gradients))
         if self._inputs is None:
             self._outgoing_gradients[k] = to_inputs
         self._mail.release(k, kept=self._stage.kept_storages(k))
@@ -170,11 +177,37 @@ class Executor:
         for k in microbatches:
             self._mail.release(k)
 
-    def _reduce(self) -> None:
+    def _exchanging_backward(self, k: int, gradients: Tensors) -> Tensors:
+        """The stage's backward. If it completes the gradients of an exchange, these are on their way at its end."""
+        started, self._completes = self._completes, None
+        if started is None:
+            self._gathers = True
+            return self._stage.backward(k, gradients)
+        with self._among_replicas.exchanging(started.version, self._weights.graded, started.source):
+            to_inputs = self._stage.backward(k, gradients)
+        self._exchanged[started.version], self._losses = self._losses, []
+        self._gathers = False
+        return to_inputs
+
+    @property
+    def _among_replicas(self) -> Replicas:
         if self._replicas is None:
             raise ScheduleError("a gradient exchange on a stage without replicas")
-        self._stage.reduce_statistics(self._replicas)
-        self._weights.set_gradients(average(self._weights.gradients(), self._replicas))
+        return self._replicas
+
+    def _start_reduce(self, start: StartReduce) -> None:
+        if start.source in (None, self._rank):
+            self._completes = start
+        else:
+            self._among_replicas.expect(start.version, start.source)
+            self._exchanged[start.version] = []
+
+    def _reduce(self, exchange: ReduceGradients) -> None:
+        replicas = self._among_replicas
+        self._stage.reduce_statistics(replicas.group)
+        if not replicas.is_under_way(exchange.version):
+            replicas.give(exchange.version, self._weights.graded, exchange.source)
+        self._weights.set_gradients(replicas.gradients(exchange.version))
 
     def _exchange_among_stages(self, instruction: ReduceTied | ReduceNorm) -> None:
         if self._among_stages is None:
@@ -184,20 +217,22 @@ class Executor:
         else:
             self._among_stages.agree_on_norm()
 
-    def _take_loss(self) -> float | None:
-        if not self._losses:
-            return None
-        loss = float(torch.stack(self._losses).mean())
-        self._losses.clear()
-        return loss
+    def _take_loss(self, version: int) -> float | None:
+        """Of the microbatches whose gradients made the version."""
+        losses = self._exchanged.pop(version, None)
+        if losses is None:
+            losses, self._losses = self._losses, []
+            self._gathers = False
+        return float(torch.stack(losses).mean()) if losses else None
 
     def held_bytes(self) -> int:
-        """Bytes of versions, gradients, optimizer states, and microbatches kept whole, by their input, or for p2."""
+        """Bytes of versions, sets of gradients, optimizer states, and microbatches kept whole, by input, or for p2."""
         stage, weights, kept = self._stage, self._weights, self._stage.kept.values()
         graphs = sum(1 for k in kept if k.roots)
         inputs = sum(t.nbytes for k in kept if not k.roots for t in k.inputs)
         deferred = len(stage.deferred) * (stage.weight_gradient_bytes or 0)
-        fixed = weights.version_bytes + weights.master_bytes + weights.optimizer_bytes
+        gradient_sets = max(len(self._exchanged) + self._gathers, 1)
+        fixed = gradient_sets * weights.version_bytes + weights.master_bytes + weights.optimizer_bytes
         return fixed + weights.live_bytes + graphs * stage.activation_bytes + inputs + deferred
 
 

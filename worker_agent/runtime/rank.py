@@ -26,6 +26,7 @@ from planner_service.core.schedule.instructions import (
     ReduceGradients,
     ReduceNorm,
     ReduceTied,
+    StartReduce,
     is_compute,
 )
 from planner_service.core.schedule.program import Program, Stream, updates_a_batch
@@ -164,7 +165,7 @@ class Rank:
             if loss is not None:
                 self._require_finite(loss, version)
                 self.losses.append(loss)
-            status.batch_done(version // self.updates, float("nan") if loss is None else loss)
+            status.batch_done(version // self.updates, self.losses[-1] if self.losses else float("nan"))
 
         return Hooks(on_instruction=status.at, on_update=on_update, on_checkpoint=self._save)
 
@@ -270,7 +271,7 @@ def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], statu
     return RunFailedError(f"{format_instruction(instruction)} failed: {first_line}", rank=rank)
 
 
-_EXCHANGES = (ReduceGradients, ReduceTied, ReduceNorm)
+_EXCHANGES = (StartReduce, ReduceGradients, ReduceTied, ReduceNorm)
 
 
 class PeerLostError(RunFailedError):

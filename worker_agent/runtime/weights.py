@@ -63,6 +63,7 @@ class Weights:
         self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: tuple(slot.parameter for slot in slots)}
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
+        self._gathered: list[Tensor] | None = None
         self._factor = 1.0
         self._skips = False
         self._learning_rate = learning_rate
@@ -104,17 +105,23 @@ class Weights:
         """Says that a backward puts its gradients on this version's leaves."""
         self._graded = self._versions[version]
 
+    @property
+    def graded(self) -> tuple[nn.Parameter, ...]:
+        """The leaves on which gradients gather."""
+        return self._graded
+
     def gradients(self) -> list[Tensor]:
-        """What has gathered since the last update, by slot; zeros where no backward reached a parameter."""
-        for parameter in self._graded:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return [parameter.grad for parameter in self._graded if parameter.grad is not None]
+        """What the next update takes, by slot: zeros where no backward reached a parameter. It leaves the leaves."""
+        if self._gathered is None:
+            leaves, self._graded = self._graded, ()
+            self._gathered = [torch.zeros_like(p) if p.grad is None else p.grad for p in leaves]
+            for leaf in leaves:
+                leaf.grad = None
+        return list(self._gathered)
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Replaces the gathered gradients, by the average over the replicas."""
-        for parameter, gradient in zip(self._graded, gradients, strict=True):
-            parameter.grad = gradient
+        """Says what the next update takes instead of what has gathered on the leaves, which stays there."""
+        self._gathered = list(gradients)
 
     def scale_gradients(self, factor: float) -> None:
         """Says that the next update multiplies the gathered gradients by a factor; float32 copies take it unrounded."""
@@ -129,53 +136,85 @@ class Weights:
         """Makes `version` from version - 1 with the gathered gradients, which are then gone.
 
         In place unless the base is still needed (`keep_base`); then into the memory of a retired version, or into
-        new memory while there is none.
+        new memory while there is none: a few parameters at a time, in place of their gradients.
         """
-        base = self._versions[version - 1]
-        gradients = [parameter.grad for parameter in self._graded]
-        for parameter in self._graded:
-            parameter.grad = None
-        target = self._copy(base) if keep_base else base
-        self._point_handles(target)
-        if self.optimizer and not self._skips:
+        base, gradients = self._versions[version - 1], self._taken()
+        target = self._target(base, keep_base=keep_base)
+        if self.optimizer:
             self._set_learning_rate(self.optimizer, version)
-            self._step(self.optimizer, gradients, target)
-        self._versions[version] = target
+
+        def new_bytes(place: int) -> int:
+            copy_bytes = base[place].nbytes if target[place] is None else 0
+            return copy_bytes + (self._handles[place].nbytes if self._has_master[place] else 0)
+
+        for few in in_buckets(range(len(base)), new_bytes):
+            self._make(few, base, target, gradients)
+        self._versions[version] = tuple(leaf for leaf in target if leaf is not None)
         if not keep_base:
             del self._versions[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
-        self._graded = ()
         self._factor, self._skips = 1.0, False
+
+    def _taken(self) -> list[Tensor | None]:
+        """What was gathered, which leaves the leaves. What no backward reached has none: optimizers leave it alone."""
+        if self._gathered is not None:
+            taken, self._gathered = list[Tensor | None](self._gathered), None
+            return taken
+        leaves, self._graded = self._graded, ()
+        gradients = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        return gradients
+
+    def _target(self, base: Sequence[nn.Parameter], *, keep_base: bool) -> list[nn.Parameter | None]:
+        """The leaves of the version to be made: the base's own, those of a retired one with its values, or none yet."""
+        if keep_base and not self._spare:
+            return [None] * len(base)
+        return [*(self._copy(base) if keep_base else base)]
+
+    def _make(
+        self,
+        few: Sequence[int],
+        base: Sequence[nn.Parameter],
+        target: list[nn.Parameter | None],
+        gradients: list[Tensor | None],
+    ) -> None:
+        """Steps with some gradients, rounds what has a master, and drops the gradients.
+
+        An optimizer leaves alone what has no gradient, so that few gradients are there in float32 at once.
+        """
+        optimizer = None if self._skips else self.optimizer
+        for i in few:
+            there = target[i]
+            leaf = target[i] = nn.Parameter(base[i].detach().clone()) if there is None else there
+            handle, master, gradient = self._handles[i], self._has_master[i], gradients[i]
+            if not master:
+                handle.data = leaf.detach()
+            handle.grad = self._scaled(gradient.float() if master and gradient is not None else gradient)
+        if optimizer:
+            optimizer.step()
+        for i in few:
+            made = target[i]
+            self._handles[i].grad = gradients[i] = None
+            if self._has_master[i] and optimizer and made is not None:
+                made.copy_(self._handles[i])
 
     def _set_learning_rate(self, optimizer: torch.optim.Optimizer, version: int) -> None:
         if self._learning_rate is not None:
             for group in optimizer.param_groups:
                 group["lr"] = self._learning_rate(version)
 
-    def _step(
-        self, optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor | None], target: Sequence[nn.Parameter]
-    ) -> None:
-        """Steps with the gradients and rounds what has a master, a few parameters at a time.
-
-        An optimizer leaves alone what has no gradient, so that few gradients are there in float32 at once.
-        """
-        steps = list(zip(self._handles, self._has_master, gradients, target, strict=True))
-        for few in in_buckets(steps, lambda step: step[0].nbytes if step[1] else 0):
-            for handle, master, gradient, _ in few:
-                handle.grad = self._scaled(gradient.float() if master and gradient is not None else gradient)
-            optimizer.step()
-            for handle, master, _, leaf in few:
-                handle.grad = None
-                if master:
-                    leaf.copy_(handle)
-
     def _scaled(self, gradient: Tensor | None) -> Tensor | None:
         return gradient if gradient is None or self._factor == 1.0 else gradient.mul_(self._factor)
 
-    def retire(self, version: int) -> None:
-        """Gives a version's memory back, to be used by the next update."""
+    def retire(self, version: int, *, keep: bool = True) -> None:
+        """Gives a version's memory back, to be used by the next update, or (without `keep`) by anything else."""
         if version in self._versions:
-            self._spare.append(self._versions.pop(version))
+            leaves = self._versions.pop(version)
+            if keep:
+                self._spare.append(leaves)
+            else:
+                _free(leaves)
             self._in_place = -1 if self._in_place == version else self._in_place
 
     def version_tensors(self, version: int) -> dict[str, Tensor]:
@@ -231,3 +270,10 @@ class Weights:
         for handle, leaf, master in zip(self._handles, leaves, self._has_master, strict=True):
             if not master:
                 handle.data = leaf.detach()
+
+
+def _free(leaves: Iterable[nn.Parameter]) -> None:
+    """Gives the memory of leaves back that are kept by their name (`Slot`), where it is theirs alone."""
+    for leaf in leaves:
+        if leaf.untyped_storage().nbytes() == leaf.nbytes:
+            leaf.untyped_storage().resize_(0)

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from planner_service.core.cluster import Cluster, Level
+from planner_service.core.cost.all_reduce import all_reduce, outlasting_s
 from planner_service.core.cost.boundaries import Boundary, boundaries, in_order
 from planner_service.core.cost.compute import recompute_s
 from planner_service.core.cost.memory import fixed_copies
 from planner_service.core.cost.ports import boundary_port_devices, port_devices
 from planner_service.core.cost.transfer import boundary_link, ranks_by_stage
-from planner_service.core.plan import VERTICAL_SYNC, Stage, Worker
+from planner_service.core.plan import ASP, VERTICAL_SYNC, Stage, Worker
 from planner_service.core.profile import Measurement, Overheads, Profile
 from planner_service.core.stage_costs import StageCosts
 
@@ -22,6 +25,28 @@ class _Ports:
     activation: int
     gradient: int
     reduce: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A gradient exchange: what it moves, as a share of the weights, how much longer that takes, and its link."""
+
+    moved: float
+    factor: float
+    link: Level
+
+    def seconds(self, weight_bytes: float) -> float:
+        """How long it takes by itself."""
+        if self.moved == 0.0:
+            return 0.0
+        return self.moved * (weight_bytes * self.factor) / self.link.bandwidth_bytes_per_s + self.link.latency_s
+
+    def tail_s(self, completed: Sequence[tuple[float, float]]) -> float:
+        """How long it goes on after a backward that completes the blocks' gradients in these seconds."""
+        if self.moved == 0.0:
+            return 0.0
+        seconds_per_byte = self.moved * self.factor / self.link.bandwidth_bytes_per_s
+        return outlasting_s(completed, seconds_per_byte) + self.link.latency_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +75,11 @@ def estimate(
 ) -> tuple[StageCosts, ...]:
     """Every stage's costs on the devices that the placement gives it.
 
-    Gradients are exchanged by a ring all-reduce, 2 (r - 1) / r of the weights: that is what executes a plan, whatever
-    its planner assumed. A transfer takes its bytes over the slowest link that the boundary crosses. Where a profile
-    has no split backward, all of it counts as the gradient of the input, so that splitting promises nothing. The
-    `schedule` decides which of the profile's shares and overheads a stage has (`Overheads`; None: those of none).
+    Gradients are exchanged by a ring all-reduce, 2 (r - 1) / r of the weights, under ASP by a broadcast of each
+    replica's: that is what executes a plan, whatever its planner assumed. A transfer takes its bytes over the slowest
+    link that the boundary crosses. Where a profile has no split backward, all of it counts as the gradient of the
+    input, so that splitting promises nothing. The `schedule` decides which of the profile's shares and overheads a
+    stage has (`Overheads`; None: those of none).
     `order` is the graph's blocks as the stages hold them.
     """
     tensors = boundaries(profile, microbatch_size, stages, order)
@@ -81,6 +107,7 @@ def estimate(
             fixed=sum(fixed_copies(profile.dtype, optimizer, master_weights=master_weights)),
             recompute_factor=recompute_factor,
             shares=_shares(profile.overheads, schedule, stages, index, recompute_factor),
+            in_turn=schedule == ASP,
         )
         for index, stage in enumerate(stages)
     )
@@ -99,11 +126,15 @@ def _stage_costs(
     fixed: int,
     recompute_factor: float | None,
     shares: _Shares,
+    in_turn: bool,
 ) -> StageCosts:
     blocks = measured[stage.start : stage.stop]
-    weight_bytes = sum(block.weight_bytes for block in profile.blocks[stage.start : stage.stop])
+    sizes_bytes = [block.weight_bytes for block in profile.blocks[stage.start : stage.stop]]
+    weight_bytes = sum(sizes_bytes)
     input_s, weight_s = _split_backward_s(blocks)
     overheads = profile.overheads
+    exchange = _Exchange(_moved(stage.replicas, in_turn=in_turn), overheads.exchange_factor, group)
+    completed = [(shares.backward * b.backward_s, size) for b, size in zip(blocks, sizes_bytes, strict=True)]
     return StageCosts(
         microbatch_size=blocks[0].microbatch_size,
         forward_s=shares.forward * sum(block.forward_s for block in blocks),
@@ -112,7 +143,8 @@ def _stage_costs(
         backward_weight_s=weight_s,
         recompute_s=shares.recompute * recompute_s(blocks, recompute_factor),
         update_s=weight_bytes * shares.update_s_per_byte,
-        reduce_s=_reduce_s(weight_bytes * overheads.exchange_factor, stage.replicas, group),
+        reduce_s=exchange.seconds(weight_bytes),
+        reduce_tail_s=exchange.tail_s(completed),
         activation_transfer_s=_transfer_s(boundary.sent_bytes, after),
         gradient_transfer_s=_transfer_s(boundary.received_bytes, before),
         latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
@@ -121,6 +153,7 @@ def _stage_costs(
         input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
         fixed_bytes=weight_bytes * fixed,
+        gradient_bytes=weight_bytes,
         activation_port_devices=ports.activation,
         gradient_port_devices=ports.gradient,
         reduce_port_devices=ports.reduce,
@@ -153,8 +186,10 @@ def keeps_versions(schedule: str | None, replicas: Sequence[int], stage: int) ->
     """Whether microbatches in flight on a stage still need the version before when it updates: a copy is made then."""
     if schedule == VERTICAL_SYNC:
         return len(replicas) > 1
-    stashes = schedule == "pipedream" and sum(replicas[stage:]) > replicas[stage]
-    return stashes or schedule == "pipedream-2bw"
+    several_in_flight = sum(replicas[stage:]) > replicas[stage]
+    if schedule == "pipedream-2bw":  # of several replicas the update is put off until only those need it
+        return several_in_flight or replicas[stage] == 1
+    return schedule == "pipedream" and several_in_flight
 
 
 def _split_backward_s(blocks: Sequence[Measurement]) -> tuple[float, float]:
@@ -176,7 +211,8 @@ def _transfer_s(size_bytes: int, link: Level | None) -> float:
     return size_bytes / link.bandwidth_bytes_per_s if link else 0.0
 
 
-def _reduce_s(weight_bytes: float, replicas: int, link: Level) -> float:
-    if replicas == 1:
-        return 0.0
-    return 2 * (replicas - 1) / replicas * weight_bytes / link.bandwidth_bytes_per_s + link.latency_s
+def _moved(replicas: int, *, in_turn: bool) -> float:
+    """What an exchange moves, as a share of the weights: with gradients of one replica at a time each of them once."""
+    if replicas == 1 or in_turn:
+        return float(replicas > 1)
+    return float(all_reduce(np.asarray(float(replicas))))

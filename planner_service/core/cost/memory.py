@@ -9,6 +9,7 @@ the buffers of what is being sent and received.
 from dataclasses import dataclass
 from functools import lru_cache
 
+from planner_service.core.plan import ASP
 from planner_service.core.profile import DTYPE_BYTES
 
 OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
@@ -71,6 +72,7 @@ def copies(
     microbatches: int,
     dtype: str = "float32",
     master_weights: bool = False,
+    replicas: int = 1,
 ) -> Copies:
     """What a worker of a stage holds in a pipeline whose stages have equal replicas."""
     if accounting == "paper":
@@ -86,6 +88,7 @@ def copies(
         master_weights=master_weights,
         held_before=before,
         sends_on=stage < depth - 1,
+        replicas=replicas,
     )
 
 
@@ -112,6 +115,14 @@ def weight_versions(schedule: str, held: int) -> int:
     return 2 if schedule == "pipedream-2bw" else 1
 
 
+def exchanged_sets(schedule: str, replicas: int) -> int:
+    """Sets of gradients that are exchanged beside the stage's own: under ASP those of all other replicas.
+
+    Under 2BW a batch's are exchanged while the next batch's gather, but so long only one of the two versions is there.
+    """
+    return replicas - 1 if schedule == ASP else 0
+
+
 def paper_copies(schedule: str, *, recompute: bool, depth: int, microbatches: int) -> Copies:
     """Appendix A.1.2 on every stage: 2|W| + d|A| + d|I|, with recomputation 2|W| + |A| + d|I|.
 
@@ -136,6 +147,7 @@ def training_copies(
     master_weights: bool = False,
     held_before: int | None = None,
     sends_on: bool = False,
+    replicas: int = 1,
 ) -> Copies:
     """What is there for training, and what `held` microbatches in flight keep.
 
@@ -149,7 +161,7 @@ def training_copies(
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     return Copies(
         versions=weight_versions(schedule, held),
-        gradients=gradients,
+        gradients=gradients + exchanged_sets(schedule, replicas),
         master_weights=masters,
         optimizer_states=states,
         activations=1 if recompute else held,

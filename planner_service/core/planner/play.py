@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from planner_service.core.cost.transfer import ranks_by_stage
-from planner_service.core.plan import STASHING, Plan, Simulated
+from planner_service.core.plan import ASP, STASHING, Plan, Simulated
 from planner_service.core.predict import predict
 from planner_service.core.schedule.instructions import Instruction, ReduceGradients, Update
+from planner_service.core.schedule.overlap import overlap_exchanges
 from planner_service.core.schedule.pipeline import Pipeline
 from planner_service.core.schedule.program import FLUSHES, Program, Stream, build
 from planner_service.core.simulate import simulate
@@ -55,9 +56,9 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
     the first.
 
     Its transfers take as long as those of all replicas that pass the same port at once. Where the stages' replicas
-    differ, all workers are played.
+    differ, and where they take turns (ASP), all workers are played.
     """
-    if plan.width is None or plan.chunks > 1:
+    if not _stands_for_all(plan):
         return predict(plan, batches=batches)
     pipeline = Pipeline(
         replicas=(1,) * plan.depth,
@@ -69,11 +70,15 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
     devices = [workers[0] for workers in ranks]
     costs = [_of_all_replicas(plan.costs, ranks, stage) for stage in range(plan.depth)]
     program = build(plan.schedule, pipeline)
-    if plan.width > 1:
+    if plan.replicas[0] > 1:
         program = _exchanging(program)
     if plan.split_backward:
         program = split_backward(program, costs, devices, half_way=plan.split_backward_half_way)
-    return simulate(program, costs, devices)
+    return simulate(overlap_exchanges(program), costs, devices)
+
+
+def _stands_for_all(plan: Plan) -> bool:
+    return plan.width is not None and plan.chunks == 1 and plan.schedule != ASP
 
 
 def _exchanging(program: Program) -> Program:
@@ -136,7 +141,7 @@ class _Played:
     def simulated(self) -> Simulated:
         """By rank."""
         plan, span_s = self.plan, self.span_s
-        lanes = [worker.stage if plan.width else rank for rank, worker in enumerate(plan.placement)]
+        lanes = [worker.stage if _stands_for_all(plan) else rank for rank, worker in enumerate(plan.placement)]
         total_s = span_s * len(self.busy_s)
         batch = plan.microbatch_size * plan.microbatches * lcm(*plan.replicas)
         return Simulated(
@@ -173,13 +178,25 @@ def _extrapolated(plan: Plan, instructions: int) -> Simulated | None:
 def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     """The same plan with the microbatches of `_SHORTER`; none where it has no more, or cannot be shortened.
 
-    Twice as many where half of them count: an odd half would be rounded.
+    Twice as many where half of them count: an odd half would be rounded. Without a flush a batch takes as long as its
+    microbatches or as its exchange beside them: that is shortened as well.
     """
     halves = 2 if plan.split_backward_half_way else 1
     microbatches = [halves * times * plan.depth for times in _SHORTER]
     if plan.width is None or plan.schedule in STASHING or plan.microbatches <= microbatches[-1]:
         return ()
-    return tuple(replace(plan, microbatches=count) for count in microbatches)
+    return tuple(
+        replace(plan, microbatches=count, costs=tuple(_shorter_exchange(plan, costs, count) for costs in plan.costs))
+        for count in microbatches
+    )
+
+
+def _shorter_exchange(plan: Plan, costs: StageCosts, microbatches: int) -> StageCosts:
+    if plan.schedule in FLUSHES:
+        return costs
+    share = microbatches / plan.microbatches
+    tail_s = None if costs.reduce_tail_s is None else share * costs.reduce_tail_s
+    return replace(costs, reduce_s=share * costs.reduce_s, reduce_tail_s=tail_s)
 
 
 def _batches_to_play(plan: Plan, limit: int) -> int:
@@ -194,11 +211,15 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
 
 def _minibatches(plan: Plan) -> int:
     """Those of a batch that are played: of one pipeline where it stands for all."""
-    return plan.microbatches if plan.width else plan.microbatches * lcm(*plan.replicas)
+    return plan.microbatches if _stands_for_all(plan) else plan.microbatches * lcm(*plan.replicas)
 
 
 def _instructions(plan: Plan) -> int:
-    """Of a batch: forward, backward, two sends and two receives a minibatch; exchange and update a worker."""
+    """Of a batch: forward, backward, two sends and two receives a minibatch; exchange and update a worker, in ASP for
+    every other one.
+    """
     minibatches = _minibatches(plan)
     updates = minibatches if plan.schedule in STASHING else 1
+    if plan.schedule == ASP:
+        updates = plan.stages[0].replicas ** 2
     return sum((7 if stage.recompute else 6) * minibatches + 2 * updates for stage in plan.stages)

@@ -15,6 +15,7 @@ from planner_service.core.schedule.instructions import (
     ReduceGradients,
     ReduceNorm,
     ReduceTied,
+    StartReduce,
     Update,
     is_compute,
     microbatches_of,
@@ -32,7 +33,9 @@ def check(program: Program) -> None:
       the newest one for a schedule with a flush, at most `versions_behind` older for one without;
     - with vertical sync a microbatch runs on every stage on the version that it has on the input stage;
     - updates make versions one by one from the first batch's to the last's, and for a schedule with a flush only
-      once every microbatch of theirs is through; exchanges of gradients are for the version that comes next.
+      once every microbatch of theirs is through; exchanges of gradients are for the version that comes next;
+    - an exchange that is begun ahead is begun once, after the one before, next to the backward that completes the
+      worker's own gradients, and is over before the update.
 
     That sends and receives pair up without deadlock is the simulator's to show: it plays the same streams.
     """
@@ -42,6 +45,7 @@ def check(program: Program) -> None:
         newest = _check_versions(program, stream, first)
         if newest != last:
             raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
+        _check_exchanges(stream, first)
     if program.schedule == VERTICAL_SYNC:
         _check_vertical_sync(program)
 
@@ -116,6 +120,27 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
                 pass
         _track_open(instruction, open_microbatches)
     return newest
+
+
+def _check_exchanges(stream: Stream, newest: int) -> None:
+    begun, waits = newest, set[int]()
+    for index, instruction in enumerate(stream.instructions):
+        match instruction:
+            case StartReduce(version=version, source=source):
+                if version != begun + 1:
+                    raise _broken(stream, instruction, f"the exchange before it was for version {begun}")
+                begun = version
+                waits.add(version)
+                following = stream.instructions[index + 1 : index + 2]
+                if source in (None, stream.rank) and not isinstance((*following, None)[0], Backward):
+                    raise _broken(stream, instruction, "no backward follows that completes the gradients")
+            case ReduceGradients(version=version):
+                begun = max(begun, version)
+                waits.discard(version)
+            case Update(version=version) if version in waits:
+                raise _broken(stream, instruction, "its gradients are still exchanged")
+            case _:
+                pass
 
 
 def _check_vertical_sync(program: Program) -> None:

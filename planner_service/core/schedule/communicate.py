@@ -21,11 +21,17 @@ _BACKWARD = (Backward, BackwardInput)
 
 
 def communicate(
-    instructions: Iterable[Instruction], pipeline: Pipeline, worker: Worker, ranks: Mapping[Worker, int]
+    instructions: Iterable[Instruction],
+    pipeline: Pipeline,
+    worker: Worker,
+    ranks: Mapping[Worker, int],
+    *,
+    in_turn: bool = False,
 ) -> Iterator[Instruction]:
     """Receives stand right before the compute that needs them, sends right after the compute that makes them.
 
-    The peer of a microbatch is the replica of the neighbouring stage that computes it, in both directions.
+    The peer of a microbatch is the replica of the neighbouring stage that computes it, in both directions. A version is
+    made from the gradients of all replicas, or, `in_turn`, from those of one replica after the other.
     """
     stages = [pipeline.stage_of(worker.stage, chunk) for chunk in range(pipeline.chunks)]
     neighbours = [(_ranks(pipeline, stage - 1, ranks), _ranks(pipeline, stage + 1, ranks)) for stage in stages]
@@ -51,8 +57,14 @@ def communicate(
                 yield SendGradient(k, before[(k - 1) % len(before)], chunk)
         else:
             if replicated and isinstance(instruction, Update):
-                yield ReduceGradients(instruction.version, chunk)
+                source = ranks[_in_turn(pipeline, worker, instruction.version)] if in_turn else None
+                yield ReduceGradients(instruction.version, chunk, source)
             yield instruction
+
+
+def _in_turn(pipeline: Pipeline, worker: Worker, version: int) -> Worker:
+    """The replica whose turn a version is."""
+    return Worker(stage=worker.stage, replica=(version - 1) % pipeline.replicas[worker.stage])
 
 
 def _ranks(pipeline: Pipeline, stage: int, ranks: Mapping[Worker, int]) -> Sequence[int]:

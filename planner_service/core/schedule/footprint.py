@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import get_args
 
 from planner_service.core.schedule.instructions import (
@@ -13,6 +13,7 @@ from planner_service.core.schedule.instructions import (
     Forward,
     Instruction,
     Recompute,
+    StartReduce,
     Update,
 )
 
@@ -23,13 +24,15 @@ _ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
 class Held:
     """After one instruction: microbatches with all activations kept, with the input only, live weight versions.
 
-    `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only what p2 needs is kept.
+    `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only what p2 needs is kept; `gradients`
+    the sets of gradients beyond the one that every stage has: what is exchanged while others gather.
     """
 
     activations: int
     inputs: int
     versions: int
     weight_gradients: int = 0
+    gradients: int = 0
 
     @property
     def in_flight(self) -> int:
@@ -68,12 +71,18 @@ def _not_made(instructions: Sequence[Instruction], used: Iterable[int]) -> tuple
 
 def footprints(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[Held]:
     """What is held after each instruction of one worker's stream."""
-    for activations, inputs, versions, weight_gradients in held_counts(instructions, recompute=recompute):
-        yield Held(activations=activations, inputs=inputs, versions=versions, weight_gradients=weight_gradients)
+    for activations, inputs, versions, weight_gradients, gradients in held_counts(instructions, recompute=recompute):
+        yield Held(
+            activations=activations,
+            inputs=inputs,
+            versions=versions,
+            weight_gradients=weight_gradients,
+            gradients=gradients,
+        )
 
 
-def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[tuple[int, int, int, int]]:
-    """The same as plain (activations, inputs, versions, weight gradients), for long streams."""
+def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[tuple[int, int, int, int, int]]:
+    """The same as plain (activations, inputs, versions, weight gradients, gradients), for long streams."""
     kinds = [type(instruction) for instruction in instructions]
     whole, inputs = _INPUT_KEPT if recompute else _ALL_KEPT
     deferred_changes = [_DEFERRED[kind] for kind in kinds]
@@ -92,8 +101,27 @@ def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iter
         accumulate([inputs[kind] for kind in kinds]),
         versions,
         accumulate(deferred_changes),
+        _further_gradients(instructions) if StartReduce in kinds else repeat(0, len(kinds)),
         strict=True,
     )
+
+
+def _further_gradients(instructions: Sequence[Instruction]) -> Iterator[int]:
+    """Sets that are exchanged, from the backward that completes them (others' from their start) to their update, and
+    the one that gathers, less the one that is always there.
+    """
+    exchanged: set[int] = set()
+    gathers, before = False, None
+    for instruction in instructions:
+        if isinstance(before, StartReduce):
+            exchanged.add(before.version)
+        if isinstance(instruction, Backward | BackwardInput | BackwardWeight):
+            gathers = not isinstance(before, StartReduce)
+        elif isinstance(instruction, Update):
+            gathers = gathers and instruction.version in exchanged
+            exchanged.discard(instruction.version)
+        before = instruction
+        yield max(len(exchanged) + gathers - 1, 0)
 
 
 def _changes(**changes: int) -> dict[type[Instruction], int]:

@@ -105,11 +105,28 @@ class RecvGradient:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceGradients:
-    """Averages the gradients for `version` over the stage's replicas; waits for all of them."""
+class StartReduce:
+    """Begins the exchange of the gradients for `version` among the stage's replicas; waits for nobody.
+
+    Stands right before the backward that completes them: each goes as soon as it is complete, while the worker goes on.
+    With a `source` it is that rank alone that has them: to all others it sends them, wherever they are.
+    """
 
     version: int
     chunk: int = 0
+    source: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceGradients:
+    """Averages the gradients for `version` over the stage's replicas; waits until all of them are through.
+
+    Where no StartReduce began the exchange, it begins here. With a `source` the gradients are those of that rank.
+    """
+
+    version: int
+    chunk: int = 0
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +177,7 @@ class Checkpoint:
 
 Compute: TypeAlias = Forward | Recompute | Backward | BackwardInput | BackwardWeight
 Transfer: TypeAlias = SendActivation | RecvActivation | SendGradient | RecvGradient
-Exchange: TypeAlias = ReduceGradients | ReduceTied | ReduceNorm
+Exchange: TypeAlias = StartReduce | ReduceGradients | ReduceTied | ReduceNorm
 Instruction: TypeAlias = Compute | Transfer | Exchange | Update | Checkpoint
 
 
@@ -174,7 +191,7 @@ def microbatches_of(instruction: Instruction) -> tuple[int, ...]:
     match instruction:
         case BackwardWeight():
             return instruction.microbatches
-        case ReduceGradients() | ReduceTied() | ReduceNorm() | Update() | Checkpoint():
+        case StartReduce() | ReduceGradients() | ReduceTied() | ReduceNorm() | Update() | Checkpoint():
             return ()
         case _:
             return (instruction.microbatch,)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from planner_service.core.errors import require
-from planner_service.core.plan import INTERLEAVED, SCHEDULES, STASHING, VERTICAL_SYNC, Worker
+from planner_service.core.plan import ASP, INTERLEAVED, SCHEDULES, STASHING, VERTICAL_SYNC, Worker
 from planner_service.core.schedule.communicate import communicate
-from planner_service.core.schedule.data_parallel import data_parallel
+from planner_service.core.schedule.data_parallel import data_parallel, data_parallel_asp
 from planner_service.core.schedule.gpipe import gpipe
 from planner_service.core.schedule.instructions import (
     Backward,
@@ -31,6 +31,7 @@ Generator = Callable[[Pipeline, Worker], Iterator[Instruction]]
 GENERATORS: dict[str, Generator] = {
     "naive": naive,
     "data-parallel": data_parallel,
+    ASP: data_parallel_asp,
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "pipedream": pipedream,
@@ -100,7 +101,7 @@ def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *
             compute = _recompute(compute, pipeline, worker.stage)
         if checkpoint_every:
             compute = _checkpoint(compute, schedule, pipeline, worker.stage, checkpoint_every)
-        instructions = tuple(communicate(compute, pipeline, worker, ranks))
+        instructions = tuple(communicate(compute, pipeline, worker, ranks, in_turn=schedule == ASP))
         return Stream(rank=rank, stage=worker.stage, replica=worker.replica, instructions=instructions)
 
     return Program(
@@ -129,7 +130,7 @@ def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
 
 
 def versions_behind(schedule: str, pipeline: Pipeline, stage: int) -> int:
-    """How many updates behind the newest weights a stage computes in steady state: 0 with a flush.
+    """How many updates behind the newest weights a stage may compute: 0 with a flush.
 
     With vertical sync the input stage has NOAM minibatches in flight on each of its r1 replicas; of these NOAM r1
     minibatches, a version of r replicas holds at least gcd(r1, r): all but those are missing, r an update.
@@ -139,11 +140,17 @@ def versions_behind(schedule: str, pipeline: Pipeline, stage: int) -> int:
         return -(-(pipeline.in_flight_limit(0) * first - gcd(first, own)) // own)
     if schedule == "pipedream":
         return pipeline.in_flight_limit(stage) - 1
+    if schedule == ASP:
+        return pipeline.replicas[stage] - 1
     return 1 if schedule == "pipedream-2bw" else 0
 
 
 def updates_a_batch(schedule: str, pipeline: Pipeline, stage: int) -> int:
-    """Weight versions that a batch makes on a stage: one; for PipeDream one a minibatch of each replica."""
+    """Weight versions that a batch makes on a stage: one; for PipeDream one a minibatch of each replica, for ASP one a
+    replica.
+    """
+    if schedule == ASP:
+        return pipeline.replicas[stage]
     return pipeline.batch_microbatches // pipeline.replicas[stage] if schedule in STASHING else 1
 
 

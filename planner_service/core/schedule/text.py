@@ -5,7 +5,8 @@ R3@1   Recompute            B3@1   Backward
 I3@1   BackwardInput (p1)   W3,4@1 BackwardWeight (p2), one microbatch or several
 >F3:1  SendActivation of microbatch 3 to rank 1      <F3:0  RecvActivation from rank 0
 >B3:0  SendGradient to rank 0                        <B3:1  RecvGradient from rank 1
-G2     ReduceGradients for version 2     U2  Update that makes version 2
+S2     StartReduce for version 2         G2  ReduceGradients for version 2, G2:1 of those of rank 1
+U2     Update that makes version 2
 T2:0,3 ReduceTied for version 2, among the stages 0 and 3        N2  ReduceNorm for version 2
 C2@1   Checkpoint at version 2 with the versions from 1 on
 F3.1@2 the same forward through chunk 1 of a rank that holds several stages (chunk 0 is not written)
@@ -32,6 +33,7 @@ from planner_service.core.schedule.instructions import (
     ReduceTied,
     SendActivation,
     SendGradient,
+    StartReduce,
     Update,
 )
 
@@ -54,7 +56,7 @@ _TRANSFERS: dict[str, Callable[[int, int, int], Instruction]] = {
     ">B": SendGradient,
     "<B": RecvGradient,
 }
-_ON_STAGE: dict[str, Callable[[int, int], Instruction]] = {"G": ReduceGradients, "U": Update}
+_ON_STAGE: dict[str, Callable[[int, int, int | None], Instruction]] = {"S": StartReduce, "G": ReduceGradients}
 _LETTER: dict[object, str] = {
     cls: letter for table in (_ON_VERSION, _TRANSFERS, _ON_STAGE) for letter, cls in table.items()
 }
@@ -74,8 +76,11 @@ def format_instruction(instruction: Instruction) -> str:
         case BackwardWeight():
             numbers = ",".join(str(k) for k in instruction.microbatches)
             return f"W{numbers}{_chunk(instruction)}{_version(instruction.version)}"
-        case ReduceGradients() | Update():
-            return f"{_LETTER[type(instruction)]}{instruction.version}{_chunk(instruction)}"
+        case StartReduce() | ReduceGradients():
+            source = "" if instruction.source is None else f":{instruction.source}"
+            return f"{_LETTER[type(instruction)]}{instruction.version}{_chunk(instruction)}{source}"
+        case Update():
+            return f"{UPDATE_LETTER}{instruction.version}{_chunk(instruction)}"
         case ReduceNorm():
             return f"N{instruction.version}"
         case ReduceTied():
@@ -95,10 +100,8 @@ def parse_instruction(text: str) -> Instruction:
     letter, numbers, of_chunk, mark, tail = found.groups()
     chunk = int(of_chunk or 0)
     first, *more = (int(n) for n in numbers.split(","))
-    if letter == "N" and mark is None and of_chunk is None and not more:
-        return ReduceNorm(first)
-    if letter == "T" and mark == ":" and of_chunk is None and not more:
-        return ReduceTied(first, tuple(int(n) for n in tail.split(",")))
+    if letter in "NT" and of_chunk is None and not more:
+        return _among_stages(letter, first, mark, tail, text)
     if tail and "," in tail:
         raise _unreadable(text)
     if letter == "W" and mark != ":":
@@ -109,8 +112,18 @@ def parse_instruction(text: str) -> Instruction:
         return _ON_VERSION[letter](first, int(tail or 0), chunk)
     if letter in _TRANSFERS and mark == ":":
         return _TRANSFERS[letter](first, int(tail), chunk)
-    if letter in _ON_STAGE and mark is None:
-        return _ON_STAGE[letter](first, chunk)
+    if letter in _ON_STAGE and mark != "@":
+        return _ON_STAGE[letter](first, chunk, int(tail) if tail else None)
+    if letter == UPDATE_LETTER and mark is None:
+        return Update(first, chunk)
+    raise _unreadable(text)
+
+
+def _among_stages(letter: str, version: int, mark: str | None, tail: str, text: str) -> Instruction:
+    if letter == "N" and mark is None:
+        return ReduceNorm(version)
+    if letter == "T" and mark == ":":
+        return ReduceTied(version, tuple(int(n) for n in tail.split(",")))
     raise _unreadable(text)
 
 

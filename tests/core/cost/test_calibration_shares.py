@@ -21,6 +21,8 @@ SHAPES = (
     ("gpipe", (3, 6), 1),
     ("1f1b", (2, 4, 6), 1),
     ("pipedream-2bw", (2, 4, 6), 1),
+    ("pipedream-2bw", (2, 4, 6), 2),
+    ("pipedream-2bw", (6,), 2),
     ("pipedream", (2, 4, 6), 1),
     ("pipedream", (6,), 2),
 )

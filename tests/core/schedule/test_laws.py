@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_service.core.plan import STASHING, Worker
+from planner_service.core.plan import DATA_PARALLEL, STASHING, Worker
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import footprints
 from planner_service.core.schedule.instructions import (
@@ -261,7 +261,7 @@ def test_in_flight_microbatches_never_exceed_the_distance_to_the_end(schedule: s
 
 @pytest.mark.parametrize("schedule", sorted(GENERATORS))
 def test_live_versions_are_those_that_a_schedule_promises(schedule: str) -> None:
-    stages = 1 if schedule == "data-parallel" else 4
+    stages = 1 if schedule in DATA_PARALLEL else 4
     program = straight(schedule, stages, 1 if schedule in STASHING else 4, batches=8)
     for stream in program.streams:
         behind = versions_behind(schedule, program.pipeline, stream.stage)
@@ -272,7 +272,7 @@ def test_live_versions_are_those_that_a_schedule_promises(schedule: str) -> None
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_schedule_passes_the_check_and_plays_to_its_end(schedule: str, width: int, recompute: bool) -> None:
-    stages = 1 if schedule == "data-parallel" else 3
+    stages = 1 if schedule in DATA_PARALLEL else 3
     pipeline = Pipeline(replicas=(width,) * stages, microbatches=3, batches=3, recompute=(recompute,) * stages)
     program = build(schedule, pipeline, checkpoint_every=2)
     check(program)

@@ -26,7 +26,8 @@ transfers = [kinds.SendActivation, kinds.RecvActivation, kinds.SendGradient, kin
 any_instruction: st.SearchStrategy[Instruction] = st.one_of(
     *(st.builds(kind, numbers, numbers, numbers) for kind in (*on_version, *transfers)),
     st.builds(BackwardWeight, st.lists(numbers, min_size=1, max_size=4).map(tuple), numbers, numbers),
-    st.builds(kinds.ReduceGradients, numbers, numbers),
+    st.builds(kinds.StartReduce, numbers, numbers, st.none() | numbers),
+    st.builds(kinds.ReduceGradients, numbers, numbers, st.none() | numbers),
     st.builds(kinds.ReduceNorm, numbers),
     st.builds(kinds.ReduceTied, numbers, st.lists(numbers, min_size=1, max_size=4).map(tuple)),
     st.builds(kinds.Update, numbers, numbers),
@@ -63,7 +64,7 @@ def test_a_chunk_stands_behind_the_microbatch() -> None:
 
 
 NO_INSTRUCTIONS = (
-    *("", "F", "f1", "F1:2", ">F1", "W1:2", "F1,2", "U1@2", "G1:2", "F-1", "F1@", "X1", "F1."),
+    *("", "F", "f1", "F1:2", ">F1", "W1:2", "F1,2", "U1@2", "G1@2", "U1:2", "S1,2", "F-1", "F1@", "X1", "F1."),
     *("T1", "T1@2", "F1@1,2", "N1:0", "N1.1", "T1.1:0"),
 )
 

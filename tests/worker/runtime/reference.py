@@ -133,3 +133,32 @@ def train_on_replicas(
                 history[s].append({name: p - learning_rate * mean[name] for name, p in history[s][-1].items()})
                 rounds[s] = []
     return {name: p for versions in history for name, p in versions[-1].items()}
+
+
+def train_in_turn(
+    plan: Plan, model: str, data: str, *, steps: int, seed: int, learning_rate: float, behind: int | None = None
+) -> Weights:
+    """ASP: replica after replica updates alone, with the mean over its own microbatches of a batch.
+
+    Update k (from 1) is made of the gradient at w(max(k - replicas, 0)), or at w(max(k - 1 - behind, 0)).
+    """
+    chain = build_model(model, seed=seed, dtype=getattr(torch, plan.dtype))
+    source = open_data(data, microbatch_size=plan.microbatch_size, seed=seed)
+    replicas = plan.replicas[0]
+    delay = replicas - 1 if behind is None else behind
+    newest = {name: p.detach().clone().requires_grad_() for name, p in chain.root.named_parameters()}
+    history = [{name: p.detach().clone() for name, p in newest.items()}]
+    optimizer = OPTIMIZERS[plan.optimizer](list(newest.values()), learning_rate)
+    for update in range(steps * replicas):
+        batch, replica = divmod(update, replicas)
+        used = {name: p.clone().requires_grad_() for name, p in history[max(update - delay, 0)].items()}
+        for microbatch in range(plan.microbatches):
+            k = (batch * plan.microbatches + microbatch) * replicas + replica
+            inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
+            loss = build_loss(None)(functional_call(chain.root, used, (inputs,)), targets)
+            torch.autograd.backward(loss / plan.microbatches)
+        for name, parameter in newest.items():
+            parameter.grad = used[name].grad
+        optimizer.step()
+        history.append({name: p.detach().clone() for name, p in newest.items()})
+    return history[-1]

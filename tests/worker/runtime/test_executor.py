@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from planner_service.core.plan import STASHING, Plan
+from planner_service.core.plan import ASP, STASHING, Plan
 from planner_service.core.predict import predict
 from planner_service.core.schedule.instructions import Checkpoint
 from planner_service.core.timeline import Lane
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
-from tests.worker.runtime.reference import Weights, train, train_on_replicas
+from tests.worker.runtime.reference import Weights, train, train_in_turn, train_on_replicas
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.results import RankResult
 
@@ -202,3 +202,35 @@ def test_memory_does_not_grow_with_the_steps(tmp_path: Path) -> None:
         peaks.append(max(result.peak_resident_bytes for result in run_ranks(job)))
     message_bytes = 64 * 512 * 8
     assert peaks[1] - peaks[0] < 50 * 4 * message_bytes  # a leak keeps 95 steps of 4 messages or more
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 2), (2, 2), (3, 1)])
+def test_asp_weights_equal_its_formula(replicas: int, microbatches: int, optimizer: str, tmp_path: Path) -> None:
+    plan = make_plan(ASP, CUTS[1], replicas=replicas, microbatches=microbatches, optimizer=optimizer)
+    weights, results = execute(plan, tmp_path)
+    stale = train_in_turn(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
+    assert distance(weights, stale) < 1e-11
+    for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
+        assert without_checkpoints(result.lane) == lane.instructions
+        assert len(result.losses) == STEPS
+
+
+def test_asp_differs_from_updates_on_the_newest_weights_and_from_means(tmp_path: Path) -> None:
+    plan = make_plan(ASP, CUTS[1], replicas=3, microbatches=1)
+    weights, _ = execute(plan, tmp_path)
+    fresh = train_in_turn(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE, behind=0)
+    together = train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
+    assert min(distance(weights, fresh), distance(weights, together)) > 1e-6
+
+
+@pytest.mark.parametrize("schedule", [ASP, "pipedream-2bw"])
+def test_a_run_that_is_resumed_while_gradients_were_exchanged_is_the_same(schedule: str, tmp_path: Path) -> None:
+    """The checkpoint lies in the middle of the next batch, whose gradients are computed again."""
+    cuts, replicas = (CUTS[1], 3) if schedule == ASP else (CUTS[2], 2)
+    plan = make_plan(schedule, cuts, replicas=replicas, microbatches=2, optimizer="adam")
+    whole, _ = execute(plan, tmp_path / "whole")
+    job = job_of(plan, tmp_path / "stopped", steps=3)
+    run_ranks(job)
+    run_ranks(replace(job, first_step=3, steps=STEPS))
+    assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
-from planner_service.core.cost.memory import Copies, copies, in_flight, keeps_master_weights
+from planner_service.core.cost.memory import Copies, copies, exchanged_sets, in_flight, keeps_master_weights
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.plan import Alternative, Certificate, Stage, StageMemory
 from planner_service.core.planner.complete import Decision
@@ -59,7 +59,7 @@ class Evaluator:
     measured: Measured
     _chains: dict[int, Chain] = field(default_factory=dict)
     _links: dict[tuple[int, int], tuple[Links, ...]] = field(default_factory=dict)
-    _counts: dict[tuple[str, int, bool, int], Counts] = field(default_factory=dict)
+    _counts: dict[tuple[str, int, bool, int, int], Counts] = field(default_factory=dict)
 
     @property
     def device_bytes(self) -> int:
@@ -82,9 +82,9 @@ class Evaluator:
         return self._links[key]
 
     def counts(self, shape: Shape, recompute: bool) -> Counts:
-        """What is held on the stages of a shape. Only a flush makes it depend on the batch."""
+        """What is held on the stages of a shape. Only a flush makes it depend on the batch, and ASP on the width."""
         microbatches = shape.microbatches if shape.schedule in FLUSHED else 1
-        key = (shape.schedule, shape.depth, recompute, microbatches)
+        key = (shape.schedule, shape.depth, recompute, microbatches, exchanged_sets(shape.schedule, shape.width))
         if key not in self._counts:
             self._counts[key] = Counts(tuple(self._copies(shape, recompute)))
         return self._counts[key]
@@ -102,6 +102,7 @@ class Evaluator:
                 microbatches=shape.microbatches,
                 dtype=dtype,
                 master_weights=self.master_weights,
+                replicas=shape.width,
             )
 
     @cached_property

@@ -11,8 +11,9 @@ from functools import cached_property
 import numpy as np
 
 from planner_service.core.cost.compute import IntArray
+from planner_service.core.plan import DATA_PARALLEL
 from planner_service.core.planner.pipelines.chain import Measured
-from planner_service.core.planner.pipelines.terms import Shape
+from planner_service.core.planner.pipelines.terms import UNPIPELINED, Shape
 from planner_service.core.planner.problem import Problem
 
 TWO_BW = "pipedream-2bw"
@@ -79,7 +80,7 @@ class Space:
         if options.schedule is None:
             ranges = [("data-parallel", 1, 1), ("naive", 2, deepest), (TWO_BW, 2, deepest)]
         else:
-            ranges = [(options.schedule, 1, 1 if options.schedule == "data-parallel" else deepest)]
+            ranges = [(options.schedule, 1, 1 if options.schedule in DATA_PARALLEL else deepest)]
         if options.stages is not None:
             ranges = [
                 (name, options.stages, options.stages) for name, low, high in ranges if low <= options.stages <= high
@@ -94,7 +95,7 @@ class Space:
         if schedule == "gpipe":
             return True
         asked = self.problem.options.recompute
-        return False if asked is None and schedule in ("data-parallel", "naive") else asked
+        return False if asked is None and schedule in UNPIPELINED else asked
 
     @cached_property
     def rows(self) -> tuple[Rows, ...]:

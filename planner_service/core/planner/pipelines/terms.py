@@ -13,12 +13,12 @@ from itertools import pairwise
 import numpy as np
 
 from planner_service.core.cluster import Cluster
-from planner_service.core.cost.all_reduce import all_reduce
+from planner_service.core.cost.all_reduce import all_reduce, in_turn
 from planner_service.core.cost.compute import FloatArray, IntArray
 from planner_service.core.cost.memory import Copies
 from planner_service.core.cost.transfer import Bandwidths
 from planner_service.core.errors import LARGEST_AMOUNT
-from planner_service.core.plan import Worker
+from planner_service.core.plan import ASP, DATA_PARALLEL, Worker
 from planner_service.core.planner.pipelines.chain import Chain
 from planner_service.core.planner.pipelines.split import (
     ROUNDING,
@@ -35,7 +35,7 @@ from planner_service.core.schedule.program import pipelines_in_a_row, stages_in_
 FLUSHED = ("1f1b", "gpipe")
 """Pipelined schedules that pay for filling and draining: (m + d - 1) / m."""
 
-UNPIPELINED = ("data-parallel", "naive")
+UNPIPELINED = (*sorted(DATA_PARALLEL), "naive")
 """Schedules whose stages work one after the other: a microbatch takes their sum."""
 
 
@@ -283,7 +283,8 @@ class PipelineTerms:
     @cached_property
     def _exchange(self) -> FloatArray:
         """Seconds of gradient exchange a byte of weights and microbatch, on every stage."""
-        share = float(all_reduce(np.asarray(float(self.shape.width))))
+        exchange = in_turn if self.shape.schedule == ASP else all_reduce
+        share = float(exchange(np.asarray(float(self.shape.width))))
         return share / self.links.groups / self.shape.microbatches
 
     def _stages_only(self, table: FloatArray, starts: slice, stops: slice) -> FloatArray:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner_service.core.errors import require
-from planner_service.core.plan import Alternative, Answer, Certificate
+from planner_service.core.plan import ASP, Alternative, Answer, Certificate
 from planner_service.core.planner.asked import (
     refuse_unused,
     require_few_blocks,
@@ -55,7 +55,7 @@ def two_bw(problem: Problem) -> Answer:
     options = problem.options
     used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
     refuse_unused(NAME, options, used)
-    require_schedule(options, ("pipedream-2bw", "1f1b", "gpipe", "data-parallel", "naive"), NAME)
+    require_schedule(options, ("pipedream-2bw", "1f1b", "gpipe", "data-parallel", ASP, "naive"), NAME)
     if options.schedule == "gpipe":
         require_recompute(options, "gpipe")
     require_stages(problem)
