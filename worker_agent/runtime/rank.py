@@ -40,6 +40,7 @@ from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.mail import Mail, edges_of
+from worker_agent.runtime.noted import Noted, forwards_ahead
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.recorder import Recorder, clock_for
@@ -84,7 +85,7 @@ class Part:
             learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),
         )
         self.homes = [homes[slot.parameter] for slot in self.weights.slots]
-        self.buffers = checkpoint.untrained(self.blocks, names)
+        self.noted = Noted(checkpoint.untrained(self.blocks, names))
         self.loss_scale = LossScale(job.first_loss_scale) if job.first_loss_scale else None
         if job.first_step:
             checkpoint.load_stage(
@@ -92,7 +93,7 @@ class Part:
                 job.first_step,
                 stage=self.stream.stage,
                 weights=self.weights,
-                buffers=self.buffers,
+                buffers=self.noted.live,
                 loss_scale=self.loss_scale,
             )
 
@@ -160,13 +161,22 @@ class Rank:
         )
 
     def _hooks(self, status: StatusWriter) -> Hooks:
+        ahead = forwards_ahead(
+            self.stream.instructions, updates=self.updates, batch_microbatches=self.program.pipeline.batch_microbatches
+        )
+
+        def on_instruction(index: int) -> None:
+            status.at(index)
+            if index in ahead:
+                self.parts[ahead[index]].noted.keep()
+
         def on_update(version: int, loss: float | None) -> None:
             if loss is not None:
                 self._require_finite(loss, version)
                 self.losses.append(loss)
             status.batch_done(version // self.updates, float("nan") if loss is None else loss)
 
-        return Hooks(on_instruction=status.at, on_update=on_update, on_checkpoint=self._save)
+        return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=self._save)
 
     def _require_finite(self, loss: float, version: int) -> None:
         """A loss that is not a number any more never becomes one again: the run ends, with its checkpoints."""
@@ -189,7 +199,7 @@ class Rank:
             manifest,
             stage=part.stream.stage,
             weights=part.weights,
-            buffers=part.buffers,
+            buffers=part.noted.take(),
             loss_scale=part.loss_scale,
             versions=range(instruction.oldest, instruction.version + 1),
         )
