@@ -1,4 +1,4 @@
-"""Faults at random points: `python -m benchmarks.faults [--points 100] [--seed 0] [--first 0] [--parallel 2] [--keep DIR]`.
+"""Faults at random points: `python -m benchmarks.faults [--points 100] [--seed 0] [--first 0] [--parallel 2]`.
 
 At seeded points (schedule, rank, phase, instruction) a rank of a real run is killed (-9), stopped (SIGSTOP), or slowed
 down (stopped and continued, again and again). The culprit must be named, a killed one within 1 s, a stopped one within

@@ -35,7 +35,7 @@ LIMIT_S = {"kill": 1.0, "stop": 15.0}
 _PATIENCE_S, _START_UP_S, _WRITE_S, _LONGEST_STOP_S = 120.0, 2.5, 0.02, 2.0
 _NAMED = re.compile(r"rank (\d+) \(stage")
 _AGAIN = re.compile(r"starting again from step (\d+)")
-_PLACED = re.compile(r" (while it started|at \S+ after \d+ of \d+ steps); log: ")
+_PLACED = re.compile(r" (while it started|at (?:its end|\S+) after \d+ of \d+ steps); log: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The fixed work of `benchmarks.faults`: a small model with dropout and batch norm, data that notes what is read, plans.
+"""The work of `benchmarks.faults`: a small model with dropout and batch norm, data that notes what is read, plans.
 
 The blocks wait a little in their forward and backward, so that a rank is found at every kind of instruction.
 """

@@ -17,6 +17,10 @@ _PLACE, _BATCH, _PULSE = 0, 16, 40
 PULSE_S = 0.5
 """How often a rank gives a sign of life."""
 
+STARTING, MEETING, ENDING = -1, -2, -3
+"""Where a rank is that is at no instruction: at work of its own before the first one, waiting for all others before the
+first one, or after the last one."""
+
 
 def status_path(folder: Path, rank: int) -> Path:
     """The file of a rank."""
@@ -25,7 +29,7 @@ def status_path(folder: Path, rank: int) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The index of the instruction that a rank is at (-1: none yet), batches done, and the newest batch's loss.
+    """The index of the instruction that a rank is at (below 0: none), batches done, and the newest batch's loss.
 
     `started_s` is when it came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic clock.
     """
@@ -49,14 +53,14 @@ class StatusWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         now_s = time.monotonic()
         aside = path.with_suffix(".part")
-        aside.write_bytes(_FORMAT.pack(-1, now_s, 0, float("nan"), os.getpid(), now_s))
+        aside.write_bytes(_FORMAT.pack(STARTING, now_s, 0, float("nan"), os.getpid(), now_s))
         with aside.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
         aside.replace(path)
         threading.Thread(target=self._pulse, name="pulse", daemon=True).start()
 
     def at(self, instruction: int) -> None:
-        """The rank starts this instruction of its stream."""
+        """The rank starts this instruction of its stream, or comes to one of the places beside it."""
         struct.pack_into("<qd", self._memory, _PLACE, instruction, time.monotonic())
 
     def batch_done(self, batches_done: int, loss: float) -> None:
