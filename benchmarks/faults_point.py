@@ -23,6 +23,7 @@ from planner_service.core.plan import Plan
 from planner_service.core.schedule.instructions import Checkpoint, Forward
 from planner_service.core.schedule.program import Program
 from planner_service.core.schedule.text import format_instruction
+from tests.worker.runtime.recorded import reads_of
 from worker_agent.runtime.status import Status, read_status
 
 Action = Literal["kill", "stop", "slow"]
@@ -299,10 +300,7 @@ def wrong_reads(run: Run, first_step: int) -> list[str]:
 
 def _read_by(run: Run, rank: int) -> list[int] | None:
     status = run.status(rank)
-    if status is None:
-        return []
-    file = reads_folder(run.out) / str(status.process)
-    return [int(line) for line in file.read_text().split()] if file.exists() else None
+    return [] if status is None else reads_of(reads_folder(run.out), status.process)
 
 
 def different(whole: Path, out: Path) -> list[str]:

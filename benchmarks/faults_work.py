@@ -1,9 +1,8 @@
-"""The work of `benchmarks.faults`: a small model with dropout and batch norm, data that notes what is read, plans.
+"""The work of `benchmarks.faults`: a small model with dropout and batch norm, plans, and the command's arguments.
 
 The blocks wait a little in their forward and backward, so that a rank is found at every kind of instruction.
 """
 
-import os
 from math import lcm
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from planner_service.core.plan import Plan, Stage
 from planner_service.core.profile import Model
 from planner_service.core.schedule.program import pipelines_in_a_row
 from planner_service.core.stage_costs import unit_costs
-from worker_agent.models.presets import SleepBlock, regression
-from worker_agent.models.samples import Samples
+from worker_agent.models.presets import SleepBlock
 from worker_agent.runtime.job import RunJob
 
 WIDTH, FILLING = 8, 300_000
@@ -45,30 +43,9 @@ def blocks() -> list[nn.Module]:
     return [Block() for _ in range(4)]
 
 
-class Recorded:
-    """Samples that note the number of every microbatch that is read, a file a process."""
-
-    def __init__(self, samples: Samples, folder: Path) -> None:
-        self._samples = samples
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(folder / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def __len__(self) -> int:
-        return 2**40  # so that a number is seen as it was asked for
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        os.write(self._file, f"{index}\n".encode())
-        return self._samples[index % len(self._samples)]
-
-
-def recorded(*, microbatch_size: int, seed: int, folder: str) -> Recorded:
-    """Regression data; the numbers of the microbatches that are read stand in the folder."""
-    return Recorded(regression(microbatch_size=microbatch_size, seed=seed, width=WIDTH), Path(folder))
-
-
 def data_spec(out: Path) -> str:
     """The data of a run, whose reads are noted beside its folder."""
-    return f"benchmarks.faults_work:recorded?folder={reads_folder(out)}"
+    return f"tests.worker.runtime.recorded:recorded?folder={reads_folder(out)}"
 
 
 def reads_folder(out: Path) -> Path:

@@ -5,7 +5,7 @@ import os
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 _FORMAT = struct.Struct("<qdqdqd")
@@ -27,7 +27,7 @@ def status_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.status"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Status:
     """The index of the instruction that a rank is at (below 0: none), batches done, and the newest batch's loss.
 
@@ -41,6 +41,10 @@ class Status:
     process: int
     pulse_s: float
 
+    def packed(self) -> bytes:
+        """As it stands in the file."""
+        return _FORMAT.pack(*astuple(self))
+
 
 class StatusWriter:
     """A rank's own status, in memory shared with the file: a write costs about a microsecond and survives a kill.
@@ -53,7 +57,8 @@ class StatusWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         now_s = time.monotonic()
         aside = path.with_suffix(".part")
-        aside.write_bytes(_FORMAT.pack(STARTING, now_s, 0, float("nan"), os.getpid(), now_s))
+        status = Status(STARTING, now_s, 0, float("nan"), os.getpid(), now_s)
+        aside.write_bytes(status.packed())
         with aside.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
         aside.replace(path)
@@ -82,12 +87,4 @@ def read_status(path: Path) -> Status | None:
         return None
     if len(content) < _FORMAT.size:
         return None
-    instruction, started_s, batches_done, loss, process, pulse_s = _FORMAT.unpack_from(content)
-    return Status(
-        instruction=instruction,
-        started_s=started_s,
-        batches_done=batches_done,
-        loss=loss,
-        process=process,
-        pulse_s=pulse_s,
-    )
+    return Status(*_FORMAT.unpack_from(content))
