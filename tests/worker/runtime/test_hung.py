@@ -33,7 +33,7 @@ class Node:
             data="d:d",
             steps=9,
             checkpoint_every=3,
-            timeout_s=40,
+            timeout_s=70,
             out=str(out),
         )
         write_job(self.job)
@@ -102,8 +102,8 @@ def test_a_rank_that_waits_for_others_or_its_disk_is_not(kind: type, node: Node)
 
 def test_a_first_batch_may_take_as_long_as_others_wait(node: Node) -> None:
     """A model may be compiled in it."""
-    assert node.pass_time(39, node.place(Forward, 0), batches=0) is None
-    assert node.pass_time(41, node.place(Forward, 0), batches=0) == "hung: 40 s in one instruction"
+    assert node.pass_time(69, node.place(Forward, 0), batches=0) is None
+    assert node.pass_time(71, node.place(Forward, 0), batches=0) == "hung: 70 s in one instruction"
 
 
 def test_ranks_that_were_suspended_together_with_the_hunter_are_not_hung(node: Node) -> None:
@@ -133,8 +133,8 @@ def test_a_rank_that_is_silent_beside_its_stream_is_ended_soon_only_if_it_is_sto
 
 
 def test_a_rank_that_never_comes_out_of_its_start_is_ended_and_those_that_wait_for_it_are_not(node: Node) -> None:
-    assert node.pass_time(39, MEETING) is None
-    assert node.pass_time(41, STARTING) == "hung: 40 s before its first instruction"
+    assert node.pass_time(69, MEETING) is None
+    assert node.pass_time(71, STARTING) == "hung: 70 s before its first instruction"
     assert node.said(1) is None
 
 
