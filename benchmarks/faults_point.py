@@ -262,8 +262,8 @@ def _check_goes_on(run: Run, point: Point, before: list[int], outcome: Outcome) 
         return
     if point.restarts:
         code = run.end()
-        again = _AGAIN.search(run.lines[0][1])
-        first_step = int(again.group(1)) if again else -1
+        again = [found for _, line in run.lines if (found := _AGAIN.search(line))]
+        first_step = int(again[0].group(1)) if len(again) == 1 else -1
     else:
         if run.end() != 1 or len(run.lines) != 1:
             outcome.wrong.append(f"exit status {run.process.returncode}, {run.lines}")

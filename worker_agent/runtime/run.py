@@ -88,11 +88,9 @@ def execute_again(job: RunJob, on_progress: Progress, *, restarts: int, tell: Ca
         except RunFailedError as error:
             if left == 0 or error.rank is None:
                 raise
-            said: list[str] = []
-            job = _again(job, error, said.append)
-            tell(f"{error}; starting again from step {job.first_step} ({left - 1} restarts left)")
-            for line in said:
-                tell(line)
+            tell(str(error))  # at once: to look for a whole checkpoint is to read all of it
+            job = _again(job, error, tell)
+            tell(f"starting again from step {job.first_step} ({left - 1} restarts left)")
     raise ValueError("restarts must be at least 0")
 
 
