@@ -117,7 +117,7 @@ def _fresh(job: "RunJob") -> "RunJob":
 def _resumed(job: "RunJob") -> "RunJob":
     from worker_agent.runtime.run import resumed
 
-    going_on = resumed(job)
+    going_on = resumed(job, tell=lambda line: typer.echo(line, err=True))
     if going_on.first_step == 0:
         typer.echo(f"no whole checkpoint in {job.directory.checkpoints}: starting at step 0", err=True)
     return going_on

@@ -1,17 +1,14 @@
 """Checkpoints: every stage writes its own files, without coordination (PipeDream 2018, section 4).
 
-    checkpoints/step-20/
-        stage-0.safetensors          the stage's weights, frozen ones and buffers by their names in the whole model
-        stage-0.state                older weight versions still needed, the optimizer's states, the loss scale
-        manifest.json                written by whichever stage comes last; without it the checkpoint does not count
-
-A file is written aside, flushed and renamed, so that there is a whole one or none.
+checkpoints/step-20/
+    stage-0.safetensors          the stage's weights, frozen ones and buffers by their names in the whole model
+    stage-0.state                older weight versions still needed, the optimizer's states, the loss scale
+    stage-0.json, manifest.json  which of them are whole (`manifest`)
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,20 +18,10 @@ from torch import Tensor, nn
 
 from planner_service.core.errors import InvalidInputError, RunFailedError
 from worker_agent.runtime.loss_scale import LossScale
+from worker_agent.runtime.manifest import Manifest, commit, seal, stage_files, step_directory
 from worker_agent.runtime.weights import Weights
 
 Buffers = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """What a checkpoint is of. The next batch is number `step`, its first sample `step * batch_size`."""
-
-    plan_id: str
-    step: int
-    stages: int
-    batch_size: int
-    seed: int
 
 
 def untrained(blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
@@ -61,14 +48,14 @@ def save_stage(
     state |= {f"optimizer/{key}": t for key, t in weights.optimizer_tensors().items()}
     state |= {f"loss_scale/{key}": t for key, t in loss_scale.tensors().items()} if loss_scale else {}
     metadata = {"newest": str(newest), "older": json.dumps(list(older)), "plan_id": manifest.plan_id}
+    weight_file, state_file = stage_files(stage)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _save(directory / f"stage-{stage}.state", state, metadata)
-        _save(directory / f"stage-{stage}.safetensors", weights.version_tensors(newest) | dict(buffers), metadata)
-        if all((directory / f"stage-{s}.safetensors").exists() for s in range(manifest.stages)):
-            _write_text(directory / "manifest.json", json.dumps(asdict(manifest), indent=2))
+        _save(directory / state_file, state, metadata)
+        _save(directory / weight_file, weights.version_tensors(newest) | dict(buffers), metadata)
+        seal(directory, manifest, stage)
     except (OSError, SafetensorError) as error:
-        raise RunFailedError(f"cannot write the checkpoint {directory}: {error}") from error
+        raise RunFailedError(f"cannot write the checkpoint {directory}, earlier ones are kept: {error}") from error
 
 
 def load_stage(
@@ -76,11 +63,13 @@ def load_stage(
 ) -> None:
     """Loads one stage's part into its weights, buffers and loss scale. Raises InvalidInputError where it cannot."""
     directory = step_directory(root, step)
+    weight_file, state_file = stage_files(stage)
     try:
-        newest, metadata = _load(directory / f"stage-{stage}.safetensors")
-        state, _ = _load(directory / f"stage-{stage}.state")
+        newest, metadata = _load(directory / weight_file)
+        state, _ = _load(directory / state_file)
     except (OSError, SafetensorError) as error:
         raise InvalidInputError("resume", f"must have readable checkpoint files ({error})", str(directory)) from error
+    _require_same(newest, {slot.name: slot.parameter for slot in weights.slots} | dict(buffers))
     weights.load_version(int(metadata["newest"]), newest)
     for version in json.loads(metadata["older"]):
         weights.load_version(version, _under(f"version/{version}/", state))
@@ -92,56 +81,33 @@ def load_stage(
             buffer.copy_(newest[name])
 
 
+def _require_same(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raises InvalidInputError unless the checkpoint holds the model's tensors, with their shapes and types."""
+    rule = "must be of the model that wrote the checkpoint"
+    for name in sorted(own.keys() ^ found.keys()):
+        where = "the checkpoint" if name in found else "the model"
+        raise InvalidInputError("model", f"{rule}: only {where} has this tensor", name)
+    for name, tensor in own.items():
+        if (tensor.shape, tensor.dtype) != (found[name].shape, found[name].dtype):
+            saved = f"{tuple(found[name].shape)} of {found[name].dtype}"
+            given = f"{tuple(tensor.shape)} of {tensor.dtype}"
+            raise InvalidInputError(f"model.{name}", f"{rule}, {saved}", given)
+
+
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def latest(root: Path, *, before: int | None = None) -> Manifest | None:
-    """The newest checkpoint that every stage completed, among those before a step where one is given."""
-    manifests = [_manifest(path) for path in root.glob("step-*/manifest.json")]
-    found = [manifest for manifest in manifests if before is None or manifest.step < before]
-    return max(found, key=lambda manifest: manifest.step, default=None)
-
-
-def step_directory(root: Path, step: int) -> Path:
-    """Where the checkpoint after so many steps lies."""
-    return root / f"step-{step}"
-
-
-def _manifest(path: Path) -> Manifest:
-    try:
-        return Manifest(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise InvalidInputError("resume", f"must have a readable manifest ({error})", str(path)) from error
-
-
 def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     aside = path.with_name(path.name + ".part")
-    save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, aside, metadata=metadata)
-    _commit(aside, path)
+    try:
+        save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, aside, metadata=metadata)
+        commit(aside, path)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)  # where the disk is full it is what fills it
 
 
 def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-
-
-def _write_text(path: Path, text: str) -> None:
-    aside = path.with_suffix(f".{os.getpid()}.part")
-    aside.write_text(text)
-    _commit(aside, path)
-
-
-def _commit(aside: Path, path: Path) -> None:
-    """Flushes a file that was written aside, gives it its name, and flushes the directory that now names it."""
-    _flush(aside)
-    aside.replace(path)
-    _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

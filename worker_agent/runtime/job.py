@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from planner_service.contract.documents import dump, parse, read_text
 from planner_service.core.errors import require, require_amount, require_count
+from planner_service.core.identity import content_id
 from planner_service.core.plan import Plan
 from planner_service.core.predict import program_of
 from planner_service.core.profile import STRICT
@@ -14,6 +15,7 @@ from planner_service.core.schedule.among_stages import AmongStages
 from planner_service.core.schedule.program import FLUSHES, Program
 from worker_agent.runtime.learning_rate import LEARNING_RATES, share
 from worker_agent.runtime.loss_scale import INITIAL
+from worker_agent.runtime.manifest import Manifest, describe
 from worker_agent.runtime.status import status_path
 
 AUTOCASTS = ("bfloat16", "float16")
@@ -129,6 +131,21 @@ class RunJob:
     def among_stages(self) -> AmongStages:
         """What the stages exchange with each other before an update."""
         return AmongStages(tied=self.tied, norm=self.clip_norm is not None or self.first_loss_scale is not None)
+
+    def manifest(self, step: int) -> Manifest:
+        """What a checkpoint after so many steps is of."""
+        return Manifest(
+            plan_id=content_id(self.plan),
+            plan=describe(self.plan),
+            model=self.model,
+            data=self.data,
+            seed=self.seed,
+            step=step,
+            steps=self.steps,
+            next_sample=step * self.plan.batch_size,
+            stages=self.plan.depth,
+            batch_size=self.plan.batch_size,
+        )
 
     def program(self) -> Program:
         """What the ranks execute."""

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,13 +15,15 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
 from planner_service.core.errors import InvalidInputError, RunFailedError
+from planner_service.core.schedule.instructions import Checkpoint, Update, is_compute
 from planner_service.core.schedule.program import Program
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.place import OtherNodeError, Place
 from worker_agent.runtime.hung import hunting
 from worker_agent.runtime.job import RunJob, read_job, write_job
+from worker_agent.runtime.manifest import clear
 from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result
-from worker_agent.runtime.status import read_status
+from worker_agent.runtime.status import ENDING, MEETING, STARTING, read_status
 from worker_agent.runtime.torch_errors import cause_of
 from worker_agent.runtime.watch import watching
 from worker_agent.torchrun import node_of
@@ -42,16 +44,28 @@ def launch(job: RunJob, on_progress: Progress, place: Place | None = None) -> tu
     Raises RunFailedError naming the rank that failed first, its instruction and its log, or the InvalidInputError
     that a rank found; OtherNodeError if the cause is on another node. No process is left when it returns.
     """
-    path = write_job(job)
     directory = job.directory
-    for stale in (*directory.ranks.glob("rank-*"), *directory.root.glob("logs/rank-*.log")):
-        stale.unlink()
+    path = _prepare(job)
     _run_ranks(job, path, on_progress, place)
     found = [_result(directory.result(rank), place) for rank in range(job.plan.workers)]
     missing = [rank for rank, result in enumerate(found) if result is None]
     if missing:
-        raise RunFailedError(f"rank {missing[0]} ended without a result; log: {directory.log(missing[0])}")
+        why = f"rank {missing[0]} ended without a result; log: {directory.log(missing[0])}"
+        raise RunFailedError(why, rank=missing[0])
     return tuple(result for result in found if result is not None)
+
+
+def _prepare(job: RunJob) -> Path:
+    """Makes the folder ready: the job is there, and nothing that an earlier attempt left unfinished."""
+    directory = job.directory
+    try:
+        path = write_job(job)
+        for stale in (*directory.ranks.glob("rank-*"), *directory.root.glob("logs/rank-*.log")):
+            stale.unlink()
+        clear(directory.checkpoints, after=job.first_step)
+    except OSError as error:
+        raise RunFailedError(f"cannot prepare the run's folder {directory.root}: {error}") from error
+    return path
 
 
 def join(job: RunJob, on_progress: Progress, place: Place) -> None:
@@ -104,13 +118,14 @@ class _End:
 
     @property
     def suspicion(self) -> int:
-        """The higher, the likelier the cause: hung, killed from outside, failed by itself, lost a peer."""
+        """The higher, the likelier the cause: hung, killed, failed by itself, ended by SIGTERM (as torchrun ends the
+        others), lost a peer."""
         if self.hung:
             return 4
         if self.exit_code < 0 and self.exit_code != -signal.SIGTERM:
             return 3
         if self.said is None:
-            return 1
+            return 2 if self.exit_code > 0 else 1
         return 0 if self.said.kind == "peer" else 2
 
 
@@ -121,16 +136,39 @@ def _culprit(
         _End(rank=rank, exit_code=failure.exitcode, said=read_failure(job.directory.failure(rank)))
         for rank, failure in failures.items()
     ]
-    worst = max(ends, key=lambda end: (end.suspicion, -end.rank))
+    worst = max(ends, key=lambda end: end.suspicion)  # of several the first: torchrun found it failed before others
     if worst.said is not None and worst.said.kind == "input":
         return invalid_input(worst.said)
     program = job.program()
+    if place is None and ends[0].suspicion == 0 and worst.suspicion <= 1:
+        worst = _late(job, program, ends) or worst
     log = job.directory.log(worst.rank)
     elsewhere = place is not None and (worst.suspicion == 0 or worst.exit_code == -signal.SIGTERM)
     return (OtherNodeError if elsewhere else RunFailedError)(
         f"{_name(program, worst.rank)} {_ending(worst, log)} {_place(job, program, worst.rank)}; log: {log}",
         rank=worst.rank,
     )
+
+
+def _late(job: RunJob, program: Program, ends: Sequence[_End]) -> _End | None:
+    """Of ranks of which none failed by itself, the one that longest waited for nobody: the others waited for it."""
+    since_s = {}
+    for end in ends:
+        status = read_status(job.directory.status(end.rank))
+        if status is None or not _waits(program, end.rank, status.instruction):
+            since_s[end.rank] = status.started_s if status else 0.0
+    if not since_s:
+        return None
+    late = min(since_s, key=lambda rank: since_s[rank])
+    said = RankFailure(kind="hung", message="kept the others waiting for too long")
+    return next(replace(end, said=said) for end in ends if end.rank == late)
+
+
+def _waits(program: Program, rank: int, index: int) -> bool:
+    if index < 0:
+        return index != STARTING
+    instruction = program.streams[rank].instructions[index]
+    return not is_compute(instruction) and not isinstance(instruction, Update | Checkpoint)
 
 
 def _name(program: Program, rank: int) -> str:
@@ -158,7 +196,8 @@ def _last_line(log: Path) -> str:
 
 def _place(job: RunJob, program: Program, rank: int) -> str:
     status = read_status(job.directory.status(rank))
-    if status is None or status.instruction < 0:
+    if status is None or status.instruction in (STARTING, MEETING):
         return "while it started"
-    instruction = program.streams[rank].instructions[status.instruction]
-    return f"at {format_instruction(instruction)} after {max(status.batches_done, job.first_step)} of {job.steps} steps"
+    ending = status.instruction == ENDING
+    at = "its end" if ending else format_instruction(program.streams[rank].instructions[status.instruction])
+    return f"at {at} after {max(status.batches_done, job.first_step)} of {job.steps} steps"

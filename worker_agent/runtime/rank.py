@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError, require
-from planner_service.core.identity import content_id
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import first_versions
 from planner_service.core.schedule.instructions import (
@@ -41,13 +40,14 @@ from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.mail import Mail, edges_of
+from worker_agent.runtime.noted import Noted, forwards_ahead
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.recorder import Recorder, clock_for
 from worker_agent.runtime.replicas import open_replica_group
 from worker_agent.runtime.results import RankFailure, RankResult
 from worker_agent.runtime.stage import Stage
-from worker_agent.runtime.status import StatusWriter, read_status
+from worker_agent.runtime.status import ENDING, MEETING, STARTING, StatusWriter, read_status
 from worker_agent.runtime.tied import open_tied_groups, stages_of, tied_groups
 from worker_agent.runtime.torch_errors import cause_of
 from worker_agent.runtime.weights import Weights, find_slots
@@ -85,7 +85,7 @@ class Part:
             learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),
         )
         self.homes = [homes[slot.parameter] for slot in self.weights.slots]
-        self.buffers = checkpoint.untrained(self.blocks, names)
+        self.noted = Noted(checkpoint.untrained(self.blocks, names))
         self.loss_scale = LossScale(job.first_loss_scale) if job.first_loss_scale else None
         if job.first_step:
             checkpoint.load_stage(
@@ -93,7 +93,7 @@ class Part:
                 job.first_step,
                 stage=self.stream.stage,
                 weights=self.weights,
-                buffers=self.buffers,
+                buffers=self.noted.live,
                 loss_scale=self.loss_scale,
             )
 
@@ -114,14 +114,17 @@ class Rank:
         """Executes the stream with all other ranks; returns what was measured."""
         streams = [part for stream in self.program.streams for part in self.program.stage_streams(stream)]
         edges = {edge for stream in streams for edge in edges_of(stream)}
+        status.at(MEETING)
         groups = open_groups(edges, self.stream.rank)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
         among_stages = [self._among_stages(part) for part in self.parts]
+        status.at(STARTING)
         feeds = self._feeds()
         mails = [
             Mail(self.program, self.stream.rank, groups, self.device, chunk=chunk) for chunk in range(len(self.parts))
         ]
         gc.collect()
+        status.at(MEETING)
         gc.freeze()  # a full collection over torch's own objects would stall a step
         dist.barrier()
         recorder, hooks = Recorder(clock_for(self.device)), self._hooks(status)
@@ -142,6 +145,7 @@ class Rank:
             for chunk, part in enumerate(self.parts)
         ]
         run_together(executors, self.stream.instructions)
+        status.at(ENDING)
         dist.barrier()
         return RankResult(
             lane=recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica),
@@ -161,13 +165,22 @@ class Rank:
         )
 
     def _hooks(self, status: StatusWriter) -> Hooks:
+        ahead = forwards_ahead(
+            self.stream.instructions, updates=self.updates, batch_microbatches=self.program.pipeline.batch_microbatches
+        )
+
+        def on_instruction(index: int) -> None:
+            status.at(index)
+            if index in ahead:
+                self.parts[ahead[index]].noted.keep()
+
         def on_update(version: int, loss: float | None) -> None:
             if loss is not None:
                 self._require_finite(loss, version)
                 self.losses.append(loss)
             status.batch_done(version // self.updates, self.losses[-1] if self.losses else float("nan"))
 
-        return Hooks(on_instruction=status.at, on_update=on_update, on_checkpoint=self._save)
+        return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=self._save)
 
     def _require_finite(self, loss: float, version: int) -> None:
         """A loss that is not a number any more never becomes one again: the run ends, with its checkpoints."""
@@ -177,20 +190,14 @@ class Rank:
     def _save(self, instruction: Checkpoint) -> None:
         if self.stream.replica > 0:
             return
-        manifest = checkpoint.Manifest(
-            plan_id=content_id(self.job.plan),
-            step=instruction.version // self.updates,
-            stages=self.job.plan.depth,
-            batch_size=self.job.plan.batch_size,
-            seed=self.job.seed,
-        )
+        manifest = self.job.manifest(instruction.version // self.updates)
         part = self.parts[instruction.chunk]
         checkpoint.save_stage(
             self.job.directory.checkpoints,
             manifest,
             stage=part.stream.stage,
             weights=part.weights,
-            buffers=part.buffers,
+            buffers=part.noted.take(),
             loss_scale=part.loss_scale,
             versions=range(instruction.oldest, instruction.version + 1),
         )
@@ -211,9 +218,21 @@ class Rank:
 
 
 def require_match(job: RunJob, chain: Chain) -> None:
-    """Raises InvalidInputError if the plan is for another model."""
+    """Raises InvalidInputError if the plan is for another model.
+
+    It is by its number of blocks, and where the plan knows what the same factory or family gave when it was profiled,
+    by the bytes of the stages' weights as well: other options give other ones.
+    """
     blocks = job.plan.stages[-1].stop
     require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
+    profiled = (job.plan.model.spec or "").partition("?")[0] == job.model.partition("?")[0]
+    sizes = chain.weight_bytes()
+    for index, (stage, costs) in enumerate(zip(job.plan.stages, job.plan.costs, strict=True)):
+        own, planned = sum(sizes[stage.start : stage.stop]), costs.version_bytes
+        rule = (
+            f"must have the plan's {planned} bytes of weights in stage {index}; the plan is for {job.plan.model.spec}"
+        )
+        require(not profiled or planned in (0, own), "model", rule, own)
 
 
 def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -225,11 +244,16 @@ def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:
     """Everything between the process's start and its result's file. Raises what goes wrong."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    rule = f"must be {world_size}, as many as processes were started"
+    require(job.plan.workers == world_size, "plan.workers", rule, job.plan.workers)
     instructions: tuple[Instruction, ...] = ()
     device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
+        status.at(MEETING)
         dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
+        status.at(STARTING)
         worker = _worker(job, rank, device)
         instructions = worker.stream.instructions
         results.write(job.directory.result(rank), worker.execute(status))
@@ -258,11 +282,15 @@ def _worker(job: RunJob, rank: int, device: torch.device) -> Rank:
 def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], status: Path, rank: int) -> PipeplanError:
     """What a failure inside torch means: at a transfer the other side is gone, elsewhere the model or device failed."""
     now = read_status(status)
-    index = now.instruction if now else -1
+    index = now.instruction if now else STARTING
     first_line = cause_of(error)
+    if index == ENDING:
+        return PeerLostError(f"another rank was lost at the end: {first_line}", rank=rank)
     if index < 0:
         several = int(os.environ["WORLD_SIZE"]) > int(os.environ["LOCAL_WORLD_SIZE"])
-        failure = PeerLostError if several else RunFailedError  # among nodes, most often another one is gone
+        failure = (
+            PeerLostError if several or index == MEETING else RunFailedError
+        )  # among nodes, most often another one is gone
         return failure(f"starting failed: {first_line}", rank=rank)
     instruction = instructions[index]
     waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, _EXCHANGES))
@@ -283,6 +311,7 @@ def main(path: Path, status: StatusWriter) -> None:
     job = replace(read_job(path), out=str(path.parent.parent))  # nodes may see the folder under other names
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     _redirect_output(job.directory.log(rank))
+    results.reserve(job.directory.failure(rank))
     try:
         run_rank(job, rank, local_rank, status)
     except InvalidInputError as error:

@@ -1,12 +1,13 @@
 """Results and failures: the last words of a rank, in files that the launcher gathers."""
 
 import ast
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from planner_service.contract.documents import dump, parse
-from planner_service.core.errors import InvalidInputError
+from planner_service.core.errors import InvalidInputError, RunFailedError
 from planner_service.core.profile import STRICT
 from planner_service.core.timeline import Lane
 
@@ -38,11 +39,29 @@ class RankFailure:
     __pydantic_config__: ClassVar = STRICT
 
 
+_RESERVE_BYTES = 8192
+
+
+def reserve(path: Path) -> None:
+    """Takes room for a rank's last word, which may be that there is none left."""
+    _aside(path).write_bytes(b" " * _RESERVE_BYTES)
+
+
 def write(path: Path, content: RankResult | RankFailure) -> None:
-    """Writes a rank's last word: whole or not at all."""
-    aside = path.with_suffix(".part")
-    aside.write_text(dump(asdict(content)), encoding="utf-8")
-    aside.replace(path)
+    """Writes a rank's last word, whole or not at all, over what was reserved for it. Raises RunFailedError."""
+    aside = _aside(path)
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(dump(asdict(content)).encode())
+            file.truncate()
+        aside.replace(path)
+    except OSError as error:
+        raise RunFailedError(f"cannot write {path}: {error}") from error
+
+
+def _aside(path: Path) -> Path:
+    return path.with_suffix(".part")
 
 
 def invalid_input(failure: RankFailure) -> InvalidInputError:

@@ -14,7 +14,10 @@ from worker_agent.runtime.status import StatusWriter, status_path
 def main() -> None:
     """Lives, then works."""
     job = Path(sys.argv[1])
-    status = StatusWriter(status_path(job.parent, int(os.environ["RANK"])))
+    try:
+        status = StatusWriter(status_path(job.parent, int(os.environ["RANK"])))
+    except OSError as error:
+        raise SystemExit(f"cannot start: {error}") from None
     exit_with_parent(int(sys.argv[2]))
     from worker_agent.runtime.rank import main as work
 

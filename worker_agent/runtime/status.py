@@ -5,7 +5,7 @@ import os
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 _FORMAT = struct.Struct("<qdqdqd")
@@ -17,15 +17,19 @@ _PLACE, _BATCH, _PULSE = 0, 16, 40
 PULSE_S = 0.5
 """How often a rank gives a sign of life."""
 
+STARTING, MEETING, ENDING = -1, -2, -3
+"""Where a rank is that is at no instruction: at work of its own before the first one, waiting for all others before the
+first one, or after the last one."""
+
 
 def status_path(folder: Path, rank: int) -> Path:
     """The file of a rank."""
     return folder / f"rank-{rank}.status"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Status:
-    """The index of the instruction that a rank is at (-1: none yet), batches done, and the newest batch's loss.
+    """The index of the instruction that a rank is at (below 0: none), batches done, and the newest batch's loss.
 
     `started_s` is when it came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic clock.
     """
@@ -36,6 +40,10 @@ class Status:
     loss: float
     process: int
     pulse_s: float
+
+    def packed(self) -> bytes:
+        """As it stands in the file."""
+        return _FORMAT.pack(*astuple(self))
 
 
 class StatusWriter:
@@ -49,14 +57,15 @@ class StatusWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         now_s = time.monotonic()
         aside = path.with_suffix(".part")
-        aside.write_bytes(_FORMAT.pack(-1, now_s, 0, float("nan"), os.getpid(), now_s))
+        status = Status(STARTING, now_s, 0, float("nan"), os.getpid(), now_s)
+        aside.write_bytes(status.packed())
         with aside.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
         aside.replace(path)
         threading.Thread(target=self._pulse, name="pulse", daemon=True).start()
 
     def at(self, instruction: int) -> None:
-        """The rank starts this instruction of its stream."""
+        """The rank starts this instruction of its stream, or comes to one of the places beside it."""
         struct.pack_into("<qd", self._memory, _PLACE, instruction, time.monotonic())
 
     def batch_done(self, batches_done: int, loss: float) -> None:
@@ -78,12 +87,4 @@ def read_status(path: Path) -> Status | None:
         return None
     if len(content) < _FORMAT.size:
         return None
-    instruction, started_s, batches_done, loss, process, pulse_s = _FORMAT.unpack_from(content)
-    return Status(
-        instruction=instruction,
-        started_s=started_s,
-        batches_done=batches_done,
-        loss=loss,
-        process=process,
-        pulse_s=pulse_s,
-    )
+    return Status(*_FORMAT.unpack_from(content))

@@ -15,7 +15,6 @@ from planner_service.client import ServiceClient
 from planner_service.contract.documents import dump, parse, plan_document
 from planner_service.contract.jobs import Job, ProfileTask, Progress, RunResult
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.identity import content_id
 from planner_service.core.planner.problem import Options
 from tests.service.servers import serving
 from tests.worker.agent.nodes import (
@@ -31,8 +30,8 @@ from tests.worker.agent.nodes import (
     working,
 )
 from tests.worker.runtime.plans import make_plan
-from worker_agent.runtime.checkpoint import Manifest
 from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.manifest import seal, stage_files
 from worker_agent.runtime.run import resumed
 from worker_agent.task import perform, write_task
 
@@ -197,11 +196,13 @@ def test_a_job_whose_last_checkpoint_was_written_goes_on_from_the_one_before(tmp
 
 
 def test_a_job_whose_only_checkpoint_is_of_the_last_step_starts_over(tmp_path: Path) -> None:
+    job = RunJob(plan=PLAN, model=MLP, data=DATA, steps=4, out=str(tmp_path))
     checkpoint = tmp_path / "checkpoints" / "step-4"
     checkpoint.mkdir(parents=True)
-    manifest = Manifest(plan_id=content_id(PLAN), step=4, stages=2, batch_size=8, seed=0)
-    (checkpoint / "manifest.json").write_text(dump(manifest))
-    job = RunJob(plan=PLAN, model=MLP, data=DATA, steps=4, out=str(tmp_path))
+    for stage in (0, 1):
+        for name in stage_files(stage):
+            (checkpoint / name).write_bytes(b"whole")
+        seal(checkpoint, job.manifest(4), stage)
     assert resumed(job, before=4) == job
     assert resumed(replace(job, steps=5), before=5).first_step == 4
 

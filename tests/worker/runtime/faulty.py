@@ -1,5 +1,6 @@
 """Models that misbehave."""
 
+import os
 import time
 
 import torch
@@ -27,3 +28,10 @@ class Hanging(nn.Module):
                 time.sleep(1.0)
         scaled: Tensor = x * self.weight
         return scaled
+
+
+def slow_to_start(*, rank: int, depth: int = 4, width: int = 8) -> list[nn.Module]:
+    """Blocks that one of the ranks never gets."""
+    if os.environ["RANK"] == str(rank):
+        time.sleep(3600.0)
+    return [Hanging(width, None) for _ in range(depth)]

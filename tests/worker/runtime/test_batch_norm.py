@@ -94,3 +94,27 @@ def test_a_resumed_run_goes_on_with_the_running_statistics(schedule: str, tmp_pa
 def test_minibatches_that_overlap_have_no_statistics_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="batch_norm: must be microbatch for pipedream-2bw"):
         execute(make_plan("pipedream-2bw", CUTS[2]), tmp_path, batch_norm="minibatch")
+
+
+@pytest.mark.parametrize(("schedule", "replicas"), [("pipedream-2bw", (1, 1)), ("pipedream", (2, 1)), ("1f1b", (1, 1))])
+def test_running_statistics_are_those_of_the_checkpoints_batches(
+    schedule: str, replicas: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Microbatches that were forwarded ahead of a checkpoint were once noted again by the run that went on from it."""
+    microbatches = 1 if schedule == "pipedream" else 4
+    plan = make_plan(schedule, CUTS[2], microbatch_size=4, microbatches=microbatches, replicas=replicas)
+    whole = execute(plan, tmp_path, checkpoint_every=2)
+    job = RunJob(
+        plan=plan,
+        model=MODEL,
+        data=DATA,
+        seed=SEED,
+        learning_rate=RATE,
+        out=str(tmp_path),
+        device="cpu",
+        steps=STEPS,
+        first_step=2,
+        checkpoint_every=STEPS,
+    )
+    run_ranks(job)
+    assert distance(checkpoint_weights(tmp_path, STEPS), whole) == 0.0
