@@ -5,14 +5,14 @@ import os
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-_FORMAT = struct.Struct("<qdqdqd")
+_FORMAT = struct.Struct("<qdqdqdqddqq")
 """A Status, field by field."""
 
-_PLACE, _BATCH, _PULSE = 0, 16, 40
-"""Where the instruction, the batch and the pulse stand."""
+_PLACE, _BATCH, _PULSE, _MEASURED = 0, 16, 40, 48
+"""Where the instruction, the batch, the pulse and what was measured stand."""
 
 PULSE_S = 0.5
 """How often a rank gives a sign of life."""
@@ -28,6 +28,8 @@ class Status:
     """The index of the instruction that a rank is at (-1: none yet), batches done, and the newest batch's loss.
 
     `started_s` is when it came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic clock.
+    Of `measured_batches`, in this process, it is known when the last was through since the start (`end_s`), how much
+    compute they were (`busy_s`), and the bytes held at the last one's end and at most.
     """
 
     instruction: int
@@ -36,6 +38,14 @@ class Status:
     loss: float
     process: int
     pulse_s: float
+    measured_batches: int = 0
+    end_s: float = 0.0
+    busy_s: float = 0.0
+    memory_bytes: int = 0
+    peak_memory_bytes: int = 0
+
+
+_FIELDS = tuple(field.name for field in fields(Status))
 
 
 class StatusWriter:
@@ -49,7 +59,7 @@ class StatusWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         now_s = time.monotonic()
         aside = path.with_suffix(".part")
-        aside.write_bytes(_FORMAT.pack(-1, now_s, 0, float("nan"), os.getpid(), now_s))
+        aside.write_bytes(_FORMAT.pack(-1, now_s, 0, float("nan"), os.getpid(), now_s, 0, 0.0, 0.0, 0, 0))
         with aside.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
         aside.replace(path)
@@ -62,6 +72,10 @@ class StatusWriter:
     def batch_done(self, batches_done: int, loss: float) -> None:
         """A batch is through on this rank."""
         struct.pack_into("<qd", self._memory, _BATCH, batches_done, loss)
+
+    def measured(self, batches: int, *, end_s: float, busy_s: float, memory_bytes: int, peak_memory_bytes: int) -> None:
+        """So many batches have been measured, and came to this together."""
+        struct.pack_into("<qddqq", self._memory, _MEASURED, batches, end_s, busy_s, memory_bytes, peak_memory_bytes)
 
     def _pulse(self) -> None:
         pause = threading.Event()
@@ -78,12 +92,4 @@ def read_status(path: Path) -> Status | None:
         return None
     if len(content) < _FORMAT.size:
         return None
-    instruction, started_s, batches_done, loss, process, pulse_s = _FORMAT.unpack_from(content)
-    return Status(
-        instruction=instruction,
-        started_s=started_s,
-        batches_done=batches_done,
-        loss=loss,
-        process=process,
-        pulse_s=pulse_s,
-    )
+    return Status(**dict(zip(_FIELDS, _FORMAT.unpack_from(content), strict=True)))

@@ -64,6 +64,11 @@ class Repeating(Sequence[Instruction]):
         return self._blocks
 
     @property
+    def settled(self) -> int:
+        """How many batches fill the pipeline."""
+        return self._settled
+
+    @property
     def horizon(self) -> int:
         """Fewer instructions than these lie between two that need the same weight version."""
         return self._before[-1] + self._checkpoints * len(self._blocks)
@@ -86,7 +91,7 @@ class Repeating(Sequence[Instruction]):
         )
 
     def __len__(self) -> int:
-        return self._start(self._pipeline.batches)
+        return self.start(self._pipeline.batches)
 
     def __iter__(self) -> Iterator[Instruction]:
         for batch in range(self._pipeline.batches):
@@ -97,13 +102,22 @@ class Repeating(Sequence[Instruction]):
     @overload
     def __getitem__(self, index: slice) -> Block: ...
     def __getitem__(self, index: int | slice) -> Instruction | Block:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        place = range(len(self))[index]
-        batch = bisect_right(range(self._pipeline.batches), place, key=self._start) - 1
-        return self._block(batch)[place - self._start(batch)]
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            batch = self._batch_at(places)
+            return self._block(batch)[places - self.start(batch)]
+        if not places:
+            return ()
+        low, high = min(places[0], places[-1]), max(places[0], places[-1])
+        batches = range(self._batch_at(low), self._batch_at(high) + 1)
+        offset = self.start(batches[0])
+        around = tuple(chain.from_iterable(self._block(batch) for batch in batches))
+        return tuple(around[place - offset] for place in places)
 
-    def _start(self, batch: int) -> int:
+    def _batch_at(self, place: int) -> int:
+        return bisect_right(range(self._pipeline.batches), place, key=self.start) - 1
+
+    def start(self, batch: int) -> int:
         """How many instructions come before a batch of the run, counted from 0."""
         repeated = min(max(batch - self._settled, 0), self._left_out)
         without = self._before[batch - repeated] + repeated * len(self._rows)
@@ -164,7 +178,7 @@ def instructions_of(instructions: Sequence[Instruction], chunk: int) -> Sequence
 
 
 def counted(instructions: Sequence[Instruction]) -> Iterable[tuple[Instruction, int]]:
-    """The instructions but for checkpoints, each with how often it comes with other numbers."""
+    """The instructions, each with how often it comes with other numbers; of those repeated not the checkpoints."""
     return instructions.counts() if isinstance(instructions, Repeating) else ((i, 1) for i in instructions)
 
 
