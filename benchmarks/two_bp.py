@@ -58,7 +58,7 @@ def run(plan: Plan) -> RunReport:
     """Executes the plan through torchrun."""
     with tempfile.TemporaryDirectory() as folder:
         job = RunJob(plan=plan, model=MODEL, data=DATA, steps=STEPS, learning_rate=1e-6, out=folder, device="cpu")
-        return execute(job, lambda _batches, _loss: None).report
+        return execute(job, lambda _: None).report
 
 
 def main() -> None:

@@ -97,7 +97,9 @@ def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartRe
     them if there is none, are done again to measure them. Among several nodes the first one decides where they begin.
     """
     from worker_agent.runtime.job import RunJob
+    from worker_agent.runtime.progress_line import describe_pace
     from worker_agent.runtime.run import execute, resumed, take_part
+    from worker_agent.runtime.watch import RunProgress
 
     job = RunJob(
         plan=parse_plan(read_text(folder / "plan.json")),
@@ -111,8 +113,8 @@ def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartRe
         out=read_text(folder / "out.path"),
     )
 
-    def tell(done: int, loss: float) -> None:
-        _tell(done, task.steps, f"training, loss {loss:.4f}")
+    def tell(now: RunProgress) -> None:
+        _tell(now.done, now.steps, f"training, {describe_pace(now)}")
 
     if place is not None and place.node_rank > 0:
         take_part(job, tell, place)

@@ -2,6 +2,7 @@
 
 from planner_service.core.plan import Plan
 from planner_service.core.schedule.among_stages import AmongStages, exchange_among_stages
+from planner_service.core.schedule.long_program import repeat, short_batches
 from planner_service.core.schedule.overlap import overlap_exchanges
 from planner_service.core.schedule.pipeline import pipeline_of
 from planner_service.core.schedule.program import Program, build
@@ -27,6 +28,29 @@ def program_of(
     if plan.split_backward:
         program = split_backward(program, plan.costs, half_way=plan.split_backward_half_way)
     return overlap_exchanges(exchange_among_stages(program, among_stages))
+
+
+def long_program_of(
+    plan: Plan,
+    *,
+    batches: int,
+    first_batch: int = 0,
+    checkpoint_every: int = 0,
+    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+) -> Program:
+    """The same streams, of which no more than a few batches are kept, however many there are."""
+    pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
+    few = short_batches(pipeline)
+    if batches <= few:
+        return program_of(
+            plan,
+            batches=batches,
+            first_batch=first_batch,
+            checkpoint_every=checkpoint_every,
+            among_stages=among_stages,
+        )
+    short = program_of(plan, batches=few, first_batch=first_batch, among_stages=among_stages)
+    return repeat(short, batches=batches, checkpoint_every=checkpoint_every)
 
 
 def predict(

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from planner_service.core.profile import STRICT
+from planner_service.core.summary import LaneSummary, Summary
 from planner_service.core.throughput import throughput_samples_per_s as throughput_samples_per_s
 from planner_service.core.timeline import Lane, Timeline
+
+Played: TypeAlias = Timeline | Summary
+"""What a plan's batches came to: in every instruction, or in sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ class RunReport:
     __pydantic_config__: ClassVar = STRICT
 
 
-def compare_stages(predicted: Timeline, measured: Timeline) -> tuple[StageReport, ...]:
+def compare_stages(predicted: Played, measured: Played) -> tuple[StageReport, ...]:
     """Per stage, compute a batch and the peak memory in both timelines."""
     stages = sorted({lane.stage for lane in measured.lanes})
     return tuple(
@@ -87,24 +91,24 @@ def compare_stages(predicted: Timeline, measured: Timeline) -> tuple[StageReport
     )
 
 
-def _lanes(timeline: Timeline, stage: int) -> Sequence[Lane]:
-    return [lane for lane in timeline.lanes if lane.stage == stage]
+def _lanes(played: Played, stage: int) -> Sequence[Lane | LaneSummary]:
+    return [lane for lane in played.lanes if lane.stage == stage]
 
 
-def _busy_s_per_batch(timeline: Timeline, stage: int) -> float:
-    return fmean(lane.busy_s for lane in _lanes(timeline, stage)) / timeline.batches
+def _busy_s_per_batch(played: Played, stage: int) -> float:
+    return fmean(lane.busy_s for lane in _lanes(played, stage)) / played.batches
 
 
 def report_run(
     *,
     schedule: str,
-    predicted: Timeline,
-    measured: Timeline,
+    predicted: Summary,
+    measured: Summary,
     first_step: int,
     losses: tuple[float, ...],
     ranks: tuple[RankReport, ...],
 ) -> RunReport:
-    """A run's report: what its timeline measured beside what the plan's own timeline predicted."""
+    """A run's report: what it measured beside what the plan predicted for as many batches."""
     return RunReport(
         schedule=schedule,
         first_step=first_step,
@@ -113,7 +117,7 @@ def report_run(
         losses=losses,
         elapsed_s=measured.makespan_s,
         throughput_samples_per_s=Compared(
-            predicted=throughput_samples_per_s(predicted), measured=throughput_samples_per_s(measured)
+            predicted=predicted.throughput_samples_per_s, measured=measured.throughput_samples_per_s
         ),
         bubble_fraction=Compared(predicted=predicted.bubble_fraction, measured=measured.bubble_fraction),
         stages=compare_stages(predicted, measured),

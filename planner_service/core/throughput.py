@@ -8,7 +8,12 @@ from planner_service.core.timeline import Timeline
 
 
 def throughput_samples_per_s(timeline: Timeline) -> float:
-    """Samples a second in steady state: a batch over the median time between two batches' ends.
+    """Samples a second in steady state: a batch over `batch_s`."""
+    return timeline.batch_size / batch_s(timeline)
+
+
+def batch_s(timeline: Timeline) -> float:
+    """The median time between two batches' ends.
 
     A batch ends with its last update on the input stage, the last to update, so that a flush's whole bubble counts.
     The first batch fills the pipeline and is left out where there is more than one. The median, as in profiles, leaves
@@ -17,8 +22,8 @@ def throughput_samples_per_s(timeline: Timeline) -> float:
     ends_s = _batch_ends_s(timeline)
     if len(ends_s) == 1:
         start_s = min(lane.start_s[0] for lane in timeline.lanes)
-        return timeline.batch_size / (ends_s[0] - start_s)
-    return timeline.batch_size / median(later - earlier for earlier, later in pairwise(ends_s))
+        return ends_s[0] - start_s
+    return median(later - earlier for earlier, later in pairwise(ends_s))
 
 
 def _batch_ends_s(timeline: Timeline) -> list[float]:

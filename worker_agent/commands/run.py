@@ -1,7 +1,5 @@
 """`pipeplan-agent run`: executes a plan here."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +11,7 @@ from planner_service.contract.extras import require_extra
 from planner_service.core.errors import require
 from planner_service.core.plan import Plan
 from planner_service.core.report import Compared
+from worker_agent.commands.progress import shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,6 +67,14 @@ def run(
     concatenate: Annotated[
         bool, typer.Option("--concatenate", help="2BP: weight gradients of several microbatches as one product.")
     ] = False,
+    record: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps at the start, and again at the end, of which every instruction is recorded and drawn; default: "
+            "all steps of a run that is not too long for it."
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report on standard output, nothing else.")] = False,
 ) -> None:
     """Trains a model as a plan says, through torchrun, on this node."""
@@ -96,9 +103,10 @@ def run(
         device=device,
         timeout_s=timeout_s,
         concatenate=concatenate,
+        recorded_batches=record,
     )
     job = _resumed(job) if resume else _fresh(job)
-    with _progress_bar(job) as on_progress:
+    with shown(job, quiet=quiet) as on_progress:
         outcome = execute_again(job, on_progress, restarts=max_restarts, tell=lambda line: typer.echo(line, err=True))
     if as_json:
         typer.echo((out / "run.json").read_text())
@@ -121,23 +129,6 @@ def _resumed(job: "RunJob") -> "RunJob":
     if going_on.first_step == 0:
         typer.echo(f"no whole checkpoint in {job.directory.checkpoints}: starting at step 0", err=True)
     return going_on
-
-
-@contextmanager
-def _progress_bar(job: "RunJob") -> Iterator[Callable[[int, float], None]]:
-    """A bar on standard error, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("starting", total=job.steps, completed=job.first_step)
-
-        def on_progress(batches_done: int, loss: float) -> None:
-            progress.update(bar, completed=batches_done, description=f"training, loss {loss:.4f}")
-
-        yield on_progress
 
 
 def _show(job: "RunJob", outcome: "RunOutcome") -> None:

@@ -1,6 +1,5 @@
 """Executor: the one loop over a stream's instructions. A schedule is the stream's business, not its."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -10,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner_service.core.errors import ScheduleError
-from planner_service.core.schedule.footprint import last_uses
 from planner_service.core.schedule.instructions import (
     Backward,
     BackwardInput,
@@ -30,6 +28,7 @@ from planner_service.core.schedule.instructions import (
     Update,
 )
 from planner_service.core.schedule.program import Stream
+from planner_service.core.schedule.repeating import retirements
 from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
@@ -92,11 +91,7 @@ class Executor:
         self._outgoing: dict[int, Tensors] = {}
         self._outgoing_gradients: dict[int, Tensors] = {}
         self._losses: list[Tensor] = []
-        self._last_uses = last_uses(stream.instructions)
-        self._retiring: dict[int, list[int]] = defaultdict(list)
-        for version, index in self._last_uses.items():
-            self._retiring[index].append(version)
-        self._done = 0
+        self._retiring = retirements(stream.instructions)
 
     def run(self) -> None:
         """Executes the whole stream."""
@@ -104,12 +99,12 @@ class Executor:
 
     def step(self, instruction: Instruction) -> None:
         """Executes the next instruction of its stream, which is this one."""
-        index, self._done = self._done, self._done + 1
-        self._execute(index, instruction)
-        for version in self._retiring.get(index, ()):
+        retired = next(self._retiring)
+        self._execute(instruction, retired)
+        for version in retired:
             self._weights.retire(version, keep=not self._exchanged and not isinstance(instruction, Checkpoint))
 
-    def _execute(self, index: int, instruction: Instruction) -> None:  # noqa: C901 (one case an instruction)
+    def _execute(self, instruction: Instruction, retired: Sequence[int]) -> None:  # noqa: C901 (one case an instruction)
         match instruction:
             case Forward(microbatch=k, version=version):
                 self._weights.use(version)
@@ -139,7 +134,7 @@ class Executor:
                 self._exchange_among_stages(instruction)
             case Update(version=version):
                 self._stage.end_minibatch()
-                self._weights.update(version, keep_base=self._last_uses[version - 1] > index)
+                self._weights.update(version, keep_base=version - 1 not in retired)
                 self._hooks.on_update(version, self._take_loss(version))
             case Checkpoint():
                 self._hooks.on_checkpoint(instruction)

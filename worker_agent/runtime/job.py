@@ -9,9 +9,10 @@ from planner_service.contract.documents import dump, parse, read_text
 from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Plan
-from planner_service.core.predict import program_of
+from planner_service.core.predict import long_program_of
 from planner_service.core.profile import STRICT
 from planner_service.core.schedule.among_stages import AmongStages
+from planner_service.core.schedule.long_program import settled_batches
 from planner_service.core.schedule.program import FLUSHES, Program
 from worker_agent.runtime.learning_rate import LEARNING_RATES, share
 from worker_agent.runtime.loss_scale import INITIAL
@@ -19,6 +20,9 @@ from worker_agent.runtime.manifest import Manifest, describe
 from worker_agent.runtime.status import status_path
 
 AUTOCASTS = ("bfloat16", "float16")
+RECORDED_INSTRUCTIONS = 100_000
+"""Of all ranks together, at a run's start and again at its end: some 10 MB of trace each."""
+
 BATCH_NORMS = ("microbatch", "minibatch")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -34,6 +38,8 @@ class RunJob:
     `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
     With `autocast` the blocks of a float32 plan compute in that type; `loss_scale` is where a dynamic scale of the loss
     begins, by default torch's own for float16, and none for others.
+    Of a run of more than twice `recorded_batches` every instruction of so many is recorded at its start and at its end
+    (None: of as many as hold `RECORDED_INSTRUCTIONS`).
     `clip_norm` is the largest norm that the whole model's mean gradient may have; `tied` the groups of stages that
     share weights, which the ranks find.
     """
@@ -59,6 +65,7 @@ class RunJob:
     autocast: str | None = None
     loss_scale: float | None = None
     tied: tuple[tuple[int, ...], ...] = ()
+    recorded_batches: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -76,6 +83,8 @@ class RunJob:
         require_amount("timeout_s", self.timeout_s, positive=True)
         if self.clip_norm is not None:
             require_amount("clip_norm", self.clip_norm, positive=True)
+        if self.recorded_batches is not None:
+            require_count("recorded_batches", self.recorded_batches)
         require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)
 
     def _check_schedule(self) -> None:
@@ -147,9 +156,19 @@ class RunJob:
             batch_size=self.plan.batch_size,
         )
 
+    def window(self, program: Program) -> int | None:
+        """Of how many batches, at the start and at the end, every instruction is recorded; None: of all of them.
+
+        They are no fewer than fill the pipeline.
+        """
+        a_batch = sum(len(stream.instructions) for stream in program.streams) / self.batches
+        asked = int(RECORDED_INSTRUCTIONS / a_batch) if self.recorded_batches is None else self.recorded_batches
+        window = max(asked, settled_batches(program.pipeline) + 1)
+        return window if self.batches > 2 * window else None
+
     def program(self) -> Program:
-        """What the ranks execute."""
-        return program_of(
+        """What the ranks execute; of a long run the instructions are made when they are asked for."""
+        return long_program_of(
             self.plan,
             batches=self.batches,
             first_batch=self.first_step,
@@ -162,9 +181,10 @@ class RunJob:
 class RunDirectory:
     """The files of a run.
 
-    plan.json  timeline.json  run.json  trace.json  checkpoints/step-K/        for the user
+    plan.json  timeline.json  run.json  steps.csv  trace.json  checkpoints/step-K/        for the user
     logs/rank-N.log                                  what each rank printed
-    ranks/job.json  rank-N.status  rank-N.result.json  rank-N.failure.json     between launcher and ranks
+    ranks/job.json                                   between launcher and ranks, and of each rank:
+    ranks/rank-N.status  rank-N.batches  rank-N.result.json  rank-N.failure.json
     """
 
     root: Path
@@ -190,6 +210,10 @@ class RunDirectory:
     def result(self, rank: int) -> Path:
         """What a rank measured."""
         return self.ranks / f"rank-{rank}.result.json"
+
+    def batches(self, rank: int) -> Path:
+        """What each of a rank's batches came to."""
+        return self.ranks / f"rank-{rank}.batches"
 
     def failure(self, rank: int) -> Path:
         """Why a rank gave up."""

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,18 +25,15 @@ from worker_agent.runtime.manifest import clear
 from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, read_status
 from worker_agent.runtime.torch_errors import cause_of
-from worker_agent.runtime.watch import watching
+from worker_agent.runtime.watch import OnProgress, watching
 from worker_agent.torchrun import node_of
 
 _LOOK_S = 0.1
 _SEEN_WITHIN = 600
 """So many looks at a file of another node."""
 
-Progress = Callable[[int, float], None]
-"""Called with the batches done and the newest loss while a run goes on."""
 
-
-def launch(job: RunJob, on_progress: Progress, place: Place | None = None) -> tuple[RankResult, ...]:
+def launch(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> tuple[RankResult, ...]:
     """Runs the job to its end; returns the ranks' results, by rank.
 
     Among several nodes it is the first that calls this; the others `join`. All see the job's folder.
@@ -68,12 +65,12 @@ def _prepare(job: RunJob) -> Path:
     return path
 
 
-def join(job: RunJob, on_progress: Progress, place: Place) -> None:
+def join(job: RunJob, on_progress: OnProgress, place: Place) -> None:
     """Runs this node's ranks of a job that the first node has written into the folder. Raises as `launch` does."""
     _run_ranks(job, job.directory.job, on_progress, place)
 
 
-def _run_ranks(job: RunJob, path: Path, on_progress: Progress, place: Place | None) -> None:
+def _run_ranks(job: RunJob, path: Path, on_progress: OnProgress, place: Place | None) -> None:
     processes = job.plan.workers // (place.nodes if place else 1)
     here = place.ranks(processes) if place else range(processes)
     try:

@@ -15,13 +15,20 @@ from planner_service.core.schedule.instructions import (
     SendActivation,
     SendGradient,
 )
+from planner_service.core.schedule.long_program import brief
 from planner_service.core.schedule.program import Program, Stream
+from planner_service.core.schedule.repeating import counted
 from worker_agent.runtime.channel import Edge, Inbox, Outbox, layouts_of
 
 
 def edges_of(stream: Stream) -> Counter[Edge]:
     """The edges that a stage's stream sends and receives on, with the number of messages on each."""
-    return Counter(edge for i in stream.instructions if (edge := _edge(stream.rank, stream.stage, i)) is not None)
+    messages: Counter[Edge] = Counter()
+    for instruction, times in counted(stream.instructions):
+        edge = _edge(stream.rank, stream.stage, instruction)
+        if edge is not None:
+            messages[edge] += times
+    return messages
 
 
 def _edge(rank: int, stage: int, instruction: Instruction) -> Edge | None:
@@ -106,6 +113,7 @@ class Mail:
 
 def _most_in_flight(program: Program, edge: Edge) -> int:
     """On the earlier of the two stages."""
+    program = brief(program)
     rank, stage = (edge.target, edge.stage - 1) if edge.gradients else (edge.source, edge.stage)
     stream = program.stage_streams(program.streams[rank])[stage // program.pipeline.span]
     held = footprints(stream.instructions, recompute=program.pipeline.recomputes(stream.stage))

@@ -5,6 +5,7 @@ import math
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
@@ -26,15 +27,19 @@ from planner_service.core.schedule.instructions import (
     ReduceNorm,
     ReduceTied,
     StartReduce,
+    Update,
     is_compute,
 )
+from planner_service.core.schedule.long_program import brief
 from planner_service.core.schedule.program import Program, Stream, updates_a_batch
+from planner_service.core.schedule.repeating import shortened
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.runtime import checkpoint, results
 from worker_agent.runtime.among_stages import AmongStages
+from worker_agent.runtime.batches import BatchLog
 from worker_agent.runtime.channel import open_groups
 from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
 from worker_agent.runtime.job import RunJob, read_job, write_job
@@ -43,7 +48,7 @@ from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.noted import Noted, forwards_ahead
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.placement import place_process
-from worker_agent.runtime.recorder import Recorder, clock_for
+from worker_agent.runtime.recorder import Recorder, clock_for, common_start_s
 from worker_agent.runtime.replicas import open_replica_group
 from worker_agent.runtime.results import RankFailure, RankResult
 from worker_agent.runtime.stage import Stage
@@ -61,6 +66,7 @@ class Part:
         plan_stage = job.plan.stages[stream.stage]
         updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
         homes = stages_of(job.plan, chain)
+        instructions = shortened(stream.instructions)
         self.blocks = [block.to(device).train() for block in chain.blocks[plan_stage.start : plan_stage.stop]]
         self.first = stream.stage == 0
         self.last = stream.stage == job.plan.depth - 1
@@ -71,7 +77,7 @@ class Part:
             recompute=plan_stage.recompute,
             seed=job.seed,
             device=device,
-            split_backward=any(isinstance(i, BackwardInput) for i in self.stream.instructions),
+            split_backward=any(isinstance(i, BackwardInput) for i in instructions),
             concatenate=job.concatenate,
             minibatch_statistics=job.minibatch_statistics,
             autocast=getattr(torch, job.autocast) if job.autocast else None,
@@ -80,7 +86,7 @@ class Part:
         self.weights = Weights(
             find_slots(self.blocks, names),
             lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.learning_rate),
-            version=max(first_versions(self.stream.instructions)),
+            version=max(first_versions(instructions)),
             master_weights=job.plan.master_weights,
             learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),
         )
@@ -108,7 +114,6 @@ class Rank:
         self.device = device
         self.parts = [Part(job, program, chain, stream, device) for stream in program.stage_streams(self.stream)]
         self.updates = updates_a_batch(program.schedule, program.pipeline, self.stream.stage)
-        self.losses: list[float] = []
 
     def execute(self, status: StatusWriter) -> RankResult:
         """Executes the stream with all other ranks; returns what was measured."""
@@ -126,8 +131,14 @@ class Rank:
         gc.collect()
         status.at(MEETING)
         gc.freeze()  # a full collection over torch's own objects would stall a step
-        dist.barrier()
-        recorder, hooks = Recorder(clock_for(self.device)), self._hooks(status)
+        log = BatchLog(self.job.directory.batches(self.stream.rank), status, self.job.first_step)
+        recorder = Recorder(
+            clock_for(self.device, common_start_s()),
+            closes=self._closes_batch,
+            on_batch=log.add,
+            keep=self.job.window(self.program),
+        )
+        hooks = self._hooks(status, log)
         executors = [
             Executor(
                 stream=part.stream,
@@ -147,9 +158,13 @@ class Rank:
         run_together(executors, self.stream.instructions)
         status.at(ENDING)
         dist.barrier()
+        lane = recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica)
+        log.close()
         return RankResult(
-            lane=recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica),
-            losses=tuple(self.losses),
+            lane=lane,
+            first_instructions=recorder.first_instructions,
+            busy_s=log.busy_s,
+            peak_memory_bytes=log.peak_memory_bytes,
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
 
@@ -164,10 +179,13 @@ class Rank:
             device=self.device,
         )
 
-    def _hooks(self, status: StatusWriter) -> Hooks:
-        ahead = forwards_ahead(
-            self.stream.instructions, updates=self.updates, batch_microbatches=self.program.pipeline.batch_microbatches
-        )
+    def _closes_batch(self, instruction: Instruction) -> bool:
+        """A batch's last update, of the last of the rank's stages."""
+        is_last = isinstance(instruction, Update) and instruction.version % self.updates == 0
+        return is_last and instruction.chunk == len(self.parts) - 1
+
+    def _hooks(self, status: StatusWriter, log: BatchLog) -> Hooks:
+        ahead = self._forwards_ahead()
 
         def on_instruction(index: int) -> None:
             status.at(index)
@@ -177,10 +195,17 @@ class Rank:
         def on_update(version: int, loss: float | None) -> None:
             if loss is not None:
                 self._require_finite(loss, version)
-                self.losses.append(loss)
-            status.batch_done(version // self.updates, self.losses[-1] if self.losses else float("nan"))
+                log.note_loss((version - 1) // self.updates, loss)
+            status.batch_done(version // self.updates, float("nan") if loss is None else loss)
 
         return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=self._save)
+
+    def _forwards_ahead(self) -> dict[int, int]:
+        """Where stages must keep what their modules have noted, which some do."""
+        if not any(part.noted.live for part in self.parts):
+            return {}
+        batch = self.program.pipeline.batch_microbatches
+        return forwards_ahead(self.stream.instructions, updates=self.updates, batch_microbatches=batch)
 
     def _require_finite(self, loss: float, version: int) -> None:
         """A loss that is not a number any more never becomes one again: the run ends, with its checkpoints."""
@@ -247,7 +272,7 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
     world_size = int(os.environ["WORLD_SIZE"])
     rule = f"must be {world_size}, as many as processes were started"
     require(job.plan.workers == world_size, "plan.workers", rule, job.plan.workers)
-    instructions: tuple[Instruction, ...] = ()
+    instructions: Sequence[Instruction] = ()
     device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
@@ -273,13 +298,13 @@ def _worker(job: RunJob, rank: int, device: torch.device) -> Rank:
     require_match(job, chain)
     job = replace(job, tied=tied_groups(stages_of(job.plan, chain)))
     program = job.program()
-    check(program)
+    check(brief(program))
     if rank == 0:
         write_job(job)
     return Rank(job, program, chain, rank, device)
 
 
-def _explained(error: RuntimeError, instructions: tuple[Instruction, ...], status: Path, rank: int) -> PipeplanError:
+def _explained(error: RuntimeError, instructions: Sequence[Instruction], status: Path, rank: int) -> PipeplanError:
     """What a failure inside torch means: at a transfer the other side is gone, elsewhere the model or device failed."""
     now = read_status(status)
     index = now.instruction if now else STARTING

@@ -1,13 +1,21 @@
-"""Recorder: when each instruction ran and what was held after it. Its result is a lane of a Timeline."""
+"""Recorder: when each instruction ran and what was held after it. Its result is a lane of a Timeline.
+
+Of a long run every instruction of the first and of the last batches is kept, and of each batch what it came to.
+"""
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from platform import node
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
-from planner_service.core.schedule.instructions import Instruction
+from planner_service.core.schedule.instructions import Instruction, is_compute
 from planner_service.core.schedule.text import format_instruction
 from planner_service.core.timeline import Lane
 
@@ -22,11 +30,22 @@ class Clock(Protocol):
         """The noted moments, in seconds since the clock's start."""
 
 
+class RunClock(Clock, Protocol):
+    """A clock for work that goes on for long. `lag`: so many batches later a batch's marks are read without waiting."""
+
+    lag: int
+
+    def take(self, marks: int) -> Sequence[float]:
+        """The seconds of so many marks, the oldest, which are then forgotten."""
+
+
 class HostClock:
     """The host's monotonic clock: for devices on which a call returns when its work is done."""
 
-    def __init__(self) -> None:
-        self._start_s = time.perf_counter()
+    lag = 0
+
+    def __init__(self, start_s: float | None = None) -> None:
+        self._start_s = time.perf_counter() if start_s is None else start_s
         self._marks_s = array("d")
 
     def mark(self) -> None:
@@ -37,11 +56,20 @@ class HostClock:
         """The noted moments."""
         return self._marks_s
 
+    def take(self, marks: int) -> Sequence[float]:
+        """The oldest moments, which are then forgotten."""
+        taken_s, self._marks_s = self._marks_s[:marks], self._marks_s[marks:]
+        return taken_s
+
 
 class CudaClock:
     """Events in the device's current stream: the moments at which the device gets there, without waiting for it."""
 
-    def __init__(self) -> None:
+    lag = 2
+
+    def __init__(self, start_s: float | None = None) -> None:
+        torch.cuda.synchronize()
+        self._later_s = 0.0 if start_s is None else time.perf_counter() - start_s
         self._start = self._event()
         self._marks: list[torch.cuda.Event] = []
 
@@ -52,7 +80,17 @@ class CudaClock:
     def seconds(self) -> Sequence[float]:
         """The noted moments; waits for the device."""
         torch.cuda.synchronize()
-        return [self._start.elapsed_time(mark) / 1000 for mark in self._marks]
+        return self._since_start(self._marks)
+
+    def take(self, marks: int) -> Sequence[float]:
+        """The oldest moments, which are then forgotten; waits for the last of them."""
+        taken, self._marks = self._marks[:marks], self._marks[marks:]
+        if taken:
+            taken[-1].synchronize()
+        return self._since_start(taken)
+
+    def _since_start(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
+        return [self._later_s + self._start.elapsed_time(mark) / 1000 for mark in marks]
 
     def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -60,18 +98,82 @@ class CudaClock:
         return event
 
 
-def clock_for(device: torch.device) -> Clock:
-    """The clock that tells the truth about a device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+def clock_for(device: torch.device, start_s: float | None = None) -> HostClock | CudaClock:
+    """The clock that tells the truth about a device. `start_s`: its zero, on the host's own clock; default now."""
+    return CudaClock(start_s) if device.type == "cuda" else HostClock(start_s)
+
+
+def common_start_s() -> float:
+    """A moment just gone on this node's clock, the same for all ranks on the node: what a receive waits for is then
+    never sent later on another rank's track. Between nodes the moments differ by as much as they leave a barrier apart.
+    """
+    dist.barrier()
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    here = boot.read_text() if boot.exists() else node()
+    moments: list[tuple[str, float]] = [("", 0.0)] * dist.get_world_size()
+    dist.all_gather_object(moments, (here, time.perf_counter()))
+    return min(moment_s for its, moment_s in moments if its == here)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a batch came to: when it was through, seconds of compute in it, and bytes held, at most and in the end."""
+
+    end_s: float
+    busy_s: float
+    peak_memory_bytes: int
+    memory_bytes: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The instructions of a batch, and what was held after each."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    memory_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A batch whose times are known, in whole nanoseconds: no clock is finer, and digits beyond cost their place."""
+
+    instructions: Sequence[Instruction]
+    seconds: Sequence[float]
+    memory_bytes: Sequence[int]
+
+    def spent(self) -> Spent:
+        spans = zip(self.instructions, self.seconds[0::2], self.seconds[1::2], strict=True)
+        return Spent(
+            end_s=self.seconds[-1],
+            busy_s=sum(end_s - start_s for instruction, start_s, end_s in spans if is_compute(instruction)),
+            peak_memory_bytes=max(self.memory_bytes),
+            memory_bytes=self.memory_bytes[-1],
+        )
 
 
 class Recorder:
-    """Two marks and a memory figure an instruction."""
+    """Two marks and a memory figure an instruction.
 
-    def __init__(self, clock: Clock) -> None:
+    `closes` says which instruction is a batch's last; `on_batch` hears what each came to, `clock.lag` batches later.
+    With `keep` no more than so many batches at the start and at the end are kept.
+    """
+
+    def __init__(
+        self,
+        clock: RunClock,
+        *,
+        closes: Callable[[Instruction], bool] = lambda _: False,
+        on_batch: Callable[[Spent], None] = lambda _: None,
+        keep: int | None = None,
+    ) -> None:
         self._clock = clock
-        self._instructions: list[Instruction] = []
-        self._memory_bytes = array("q")
+        self._closes = closes
+        self._on_batch = on_batch
+        self._keep = keep
+        self._open: _Batch = _Batch()
+        self._unread: deque[_Batch] = deque()
+        self._first: list[_Kept] = []
+        self._last: deque[_Kept] = deque(maxlen=keep)
 
     def begin(self) -> None:
         """The next instruction starts."""
@@ -80,18 +182,44 @@ class Recorder:
     def end(self, instruction: Instruction, memory_bytes: int) -> None:
         """It is done, and so much is held now."""
         self._clock.mark()
-        self._instructions.append(instruction)
-        self._memory_bytes.append(memory_bytes)
+        batch = self._open
+        batch.instructions.append(instruction)
+        batch.memory_bytes.append(memory_bytes)
+        if self._closes(instruction):
+            self._unread.append(batch)
+            self._open = _Batch()
+            if len(self._unread) > self._clock.lag:
+                self._read_oldest()
 
     def lane(self, *, rank: int, stage: int, replica: int) -> Lane:
-        """All that was recorded, in whole nanoseconds: no clock is finer, and digits beyond cost their place."""
-        seconds = [round(moment_s, 9) for moment_s in self._clock.seconds()]
+        """All that was kept. What comes after the last batch, a checkpoint say, goes with it."""
+        while self._unread:
+            self._read_oldest()
+        batches = [*self._first, *self._last, self._read(self._open)]
+        seconds = [moment_s for batch in batches for moment_s in batch.seconds]
         return Lane(
             rank=rank,
             stage=stage,
             replica=replica,
-            instructions=tuple(format_instruction(i) for i in self._instructions),
+            instructions=tuple(format_instruction(i) for batch in batches for i in batch.instructions),
             start_s=tuple(seconds[0::2]),
             end_s=tuple(seconds[1::2]),
-            memory_bytes=tuple(self._memory_bytes),
+            memory_bytes=tuple(held for batch in batches for held in batch.memory_bytes),
         )
+
+    @property
+    def first_instructions(self) -> int:
+        """How many of the lane's instructions are of the batches at the start; 0 where all are kept."""
+        return sum(len(batch.instructions) for batch in self._first)
+
+    def _read_oldest(self) -> None:
+        kept = self._read(self._unread.popleft())
+        if self._keep is not None and len(self._first) < self._keep:
+            self._first.append(kept)
+        else:
+            self._last.append(kept)
+        self._on_batch(kept.spent())
+
+    def _read(self, batch: _Batch) -> _Kept:
+        seconds = array("d", (round(moment_s, 9) for moment_s in self._clock.take(2 * len(batch.instructions))))
+        return _Kept(batch.instructions, seconds, array("q", batch.memory_bytes))

@@ -14,10 +14,16 @@ from planner_service.core.timeline import Lane
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """What one rank measured: its lane, a loss an update where it computes the loss, its largest resident size."""
+    """What one rank measured: its lane, what all of its batches came to, its largest resident size.
+
+    Of a long run the lane holds the first and the last batches: `first_instructions` says where the last ones begin, 0
+    that all are there. `busy_s` are seconds of compute. What each batch came to is in a file of its own (`batches`).
+    """
 
     lane: Lane
-    losses: tuple[float, ...]
+    first_instructions: int
+    busy_s: float
+    peak_memory_bytes: int
     peak_resident_bytes: int
 
     __pydantic_config__: ClassVar = STRICT

@@ -1,35 +1,37 @@
-"""Run: executes a plan on this node and writes what came of it: run.json, timeline.json, trace.json, checkpoints."""
+"""Run: executes a plan on this node and writes what came of it (`RunDirectory`)."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 from planner_service.contract.documents import dump, plan_document
 from planner_service.contract.run_files import PLAN, REPORT, TIMELINE
 from planner_service.core.errors import InvalidInputError, RunFailedError, require
 from planner_service.core.identity import content_id
-from planner_service.core.predict import predict, program_of
+from planner_service.core.predict import predict
 from planner_service.core.report import RankReport, RunReport, report_run
+from planner_service.core.run_ends import predict_ends
+from planner_service.core.summary import Summary, summarise
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
 from worker_agent.models.spec import parse_spec
 from worker_agent.place import Place
 from worker_agent.runtime.job import RunJob, read_job
-from worker_agent.runtime.launch import Progress, join, launch
+from worker_agent.runtime.launch import join, launch
 from worker_agent.runtime.manifest import Manifest, newest
+from worker_agent.runtime.measured import Measured
 from worker_agent.runtime.results import RankResult
+from worker_agent.runtime.watch import OnProgress
 
 _log = logging.getLogger(__name__)
 
-MOST_INSTRUCTIONS = 500_000
-"""A rank's longest stream: some 10,000 steps of 8 microbatches."""
+STEPS, TRACE = "steps.csv", "trace.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What a run gave: the report and the recorded timeline."""
+    """What a run gave: the report and the recorded timeline, of a long run that of its last batches."""
 
     report: RunReport
     timeline: Timeline
@@ -75,7 +77,7 @@ def _same_spec(given: object, written: object, field: str) -> bool:
     return (one.target, one.options) == (other.target, other.options)
 
 
-def execute_again(job: RunJob, on_progress: Progress, *, restarts: int, tell: Callable[[str], None]) -> RunOutcome:
+def execute_again(job: RunJob, on_progress: OnProgress, *, restarts: int, tell: Callable[[str], None]) -> RunOutcome:
     """`execute`, up to `restarts` times more from the newest whole checkpoint where a rank was lost; `tell` hears why.
 
     Steps after that checkpoint are done again and come out the same, bit for bit: data and random state belong to the
@@ -101,68 +103,67 @@ def _again(job: RunJob, error: RunFailedError, tell: Callable[[str], None]) -> R
         raise RunFailedError(f"{error}; it cannot start again ({refused})", rank=error.rank) from error
 
 
-def take_part(job: RunJob, on_progress: Progress, place: Place) -> None:
+def take_part(job: RunJob, on_progress: OnProgress, place: Place) -> None:
     """Runs this node's part of a job that the first node `execute`s. Raises as `launch` does."""
     join(job, on_progress, place)
 
 
-def execute(job: RunJob, on_progress: Progress, place: Place | None = None) -> RunOutcome:
+def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> RunOutcome:
     """Runs the job and writes the files of its directory that are for the user. Raises as `launch` does.
 
     With a place it is the first of several nodes that does so, and all of them see the directory.
-    Every instruction of a run is made before it starts and recorded: a run of more than `MOST_INSTRUCTIONS` a rank is
-    refused with an InvalidInputError that says how far one goes.
     """
     rule = "must be the blocks' own order, or none: the executor runs chains"
     require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
-    _require_length(job)
     results = launch(job, on_progress, place)
-    measured = Timeline(lanes=tuple(r.lane for r in results), batch_size=job.plan.batch_size, batches=job.batches)
-    begun = read_job(job.directory.job)  # the ranks have found out which stages share weights
-    predicted = predict(job.plan, batches=job.batches, first_batch=job.first_step, among_stages=begun.among_stages)
+    begun = replace(read_job(job.directory.job), out=job.out)  # the ranks have found out which stages share weights
+    measured = Measured(begun, results)
+    predicted, expected = _predicted(begun, measured.window)
     report = report_run(
         schedule=job.plan.schedule,
-        predicted=predicted,
-        measured=measured,
+        predicted=expected,
+        measured=measured.summary(),
         first_step=job.first_step,
-        losses=_losses(job, results),
+        losses=measured.losses,
         ranks=tuple(_rank_report(result) for result in results),
     )
     document = {"plan_id": content_id(job.plan), "model": job.model, "data": job.data, "seed": job.seed}
     root = job.directory.root
-    trace = chrome_trace({"measured": measured, "predicted": predicted})
     _write(root / PLAN, dump(plan_document(job.plan)))
-    _write(root / TIMELINE, dump(asdict(measured)))
-    _write(root / "trace.json", trace)
-    _write(root / REPORT, dump(document | asdict(report)))
-    return RunOutcome(report=report, timeline=measured)
+    _write(root / TIMELINE, dump(asdict(measured.timeline())))
+    _written(root / STEPS, measured.write_steps)
+    _write(root / TRACE, chrome_trace({"measured": measured.ends(), "predicted": predicted}))
+    _write(root / REPORT, dump(document | asdict(report) | {"recorded": measured.recorded()}))
+    return RunOutcome(report=report, timeline=measured.timeline())
 
 
 def _write(path: Path, text: str) -> None:
+    _written(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def _written(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a file, whole or not at all."""
     aside = path.with_name(path.name + ".part")
     try:
-        aside.write_text(text, encoding="utf-8")
+        write(aside)
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise RunFailedError(f"the training is done, but {path} cannot be written: {error}") from error
 
 
-def _require_length(job: RunJob) -> None:
-    streams = program_of(job.plan, batches=2, among_stages=job.among_stages).streams
-    a_batch = max(len(stream.instructions) for stream in streams) / 2
-    most = job.first_step + int(MOST_INSTRUCTIONS / a_batch)
-    rule = f"must be at most {most} in one go for this plan; train on from there with --resume"
-    require(job.steps <= most, "steps", rule, job.steps)
-
-
-def _losses(job: RunJob, results: Sequence[RankResult]) -> tuple[float, ...]:
-    """A loss a step: the mean over the last stage's replicas and, for PipeDream, over the step's updates."""
-    columns = [result.losses for result in results if result.losses]
-    updates = [fmean(column) for column in zip(*columns, strict=True)]
-    a_step = len(updates) // job.batches
-    return tuple(fmean(updates[i : i + a_step]) for i in range(0, len(updates), a_step))
+def _predicted(job: RunJob, window: int | None) -> tuple[Timeline, Summary]:
+    """What the plan predicts for what is recorded of the run, and for all of it."""
+    if window is not None:
+        return predict_ends(
+            job.plan,
+            batches=job.batches,
+            window=window,
+            first_batch=job.first_step,
+            among_stages=job.among_stages,
+        )
+    timeline = predict(job.plan, batches=job.batches, first_batch=job.first_step, among_stages=job.among_stages)
+    return timeline, summarise(timeline)
 
 
 def _rank_report(result: RankResult) -> RankReport:
@@ -170,6 +171,6 @@ def _rank_report(result: RankResult) -> RankReport:
         rank=result.lane.rank,
         stage=result.lane.stage,
         replica=result.lane.replica,
-        peak_memory_bytes=result.lane.peak_memory_bytes,
+        peak_memory_bytes=result.peak_memory_bytes,
         peak_resident_bytes=result.peak_resident_bytes,
     )

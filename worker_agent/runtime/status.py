@@ -8,11 +8,11 @@ import time
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-_FORMAT = struct.Struct("<qdqdqd")
+_FORMAT = struct.Struct("<qdqdqdqddqq")
 """A Status, field by field."""
 
-_PLACE, _BATCH, _PULSE = 0, 16, 40
-"""Where the instruction, the batch and the pulse stand."""
+_PLACE, _BATCH, _PULSE, _MEASURED = 0, 16, 40, 48
+"""Where the instruction, the batch, the pulse and what was measured stand."""
 
 PULSE_S = 0.5
 """How often a rank gives a sign of life."""
@@ -32,6 +32,8 @@ class Status:
     """The index of the instruction that a rank is at (below 0: none), batches done, and the newest batch's loss.
 
     `started_s` is when it came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic clock.
+    Of `measured_batches`, in this process, it is known when the last was through since the start (`end_s`), how much
+    compute they were (`busy_s`), and the bytes held at the last one's end and at most.
     """
 
     instruction: int
@@ -40,6 +42,11 @@ class Status:
     loss: float
     process: int
     pulse_s: float
+    measured_batches: int = 0
+    end_s: float = 0.0
+    busy_s: float = 0.0
+    memory_bytes: int = 0
+    peak_memory_bytes: int = 0
 
     def packed(self) -> bytes:
         """As it stands in the file."""
@@ -71,6 +78,10 @@ class StatusWriter:
     def batch_done(self, batches_done: int, loss: float) -> None:
         """A batch is through on this rank."""
         struct.pack_into("<qd", self._memory, _BATCH, batches_done, loss)
+
+    def measured(self, batches: int, *, end_s: float, busy_s: float, memory_bytes: int, peak_memory_bytes: int) -> None:
+        """So many batches have been measured, and came to this together."""
+        struct.pack_into("<qddqq", self._memory, _MEASURED, batches, end_s, busy_s, memory_bytes, peak_memory_bytes)
 
     def _pulse(self) -> None:
         pause = threading.Event()

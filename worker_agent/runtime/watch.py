@@ -2,41 +2,128 @@
 
 import math
 import threading
-from collections.abc import Callable, Container, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean
 
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.status import read_status
+from worker_agent.runtime.status import Status, read_status
 
 _INTERVAL_S = 0.2
 
+LATELY_S = 10.0
+"""Rates are those of the last so many seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """How far a run is: steps done of all, those before a resumed checkpoint included, and the newest one's loss.
+
+    Of the last seconds: `samples_per_s`, and `bubble_fraction`, the share of the ranks' time without compute (None
+    before a batch is measured). `peak_memory_bytes` is the most that any rank has held yet, `memory_rank` that rank.
+    """
+
+    done: int
+    steps: int
+    loss: float
+    samples_per_s: float | None
+    bubble_fraction: float | None
+    peak_memory_bytes: int
+    memory_rank: int
+    left_s: float | None
+
+
+OnProgress = Callable[[RunProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was measured at one moment: the followed rank's batches, and of all ranks their end and compute."""
+
+    batches: int
+    end_s: float
+    spent_s: Mapping[int, tuple[float, float]]
+
+
+class Watcher:
+    """Makes progress of what the ranks' statuses say, look by look.
+
+    The first worker of the last stage is followed: it has the loss.
+    """
+
+    def __init__(self, job: RunJob) -> None:
+        last_stage = job.plan.depth // job.plan.chunks - 1  # or the rank's stage before, of which it is the last chunk
+        self.followed = next(r for r, worker in enumerate(job.plan.placement) if worker.stage == last_stage)
+        self._job = job
+        self._done = job.first_step
+        self._looks = deque([_Look(0, 0.0, {})])
+
+    def look(self, statuses: Mapping[int, Status]) -> RunProgress | None:
+        """The progress, if there are more batches than at the last look."""
+        followed = statuses.get(self.followed)
+        if followed is None or followed.batches_done <= self._done or math.isnan(followed.loss):
+            return None
+        self._done = followed.batches_done
+        self._add(followed, statuses)
+        rate = self._samples_per_s()
+        rank = max(statuses, key=lambda rank: (statuses[rank].peak_memory_bytes, -rank))
+        left = (self._job.steps - self._done) * self._job.plan.batch_size
+        return RunProgress(
+            done=self._done,
+            steps=self._job.steps,
+            loss=followed.loss,
+            samples_per_s=rate,
+            bubble_fraction=self._bubble_fraction(),
+            peak_memory_bytes=statuses[rank].peak_memory_bytes,
+            memory_rank=rank,
+            left_s=left / rate if rate else None,
+        )
+
+    def _add(self, followed: Status, statuses: Mapping[int, Status]) -> None:
+        spent_s = {rank: (s.end_s, s.busy_s) for rank, s in statuses.items() if s.measured_batches}
+        self._looks.append(_Look(followed.measured_batches, followed.end_s, spent_s))
+        while len(self._looks) > 2 and self._looks[-1].end_s - self._looks[1].end_s >= LATELY_S:
+            self._looks.popleft()
+
+    def _samples_per_s(self) -> float | None:
+        first, last = self._looks[0], self._looks[-1]
+        if last.end_s <= first.end_s:
+            return None
+        return (last.batches - first.batches) * self._job.plan.batch_size / (last.end_s - first.end_s)
+
+    def _bubble_fraction(self) -> float | None:
+        before, after = self._looks[0].spent_s, self._looks[-1].spent_s
+        busy = []
+        for rank, (end_s, busy_s) in after.items():
+            end_before_s, busy_before_s = before.get(rank, (0.0, 0.0))
+            if end_s > end_before_s:
+                busy.append((busy_s - busy_before_s) / (end_s - end_before_s))
+        return min(max(1.0 - fmean(busy), 0.0), 1.0) if busy else None
+
 
 @contextmanager
-def watching(job: RunJob, on_progress: Callable[[int, float], None], here: Container[int]) -> Iterator[None]:
-    """Calls `on_progress` with the batches done on the last stage and their newest loss, whenever there are more.
+def watching(job: RunJob, on_progress: OnProgress, here: Sequence[int]) -> Iterator[None]:
+    """Calls `on_progress` whenever there are more batches done.
 
-    The first worker of the last stage is followed where it runs: nothing is told on nodes whose ranks are others.
+    It is told where the followed rank runs, of the ranks of that node: nothing is told on other nodes.
     """
-    last_stage = job.plan.depth // job.plan.chunks - 1  # or the rank's stage before, of which it is the last chunk
-    rank = next(r for r, worker in enumerate(job.plan.placement) if worker.stage == last_stage)
-    if rank not in here:
+    watcher, stop = Watcher(job), threading.Event()
+    if watcher.followed not in here:
         yield
         return
-    path = job.directory.status(rank)
-    stop = threading.Event()
 
-    def report(done: int) -> int:
-        status = read_status(path)
-        if status is None or status.batches_done <= done or math.isnan(status.loss):
-            return done
-        on_progress(status.batches_done, status.loss)
-        return status.batches_done
+    def report() -> None:
+        found = {rank: read_status(job.directory.status(rank)) for rank in here}
+        progress = watcher.look({rank: status for rank, status in found.items() if status is not None})
+        if progress is not None:
+            on_progress(progress)
 
     def follow() -> None:
-        done = job.first_step
         while not stop.wait(_INTERVAL_S):
-            done = report(done)
-        report(done)
+            report()
+        report()
 
     thread = threading.Thread(target=follow, name="watch", daemon=True)
     thread.start()

@@ -59,6 +59,19 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
     return last
 
 
+def versions_needed(instruction: Instruction) -> Sequence[int]:
+    """The weight versions that must be there for an instruction."""
+    match instruction:
+        case Forward() | Recompute() | Backward() | BackwardInput() | BackwardWeight():
+            return (instruction.version,)
+        case Update():
+            return (instruction.version - 1,)
+        case Checkpoint():
+            return range(instruction.oldest, instruction.version + 1)
+        case _:
+            return ()
+
+
 def first_versions(instructions: Sequence[Instruction]) -> tuple[int, ...]:
     """The versions that must exist before the stream starts: those it uses and does not make."""
     return _not_made(instructions, last_uses(instructions))

@@ -22,6 +22,7 @@ from planner_service.core.schedule.naive import naive
 from planner_service.core.schedule.one_f_one_b import one_f_one_b
 from planner_service.core.schedule.pipedream import pipedream, pipedream_vertical_sync
 from planner_service.core.schedule.pipeline import Pipeline
+from planner_service.core.schedule.repeating import instructions_of
 from planner_service.core.schedule.two_bw import two_bw
 from planner_service.core.schedule.zb_h1 import zb_h1
 
@@ -54,7 +55,7 @@ class Stream:
     rank: int
     stage: int
     replica: int
-    instructions: tuple[Instruction, ...]
+    instructions: Sequence[Instruction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class Program:
             replace(
                 stream,
                 stage=self.pipeline.stage_of(stream.stage, chunk),
-                instructions=tuple(i for i in stream.instructions if i.chunk == chunk),
+                instructions=instructions_of(stream.instructions, chunk),
             )
             for chunk in range(self.pipeline.chunks)
         )
@@ -100,7 +101,7 @@ def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *
         if any(pipeline.recompute):
             compute = _recompute(compute, pipeline, worker.stage)
         if checkpoint_every:
-            compute = _checkpoint(compute, schedule, pipeline, worker.stage, checkpoint_every)
+            compute = checkpoint(compute, schedule, pipeline, worker.stage, checkpoint_every)
         instructions = tuple(communicate(compute, pipeline, worker, ranks, in_turn=schedule == ASP))
         return Stream(rank=rank, stage=worker.stage, replica=worker.replica, instructions=instructions)
 
@@ -162,9 +163,10 @@ def _recompute(instructions: Iterable[Instruction], pipeline: Pipeline, first_st
         yield instruction
 
 
-def _checkpoint(
+def checkpoint(
     instructions: Iterable[Instruction], schedule: str, pipeline: Pipeline, stage: int, every: int
 ) -> Iterator[Instruction]:
+    """Adds a checkpoint after each `every`-th batch, and after the pipeline's last, behind its last update."""
     updates = updates_a_batch(schedule, pipeline, stage)
     behind = versions_behind(schedule, pipeline, stage)
     last_batch = pipeline.batch_range()[-1] + 1

@@ -98,4 +98,4 @@ def test_the_norms_exchanges_are_those_that_the_simulator_plays(schedule: str, t
 def test_pipedream_refuses_to_clip(tmp_path: Path) -> None:
     rule = "schedule: must update all stages with the same batch to clip or scale gradients or to share weights"
     with pytest.raises(InvalidInputError, match=rule):
-        execute(job_of(make_plan("pipedream", CUTS[2], microbatches=1), tmp_path), lambda step, loss: None)
+        execute(job_of(make_plan("pipedream", CUTS[2], microbatches=1), tmp_path), lambda _: None)

@@ -141,4 +141,4 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     plan = make_plan(schedule, CUTS[2], dtype=dtype, microbatches=1)
     with pytest.raises(InvalidInputError, match=sentence):
-        run_job(job_of(plan, tmp_path, **options), lambda step, loss: None)
+        run_job(job_of(plan, tmp_path, **options), lambda _: None)

@@ -16,4 +16,4 @@ def test_a_plan_that_reorders_a_graphs_blocks_is_refused(tmp_path: Path) -> None
     job = RunJob(plan=plan, model="a:b", data="a:b", steps=1, out=str(tmp_path))
     rule = r"plan.order: must be the blocks' own order, or none: the executor runs chains, got \(0, 2, 1\)"
     with pytest.raises(InvalidInputError, match=rule):
-        execute(job, lambda step, loss: None)
+        execute(job, lambda _: None)
