@@ -21,12 +21,15 @@ from planner_service.core.schedule.program import FUSED, GENERATORS, Program
 from planner_service.core.schedule.repeating import counted, retirements
 from tests.worker.runtime.plans import make_plan
 
+FLAT = {"data-parallel", "data-parallel-asp"}
+"""Of one stage."""
+
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Any schedule with any shape that it takes."""
     schedule = draw(st.sampled_from(sorted(GENERATORS)))
-    depth = 1 if schedule == "data-parallel" else draw(st.integers(1, 4))
+    depth = 1 if schedule in FLAT else draw(st.integers(1, 4))
     chunks = draw(st.integers(1, 3)) if schedule == "1f1b-interleaved" and depth > 1 else 1
     microbatches = draw(st.integers(1, 2 if schedule in STASHING else 6))
     if schedule == "pipedream-2bw":
@@ -108,7 +111,7 @@ def most_held(program: Program) -> list[tuple[int, ...]]:
     return held
 
 
-@pytest.mark.parametrize("schedule", sorted(set(GENERATORS) - {"data-parallel"}))
+@pytest.mark.parametrize("schedule", sorted(set(GENERATORS) - FLAT))
 def test_a_run_without_end_is_made_at_once_and_known_at_any_place(schedule: str) -> None:
     """10^15 batches; neighbours of a place far away follow each other as they do early on."""
     chunks = 2 if schedule == "1f1b-interleaved" else 1

@@ -213,7 +213,6 @@ def test_asp_weights_equal_its_formula(replicas: int, microbatches: int, optimiz
     assert distance(weights, stale) < 1e-11
     for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
         assert without_checkpoints(result.lane) == lane.instructions
-        assert len(result.losses) == STEPS
 
 
 def test_asp_differs_from_updates_on_the_newest_weights_and_from_means(tmp_path: Path) -> None:

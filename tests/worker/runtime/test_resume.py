@@ -142,4 +142,4 @@ def test_a_folder_that_cannot_be_written_to_is_one_error(tmp_path: Path) -> None
 
     (tmp_path / "out").write_text("a file")
     with pytest.raises(RunFailedError, match="cannot prepare the run's folder"):
-        execute(job_in(tmp_path / "out"), lambda _done, _loss: None)
+        execute(job_in(tmp_path / "out"), lambda _progress: None)
