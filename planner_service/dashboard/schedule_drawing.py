@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner_service.core.schedule.instructions import Instruction, is_compute, microbatches_of
+from planner_service.core.schedule.instructions import Instruction, StartReduce, is_compute, microbatches_of
 from planner_service.core.timeline import Event, Lane, Timeline
 from planner_service.dashboard.axes import Tick, time_ticks
 
@@ -171,6 +171,8 @@ def _kind(instruction: Instruction) -> str:
     name = type(instruction).__name__
     if name in KINDS:
         return name
+    if isinstance(instruction, StartReduce):
+        return "ReduceGradients"
     return "Send" if name.startswith("Send") else "Receive"
 
 

@@ -1,15 +1,17 @@
 """Network: what runs show of the links between stages, and of gradient exchanges."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import sqrt
 
 from planner_service.core.calibrate.fit import LEAST_SLOWNESS, Delay, link_terms
-from planner_service.core.calibrate.observed import Observed, costs_of, simulated, term
-from planner_service.core.calibrate.samples import exchange_samples
+from planner_service.core.calibrate.observed import Observed, costs_of, played, term
+from planner_service.core.calibrate.samples import MeasuredRun, exchange_samples
 from planner_service.core.cluster import Cluster, Level
 from planner_service.core.cost.calibration import Calibration, LevelTerms, Term
 from planner_service.core.cost.transfer import ranks_by_stage
 from planner_service.core.profile import Profile
+from planner_service.core.stage_costs import StageCosts
 
 
 def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> tuple[LevelTerms, ...]:
@@ -54,23 +56,52 @@ def _level(cluster: Cluster, ranks: Sequence[int]) -> int:
 def exchange_factor(seen: Sequence[Observed], profile: Profile, cluster: Cluster) -> Term | None:
     """How many times longer an exchange takes than its bytes over the corrected link.
 
-    What it waits for a port that others use, as the simulated run shows it, is not its own.
+    A run shows what is left of an exchange when its workers wait for it. The factor is the one with which they wait as
+    long in the simulated run. Where next to nothing is left, and the exchange could as well be shorter, none is known.
     """
-    plain = replace(profile, overheads=replace(profile.overheads, exchange_factor=1.0))
-    factors = []
-    for o in seen:
-        if not o.exchanges:
-            continue
-        costs = costs_of(o.plan, plain, cluster)
-        played = exchange_samples(simulated(o.run, costs))
-        ranks = ranks_by_stage(o.plan.placement)
-        for stage, found in o.exchanges.items():
-            latency_s = cluster.link(ranks[stage]).latency_s
-            waits_s = max(played[stage].value - costs[stage].reduce_s, 0.0)
-            moving_s, seen_s = costs[stage].reduce_s - latency_s, found.value - waits_s - latency_s
-            if moving_s > 0 and seen_s > 0:
-                factors.append(seen_s / moving_s)
-    return term(factors)
+    found = (
+        _exchange_factor(o, stage, sample.value, profile, cluster)
+        for o in seen
+        for stage, sample in o.exchanges.items()
+    )
+    return term([factor for factor in found if factor is not None])
+
+
+def _exchange_factor(o: Observed, stage: int, seen_s: float, profile: Profile, cluster: Cluster) -> float | None:
+    batches = min(o.run.timeline.batches, _PLAYED_BATCHES)
+
+    def costs(factor: float) -> tuple[StageCosts, ...]:
+        slow = replace(profile, overheads=replace(profile.overheads, exchange_factor=factor))
+        return costs_of(o.plan, slow, cluster)
+
+    def waits_s(factor: float) -> float:
+        timeline = played(o.plan, costs(factor), batches=batches)
+        return exchange_samples(MeasuredRun(plan=o.plan, timeline=timeline))[stage].value
+
+    factor = _where(waits_s, seen_s)
+    if factor is None:
+        return None
+    shown = seen_s > _SHOWN * costs(factor)[stage].reduce_s or waits_s(factor / 2) > seen_s / 4
+    return factor if shown else None
+
+
+_PLAYED_BATCHES = 6
+_SHOWN = 0.05
+"""An exchange of which so small a share is waited for may be hidden by other work, whatever it takes."""
+
+_FACTORS = (2.0**-10, 2.0**10)
+_BISECTIONS = 48
+
+
+def _where(waits_s: Callable[[float], float], seconds: float) -> float | None:
+    """The factor at which so long is waited; None if it is at none. More than that is waited with a larger one."""
+    low, high = _FACTORS
+    if not waits_s(low) < seconds < waits_s(high):
+        return None
+    for _ in range(_BISECTIONS):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if waits_s(middle) < seconds else (low, middle)
+    return high
 
 
 def unseen_exchange(found: Calibration, profile: Profile, cluster: Cluster) -> Term | None:

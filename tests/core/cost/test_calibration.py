@@ -19,7 +19,7 @@ from planner_service.core.throughput import throughput_samples_per_s
 from tests.core.builders import profile
 from tests.core.measured import CELLS, CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
 
-FORWARD, BACKWARD = 1.3, 0.8
+FORWARD, BACKWARD = 1.3, 0.9
 
 ALL = (
     ("naive", (3, 6), 1),
@@ -128,6 +128,36 @@ def test_a_run_that_went_as_predicted_corrects_nothing(schedule: str, stops: tup
     assert linked.levels[0].bandwidth_bytes_per_s == pytest.approx(1e6, rel=1e-4)
     assert linked.levels[0].latency_s == pytest.approx(1e-4, rel=1e-4)
     assert found.runs[0].error_before == pytest.approx(0.0, abs=1e-9)
+
+
+MANY_BUCKETS = replace(
+    PROFILE,
+    blocks=tuple(replace(block, weight_bytes=30_000_000) for block in PROFILE.blocks),
+    overheads=replace(PROFILE.overheads, update_s_per_byte=1e-11),
+)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "bandwidth", "shown"),
+    [
+        ("data-parallel", 4e9, True),
+        ("data-parallel", 1e12, True),
+        ("pipedream-2bw", 2e8, True),
+        ("pipedream-2bw", 1e10, False),
+    ],
+)
+def test_an_exchange_hidden_in_part_shows_how_long_it_takes_and_one_hidden_whole_does_not(
+    schedule: str, bandwidth: float, shown: bool
+) -> None:
+    """Gradients of 180 MB in 6 buckets beside a backward of 150 ms; under 2BW beside a batch of 0.9 s."""
+    known_links = network(bandwidth, 1e-4)
+    hidden = replace(MANY_BUCKETS, overheads=replace(MANY_BUCKETS.overheads, exchange_factor=2.5))
+    plan = replace(plan_for(schedule, (6,), 2), profile_id=content_id(MANY_BUCKETS))
+    found = calibrate(MANY_BUCKETS, known_links, [executed(plan, (hidden, known_links))])
+    if shown:
+        assert known(found.exchange_factor) == pytest.approx(2.5, rel=1e-6)
+    else:
+        assert found.exchange_factor is None
 
 
 def test_calibrating_again_with_what_was_calibrated_changes_nothing() -> None:
