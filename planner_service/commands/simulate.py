@@ -1,10 +1,12 @@
 """`pipeplan simulate`: a schedule on stages that all cost the same, as in the papers' pictures."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from planner_service.commands.files import write_document
 from planner_service.contract.documents import dump
 from planner_service.core.draw import draw
 from planner_service.core.errors import LEAST_AMOUNT, require, require_amount, require_count
@@ -18,6 +20,7 @@ from planner_service.core.simulate import simulate as play
 from planner_service.core.split_backward import split_backward
 from planner_service.core.stage_costs import StageCosts, unit_costs
 from planner_service.core.timeline import Timeline
+from planner_service.core.trace import chrome_trace
 
 SCHEDULES = tuple(name for name in GENERATORS if name not in DATA_PARALLEL)
 """All but those that have no stages."""
@@ -42,6 +45,7 @@ def simulate(
     ] = False,
     chunks: Annotated[int | None, typer.Option(help="1f1b-interleaved: parts of a stage; default 2.")] = None,
     batches: Annotated[int, typer.Option(help="Batches one after the other.")] = 1,
+    trace: Annotated[Path | None, typer.Option(help="Writes a Chrome trace, for Perfetto.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
@@ -53,6 +57,8 @@ def simulate(
         program = split_backward(program, costs, half_way=two_bp_half_way)
     check(program)
     timeline = play(program, costs)
+    if trace is not None:
+        write_document(trace, chrome_trace({"predicted": timeline}))
     if as_json:
         typer.echo(dump(_document(program, timeline, microbatches=microbatches, batches=batches)))
     else:

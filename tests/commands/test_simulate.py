@@ -1,5 +1,8 @@
 """`pipeplan simulate`: unit-cost pipelines."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from planner_service.contract.documents import parse
@@ -109,3 +112,10 @@ def test_fewer_microbatches_than_stages_are_refused_for_2bw() -> None:
     ended = simulate("pipedream-2bw", stages=4, microbatches=2)
     assert ended.status == 2
     assert "microbatches: must be at least the number of stages (4) for pipedream-2bw, got 2" in ended.err
+
+
+def test_a_trace_is_written_beside_the_answer(tmp_path: Path) -> None:
+    document = simulate("1f1b", "--trace", str(tmp_path / "trace.json"), "--json").document
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events if event["ph"] == "X"]
+    assert names == [text for stream in document["streams"] for text in stream.split()]
