@@ -1,4 +1,4 @@
-"""Our executor beside torch.distributed.pipelining and the ceiling: `python -m benchmarks.pipelines [--rounds N] [CONTENDER...]`."""
+"""Our executor beside torch.distributed.pipelining and the ceiling: `python -m benchmarks.pipelines [CONTENDER...]`."""
 
 import argparse
 from collections.abc import Sequence

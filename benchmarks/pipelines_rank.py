@@ -1,4 +1,4 @@
-"""One process of a contender of `benchmarks.pipelines`: the same work under our executor, under torch's own, or alone."""
+"""One process of a contender of `benchmarks.pipelines`: our executor, torch's own, or a process alone."""
 
 import sys
 import tempfile
