@@ -135,8 +135,10 @@ class Weights:
         gradients = [parameter.grad for parameter in self._graded]
         for parameter in self._graded:
             parameter.grad = None
-        target = self._copy(base) if keep_base else base
-        self._point_handles(target)
+        target = base
+        if keep_base:
+            target = self._copy(base)
+            self._point_handles(target)
         if self.optimizer and not self._skips:
             self._set_learning_rate(self.optimizer, version)
             self._step(self.optimizer, gradients, target)
