@@ -1,44 +1,63 @@
-"""Our executor beside torch.distributed.pipelining and the ceiling: `python -m benchmarks.pipelines`."""
+"""Our executor beside torch.distributed.pipelining and the ceiling: `python -m benchmarks.pipelines [CONTENDER...]`."""
 
-import json
-import sys
-import tempfile
-from pathlib import Path
+import argparse
+from collections.abc import Sequence
 from statistics import median
 
-from torch.distributed.launcher.api import elastic_launch
-
 from benchmarks.idle import busy_cores
-from benchmarks.workload import BATCHES, MICROBATCH_SIZE, MICROBATCHES, ROUNDS
-from worker_agent.torchrun import one_node
+from benchmarks.turns import Found, ratio, take_turns
+from benchmarks.workload import BATCHES, CEILING, MICROBATCH_SIZE, MICROBATCHES, OURS, PEER, RANKS, ROUNDS, THEIRS
 
-PEER = "torch Schedule1F1B"
+SAMPLES = MICROBATCH_SIZE * MICROBATCHES * BATCHES
+MIB = 2**20
 
 
-def main() -> None:
+def main(chosen: Sequence[str] = (), rounds: int = ROUNDS) -> None:
     """Prints a table: medians over the rounds, and ratios to the peer, round by round."""
     busy = busy_cores()
-    with tempfile.TemporaryDirectory() as folder:
-        elastic_launch(one_node(2), sys.executable)("-m", "benchmarks.pipelines_rank", folder)
-        ranks = [json.loads(Path(folder, f"{rank}.json").read_text())["seconds"] for rank in (0, 1)]
-    samples = MICROBATCH_SIZE * MICROBATCHES * BATCHES
-    print(f"{ROUNDS} rounds of {samples} samples each, in turn; {busy:.2f} cores were busy before\n")
-    print(f"| | samples/s | of {PEER} | CPU ms a sample |\n|---|---|---|---|")
-    wall_s = {
-        name: [max(pair) for pair in zip(*(_column(r[name], 0) for r in ranks), strict=True)] for name in ranks[0]
-    }
-    for name, seconds in wall_s.items():
-        ratio = median(peer / own for own, peer in zip(seconds, wall_s[PEER], strict=True))
-        processor_s = sum(median(_column(r[name], 1)) for r in ranks)
-        print(f"| {name} | {samples / median(seconds):.1f} | {ratio:.3f} | {1e3 * processor_s / samples:.1f} |")
-    flush, two_bw = wall_s["pipeplan 1f1b"], wall_s["pipeplan pipedream-2bw"]
-    gain = median(slow / fast for slow, fast in zip(flush, two_bw, strict=True))
-    print(f"\n2BW over our own 1f1b: {gain:.3f} (the bubble allows {(MICROBATCHES + 1) / MICROBATCHES:.3f})")
+    names = [name for name in (*OURS, *THEIRS, CEILING) if not chosen or name in (*chosen, PEER)]
+    commands = {name: ("benchmarks.pipelines_rank", name, str(rounds)) for name in names}
+    found = take_turns(commands, ranks=RANKS, rounds=rounds)
+    print(f"{rounds} rounds of {SAMPLES} samples each, in turn; {busy:.2f} cores were busy before\n")
+    print(f"| | samples/s | of {PEER} | CPU ms a sample | of {PEER} | peak resident MiB by rank | of {PEER} |")
+    print("|---|---|---|---|---|---|---|")
+    for name, own in found.items():
+        _show(name, own, found[PEER])
+    print()
+    for name, peer in COMPARED:
+        if name in found and peer in found:
+            print(f"{name} over {peer}: {ratio(found[peer].wall_s, found[name].wall_s):.3f}")
 
 
-def _column(rows: list[list[float]], index: int) -> list[float]:
-    return [row[index] for row in rows]
+COMPARED = (
+    ("pipeplan pipedream-2bw", "pipeplan 1f1b"),
+    ("pipeplan pipedream-2bw", CEILING),
+    ("pipeplan 1f1b, 2BP", "pipeplan 1f1b"),
+    ("pipeplan 1f1b-interleaved", "torch ScheduleInterleaved1F1B"),
+    ("pipeplan zb-h1", "torch ScheduleInterleavedZeroBubble"),
+    ("pipeplan zb-h1", "torch ScheduleZBVZeroBubble"),
+    ("pipeplan gpipe", "torch ScheduleGPipe"),
+)
+"""Whose samples a second are compared, beside those with the peer."""
+
+
+def _show(name: str, own: Found, peer: Found) -> None:
+    processor_ms = 1e3 * median(own.processor_s) / SAMPLES
+    resident = " / ".join(f"{size / MIB:.0f}" for size in own.resident_bytes)
+    cells = (
+        f"{SAMPLES / median(own.wall_s):.1f}",
+        f"{ratio(peer.wall_s, own.wall_s):.3f}",
+        f"{processor_ms:.1f}",
+        f"{ratio(own.processor_s, peer.processor_s):.3f}",
+        resident,
+        f"{max(own.resident_bytes) / max(peer.resident_bytes):.3f}",
+    )
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("contenders", nargs="*", help="beside the peer; all by default")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    arguments = parser.parse_args()
+    main(arguments.contenders, arguments.rounds)

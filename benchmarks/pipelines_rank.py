@@ -1,19 +1,16 @@
-"""One of the two processes of `benchmarks.pipelines`: the same work under our executor and torch's own, in turn."""
+"""One process of a contender of `benchmarks.pipelines`: our executor, torch's own, or a process alone."""
 
-import json
-import os
-import resource
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch import nn
+from torch.distributed import pipelining
 
+from benchmarks.turns import Turn
 from benchmarks.workload import (
     BATCHES,
     CUTS,
@@ -23,10 +20,12 @@ from benchmarks.workload import (
     MICROBATCHES,
     MODEL,
     OURS,
-    ROUNDS,
+    RANKS,
+    THEIRS,
     plan_for,
 )
 from planner_service.core.predict import program_of
+from planner_service.core.schedule.instructions import Instruction, Update
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss
@@ -35,105 +34,103 @@ from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.rank import Rank
 from worker_agent.runtime.status import StatusWriter
 
-Contender = Callable[[], float]
-"""Runs the fixed work once; returns the seconds of its steps."""
+
+class Gate(StatusWriter):
+    """A rank's status, which stops before its stream, and behind every `BATCHES` batches, until it is its turn."""
+
+    def __init__(self, path: Path, instructions: tuple[Instruction, ...], turn: Turn) -> None:
+        super().__init__(path)
+        last = {i.version: index for index, i in enumerate(instructions) if isinstance(i, Update)}
+        self._stops = {0} | {last[version] + 1 for version in last if version % BATCHES == 0}
+        self._turn = turn
+
+    def at(self, instruction: int) -> None:
+        """The rank starts this instruction of its stream."""
+        if instruction in self._stops:
+            self._turn.take()
+        super().at(instruction)
 
 
-def ours(schedule: str, rank: int, device: torch.device) -> Contender:
-    """Our executor under one of our schedules."""
-
-    def run() -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            job = RunJob(
-                plan=plan_for(schedule),
-                model=MODEL,
-                data=DATA,
-                steps=BATCHES,
-                learning_rate=LEARNING_RATE,
-                out=folder,
-                device="cpu",
-            )
-            program = program_of(job.plan, batches=BATCHES)
-            chain = build_model(MODEL, seed=job.seed)
-            lane = Rank(job, program, chain, rank, device).execute(StatusWriter(Path(folder) / "status")).lane
-        return lane.end_s[-1] - lane.start_s[0]
-
-    return run
+def ours(name: str, turn: Turn, device: torch.device, rounds: int) -> None:
+    """Our executor under one of our schedules. A round ends with an update, not with an empty pipeline."""
+    with tempfile.TemporaryDirectory() as folder:
+        steps = BATCHES * (rounds + 1)
+        job = RunJob(
+            plan=plan_for(OURS[name]),
+            model=MODEL,
+            data=DATA,
+            steps=steps,
+            learning_rate=LEARNING_RATE,
+            out=folder,
+            device="cpu",
+        )
+        program = program_of(job.plan, batches=steps)
+        rank = Rank(job, program, build_model(MODEL, seed=job.seed), turn.rank, device)
+        rank.execute(Gate(Path(folder) / "status", rank.stream.instructions, turn))
+    turn.take()
 
 
-def theirs(kind: type[Schedule1F1B] | type[ScheduleGPipe], rank: int, device: torch.device) -> Contender:
-    """torch.distributed.pipelining, one stage a process."""
-
-    def run() -> float:
-        chain = build_model(MODEL, seed=0)
-        module = nn.Sequential(*chain.blocks[CUTS[rank] : CUTS[rank + 1]])
-        stage = PipelineStage(module, rank, len(CUTS) - 1, device)
-        schedule = kind(stage, n_microbatches=MICROBATCHES, loss_fn=default_loss)
-        optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, fused=True)
-        source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
-        dist.barrier()
-        started_s = time.perf_counter()
-        for step in range(BATCHES):
-            numbers = range(step * MICROBATCHES, (step + 1) * MICROBATCHES)
-            inputs, targets = zip(*(source.microbatch(k) for k in numbers), strict=True)
-            _torch_step(schedule, rank, torch.cat(inputs), torch.cat(targets))
+def theirs(name: str, turn: Turn, device: torch.device) -> None:
+    """One of torch.distributed.pipelining's schedules."""
+    chunks = THEIRS[name]
+    kind: Any = getattr(pipelining, name.removeprefix("torch "))
+    numbers = _stages_of(turn.rank, chunks, v_shaped="ZBV" in name)
+    blocks, cuts = build_model(MODEL, seed=0).blocks, CUTS[chunks]
+    modules = [nn.Sequential(*blocks[cuts[s] : cuts[s + 1]]) for s in numbers]
+    del blocks
+    stages = [pipelining.PipelineStage(m, s, len(cuts) - 1, device) for m, s in zip(modules, numbers, strict=True)]
+    schedule = kind(stages if chunks > 1 else stages[0], n_microbatches=MICROBATCHES, loss_fn=default_loss)
+    optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], lr=LEARNING_RATE, fused=True)
+    source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
+    first, last = 0 in numbers, len(cuts) - 2 in numbers
+    dist.barrier()
+    step = 0
+    while turn.take():
+        for _ in range(BATCHES):
+            pairs = [source.microbatch(step * MICROBATCHES + k) for k in range(MICROBATCHES)]
+            inputs = [torch.cat([i for i, _ in pairs])] if first else []
+            targets = {"target": torch.cat([t for _, t in pairs]), "losses": []} if last else {}
+            schedule.step(*inputs, **targets)
             optimizer.step()
             optimizer.zero_grad()
-        ended_s = time.perf_counter()
-        dist.barrier()
-        return ended_s - started_s
-
-    return run
+            step += 1
 
 
-def _torch_step(schedule: Schedule1F1B | ScheduleGPipe, rank: int, inputs: Tensor, targets: Tensor) -> None:
-    if rank == 0:
-        schedule.step(inputs)
-    else:
-        schedule.step(target=targets, losses=[])
+def _stages_of(rank: int, chunks: int, *, v_shaped: bool) -> list[int]:
+    """The stages of a process: every `RANKS`-th, or down and up again."""
+    if v_shaped:
+        return [rank, 2 * RANKS - 1 - rank]
+    return [rank + chunk * RANKS for chunk in range(chunks)]
 
 
-def alone(rank: int) -> Contender:
+def alone(turn: Turn) -> None:
     """The ceiling: each process trains the whole model by itself on half of the microbatches, without the other."""
-
-    def run() -> float:
-        module = nn.Sequential(*build_model(MODEL, seed=0).blocks)
-        optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, fused=True)
-        source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
-        dist.barrier()
-        started_s = time.perf_counter()
-        for step in range(BATCHES):
-            for k in range(rank, MICROBATCHES, 2):
+    module = nn.Sequential(*build_model(MODEL, seed=0).blocks)
+    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, fused=True)
+    source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
+    step = 0
+    while turn.take():
+        for _ in range(BATCHES):
+            for k in range(turn.rank, MICROBATCHES, RANKS):
                 inputs, targets = source.microbatch(step * MICROBATCHES + k)
                 torch.autograd.backward(default_loss(module(inputs), targets) / MICROBATCHES)
             optimizer.step()
             optimizer.zero_grad()
-        ended_s = time.perf_counter()
-        dist.barrier()
-        return ended_s - started_s
-
-    return run
+            step += 1
 
 
-def main() -> None:
-    """Runs every contender in turn, `ROUNDS` times; writes seconds and processor seconds of each."""
-    rank = int(os.environ["RANK"])
-    device = place_process("cpu", rank, 2)
-    dist.init_process_group("gloo")
-    contenders: dict[str, Contender] = {f"pipeplan {s}": ours(s, rank, device) for s in OURS}
-    contenders["torch Schedule1F1B"] = theirs(Schedule1F1B, rank, device)
-    contenders["torch ScheduleGPipe"] = theirs(ScheduleGPipe, rank, device)
-    contenders["two independent processes"] = alone(rank)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
-    for _ in range(ROUNDS):
-        for name, run in contenders.items():
-            before_s = time.process_time()
-            seconds = run()
-            found[name].append((seconds, time.process_time() - before_s))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    Path(sys.argv[1], f"{rank}.json").write_text(json.dumps({"seconds": found, "peak_kib": peak}))
-    dist.destroy_process_group()
+def main(name: str, rounds: int) -> None:
+    """Works in turn with the other contenders until there is no more to do."""
+    turn = Turn()
+    device = place_process("cpu", turn.rank, turn.ranks)
+    if name in OURS:
+        ours(name, turn, device, rounds)
+    elif name in THEIRS:
+        theirs(name, turn, device)
+    else:
+        alone(turn)
+    turn.end()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], int(sys.argv[2]))

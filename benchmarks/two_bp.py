@@ -1,4 +1,4 @@
-"""2BP on 4 stages against its own table 1: `python -m benchmarks.two_bp`.
+"""2BP on 4 stages against its own table 1, and what goes beyond it: `python -m benchmarks.two_bp`.
 
 The stages wait instead of computing (forward, p1 and p2 alike), so that two cores show the schedules of four devices.
 """
@@ -6,7 +6,7 @@ The stages wait instead of computing (forward, p1 and p2 alike), so that two cor
 import tempfile
 
 from benchmarks.idle import busy_cores
-from planner_service.core.plan import Plan, Stage
+from planner_service.core.plan import INTERLEAVED, Plan, Stage
 from planner_service.core.predict import predict
 from planner_service.core.profile import Model
 from planner_service.core.report import RunReport
@@ -16,7 +16,6 @@ from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.run import execute
 
 STAGES, UNIT_S, SAMPLES, STEPS, ROUNDS = 4, 0.02, 2, 8, 3
-MODEL = f"benchmarks.waiting:blocks?depth={STAGES}&unit_s={UNIT_S}&samples={SAMPLES}"
 DATA = "worker_agent.models.presets:regression?width=8"
 SCHEDULES = {
     "naive": ("naive", 1),
@@ -24,21 +23,25 @@ SCHEDULES = {
     "1F1B-1": ("1f1b", STAGES),
     "1F1B-2": ("1f1b", 2 * STAGES),
 }
+BEYOND = (("1f1b", False, 1), ("1f1b", True, 1), ("zb-h1", False, 1), (INTERLEAVED, False, 2))
+"""Schedules, whether 2BP splits their backward, and the chunks of a rank."""
 
 
-def plan_for(schedule: str, microbatches: int, *, split_backward: bool) -> Plan:
-    """Four stages of one block each, with the times that the blocks wait."""
-    costs = unit_costs(forward_s=UNIT_S, backward_input_s=UNIT_S, backward_weight_s=UNIT_S)
+def plan_for(schedule: str, microbatches: int, *, split_backward: bool, chunks: int = 1) -> Plan:
+    """Four ranks with a stage each, or `chunks` stages with so much less to wait for; the times that they wait."""
+    depth, unit_s = STAGES * chunks, UNIT_S / chunks
+    costs = unit_costs(forward_s=unit_s, backward_input_s=unit_s, backward_weight_s=unit_s)
+    spec = f"benchmarks.waiting:blocks?depth={depth}&unit_s={unit_s}&samples={SAMPLES}"
     return Plan(
         planner="benchmark",
         cost_model="unit",
-        model=Model(name="waiting", spec=MODEL),
+        model=Model(name="waiting", spec=spec),
         dtype="float32",
         profile_id="0" * 32,
         cluster_id="0" * 32,
         batch_size=SAMPLES * microbatches,
-        stages=tuple(Stage(start=s, stop=s + 1) for s in range(STAGES)),
-        costs=(costs,) * STAGES,
+        stages=tuple(Stage(start=s, stop=s + 1) for s in range(depth)),
+        costs=(costs,) * depth,
         placement=pipelines_in_a_row((1,) * STAGES),
         schedule=schedule,
         microbatch_size=SAMPLES,
@@ -51,18 +54,20 @@ def plan_for(schedule: str, microbatches: int, *, split_backward: bool) -> Plan:
         optimal_in_flight=STAGES,
         configurations_considered=1,
         split_backward=split_backward,
+        chunks=chunks,
     )
 
 
 def run(plan: Plan) -> RunReport:
     """Executes the plan through torchrun."""
     with tempfile.TemporaryDirectory() as folder:
-        job = RunJob(plan=plan, model=MODEL, data=DATA, steps=STEPS, learning_rate=1e-6, out=folder, device="cpu")
+        spec = plan.model.spec or ""
+        job = RunJob(plan=plan, model=spec, data=DATA, steps=STEPS, learning_rate=1e-6, out=folder, device="cpu")
         return execute(job, lambda _: None).report
 
 
 def main() -> None:
-    """Prints a table: the best of some rounds in turn, beside what the streams predict."""
+    """Prints the tables: the best of some rounds in turn, beside what the streams predict."""
     print(f"{STEPS} batches, best of {ROUNDS}; {busy_cores():.2f} cores were busy before\n")
     print(
         "| | bubble fused: paper, measured | bubble split: paper, measured | gain: paper, measured |\n|---|---|---|---|"
@@ -77,7 +82,25 @@ def main() -> None:
             f"{p.bubble_fraction:.3f}, {r.bubble_fraction.measured:.3f}"
             for p, r in zip(paper, (fused, split), strict=True)
         )
-        print(f"| {name} | {' | '.join(cells)} | {expected:.3f}, {_speed(split) / _speed(fused):.3f} |")
+        print(f"| {name} | {' | '.join(cells)} | {expected:.3f}, {_speed(split) / _speed(fused):.3f} |", flush=True)
+    for microbatches in (STAGES, 2 * STAGES):
+        _beyond(microbatches)
+
+
+def _beyond(microbatches: int) -> None:
+    """Zero bubble and virtual stages beside 1F1B and 2BP, all of it in turn."""
+    print(f"\n| {microbatches} microbatches | bubble: ideal, measured | throughput, of 1f1b: ideal, measured |")
+    print("|---|---|---|")
+    plans = [
+        plan_for(schedule, microbatches, split_backward=split, chunks=chunks) for schedule, split, chunks in BEYOND
+    ]
+    rounds = [[run(plan) for plan in plans] for _ in range(ROUNDS)]
+    found = [max(column, key=_speed) for column in zip(*rounds, strict=True)]
+    ideal = [predict(plan, batches=1) for plan in plans]
+    for (schedule, split, _), report, played in zip(BEYOND, found, ideal, strict=True):
+        bubbles = f"{played.bubble_fraction:.3f}, {report.bubble_fraction.measured:.3f}"
+        gains = f"{ideal[0].makespan_s / played.makespan_s:.3f}, {_speed(report) / _speed(found[0]):.3f}"
+        print(f"| {schedule}{', 2BP' * split} | {bubbles} | {gains} |", flush=True)
 
 
 def _speed(report: RunReport) -> float:

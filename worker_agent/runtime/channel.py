@@ -1,4 +1,7 @@
-"""Channels: tensors from stage to stage. A process group a directed edge and kind, so that each is first in, first out.
+"""Channels: tensors from stage to stage. Every directed edge and kind is first in, first out, by itself.
+
+With gloo two ranks have one process group, in which an edge's messages bear its tag: a group has threads, which wake up
+a hundred times a second. NCCL knows no tags: there every edge has a group.
 
 The first activation on an edge is preceded by a header that says how many tensors, their shapes and types; after it
 both sides know what comes, receives are posted ahead into buffers that are allocated once and used again.
@@ -29,6 +32,16 @@ class Edge:
     gradients: bool
     stage: int = 0
 
+    @property
+    def tag(self) -> int:
+        """What tells its messages from those of other edges between the two ranks."""
+        return 2 * self.stage + self.gradients
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """Both ends, the lower rank first."""
+        return min(self.source, self.target), max(self.source, self.target)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -49,8 +62,15 @@ def layouts_of(tensors: Iterable[Tensor]) -> tuple[Layout, ...]:
 
 def open_groups(edges: Iterable[Edge], rank: int) -> dict[Edge, dist.ProcessGroup]:
     """The process groups of the edges that touch a rank. Every rank makes all groups, in the same order."""
-    made = {edge: dist.new_group([edge.source, edge.target], group_desc=str(edge)) for edge in sorted(edges)}
-    return {edge: group for edge, group in made.items() if rank in (edge.source, edge.target)}
+    ordered = sorted(edges)
+    if dist.get_backend() == "nccl":
+        made = {edge: dist.new_group([edge.source, edge.target], group_desc=str(edge)) for edge in ordered}
+    else:
+        pairs = {
+            pair: dist.new_group(list(pair), group_desc=f"ranks {pair}") for pair in sorted({e.ranks for e in ordered})
+        }
+        made = {edge: pairs[edge.ranks] for edge in ordered}
+    return {edge: group for edge, group in made.items() if rank in edge.ranks}
 
 
 class Outbox:
@@ -94,7 +114,7 @@ class Outbox:
         return _on(size, self._group), _on(content, self._group)
 
     def _post(self, tensor: Tensor) -> tuple[dist.Work | None, Tensor]:
-        return dist.isend(tensor, self._edge.target, group=self._group), tensor
+        return dist.isend(tensor, self._edge.target, group=self._group, tag=self._edge.tag), tensor
 
 
 class Inbox:
@@ -133,14 +153,17 @@ class Inbox:
     def _post_ahead(self) -> None:
         while self._unposted and len(self._posted) < RECEIVES_AHEAD:
             tensors = self._free.pop() if self._free else [lay.empty(self._device) for lay in self._layouts or ()]
-            self._posted.append([(dist.irecv(t, self._edge.source, group=self._group), t) for t in tensors])
+            self._posted.append([(self._post(t), t) for t in tensors])
             self._unposted -= 1
+
+    def _post(self, tensor: Tensor) -> dist.Work | None:
+        return dist.irecv(tensor, self._edge.source, group=self._group, tag=self._edge.tag)
 
     def _receive_header(self) -> tuple[Layout, ...]:
         size = _on(torch.empty(1, dtype=torch.int64), self._group)
-        dist.recv(size, self._edge.source, group=self._group)
+        dist.recv(size, self._edge.source, group=self._group, tag=self._edge.tag)
         content = _on(torch.empty(int(size.item()), dtype=torch.uint8), self._group)
-        dist.recv(content, self._edge.source, group=self._group)
+        dist.recv(content, self._edge.source, group=self._group, tag=self._edge.tag)
         layouts: Any = pickle.loads(content.cpu().numpy().tobytes())
         return tuple(layouts)
 

@@ -139,17 +139,20 @@ class Convolution:
         return (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
 
 
+_LINEAR, _PRODUCT = Linear(), Product()
+
+
 def _flat(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:
-    return Call(Linear(), input, weight, bias) if weight.dim() == 2 and input.dim() > 1 else None
+    return Call(_LINEAR, input, weight, bias) if weight.dim() == 2 and input.dim() > 1 else None
 
 
 def _matmul(input: Tensor, other: Any) -> Call | None:
     fits = isinstance(other, Tensor) and other.dim() == 2 and input.dim() > 1
-    return Call(Product(), input, other) if fits else None
+    return Call(_PRODUCT, input, other) if fits else None
 
 
 def _mm(input: Tensor, mat2: Tensor, **others: Any) -> Call | None:
@@ -158,7 +161,7 @@ def _mm(input: Tensor, mat2: Tensor, **others: Any) -> Call | None:
 
 def _addmm(input: Tensor, mat1: Any, mat2: Any = None, *others: Any, **named: Any) -> Call | None:
     plain = isinstance(mat1, Tensor) and isinstance(mat2, Tensor) and not others and not named
-    return Call(Product(), mat1, mat2, input) if plain and input.dim() == 1 else None
+    return Call(_PRODUCT, mat1, mat2, input) if plain and input.dim() == 1 else None
 
 
 def _convolution(dimensions: int) -> Callable[..., Call | None]:

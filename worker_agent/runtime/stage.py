@@ -3,7 +3,7 @@
 A block takes and returns one tensor or a tuple of tensors.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +77,7 @@ class Stage:
         self._device = device
         self._changes_inputs: bool | None = None
         self._measured = False
+        self._places = [(m._parameters, name) for block in blocks for m in block.modules() for name in m._parameters]
         self._first_block = first_block
         self._seed = seed
         self._generator = _default_generator(device)
@@ -134,9 +135,10 @@ class Stage:
             owned = self._owned_storages()
             self.weight_gradient_bytes = sum(size for address, size in storages.items() if address not in owned)
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
+    def _parameters(self) -> Iterable[nn.Parameter]:
         """Those of the version in use, each once."""
-        return (parameter for block in self.blocks for parameter in block.parameters())
+        held = (held[name] for held, name in self._places)
+        return {id(parameter): parameter for parameter in held if parameter is not None}.values()
 
     def _owned_storages(self) -> set[int]:
         return {t.untyped_storage().data_ptr() for b in self.blocks for t in (*b.parameters(), *b.buffers())}

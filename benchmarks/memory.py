@@ -1,0 +1,177 @@
+"""Peak memory a rank, predicted and measured, under every schedule: `python -m benchmarks.memory`.
+
+A profile of the model is measured; every case is planned from it and run. Predicted: the most that the plan's streams
+hold when they are played (weight versions, gradients, optimizer states, activations), and the buffers of messages under
+way. Measured: what the C library has allocated between instructions, above what was there before the model was built;
+nothing of the runtime's own accounts is in it.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch.distributed.launcher.api import elastic_launch
+
+from planner_service.contract.documents import read
+from planner_service.core.cluster import Cluster
+from planner_service.core.cost.boundaries import boundaries
+from planner_service.core.cost.memory import training_copies
+from planner_service.core.plan import INTERLEAVED, Plan, Stage
+from planner_service.core.planner.complete import Decision, complete
+from planner_service.core.planner.problem import Options, Problem
+from planner_service.core.predict import predict, program_of
+from planner_service.core.profile import Profile
+from planner_service.core.schedule.footprint import footprints
+from planner_service.core.schedule.program import pipelines_in_a_row
+from worker_agent.runtime.job import RunJob, write_job
+from worker_agent.torchrun import one_node
+
+MODEL = "hf:gpt2?n_layer=8&n_embd=256&n_head=8&vocab_size=256&n_positions=128"
+DATA = "worker_agent.models.text:random_tokens?sequence_length=128"
+CUTS, MICROBATCH_SIZE, BATCHES, OPTIMIZER = (0, 3, 5, 7, 10), 4, 3, "adam"
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A schedule and its options, on four stages."""
+
+    name: str
+    schedule: str
+    microbatches: int = 8
+    recompute: bool = False
+    split_backward: bool = False
+    half_way: bool = False
+    concatenate: bool = False
+    chunks: int = 1
+
+
+CASES = (
+    Case("naive", "naive", microbatches=2),
+    Case("gpipe", "gpipe"),
+    Case("gpipe, recomputing", "gpipe", recompute=True),
+    Case("1f1b", "1f1b"),
+    Case("1f1b, recomputing", "1f1b", recompute=True),
+    Case("pipedream", "pipedream", microbatches=1),
+    Case("pipedream, vertical sync", "pipedream-vertical-sync", microbatches=1),
+    Case("pipedream-2bw", "pipedream-2bw"),
+    Case("naive, 2BP", "naive", microbatches=2, split_backward=True),
+    Case("gpipe, 2BP", "gpipe", split_backward=True),
+    Case("gpipe, 2BP concatenated", "gpipe", split_backward=True, concatenate=True),
+    Case("1f1b, 2BP", "1f1b", split_backward=True),
+    Case("1f1b, 2BP half-way", "1f1b", split_backward=True, half_way=True),
+    Case("zb-h1", "zb-h1"),
+    Case("1f1b-interleaved", INTERLEAVED, chunks=2),
+)
+
+
+def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
+    """The case's plan, with the costs that the profile gives it."""
+    depth = len(CUTS) - 1
+    batch_size = MICROBATCH_SIZE * case.microbatches
+    decision = Decision(
+        planner="benchmark",
+        cost_model="simulated",
+        stages=tuple(Stage(start=CUTS[s], stop=CUTS[s + 1], recompute=case.recompute) for s in range(depth)),
+        placement=pipelines_in_a_row((1,) * depth),
+        schedule="1f1b" if case.schedule == INTERLEAVED else case.schedule,
+        microbatch_size=MICROBATCH_SIZE,
+        microbatches=case.microbatches,
+        batch_size=batch_size,
+        time_per_microbatch_s=1.0,
+        throughput_samples_per_s=1.0,
+        bubble_fraction=0.0,
+        optimal_in_flight=depth,
+        configurations_considered=1,
+    )
+    problem = Problem(profile=profile, cluster=cluster, batch_size=batch_size, options=Options(optimizer=OPTIMIZER))
+    return replace(
+        complete(problem, decision),
+        schedule=case.schedule,
+        chunks=case.chunks,
+        placement=pipelines_in_a_row((1,) * (depth // case.chunks)),
+        split_backward=case.split_backward,
+        split_backward_half_way=case.half_way,
+        simulated=None,
+    )
+
+
+def predicted_bytes(plan: Plan, profile: Profile) -> list[int]:
+    """The peak of every rank: what it holds as its streams are played, and its buffers."""
+    lanes = predict(plan, batches=BATCHES).lanes
+    return [lane.peak_memory_bytes + buffers for lane, buffers in zip(lanes, _buffer_bytes(plan, profile), strict=True)]
+
+
+def _buffer_bytes(plan: Plan, profile: Profile) -> list[int]:
+    """Of messages under way, a rank: what the cost model takes for so many microbatches in flight."""
+    program = program_of(plan, batches=BATCHES)
+    parts = [(stream.rank, part) for stream in program.streams for part in program.stage_streams(stream)]
+    held = {
+        part.stage: max(h.in_flight for h in footprints(part.instructions, recompute=plan.recompute))
+        for _, part in parts
+    }
+    tensors = boundaries(profile, plan.microbatch_size, plan.stages, plan.order)
+    sizes = [0] * len(program.streams)
+    for rank, part in parts:
+        stage = part.stage
+        copies = training_copies(
+            plan.schedule,
+            plan.optimizer,
+            recompute=plan.recompute,
+            held=held[stage],
+            held_before=held[stage - 1] if stage > 0 else None,
+            sends_on=stage < plan.depth - 1,
+        )
+        sizes[rank] += copies.input_buffers * tensors[stage].received_bytes
+        sizes[rank] += copies.output_buffers * tensors[stage].sent_bytes
+    return sizes
+
+
+def measured_bytes(case: Case, plan: Plan, folder: Path) -> list[int]:
+    """The peak of every rank's heap."""
+    job = RunJob(
+        plan=plan,
+        model=MODEL,
+        data=DATA,
+        steps=BATCHES,
+        learning_rate=1e-3,
+        out=str(folder),
+        device="cpu",
+        concatenate=case.concatenate,
+    )
+    path = write_job(job)
+    elastic_launch(one_node(plan.workers), sys.executable)("-m", "benchmarks.memory_rank", str(path))
+    return [int(json.loads(path.with_name(f"{rank}.json").read_text())) for rank in range(plan.workers)]
+
+
+def main() -> None:
+    """Prints a row a case; the largest error is that of one rank."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        profile, cluster = _profiled(folder)
+        print(f"{MODEL}, {len(CUTS) - 1} stages, {OPTIMIZER}\n")
+        print("| | predicted MiB, by rank | measured MiB, by rank | largest error |\n|---|---|---|---|")
+        for case in CASES:
+            plan = plan_for(case, profile, cluster)
+            predicted = predicted_bytes(plan, profile)
+            measured = measured_bytes(case, plan, folder / case.name.replace(" ", "-"))
+            errors = [m / p - 1 for p, m in zip(predicted, measured, strict=True)]
+            cells = (" / ".join(f"{size / MIB:.1f}" for size in sizes) for sizes in (predicted, measured))
+            print(f"| {case.name} | {' | '.join(cells)} | {max(errors, key=abs):+.1%} |", flush=True)
+
+
+def _profiled(folder: Path) -> tuple[Profile, Cluster]:
+    profile, cluster = folder / "profile.json", folder / "cluster.json"
+    sizes = ("--devices", "1", "--microbatch-sizes", str(MICROBATCH_SIZE), "--rounds", "2", "--optimizer", OPTIMIZER)
+    files = ("-o", str(profile), "--cluster-output", str(cluster), "--json")
+    command = ("-m", "worker_agent", "profile", "--model", MODEL, "--data", DATA, *sizes, *files)
+    subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+    alone = read(Cluster, cluster)
+    return read(Profile, profile), replace(alone, levels=(replace(alone.levels[0], size=len(CUTS) - 1),))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""One rank of `benchmarks.memory`: executes a job and looks at the heap between instructions."""
+
+import ctypes
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from planner_service.core.predict import program_of
+from worker_agent.models.chain import build_model
+from worker_agent.models.data import open_data
+from worker_agent.models.losses import default_loss
+from worker_agent.runtime.job import RunJob, read_job
+from worker_agent.runtime.placement import place_process
+from worker_agent.runtime.rank import Rank
+from worker_agent.runtime.status import StatusWriter
+
+_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
+
+
+def heap_bytes() -> int:
+    """What is allocated and not freed, as the C library counts it: every tensor on the CPU is in it."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _Mallinfo
+    found = mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+class Heap(StatusWriter):
+    """A rank's status that notes the heap whenever an instruction starts, above what it was when this was made."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.held_bytes: list[int] = []
+        self._before_bytes = heap_bytes()
+
+    def at(self, instruction: int) -> None:
+        """The rank starts this instruction of its stream."""
+        self.held_bytes.append(heap_bytes() - self._before_bytes)
+        super().at(instruction)
+
+
+def warm_up(job: RunJob) -> None:
+    """Loads and allocates what libraries keep for good."""
+    source = open_data(job.data, microbatch_size=job.plan.microbatch_size, seed=0)
+    value, targets = source.microbatch(0)
+    for block in build_model(job.model, seed=0).blocks:
+        value = block(value)
+    torch.autograd.backward(default_loss(value, targets))
+
+
+def measured(job: RunJob, rank: int, device: torch.device) -> list[int]:
+    """The rank's bytes before each instruction."""
+    warm_up(job)
+    heap = Heap(job.directory.status(rank))
+    program = program_of(job.plan, batches=job.batches)
+    Rank(job, program, build_model(job.model, seed=0), rank, device).execute(heap)
+    return heap.held_bytes
+
+
+def main(path: Path) -> None:
+    """Writes down the peak."""
+    job, rank = replace(read_job(path), out=str(path.parent.parent)), int(os.environ["RANK"])
+    device = place_process("cpu", rank, job.plan.workers)
+    dist.init_process_group("gloo")
+    peak_bytes = max(measured(job, rank, device))
+    path.with_name(f"{rank}.json").write_text(json.dumps(peak_bytes))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
