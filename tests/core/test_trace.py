@@ -109,7 +109,7 @@ def require_drawable(events: list[Event]) -> int:
 
 def timeline_of(schedule: str, *, batches: int = 3, **options: Any) -> Timeline:
     chunks = 2 if schedule == "1f1b-interleaved" else 1
-    depth = 1 if schedule == "data-parallel" else 4
+    depth = 1 if schedule.startswith("data-parallel") else 4
     microbatches = 1 if schedule in STASHING else 4
     plan = make_plan(schedule, tuple(range(depth * chunks + 1)), microbatches=microbatches, chunks=chunks, **options)
     return predict(plan, batches=batches)
