@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 EVERY_S = 5.0
 """Without a terminal, so much time passes between two lines."""
 
+ROOM_FOR_A_BAR = 150
+"""Columns of a terminal; on narrower ones the words have the whole line."""
+
 
 @contextmanager
 def shown(job: "RunJob", *, quiet: bool) -> Iterator["OnProgress"]:
@@ -32,14 +35,14 @@ def shown(job: "RunJob", *, quiet: bool) -> Iterator["OnProgress"]:
 
 @contextmanager
 def _redrawn(job: "RunJob", console: "Console") -> Iterator["OnProgress"]:
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
     from worker_agent.runtime.progress_line import describe
 
     words = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"), markup=False)
-    columns = (SpinnerColumn(), words, BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=30)))
-    with Progress(*columns, console=console, transient=True, expand=True) as progress:
+    bars = [BarColumn()] if console.width >= ROOM_FOR_A_BAR else []
+    with Progress(words, *bars, console=console, transient=True) as progress:
         bar = progress.add_task(f"starting {job.plan.workers} ranks", total=job.steps, completed=job.first_step)
         yield lambda now: progress.update(bar, completed=now.done, description=describe(now))
 

@@ -105,6 +105,6 @@ def test_what_is_not_recorded_is_summed_up(tmp_path: Path) -> None:
         assert of_all.busy_s > recorded.busy_s > 0
         assert of_all.peak_memory_bytes == recorded.peak_memory_bytes
     measured.write_steps(tmp_path / "steps.csv")
-    rows = list(csv.DictReader((tmp_path / "steps.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(1, 41))
     assert json.dumps([float(row["loss"]) for row in rows]) == json.dumps(list(measured.losses))
