@@ -4,9 +4,8 @@ import json
 import os
 import sys
 import time
-from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +30,7 @@ from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.operations import Linear
 from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.rank import Part
-from worker_agent.runtime.recorder import Recorder
+from worker_agent.runtime.recorder import HostClock, Recorder
 from worker_agent.runtime.status import StatusWriter
 
 STAGES, MIDDLE, MICROBATCHES, BATCHES = 3, 1, 8, 100
@@ -53,19 +52,12 @@ class Figures:
     work_us: dict[str, float]
 
 
-class ThreadClock:
+class ThreadClock(HostClock):
     """The processor time of the executing thread."""
-
-    def __init__(self) -> None:
-        self._marks_s = array("d")
 
     def mark(self) -> None:
         """Notes this moment."""
         self._marks_s.append(time.thread_time())
-
-    def seconds(self) -> Sequence[float]:
-        """The noted moments."""
-        return self._marks_s
 
 
 class Kinds(Recorder):

@@ -2,12 +2,13 @@
 
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import pipelining
 
 from benchmarks.turns import Turn
@@ -38,7 +39,7 @@ from worker_agent.runtime.status import StatusWriter
 class Gate(StatusWriter):
     """A rank's status, which stops before its stream, and behind every `BATCHES` batches, until it is its turn."""
 
-    def __init__(self, path: Path, instructions: tuple[Instruction, ...], turn: Turn) -> None:
+    def __init__(self, path: Path, instructions: Sequence[Instruction], turn: Turn) -> None:
         super().__init__(path)
         last = {i.version: index for index, i in enumerate(instructions) if isinstance(i, Update)}
         self._stops = {0} | {last[version] + 1 for version in last if version % BATCHES == 0}
@@ -88,12 +89,17 @@ def theirs(name: str, turn: Turn, device: torch.device) -> None:
     while turn.take():
         for _ in range(BATCHES):
             pairs = [source.microbatch(step * MICROBATCHES + k) for k in range(MICROBATCHES)]
-            inputs = [torch.cat([i for i, _ in pairs])] if first else []
-            targets = {"target": torch.cat([t for _, t in pairs]), "losses": []} if last else {}
+            inputs = [_joined(i for i, _ in pairs)] if first else []
+            targets = {"target": _joined(t for _, t in pairs), "losses": []} if last else {}
             schedule.step(*inputs, **targets)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
+
+
+def _joined(microbatches: Iterable[Any]) -> Tensor:
+    """A batch of a model that takes one tensor."""
+    return torch.cat(list(microbatches))
 
 
 def _stages_of(rank: int, chunks: int, *, v_shaped: bool) -> list[int]:
