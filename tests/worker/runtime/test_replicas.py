@@ -57,7 +57,8 @@ def test_a_bucket_holds_one_dtype() -> None:
 @pytest.fixture
 def alone() -> Iterator[dist.ProcessGroup]:
     """A group of one: what is exchanged comes back as it is."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch re-exports it at run time only
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield dist.new_group([0])
     dist.destroy_process_group()
 
@@ -99,7 +100,8 @@ def test_a_gradient_that_is_added_to_after_it_went_is_an_error_and_never_wrong(a
                 return torch.as_tensor(self.linear(y))
 
             once = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=True)
-            return once if not self.again else torch.utils.checkpoint.checkpoint(part, once, use_reentrant=True)
+            twice = torch.utils.checkpoint.checkpoint(part, once, use_reentrant=True) if self.again else once
+            return torch.as_tensor(twice)
 
     layer = Changing()
     replicas = Replicas(alone, list(layer.parameters()))
