@@ -170,6 +170,8 @@ class _Compiler:
         assert isinstance(instruction, StartReduce | ReduceGradients)
         exchange = self._exchange(stream, instruction)
         if isinstance(instruction, ReduceGradients):
+            if exchange.number in begun and instruction.source == stream.rank:
+                return 0.0
             column.exchanges[index] = exchange
             return _AWAITS if exchange.number in begun else _EXCHANGES
         begun.add(exchange.number)

@@ -112,6 +112,8 @@ class Plain:
                 return now_s
             case ReduceGradients(version=version):
                 if self.was_begun(rank, instruction):
+                    if instruction.source == rank:
+                        return now_s
                     end_s = self.arrived.get(("exchange", stage, version), -1.0)
                     return None if end_s < 0 else max(now_s, end_s)
                 return self.exchange(rank, version, stage, now_s)

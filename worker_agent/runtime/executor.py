@@ -202,7 +202,7 @@ class Executor:
         self._stage.reduce_statistics(replicas.group)
         if not replicas.is_under_way(exchange.version):
             replicas.give(exchange.version, self._weights.graded, exchange.source)
-        self._weights.set_gradients(replicas.gradients(exchange.version))
+        self._weights.set_gradients(replicas.gradients(exchange.version, own=exchange.source == self._rank))
 
     def _exchange_among_stages(self, instruction: ReduceTied | ReduceNorm) -> None:
         if self._among_stages is None:

@@ -86,13 +86,17 @@ class Exchange:
         while len(self._under_way) < len(self._buckets):
             self._launch_next()
 
-    @torch.no_grad()
-    def gradients(self) -> list[Tensor]:
-        """Waits for all of them; by place, as views of the buckets."""
-        found: dict[int, Tensor] = {}
-        for (work, flat), bucket in zip(self._under_way, self._buckets, strict=True):
+    def wait(self) -> None:
+        """Until they are through."""
+        for work, _ in self._under_way:
             if work is not None:
                 work.wait()
+
+    @torch.no_grad()
+    def gradients(self) -> list[Tensor]:
+        """By place, as views of the buckets."""
+        found: dict[int, Tensor] = {}
+        for (_, flat), bucket in zip(self._under_way, self._buckets, strict=True):
             if self._source is None:
                 flat /= self._group.size()
             shapes = [self._parameters[place] for place in bucket]
@@ -172,9 +176,14 @@ class Replicas:
         """Whether the exchange for a version has begun."""
         return version in self._exchanges
 
-    def gradients(self, version: int) -> list[Tensor]:
-        """Waits for the exchange for a version, which is then over."""
-        return self._exchanges.pop(version).gradients()
+    def gradients(self, version: int, *, own: bool) -> list[Tensor]:
+        """Waits for the exchange for a version, which is then over. This worker's `own` gradients it has: torch keeps
+        what it still sends of them, which nobody writes to.
+        """
+        exchange = self._exchanges.pop(version)
+        if not own:
+            exchange.wait()
+        return exchange.gradients()
 
 
 def _on_each(

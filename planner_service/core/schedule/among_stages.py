@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from planner_service.core.errors import require
+from planner_service.core.plan import ASP
 from planner_service.core.schedule.instructions import Instruction, ReduceNorm, ReduceTied, Update
 from planner_service.core.schedule.program import FLUSHES, Program, Stream
 
@@ -32,13 +33,15 @@ class AmongStages:
 
 
 def exchange_among_stages(program: Program, wanted: AmongStages) -> Program:
-    """The program with the wanted exchanges before every update. Raises InvalidInputError for PipeDream.
+    """The program with the wanted exchanges before every update. Raises InvalidInputError for PipeDream, and for ASP.
 
     There every stage updates after every minibatch, each at another one (2018, section 3.3): they would have to wait
     for each other, and no two minibatches would be in flight.
     """
     if not (wanted.tied or wanted.norm):
         return program
+    rule = "must update all workers together to clip or scale gradients: under ASP they would wait for each other"
+    require(program.schedule != ASP, "schedule", rule, program.schedule)
     possible = program.schedule in SAME_BATCHES or program.pipeline.depth == 1
     rule = "must update all stages with the same batch to clip or scale gradients or to share weights between stages"
     require(possible, "schedule", rule, program.schedule)

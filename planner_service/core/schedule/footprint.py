@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import get_args
 
 from planner_service.core.schedule.instructions import (
@@ -124,16 +124,21 @@ def _further_gradients(instructions: Sequence[Instruction]) -> Iterator[int]:
     the one that gathers, less the one that is always there.
     """
     exchanged: set[int] = set()
-    gathers, before = False, None
-    for instruction in instructions:
-        if isinstance(before, StartReduce):
-            exchanged.add(before.version)
-        if isinstance(instruction, Backward | BackwardInput | BackwardWeight):
-            gathers = not isinstance(before, StartReduce)
-        elif isinstance(instruction, Update):
-            gathers = gathers and instruction.version in exchanged
-            exchanged.discard(instruction.version)
-        before = instruction
+    gathers, own = False, None
+    for instruction, following in pairwise((*instructions, None)):
+        match instruction:
+            case StartReduce(version=version):
+                own = version if isinstance(following, Backward) else None
+                exchanged |= {version} if own is None else set()
+            case Backward() | BackwardInput() | BackwardWeight():
+                gathers = own is None
+                exchanged |= set() if own is None else {own}
+                own = None
+            case Update(version=version):
+                gathers = gathers and version in exchanged
+                exchanged.discard(version)
+            case _:
+                pass
         yield max(len(exchanged) + gathers - 1, 0)
 
 

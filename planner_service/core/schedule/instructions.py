@@ -121,7 +121,8 @@ class StartReduce:
 class ReduceGradients:
     """Averages the gradients for `version` over the stage's replicas; waits until all of them are through.
 
-    Where no StartReduce began the exchange, it begins here. With a `source` the gradients are those of that rank.
+    Where no StartReduce began the exchange, it begins here. With a `source` the gradients are those of that rank, which
+    has them and does not wait for what it sends.
     """
 
     version: int

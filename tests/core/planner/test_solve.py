@@ -8,7 +8,8 @@ import pytest
 from planner_service.contract.documents import answer_document, dump, parse_plan
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import content_id
-from planner_service.core.plan import Plan
+from planner_service.core.plan import ASP, Plan
+from planner_service.core.planner.play import play
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.predict import predict, program_of
 from planner_service.core.profile import Device, Model, Profile
@@ -99,6 +100,45 @@ def test_a_plan_whose_batch_is_too_long_to_play_is_extrapolated_from_shorter_one
     assert plan.simulated.extrapolated_from == 12
     assert plan.simulated.throughput_samples_per_s == pytest.approx(100_000 / (3 * 100_003), rel=1e-12)
     assert plan.simulated.bubble_fraction == pytest.approx(3 / 100_003, rel=1e-9)
+
+
+@pytest.mark.parametrize("bandwidth", [1.0, 0.01, 0.002])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_long_batch_beside_its_exchange_is_extrapolated_to_what_the_whole_gives(
+    stages: int, bandwidth: float
+) -> None:
+    """2BW, 100 microbatches of 12 s a stage or less: the exchange is hidden, about as long as a batch, or longer."""
+    problem = Problem(
+        profile=profile([Cell(weight_bytes=4, output_bytes=0)] * 4),
+        cluster=cluster((4, bandwidth)),
+        batch_size=400 // stages,
+        options=Options(schedule="pipedream-2bw", stages=stages, microbatch_size=1),
+    )
+    plan = solve("pipedream-2bw", problem)
+    assert isinstance(plan, Plan)
+    short, whole = play(plan, instructions=700), play(plan, instructions=10**6)
+    assert short is not None and whole is not None
+    assert (short.extrapolated_from, whole.extrapolated_from) == (3 * stages, None)
+    assert short.throughput_samples_per_s == pytest.approx(whole.throughput_samples_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize("bandwidth", [1e6, 1.5, 1.2])
+def test_asp_is_planned_with_room_for_all_gradients_and_the_link_that_they_share(bandwidth: float) -> None:
+    """A batch of 4 microbatches of 12 s on each of 4 replicas; 4 exchanges of 16 bytes."""
+    problem = Problem(
+        profile=profile([Cell(weight_bytes=4)] * 4),
+        cluster=cluster((4, bandwidth)),
+        batch_size=16,
+        options=Options(schedule=ASP, microbatch_size=1, optimizer="sgd"),
+    )
+    plan = solve("pipedream-2bw", problem)
+    assert isinstance(plan, Plan)
+    assert plan.width == 4
+    assert plan.stages[0].memory is not None
+    assert plan.stages[0].memory.gradients == 4 * plan.stages[0].memory.weights
+    assert plan.time_per_microbatch_s == pytest.approx(max(12.0, 4 * 16 / bandwidth / 4))
+    assert plan.simulated is not None
+    assert plan.simulated.throughput_samples_per_s == pytest.approx(plan.throughput_samples_per_s, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner_service.core.errors import InvalidInputError, ScheduleError
+from planner_service.core.plan import ASP
 from planner_service.core.schedule.among_stages import AmongStages, exchange_among_stages
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.instructions import Backward, ReduceNorm
@@ -93,3 +94,9 @@ def test_where_stages_meet_all_have_the_gradients_of_the_same_batches_and_no_oth
                 through.add(made.pipeline.batch_of(instruction.microbatch))
             elif isinstance(instruction, ReduceNorm):
                 assert through == set(range(instruction.version))
+
+
+def test_asp_refuses_what_all_workers_would_have_to_agree_on() -> None:
+    made = build(ASP, Pipeline(replicas=(2,), microbatches=1))
+    with pytest.raises(InvalidInputError, match="schedule: must update all workers together"):
+        exchange_among_stages(made, AmongStages(norm=True))

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 def awkward(*, width: int = 8) -> list[nn.Module]:
@@ -188,3 +189,34 @@ class Bend(nn.Module):
 def in_place(*, width: int = 8) -> list[nn.Module]:
     """Four blocks (B, width) -> (B, width), which change what they are given."""
     return [Bend(width) for _ in range(4)]
+
+
+class Twice(nn.Module):
+    """A layer used in two parts that are each computed again in the backward: its gradient is added to twice there."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        for _ in range(2):
+            x = torch.tanh(checkpoint(self.linear, x, use_reentrant=True))
+        return x
+
+
+class Sometimes(nn.Module):
+    """A layer of which the data says which half is used."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width) -> (B, width)."""
+        return torch.tanh(torch.as_tensor(self.halves[int(x.sum() > 0)](x)))
+
+
+def uneven(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width), of which not every parameter has a gradient once in a backward."""
+    return [nn.Linear(width, width), Twice(width), Sometimes(width), nn.Linear(width, width)]

@@ -1,0 +1,113 @@
+"""One of the two processes of `benchmarks.data_parallel`: the same work under our executor and torch's DDP, in turn."""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.workload import CUTS, DATA, LEARNING_RATE, MICROBATCH_SIZE, MODEL, plan_for
+from planner_service.core.plan import ASP, Plan, Stage
+from planner_service.core.schedule.program import pipelines_in_a_row
+from worker_agent.models.chain import build_model
+from worker_agent.models.data import open_data
+from worker_agent.models.losses import default_loss
+from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.placement import place_process
+from worker_agent.runtime.rank import Rank
+from worker_agent.runtime.status import StatusWriter
+
+REPLICAS, MICROBATCHES, BATCHES, ROUNDS = 2, 4, 8, 7
+PEER = "torch DistributedDataParallel"
+OURS = {"pipeplan data-parallel": "data-parallel", "pipeplan data-parallel-asp": ASP}
+
+Contender = Callable[[], float]
+"""Runs the fixed work once; returns the seconds of all batches but the first, in which both learn what to exchange."""
+
+
+def replicated(schedule: str) -> Plan:
+    """The whole model on each of the replicas."""
+    plan = plan_for("1f1b")
+    return replace(
+        plan,
+        schedule=schedule,
+        stages=(Stage(start=0, stop=CUTS[-1], replicas=REPLICAS),),
+        costs=plan.costs[:1],
+        placement=pipelines_in_a_row((REPLICAS,)),
+        microbatches=MICROBATCHES,
+        batch_size=MICROBATCH_SIZE * MICROBATCHES * REPLICAS,
+    )
+
+
+def ours(schedule: str, rank: int, device: torch.device) -> Contender:
+    """Our executor under one of our schedules."""
+    first_update = f"U{REPLICAS}" if schedule == ASP else "U1"
+
+    def run() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            job = RunJob(
+                plan=replicated(schedule),
+                model=MODEL,
+                data=DATA,
+                steps=BATCHES,
+                learning_rate=LEARNING_RATE,
+                out=folder,
+                device="cpu",
+            )
+            chain = build_model(MODEL, seed=job.seed)
+            lane = Rank(job, job.program(), chain, rank, device).execute(StatusWriter(Path(folder) / "status")).lane
+        return lane.end_s[-1] - lane.end_s[lane.instructions.index(first_update)]
+
+    return run
+
+
+def theirs(rank: int) -> Contender:
+    """torch's DDP as its documentation has it: without synchronisation but for the last microbatch of a batch."""
+
+    def run() -> float:
+        module = DistributedDataParallel(nn.Sequential(*build_model(MODEL, seed=0).blocks))
+        optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, fused=True)
+        source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
+        dist.barrier()
+        started_s = 0.0
+        for step in range(BATCHES):
+            for turn in range(MICROBATCHES):
+                inputs, targets = source.microbatch((step * MICROBATCHES + turn) * REPLICAS + rank)
+                with module.no_sync() if turn < MICROBATCHES - 1 else nullcontext():
+                    torch.autograd.backward(default_loss(module(inputs), targets) / MICROBATCHES)
+            optimizer.step()
+            optimizer.zero_grad()
+            started_s = started_s or time.perf_counter()
+        ended_s = time.perf_counter()
+        dist.barrier()
+        return ended_s - started_s
+
+    return run
+
+
+def main() -> None:
+    """Runs every contender in turn, `ROUNDS` times; writes the seconds of each."""
+    rank = int(os.environ["RANK"])
+    device = place_process("cpu", rank, REPLICAS)
+    dist.init_process_group("gloo")
+    contenders: dict[str, Contender] = {name: ours(schedule, rank, device) for name, schedule in OURS.items()}
+    contenders[PEER] = theirs(rank)
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(ROUNDS):
+        for name, run in contenders.items():
+            found[name].append(run())
+    Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
