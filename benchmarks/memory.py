@@ -1,4 +1,4 @@
-"""Peak memory a rank, predicted and measured, under every schedule: `python -m benchmarks.memory`.
+"""Peak memory a rank, predicted and measured, under every schedule: `python -m benchmarks.memory [CASE...]`.
 
 A profile of the model is measured; every case is planned from it and run. Predicted: the most that the plan's streams
 hold when they are played (weight versions, gradients, optimizer states, activations), and the buffers of messages under
@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from worker_agent.torchrun import one_node
 
 MODEL = "hf:gpt2?n_layer=8&n_embd=256&n_head=8&vocab_size=256&n_positions=128"
 DATA = "worker_agent.models.text:random_tokens?sequence_length=128"
-CUTS, MICROBATCH_SIZE, BATCHES, OPTIMIZER = (0, 3, 5, 7, 10), 4, 3, "adam"
+CUTS, MICROBATCH_SIZE, OPTIMIZER = (0, 3, 5, 7, 10), 4, "adam"
 MIB = 2**20
 
 
@@ -47,6 +48,7 @@ class Case:
     half_way: bool = False
     concatenate: bool = False
     chunks: int = 1
+    batches: int = 3
 
 
 CASES = (
@@ -55,8 +57,8 @@ CASES = (
     Case("gpipe, recomputing", "gpipe", recompute=True),
     Case("1f1b", "1f1b"),
     Case("1f1b, recomputing", "1f1b", recompute=True),
-    Case("pipedream", "pipedream", microbatches=1),
-    Case("pipedream, vertical sync", "pipedream-vertical-sync", microbatches=1),
+    Case("pipedream", "pipedream", microbatches=1, batches=12),
+    Case("pipedream, vertical sync", "pipedream-vertical-sync", microbatches=1, batches=12),
     Case("pipedream-2bw", "pipedream-2bw"),
     Case("naive, 2BP", "naive", microbatches=2, split_backward=True),
     Case("gpipe, 2BP", "gpipe", split_backward=True),
@@ -99,15 +101,18 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
     )
 
 
-def predicted_bytes(plan: Plan, profile: Profile) -> list[int]:
+def predicted_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
     """The peak of every rank: what it holds as its streams are played, and its buffers."""
-    lanes = predict(plan, batches=BATCHES).lanes
-    return [lane.peak_memory_bytes + buffers for lane, buffers in zip(lanes, _buffer_bytes(plan, profile), strict=True)]
+    lanes = predict(plan, batches=batches).lanes
+    return [
+        lane.peak_memory_bytes + buffers
+        for lane, buffers in zip(lanes, _buffer_bytes(plan, profile, batches), strict=True)
+    ]
 
 
-def _buffer_bytes(plan: Plan, profile: Profile) -> list[int]:
+def _buffer_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
     """Of messages under way, a rank: what the cost model takes for so many microbatches in flight."""
-    program = program_of(plan, batches=BATCHES)
+    program = program_of(plan, batches=batches)
     parts = [(stream.rank, part) for stream in program.streams for part in program.stage_streams(stream)]
     held = {
         part.stage: max(h.in_flight for h in footprints(part.instructions, recompute=plan.recompute))
@@ -136,7 +141,7 @@ def measured_bytes(case: Case, plan: Plan, folder: Path) -> list[int]:
         plan=plan,
         model=MODEL,
         data=DATA,
-        steps=BATCHES,
+        steps=case.batches,
         learning_rate=1e-3,
         out=str(folder),
         device="cpu",
@@ -147,16 +152,16 @@ def measured_bytes(case: Case, plan: Plan, folder: Path) -> list[int]:
     return [int(json.loads(path.with_name(f"{rank}.json").read_text())) for rank in range(plan.workers)]
 
 
-def main() -> None:
-    """Prints a row a case; the largest error is that of one rank."""
+def main(chosen: Sequence[str] = ()) -> None:
+    """Prints a row a case, of all or of some by name; the largest error is that of one rank."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         profile, cluster = _profiled(folder)
         print(f"{MODEL}, {len(CUTS) - 1} stages, {OPTIMIZER}\n")
         print("| | predicted MiB, by rank | measured MiB, by rank | largest error |\n|---|---|---|---|")
-        for case in CASES:
+        for case in (case for case in CASES if not chosen or case.name in chosen):
             plan = plan_for(case, profile, cluster)
-            predicted = predicted_bytes(plan, profile)
+            predicted = predicted_bytes(plan, profile, case.batches)
             measured = measured_bytes(case, plan, folder / case.name.replace(" ", "-"))
             errors = [m / p - 1 for p, m in zip(predicted, measured, strict=True)]
             cells = (" / ".join(f"{size / MIB:.1f}" for size in sizes) for sizes in (predicted, measured))
@@ -174,4 +179,4 @@ def _profiled(folder: Path) -> tuple[Profile, Cluster]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -4,6 +4,8 @@ from benchmarks import (
     analytic,
     auto,
     exact,
+    executor,
+    memory,
     partition,
     pipelines,
     prediction,
@@ -18,6 +20,10 @@ def main() -> None:
     """Prints every table."""
     print("## The executor beside torch's own\n", flush=True)
     pipelines.main()
+    print("\n## What the executor adds\n", flush=True)
+    executor.main()
+    print("\n## Peak memory, predicted and measured\n", flush=True)
+    memory.main()
     print("\n## Predicted against measured\n", flush=True)
     prediction.main()
     print("\n## 2BP: what the split costs\n", flush=True)

@@ -13,7 +13,7 @@ CUTS = {1: (0, 5, 10), 2: (0, 3, 5, 7, 10)}
 """Where the blocks (embedding, 8 layers, head) are cut for one stage a process and for two."""
 
 RANKS = 2
-MICROBATCH_SIZE, MICROBATCHES, BATCHES, ROUNDS = 4, 8, 4, 9
+MICROBATCH_SIZE, MICROBATCHES, BATCHES, ROUNDS = 4, 8, 2, 15
 LEARNING_RATE = 0.01
 
 
