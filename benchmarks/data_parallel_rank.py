@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.workload import CUTS, DATA, LEARNING_RATE, MICROBATCH_SIZE, MODEL, plan_for
+from benchmarks.workload import CUTS, DATA, LEARNING_RATE, MICROBATCH_SIZE, MODEL, Ours, plan_for
 from planner_service.core.plan import ASP, Plan, Stage
 from planner_service.core.schedule.program import pipelines_in_a_row
 from worker_agent.models.chain import build_model
@@ -36,11 +36,11 @@ Contender = Callable[[], float]
 
 def replicated(schedule: str) -> Plan:
     """The whole model on each of the replicas."""
-    plan = plan_for("1f1b")
+    plan = plan_for(Ours(schedule="1f1b"))
     return replace(
         plan,
         schedule=schedule,
-        stages=(Stage(start=0, stop=CUTS[-1], replicas=REPLICAS),),
+        stages=(Stage(start=0, stop=CUTS[1][-1], replicas=REPLICAS),),
         costs=plan.costs[:1],
         placement=pipelines_in_a_row((REPLICAS,)),
         microbatches=MICROBATCHES,
