@@ -3,6 +3,7 @@
 from benchmarks import (
     analytic,
     auto,
+    data_parallel,
     exact,
     executor,
     memory,
@@ -20,6 +21,8 @@ def main() -> None:
     """Prints every table."""
     print("## The executor beside torch's own\n", flush=True)
     pipelines.main()
+    print("\n## Data parallelism beside torch's DistributedDataParallel\n", flush=True)
+    data_parallel.main()
     print("\n## What the executor adds\n", flush=True)
     executor.main()
     print("\n## Peak memory, predicted and measured\n", flush=True)

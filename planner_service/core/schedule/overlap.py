@@ -94,7 +94,7 @@ def _beginning(rank: int, instructions: Sequence[Instruction], index: int, excha
     before = ((i, instructions[i]) for i in range(index - 1, -1, -1))
     if exchange.source not in (None, rank):
         own = (i for i, other in before if isinstance(other, ReduceGradients) and other.source == rank)
-        return next((i + 2 for i in own), 0)
+        return next((_end(instructions, i) for i in own), 0)
     place, completing = next((i, w) for i, w in before if isinstance(w, _BACKWARD) and w.chunk == exchange.chunk)
     return place if isinstance(completing, Backward) else None
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.plan import STASHING, Plan
+from planner_service.core.plan import ASP, STASHING, Plan
 from planner_service.core.predict import long_program_of, program_of
 from planner_service.core.schedule.among_stages import AmongStages
 from planner_service.core.schedule.check import check
@@ -53,17 +53,19 @@ def plans(draw: st.DrawFn) -> Plan:
 
 def exchanges(plan: Plan) -> AmongStages:
     """All that the schedule allows."""
-    if plan.schedule in STASHING or plan.chunks > 1:
+    if plan.schedule in (*STASHING, ASP) or plan.chunks > 1:
         return AmongStages()
     return AmongStages(tied=((0, plan.depth - 1),) if plan.depth > 1 else (), norm=True)
 
 
-@given(plan=plans(), more=st.integers(1, 9), first_batch=st.integers(0, 20), every=st.integers(0, 5))
+@given(
+    plan=plans(), more=st.integers(1, 9), first_batch=st.integers(0, 20), every=st.integers(0, 5), meet=st.booleans()
+)
 @settings(max_examples=100, deadline=None)
-def test_a_repeated_program_is_the_whole_one(plan: Plan, more: int, first_batch: int, every: int) -> None:
+def test_a_repeated_program_is_the_whole_one(plan: Plan, more: int, first_batch: int, every: int, meet: bool) -> None:
     batches = short_batches(pipeline_of(plan, batches=1)) + more
     options = {"batches": batches, "first_batch": first_batch, "checkpoint_every": every}
-    among_stages = exchanges(plan)
+    among_stages = exchanges(plan) if meet else AmongStages()
     whole = program_of(plan, among_stages=among_stages, **options)
     long = long_program_of(plan, among_stages=among_stages, **options)
     assert long.pipeline == whole.pipeline

@@ -96,7 +96,10 @@ def test_minibatches_that_overlap_have_no_statistics_of_their_own(tmp_path: Path
         execute(make_plan("pipedream-2bw", CUTS[2]), tmp_path, batch_norm="minibatch")
 
 
-@pytest.mark.parametrize(("schedule", "replicas"), [("pipedream-2bw", (1, 1)), ("pipedream", (2, 1)), ("1f1b", (1, 1))])
+@pytest.mark.parametrize(
+    ("schedule", "replicas"),
+    [("pipedream-2bw", (1, 1)), ("pipedream-2bw", (2, 2)), ("pipedream", (2, 1)), ("1f1b", (1, 1))],
+)
 def test_running_statistics_are_those_of_the_checkpoints_batches(
     schedule: str, replicas: tuple[int, ...], tmp_path: Path
 ) -> None:
