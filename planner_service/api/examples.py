@@ -61,7 +61,7 @@ REGISTRATION = {
     "torch_version": "2.9.0",
     "driver": "570.86",
     "version": "0.1.0",
-    "allow": ["hf:*"],
+    "allow": ["hf:*", "worker_agent.models.text:random_tokens"],
 }
 PROFILE_TASK = {"kind": "profile", "model": MODEL, "microbatch_sizes": [1, 2], "devices": 2}
 

