@@ -16,12 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planner_service.core.plan import Plan, Stage
+from planner_service.core.plan import Plan
 from planner_service.core.predict import program_of
-from planner_service.core.profile import Model
 from planner_service.core.schedule.instructions import Forward, Instruction
-from planner_service.core.schedule.program import pipelines_in_a_row
-from planner_service.core.stage_costs import unit_costs
+from tests.worker.runtime.plans import make_plan
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.channel import open_groups
 from worker_agent.runtime.executor import Executor, Hooks
@@ -84,28 +82,13 @@ class Kinds(Recorder):
 
 def plan_for(blocks: int, *, schedule: str, recompute: bool = False, split_backward: bool = False) -> Plan:
     """Stages of so many blocks each."""
-    costs = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
-    return Plan(
-        planner="benchmark",
-        cost_model="unit",
-        model=Model(name="tiny"),
-        dtype="float32",
-        profile_id="0" * 32,
-        cluster_id="0" * 32,
-        batch_size=SAMPLES * MICROBATCHES,
-        stages=tuple(Stage(start=s * blocks, stop=(s + 1) * blocks, recompute=recompute) for s in range(STAGES)),
-        costs=(costs,) * STAGES,
-        placement=pipelines_in_a_row((1,) * STAGES),
-        schedule=schedule,
+    return make_plan(
+        schedule,
+        tuple(range(0, (STAGES + 1) * blocks, blocks)),
         microbatch_size=SAMPLES,
         microbatches=MICROBATCHES,
-        optimizer="sgd",
-        memory_accounting="training",
-        time_per_microbatch_s=1.0,
-        throughput_samples_per_s=1.0,
-        bubble_fraction=0.0,
-        optimal_in_flight=STAGES,
-        configurations_considered=1,
+        recompute=recompute,
+        dtype="float32",
         split_backward=split_backward,
     )
 

@@ -3,16 +3,14 @@
 The blocks wait a little in their forward and backward, so that a rank is found at every kind of instruction.
 """
 
-from math import lcm
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from planner_service.core.plan import Plan, Stage
-from planner_service.core.profile import Model
-from planner_service.core.schedule.program import pipelines_in_a_row
-from planner_service.core.stage_costs import unit_costs
+from planner_service.core.plan import Plan
+from tests.worker.runtime.plans import make_plan
 from worker_agent.models.presets import SleepBlock
 from worker_agent.runtime.job import RunJob
 
@@ -55,56 +53,18 @@ def reads_folder(out: Path) -> Path:
 
 def plan_for(name: str) -> Plan:
     """The plan that a schedule is tried with: two or three processes."""
+    plan = partial(make_plan, microbatch_size=MICROBATCH_SIZE, dtype="float32", unit_s=0.005, spec=MODEL)
     match name:
         case "1f1b":
-            return _plan("1f1b", (0, 2, 4))
+            return plan("1f1b", (0, 2, 4))
         case "2bw":
-            return _plan("pipedream-2bw", (0, 1, 4), optimizer="adam")
+            return plan("pipedream-2bw", (0, 1, 4), optimizer="adam")
         case "pipedream, replicated":
-            return _plan("pipedream", (0, 3, 4), replicas=(2, 1), microbatches=1, optimizer="momentum")
+            return plan("pipedream", (0, 3, 4), replicas=(2, 1), microbatches=1, optimizer="momentum")
         case "interleaved":
-            return _plan("1f1b-interleaved", (0, 1, 2, 3, 4), chunks=2)
+            return plan("1f1b-interleaved", (0, 1, 2, 3, 4), chunks=2)
         case _:
-            return _plan("1f1b", (0, 2, 4), split_backward=True, optimizer="adam")
-
-
-def _plan(
-    schedule: str,
-    cuts: tuple[int, ...],
-    *,
-    replicas: tuple[int, ...] = (),
-    microbatches: int = 4,
-    optimizer: str = "sgd",
-    split_backward: bool = False,
-    chunks: int = 1,
-) -> Plan:
-    depth = len(cuts) - 1
-    counts = replicas or (1,) * depth
-    costs = unit_costs(forward_s=0.005, backward_input_s=0.005, backward_weight_s=0.005)
-    return Plan(
-        planner="benchmark",
-        cost_model="unit",
-        model=Model(name="faults", spec=MODEL),
-        dtype="float32",
-        profile_id="0" * 32,
-        cluster_id="0" * 32,
-        batch_size=MICROBATCH_SIZE * microbatches * lcm(*counts),
-        stages=tuple(Stage(start=cuts[s], stop=cuts[s + 1], replicas=counts[s]) for s in range(depth)),
-        costs=(costs,) * depth,
-        placement=pipelines_in_a_row(counts[: depth // chunks]),
-        schedule=schedule,
-        microbatch_size=MICROBATCH_SIZE,
-        microbatches=microbatches,
-        optimizer=optimizer,
-        memory_accounting="training",
-        time_per_microbatch_s=1.0,
-        throughput_samples_per_s=1.0,
-        bubble_fraction=0.0,
-        optimal_in_flight=depth,
-        configurations_considered=1,
-        split_backward=split_backward,
-        chunks=chunks,
-    )
+            return plan("1f1b", (0, 2, 4), split_backward=True, optimizer="adam")
 
 
 def job_for(plan: Plan, out: Path) -> RunJob:

@@ -6,12 +6,10 @@ The stages wait instead of computing (forward, p1 and p2 alike), so that two cor
 import tempfile
 
 from benchmarks.idle import busy_cores
-from planner_service.core.plan import INTERLEAVED, Plan, Stage
+from planner_service.core.plan import INTERLEAVED, Plan
 from planner_service.core.predict import predict
-from planner_service.core.profile import Model
 from planner_service.core.report import RunReport
-from planner_service.core.schedule.program import pipelines_in_a_row
-from planner_service.core.stage_costs import unit_costs
+from tests.worker.runtime.plans import make_plan
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.run import execute
 
@@ -30,31 +28,16 @@ BEYOND = (("1f1b", False, 1), ("1f1b", True, 1), ("zb-h1", False, 1), (INTERLEAV
 def plan_for(schedule: str, microbatches: int, *, split_backward: bool, chunks: int = 1) -> Plan:
     """Four ranks with a stage each, or `chunks` stages with so much less to wait for; the times that they wait."""
     depth, unit_s = STAGES * chunks, UNIT_S / chunks
-    costs = unit_costs(forward_s=unit_s, backward_input_s=unit_s, backward_weight_s=unit_s)
-    spec = f"benchmarks.waiting:blocks?depth={depth}&unit_s={unit_s}&samples={SAMPLES}"
-    return Plan(
-        planner="benchmark",
-        cost_model="unit",
-        model=Model(name="waiting", spec=spec),
-        dtype="float32",
-        profile_id="0" * 32,
-        cluster_id="0" * 32,
-        batch_size=SAMPLES * microbatches,
-        stages=tuple(Stage(start=s, stop=s + 1) for s in range(depth)),
-        costs=(costs,) * depth,
-        placement=pipelines_in_a_row((1,) * STAGES),
-        schedule=schedule,
+    return make_plan(
+        schedule,
+        tuple(range(depth + 1)),
         microbatch_size=SAMPLES,
         microbatches=microbatches,
-        optimizer="sgd",
-        memory_accounting="training",
-        time_per_microbatch_s=UNIT_S,
-        throughput_samples_per_s=1.0,
-        bubble_fraction=0.0,
-        optimal_in_flight=STAGES,
-        configurations_considered=1,
+        dtype="float32",
         split_backward=split_backward,
         chunks=chunks,
+        unit_s=unit_s,
+        spec=f"benchmarks.waiting:blocks?depth={depth}&unit_s={unit_s}&samples={SAMPLES}",
     )
 
 

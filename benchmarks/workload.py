@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from planner_service.core.plan import Plan, Stage
-from planner_service.core.profile import Model
-from planner_service.core.schedule.program import pipelines_in_a_row
-from planner_service.core.stage_costs import unit_costs
+from planner_service.core.plan import Plan
+from tests.worker.runtime.plans import make_plan
 
 MODEL = "hf:gpt2?n_layer=8&n_embd=256&n_head=8&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0"
 DATA = "worker_agent.models.text:standard_library?sequence_length=128"
@@ -49,29 +47,13 @@ CEILING = "two independent processes"
 
 def plan_for(ours: Ours) -> Plan:
     """Stages of equal blocks under a schedule. What it predicts places 2BP's p2, and is not looked at otherwise."""
-    cuts = CUTS[ours.chunks]
-    costs = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
-    return Plan(
-        planner="benchmark",
-        cost_model="unit",
-        model=Model(name="gpt2", spec=MODEL),
-        dtype="float32",
-        profile_id="0" * 32,
-        cluster_id="0" * 32,
-        batch_size=MICROBATCH_SIZE * MICROBATCHES,
-        stages=tuple(Stage(start=cuts[s], stop=cuts[s + 1]) for s in range(len(cuts) - 1)),
-        costs=(costs,) * (len(cuts) - 1),
-        placement=pipelines_in_a_row((1,) * RANKS),
-        schedule=ours.schedule,
+    return make_plan(
+        ours.schedule,
+        CUTS[ours.chunks],
         microbatch_size=MICROBATCH_SIZE,
         microbatches=MICROBATCHES,
-        optimizer="sgd",
-        memory_accounting="training",
-        time_per_microbatch_s=1.0,
-        throughput_samples_per_s=1.0,
-        bubble_fraction=0.0,
-        optimal_in_flight=2,
-        configurations_considered=1,
+        dtype="float32",
         split_backward=ours.split_backward,
         chunks=ours.chunks,
+        spec=MODEL,
     )

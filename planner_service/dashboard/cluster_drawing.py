@@ -8,7 +8,6 @@ from planner_service.dashboard.formats import bandwidth, count, seconds
 WIDTH = 1160.0
 LEFT = 300.0
 ROW_HEIGHT = 74.0
-BOX_HEIGHT = 34.0
 MOST_BOXES = 16
 LETTER_WIDTH = 7.0
 MOST_LEVELS = 12

@@ -10,7 +10,6 @@ from planner_service.dashboard.axes import Tick, time_ticks
 WIDTH = 1160.0
 LABEL_WIDTH = 92.0
 ROW_HEIGHT = 28.0
-BAR_HEIGHT = 22.0
 AXIS_HEIGHT = 26.0
 MAX_ROWS = 32
 READABLE_BARS = 64

@@ -32,10 +32,6 @@ class Chain:
         named = self.root.state_dict(keep_vars=True).items()
         return {tensor: name for name, tensor in reversed(list(named)) if isinstance(tensor, Tensor)}
 
-    def parameter_names(self) -> dict[nn.Parameter, str]:
-        """The names of the parameters alone."""
-        return {tensor: name for tensor, name in self.names().items() if isinstance(tensor, nn.Parameter)}
-
     def weight_bytes(self) -> tuple[int, ...]:
         """Every block's bytes of parameters; one that several blocks share counts in the first."""
         seen: set[nn.Parameter] = set()

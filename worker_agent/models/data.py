@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from planner_service.core.errors import InvalidInputError, require, require_count
@@ -111,3 +112,10 @@ def open_data(spec: str, *, microbatch_size: int, seed: int) -> MicrobatchSource
         return call_factory(parsed, field="data", microbatch_size=microbatch_size, seed=seed)
 
     return MicrobatchSource(make, microbatch_size=microbatch_size, name=spec)
+
+
+def moved(value: Value, device: torch.device, dtype: torch.dtype) -> Value:
+    """A microbatch's tensors where and as the model computes: floating-point ones in its dtype."""
+    if isinstance(value, Tensor):
+        return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+    return tuple(tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device) for tensor in value)

@@ -80,10 +80,3 @@ def nothing_around(direction: Direction, index: int) -> Iterator[None]:
 def as_tuple(value: Value) -> tuple[Tensor, ...]:
     """One tensor or several, as several."""
     return (value,) if isinstance(value, Tensor) else tuple(value)
-
-
-def moved(value: Value, device: torch.device, dtype: torch.dtype) -> Value:
-    """A microbatch's tensors where and as the model computes: floating-point ones in its dtype."""
-    if isinstance(value, Tensor):
-        return value.to(device, dtype) if value.is_floating_point() else value.to(device)
-    return tuple(tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device) for tensor in value)

@@ -1,9 +1,10 @@
 """Progress: a file that the first rank adds a line to at every step, and the launcher follows."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from worker_agent.polling import polling
 
 OnProgress = Callable[[int, int, str], None]
 """Called with the steps done, all steps, and what is being done."""
@@ -34,28 +35,21 @@ class ProgressWriter:
 @contextmanager
 def following(path: Path, on_progress: OnProgress) -> Iterator[None]:
     """Calls `on_progress` whenever the file has a new last line, from a thread of its own."""
-    stop = threading.Event()
+    seen = ""
 
-    def report(seen: str) -> str:
+    def report() -> None:
+        nonlocal seen
         line = _last_line(path)
         if line and line != seen:
+            seen = line
             done, total, message = line.split(" ", 2)
             on_progress(int(done), int(total), message)
-        return line or seen
 
-    def follow() -> None:
-        seen = ""
-        while not stop.wait(_INTERVAL_S):
-            seen = report(seen)
-        report(seen)
-
-    thread = threading.Thread(target=follow, name="progress", daemon=True)
-    thread.start()
     try:
-        yield
+        with polling(report, _INTERVAL_S, name="progress"):
+            yield
     finally:
-        stop.set()
-        thread.join()
+        report()
 
 
 def _last_line(path: Path) -> str:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from planner_service.core.errors import InvalidInputError, PipeplanError
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import Microbatch, MicrobatchSource, open_data
+from worker_agent.models.data import Microbatch, MicrobatchSource, moved, open_data
 from worker_agent.models.defaults import DefaultFeed, default_feed
 from worker_agent.models.losses import Loss, build_loss
 from worker_agent.parent import exit_with_parent
@@ -24,7 +24,7 @@ from worker_agent.profiler.devices import describe, place
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, read_job
 from worker_agent.profiler.links import measure_exchange, measure_handing_over, measure_links
 from worker_agent.profiler.memory import measure_memory
-from worker_agent.profiler.passage import moved, nothing_around, pass_backward, pass_forward
+from worker_agent.profiler.passage import nothing_around, pass_backward, pass_forward
 from worker_agent.profiler.progress import ProgressWriter
 from worker_agent.profiler.results import BlockFigures, RankFigures, write_figures
 from worker_agent.profiler.split import measure_split

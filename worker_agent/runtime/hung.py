@@ -10,7 +10,6 @@ goes on with all its ranks.
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from pathlib import Path
 from planner_service.core.plan import Plan
 from planner_service.core.schedule.instructions import Checkpoint, Instruction, Update, is_compute
 from planner_service.core.schedule.program import Program
+from worker_agent.polling import polling
 from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.results import RankFailure, write
 from worker_agent.runtime.status import STARTING, Status, read_status
@@ -155,19 +155,9 @@ def limits_s(plan: Plan, timeout_s: float) -> list[float]:
 @contextmanager
 def hunting(job: RunJob, here: Sequence[int]) -> Iterator[None]:
     """While it is active, ranks that hang are ended."""
-    hunter, stop = Hunter(job, here, time.monotonic()), threading.Event()
-
-    def follow() -> None:
-        while not stop.wait(_INTERVAL_S):
-            hunter.look(time.monotonic())
-
-    thread = threading.Thread(target=follow, name="hunter", daemon=True)
-    thread.start()
-    try:
+    hunter = Hunter(job, here, time.monotonic())
+    with polling(lambda: hunter.look(time.monotonic()), _INTERVAL_S, name="hunter"):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _starting(rank: int) -> int | None:

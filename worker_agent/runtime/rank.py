@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError, require
 from planner_service.core.schedule.check import check
@@ -35,7 +34,7 @@ from planner_service.core.schedule.program import Program, Stream, updates_a_bat
 from planner_service.core.schedule.repeating import shortened
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import open_data
+from worker_agent.models.data import moved, open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.runtime import checkpoint, results
 from worker_agent.runtime.among_stages import AmongStages
@@ -196,7 +195,7 @@ class Rank:
             if loss is not None:
                 self._require_finite(loss, version)
                 log.note_loss((version - 1) // self.updates, loss)
-            status.batch_done(version // self.updates, float("nan") if loss is None else loss)
+            status.updated(version // self.updates, loss)
 
         return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=self._save)
 
@@ -237,7 +236,7 @@ class Rank:
         @lru_cache(maxsize=1)
         def microbatch(k: int) -> tuple[Any, Any]:
             inputs, targets = source.microbatch(k - 1)
-            return _to(inputs, self.device, dtype), _to(targets, self.device, dtype)
+            return moved(inputs, self.device, dtype), moved(targets, self.device, dtype)
 
         return (lambda k: microbatch(k)[0]), (lambda k: microbatch(k)[1])
 
@@ -258,13 +257,6 @@ def require_match(job: RunJob, chain: Chain) -> None:
             f"must have the plan's {planned} bytes of weights in stage {index}; the plan is for {job.plan.model.spec}"
         )
         require(not profiled or planned in (0, own), "model", rule, own)
-
-
-def _to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """The tensors of a microbatch where and as the model computes: floating-point ones in its dtype."""
-    if isinstance(value, Tensor):
-        return value.to(device, dtype) if value.is_floating_point() else value.to(device)
-    return tuple(_to(v, device, dtype) for v in value)
 
 
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:
@@ -313,9 +305,8 @@ def _explained(error: RuntimeError, instructions: Sequence[Instruction], status:
         return PeerLostError(f"another rank was lost at the end: {first_line}", rank=rank)
     if index < 0:
         several = int(os.environ["WORLD_SIZE"]) > int(os.environ["LOCAL_WORLD_SIZE"])
-        failure = (
-            PeerLostError if several or index == MEETING else RunFailedError
-        )  # among nodes, most often another one is gone
+        # where all meet, and among nodes anywhere, most often another one is gone
+        failure = PeerLostError if several or index == MEETING else RunFailedError
         return failure(f"starting failed: {first_line}", rank=rank)
     instruction = instructions[index]
     waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, _EXCHANGES))

@@ -75,9 +75,12 @@ class StatusWriter:
         """The rank starts this instruction of its stream, or comes to one of the places beside it."""
         struct.pack_into("<qd", self._memory, _PLACE, instruction, time.monotonic())
 
-    def batch_done(self, batches_done: int, loss: float) -> None:
-        """A batch is through on this rank."""
-        struct.pack_into("<qd", self._memory, _BATCH, batches_done, loss)
+    def updated(self, batches_done: int, loss: float | None) -> None:
+        """Weights are updated. The newest loss stays where an update has none: those of other replicas, under ASP."""
+        if loss is None:
+            struct.pack_into("<q", self._memory, _BATCH, batches_done)
+        else:
+            struct.pack_into("<qd", self._memory, _BATCH, batches_done, loss)
 
     def measured(self, batches: int, *, end_s: float, busy_s: float, memory_bytes: int, peak_memory_bytes: int) -> None:
         """So many batches have been measured, and came to this together."""

@@ -1,13 +1,13 @@
 """Watch: follows the ranks' status files while they run, and reports progress."""
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 
+from worker_agent.polling import polling
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.status import Status, read_status
 
@@ -109,7 +109,7 @@ def watching(job: RunJob, on_progress: OnProgress, here: Sequence[int]) -> Itera
 
     It is told where the followed rank runs, of the ranks of that node: nothing is told on other nodes.
     """
-    watcher, stop = Watcher(job), threading.Event()
+    watcher = Watcher(job)
     if watcher.followed not in here:
         yield
         return
@@ -120,15 +120,8 @@ def watching(job: RunJob, on_progress: OnProgress, here: Sequence[int]) -> Itera
         if progress is not None:
             on_progress(progress)
 
-    def follow() -> None:
-        while not stop.wait(_INTERVAL_S):
-            report()
-        report()
-
-    thread = threading.Thread(target=follow, name="watch", daemon=True)
-    thread.start()
     try:
-        yield
+        with polling(report, _INTERVAL_S, name="watch"):
+            yield
     finally:
-        stop.set()
-        thread.join()
+        report()

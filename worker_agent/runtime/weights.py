@@ -70,10 +70,9 @@ class Weights:
         self._spare: list[tuple[nn.Parameter, ...]] = []
         self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
         self._handles = tuple(
-            nn.Parameter(slot.parameter.detach().float() if master else torch.empty_like(slot.parameter))
+            nn.Parameter(slot.parameter.detach().float() if master else slot.parameter.detach())
             for slot, master in zip(slots, self._has_master, strict=True)
         )
-        self._point_handles(self._versions[version])
         self.optimizer = optimizer(self._handles) if slots else None
 
     @property
@@ -265,11 +264,6 @@ class Weights:
         if leaves:
             torch._foreach_copy_([leaf.detach() for leaf in leaves], [parameter.detach() for parameter in base])
         return leaves
-
-    def _point_handles(self, leaves: Sequence[nn.Parameter]) -> None:
-        for handle, leaf, master in zip(self._handles, leaves, self._has_master, strict=True):
-            if not master:
-                handle.data = leaf.detach()
 
 
 def _free(leaves: Iterable[nn.Parameter]) -> None:

@@ -52,15 +52,7 @@ def measured_at(problem: Problem, microbatch_size: int) -> tuple[Measurement, ..
     sizes = problem.profile.microbatch_sizes
     rule = f"must be one of the measured sizes {list(sizes)}"
     require(microbatch_size in sizes, "microbatch_size", rule, microbatch_size)
-    return _taking_time(problem.profile.at(microbatch_size))
-
-
-def profiled_at(problem: Problem, microbatch_size: int) -> tuple[Measurement, ...]:
-    """As `measured_at`, but between the measured sizes as well."""
-    return _taking_time(problem.profile.at(microbatch_size))
-
-
-def _taking_time(blocks: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+    blocks = problem.profile.at(microbatch_size)
     total_s = sum(block.compute_s for block in blocks)
     require(total_s >= LEAST_AMOUNT, "profile.blocks", "must take some time together, forward and backward", total_s)
     return blocks

@@ -70,10 +70,6 @@ class Pipeline:
         """The batch (from 0) that holds the microbatch (from 1)."""
         return (microbatch - 1) // self.batch_microbatches
 
-    def replica_of(self, microbatch: int, stage: int) -> int:
-        """The replica of the stage that computes the microbatch."""
-        return (microbatch - 1) % self.replicas[stage]
-
     def in_flight_limit(self, stage: int) -> int:
         """How many microbatches a worker of the stage has in flight under 1F1B: ceil(workers from here on / replicas).
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from planner_service.api import examples
 from planner_service.core.errors import InvalidInputError
-from worker_agent.models.data import MicrobatchSource, Value, open_data
+from worker_agent.models.data import MicrobatchSource, Value, moved, open_data
 
 FACTORIES = "tests.worker.models.factories"
 TOKENS = "worker_agent.models.text:random_tokens?sequence_length=4&samples=6"
@@ -88,3 +88,8 @@ def test_the_data_of_the_apis_examples_can_be_read() -> None:
     assert isinstance(targets, Tensor)
     assert inputs.shape == targets.shape
     assert len(inputs) == 2
+
+
+def test_only_floating_point_tensors_take_the_models_type() -> None:
+    inputs = moved((torch.ones(2), torch.ones(2, dtype=torch.int64)), torch.device("cpu"), torch.bfloat16)
+    assert [t.dtype for t in inputs] == [torch.bfloat16, torch.int64]

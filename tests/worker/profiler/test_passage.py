@@ -5,7 +5,7 @@ from torch import Tensor
 
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss
-from worker_agent.profiler.passage import moved, nothing_around, pass_backward, pass_forward
+from worker_agent.profiler.passage import nothing_around, pass_backward, pass_forward
 
 
 def whole_gradients(chain: Chain, inputs: Tensor, targets: Tensor) -> list[Tensor | None]:
@@ -33,8 +33,3 @@ def test_several_tensors_and_whole_numbers_pass_between_blocks() -> None:
     weight = chain.root.get_parameter("0.weight")
     assert weight.grad is not None
     assert torch.equal(weight.grad, torch.tensor([0.0, 25.0, 0.0, 9.0]))  # d/dw of the mean of (5 w1)^2 and (3 w3)^2
-
-
-def test_only_floating_point_tensors_take_the_models_type() -> None:
-    inputs = moved((torch.ones(2), torch.ones(2, dtype=torch.int64)), torch.device("cpu"), torch.bfloat16)
-    assert [t.dtype for t in inputs] == [torch.bfloat16, torch.int64]

@@ -1,4 +1,4 @@
-"""Plans made by hand, for executions whose mathematics is known."""
+"""Plans made by hand, for executions whose mathematics is known, and for benchmarks' fixed work."""
 
 from math import lcm
 
@@ -22,15 +22,20 @@ def make_plan(
     half_way: bool = False,
     chunks: int = 1,
     master_weights: bool = False,
+    unit_s: float = 1.0,
+    spec: str | None = None,
 ) -> Plan:
-    """A plan with stages between the cuts: (0, 2, 4) are two stages of two blocks."""
+    """A plan with stages between the cuts: (0, 2, 4) are two stages of two blocks, of the model that `spec` names.
+
+    A microbatch's forward takes `unit_s` on each, and so do both halves of its backward.
+    """
     depth = len(cuts) - 1
     counts = (replicas,) * depth if isinstance(replicas, int) else replicas
-    costs = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
+    costs = unit_costs(forward_s=unit_s, backward_input_s=unit_s, backward_weight_s=unit_s)
     return Plan(
         planner="by hand",
         cost_model="unit",
-        model=Model(name="test"),
+        model=Model(name="test", spec=spec),
         dtype=dtype,
         profile_id="0" * 32,
         cluster_id="0" * 32,

@@ -1,6 +1,7 @@
 """The progress of a run: what the ranks' statuses come to, and how it is said."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ from tests.worker.runtime.plans import make_plan
 from worker_agent.commands.progress import EVERY_S, Lines
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.progress_line import describe
-from worker_agent.runtime.status import Status
+from worker_agent.runtime.status import Status, StatusWriter, read_status
 from worker_agent.runtime.watch import LATELY_S, RunProgress, Watcher
 
 JOB = RunJob(plan=make_plan("1f1b", (0, 2, 4)), model="m", data="d", steps=100, first_step=20, out="/nowhere")
@@ -64,6 +65,17 @@ def test_the_rank_with_the_last_chunk_of_the_model_is_followed() -> None:
     plan = make_plan("1f1b-interleaved", (0, 1, 2, 3, 4), chunks=2)
     assert Watcher(replace(JOB, plan=plan)).followed == 1
     assert Watcher(replace(JOB, plan=make_plan("pipedream", (0, 1, 4), replicas=(2, 1), microbatches=1))).followed == 1
+
+
+def test_an_update_without_a_loss_keeps_the_newest(tmp_path: Path) -> None:
+    """Under ASP the last update of a batch has the gradients, and the loss, of another replica."""
+    path = tmp_path / "rank-0.status"
+    writer = StatusWriter(path)
+    writer.updated(0, 0.5)
+    writer.updated(1, None)
+    found = read_status(path)
+    assert found is not None
+    assert (found.batches_done, found.loss) == (1, 0.5)
 
 
 PROGRESS = RunProgress(
