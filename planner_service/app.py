@@ -96,6 +96,14 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     pages.install(app)
     problems.install(app, pages.problem_page)
     openapi.install(app)
+    stored_metrics.watch(app.state.context)
+    _add_middleware(app, settings)
+    require_scopes(app)
+    return app
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """What a request passes before its route, from the innermost out: the last one added is met first."""
     app.add_middleware(
         Express,
         context=app.state.context,
@@ -108,10 +116,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     app.add_middleware(Limits, body_timeout_s=settings.body_timeout_s)
     app.add_middleware(Guard, hosts=settings.hosts)
     app.add_middleware(SecurityHeaders)
-    stored_metrics.watch(app.state.context)
     app.add_middleware(Access, metrics=app.state.context.metrics)
-    require_scopes(app)
-    return app
 
 
 def prepare(settings: Settings, context: Context) -> None:
