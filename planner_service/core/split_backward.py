@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
+from math import isclose
 
-from planner_service.core.schedule.instructions import Checkpoint, Update
-from planner_service.core.schedule.program import Program, Stream
+from planner_service.core.plan import Worker
+from planner_service.core.schedule.instructions import Checkpoint
+from planner_service.core.schedule.program import Program, Stream, build
 from planner_service.core.schedule.two_bp import (
     with_half_way_weight_gradients,
     with_weight_gradients,
@@ -23,34 +25,60 @@ def split_backward(
     with a flush do all of it there. `half_way` is the memory-saving variant (figure 5): what is left of the first half
     of a batch is done half-way through it.
 
-    The gaps are those of the stream without p2, played with `costs`, an entry a stage, on `devices` as `simulate` takes
-    them: filling gaps delays nothing. One batch is played: after a flush the next one is like it, so that a batch's
-    instructions are the same wherever a run starts, ends or writes a checkpoint.
-    Raises InvalidInputError for a schedule without a flush.
+    The gaps are those of the stream with all of p2 at the end (or in the blocks), played with `costs`, an entry a
+    stage, on `devices` as `simulate` takes them. A gap counts for as long as it is in the batch in which it is
+    shortest, so that filling gaps delays nothing, and a batch's instructions are the same wherever a run starts, ends
+    or writes a checkpoint. Raises InvalidInputError for a schedule without a flush.
     """
+    at_the_end = _at_the_end(program, costs, half_way=half_way)
+    if program.schedule != "1f1b":
+        return at_the_end
+    idle_s = _shortest_waits_s(program, costs, devices, half_way=half_way)
+    every_batch = [_every_batch(stream, batch_s) for stream, batch_s in zip(at_the_end.streams, idle_s, strict=True)]
+    return with_weight_gradients(at_the_end, every_batch, _weight_s(program, costs))
+
+
+def _at_the_end(program: Program, costs: Sequence[StageCosts], *, half_way: bool) -> Program:
     inputs_only = without_weight_gradients(program)
     if half_way:
         inputs_only = with_half_way_weight_gradients(inputs_only)
-    idle_s = [[0.0] for _ in program.streams]
-    if program.schedule == "1f1b":
-        idle_s = [
-            _waits_s(lane, costs[lane.stage]) for lane in simulate(_first_batch(inputs_only), costs, devices).lanes
-        ]
-    return with_weight_gradients(
-        inputs_only,
-        [_every_batch(stream, batch_s) for stream, batch_s in zip(inputs_only.streams, idle_s, strict=True)],
-        [costs[stream.stage].backward_weight_s for stream in program.streams],
-    )
+    never_idle = [[0.0] * len(stream.instructions) for stream in inputs_only.streams]
+    return with_weight_gradients(inputs_only, never_idle, _weight_s(program, costs))
 
 
-def _first_batch(program: Program) -> Program:
-    """The streams up to their first update."""
-    ends = [next(i for i, one in enumerate(s.instructions) if isinstance(one, Update)) + 1 for s in program.streams]
-    streams = (
-        replace(stream, instructions=stream.instructions[:end])
-        for stream, end in zip(program.streams, ends, strict=True)
-    )
-    return replace(program, streams=tuple(streams), pipeline=replace(program.pipeline, batches=1))
+def _weight_s(program: Program, costs: Sequence[StageCosts]) -> list[float]:
+    return [costs[stream.stage].backward_weight_s for stream in program.streams]
+
+
+def _shortest_waits_s(
+    program: Program, costs: Sequence[StageCosts], devices: Sequence[int], *, half_way: bool
+) -> list[list[float]]:
+    """How long every worker waits at each instruction of a batch, in the batch in which it waits the shortest.
+
+    Stages end a batch at different times, so that the next one's gaps are others. Once all of them end it as much
+    later as they ended the one before, every batch is like the last.
+    """
+    placement = [Worker(stage=stream.stage, replica=stream.replica) for stream in program.streams]
+    for batches in _BATCHES_PLAYED:
+        pipeline = replace(program.pipeline, batches=batches, first_batch=0)
+        played = _at_the_end(build(program.schedule, pipeline, placement), costs, half_way=half_way)
+        lanes = simulate(played, costs, devices).lanes
+        if _settled(lanes, batches):
+            break
+    return [_shortest(_waits_s(lane, costs[lane.stage]), batches) for lane in lanes]
+
+
+def _shortest(waits_s: Sequence[float], batches: int) -> list[float]:
+    """The shortest of each instruction's waits in batches of equally many instructions."""
+    count = len(waits_s) // batches
+    return [min(waits_s[index::count]) for index in range(count)]
+
+
+def _settled(lanes: Sequence[Lane], batches: int) -> bool:
+    """Whether the last batch ended on all workers as much later as the one before."""
+    ends_s = [lane.end_s[len(lane.end_s) // batches - 1 :: len(lane.end_s) // batches] for lane in lanes]
+    later_s = [lane_s[-1] - lane_s[-2] for lane_s in ends_s]
+    return all(isclose(each_s, later_s[0], abs_tol=_ROUNDING * ends_s[0][-1]) for each_s in later_s)
 
 
 def _every_batch(stream: Stream, batch_s: Sequence[float]) -> list[float]:
@@ -66,3 +94,10 @@ def _waits_s(lane: Lane, costs: StageCosts) -> list[float]:
         max(end_s - start_s - costs.instruction_s, 0.0) if text.startswith("<") else 0.0
         for text, start_s, end_s in columns
     ]
+
+
+_BATCHES_PLAYED = (2, 4, 8)
+"""Tried one after another until batches are alike: two will do unless a stage ends long after the others."""
+
+_ROUNDING = 1e-9
+"""Of a run's end: so far apart are times that adding up made unequal."""

@@ -51,7 +51,7 @@ def with_half_way_weight_gradients(program: Program) -> Program:
 
 
 def with_weight_gradients(program: Program, idle_s: Sequence[Sequence[float]], weight_s: Sequence[float]) -> Program:
-    """Adds p2 to a program with p1 alone, or with the blocks of the memory-saving variant.
+    """Adds p2 to a program with p1 alone, with the blocks of the memory-saving variant, or with all of p2 at the end.
 
     `idle_s` holds for every instruction of every rank how long the worker waits at it, `weight_s` how long a p2 takes
     on every rank. Before an instruction that waits long enough stand the p2 of microbatches whose p1 is done, as many

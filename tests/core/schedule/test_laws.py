@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner_service.core.plan import DATA_PARALLEL, STASHING, Worker
@@ -363,6 +363,7 @@ def most_kept(stream: Stream) -> int:
     st.integers(1, 9),
     st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=4, max_size=4),
 )
+@example("1f1b", 3, 5, [(3, 0, 3), (0, 0, 3), (0, 1, 5), (0, 0, 0)])  # a gap that is shorter in the second batch
 def test_half_way_blocks_keep_the_laws_and_fill_gaps_without_any_delay(
     schedule: str, stages: int, microbatches: int, seconds: list[tuple[int, int, int]]
 ) -> None:
