@@ -116,7 +116,9 @@ def executed(plan: Plan, blocks: int, rank: int, device: torch.device, folder: P
         mail=Mail(program, rank, groups, device),
         replicas=None,
         recorder=recorder,
-        hooks=Hooks(on_instruction=status.at, on_update=lambda *_: None, on_checkpoint=lambda _: None),
+        hooks=Hooks(
+            on_instruction=lambda index, _: status.at(index), on_update=lambda *_: None, on_checkpoint=lambda _: None
+        ),
         inputs=(lambda _: inputs) if part.first else None,
         targets=(lambda _: targets) if part.last else None,
         update_microbatches=MICROBATCHES,

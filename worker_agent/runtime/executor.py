@@ -44,7 +44,7 @@ Feed = Callable[[int], Any]
 class Hooks:
     """What the executor tells others: the instruction it is at, a batch's end with its loss, a checkpoint's moment."""
 
-    on_instruction: Callable[[int], None]
+    on_instruction: Callable[[int, Instruction], None]
     on_update: Callable[[int, float | None], None]
     on_checkpoint: Callable[[Checkpoint], None]
 
@@ -235,7 +235,7 @@ def run_together(executors: Sequence[Executor], instructions: Sequence[Instructi
     """Executes a rank's whole stream: the loop. Each instruction is for the executor of its chunk."""
     hooks, recorder = executors[0]._hooks, executors[0]._recorder
     for index, instruction in enumerate(instructions):
-        hooks.on_instruction(index)
+        hooks.on_instruction(index, instruction)
         recorder.begin()
         executors[instruction.chunk].step(instruction)
         recorder.end(instruction, sum(executor.held_bytes() for executor in executors))

@@ -1,55 +1,33 @@
 """Noted: what a stage's modules have noted about the data, as a checkpoint needs it.
 
-A schedule without a flush forwards microbatches of the next batch before the update that ends this one. What batch norm
+A schedule without a flush forwards microbatches of later batches before the update that ends this one. What batch norm
 noted of them is not of the checkpoint's batches: a resumed run forwards them again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from planner_service.core.schedule.instructions import Checkpoint, Forward, Instruction
-
 
 class Noted:
-    """The buffers of one stage, live and, from a batch's end to its checkpoint, as they were at that end."""
+    """The buffers of one stage: live, and as they were at the end of batches whose checkpoint is still to come.
 
-    def __init__(self, buffers: Mapping[str, Tensor]) -> None:
-        self.live = buffers
-        self._at_end: dict[str, Tensor] | None = None
-
-    def keep(self) -> None:
-        """A batch with a checkpoint is forwarded; the next forward is of a later batch."""
-        self._at_end = {name: tensor.detach().clone() for name, tensor in self.live.items()}
-
-    def take(self) -> Mapping[str, Tensor]:
-        """What the checkpoint of that batch holds."""
-        kept, self._at_end = self._at_end, None
-        return self.live if kept is None else kept
-
-
-def forwards_ahead(instructions: Sequence[Instruction], *, updates: int, batch_microbatches: int) -> dict[int, int]:
-    """By its index in a rank's stream, every first forward beyond a batch whose checkpoint is still to come: its chunk.
-
-    `updates` is the number of weight versions that a batch makes.
+    Batches are counted from training's start, of which `done` were before this run. `is_due` says of a number of
+    batches whether this worker writes a checkpoint after them.
     """
-    found: dict[int, int] = {}
-    for end, checkpoint in enumerate(instructions):
-        if isinstance(checkpoint, Checkpoint):
-            last = checkpoint.version // updates * batch_microbatches
-            first = _first_beyond(instructions, end, last, checkpoint.chunk)
-            if first is not None:
-                found[first] = checkpoint.chunk
-    return found
 
+    def __init__(self, buffers: Mapping[str, Tensor], done: int, is_due: Callable[[int], bool]) -> None:
+        self.live = buffers
+        self._taken = done
+        self._is_due = is_due
+        self._at_end: dict[int, Mapping[str, Tensor]] = {}
 
-def _first_beyond(instructions: Sequence[Instruction], end: int, last: int, chunk: int) -> int | None:
-    """The first of a chunk's forwards before `end` that are beyond a microbatch. Forwards are in rising order."""
-    first = None
-    for index in reversed(range(end)):
-        instruction = instructions[index]
-        if isinstance(instruction, Forward) and instruction.chunk == chunk:
-            if instruction.microbatch <= last:
-                break
-            first = index
-    return first
+    def forward_of(self, batch: int) -> None:
+        """A microbatch of this batch (from 0) is forwarded next. Keeps what that would change."""
+        if self.live and batch > self._taken and batch not in self._at_end and self._is_due(batch):
+            self._at_end[batch] = {name: tensor.detach().clone() for name, tensor in self.live.items()}
+
+    def take(self, batches: int) -> Mapping[str, Tensor]:
+        """What the checkpoint after so many batches holds."""
+        self._taken = batches
+        return self._at_end.pop(batches, self.live)

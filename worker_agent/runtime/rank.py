@@ -21,6 +21,7 @@ from planner_service.core.schedule.footprint import first_versions
 from planner_service.core.schedule.instructions import (
     BackwardInput,
     Checkpoint,
+    Forward,
     Instruction,
     ReduceGradients,
     ReduceNorm,
@@ -30,7 +31,7 @@ from planner_service.core.schedule.instructions import (
     is_compute,
 )
 from planner_service.core.schedule.long_program import brief
-from planner_service.core.schedule.program import Program, Stream, updates_a_batch
+from planner_service.core.schedule.program import Program, Stream, ends_with_checkpoint, updates_a_batch
 from planner_service.core.schedule.repeating import shortened
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.models.chain import Chain, build_model
@@ -44,7 +45,7 @@ from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.mail import Mail, edges_of
-from worker_agent.runtime.noted import Noted, forwards_ahead
+from worker_agent.runtime.noted import Noted
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.recorder import Recorder, clock_for, common_start_s
@@ -90,7 +91,13 @@ class Part:
             learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),
         )
         self.homes = [homes[slot.parameter] for slot in self.weights.slots]
-        self.noted = Noted(checkpoint.untrained(self.blocks, names))
+        self.noted = Noted(
+            checkpoint.untrained(self.blocks, names),
+            job.first_step,
+            lambda batches: (
+                stream.replica == 0 and ends_with_checkpoint(program.pipeline, batches, job.checkpoint_every)
+            ),
+        )
         self.loss_scale = LossScale(job.first_loss_scale) if job.first_loss_scale else None
         if job.first_step:
             checkpoint.load_stage(
@@ -184,12 +191,12 @@ class Rank:
         return is_last and instruction.chunk == len(self.parts) - 1
 
     def _hooks(self, status: StatusWriter, log: BatchLog) -> Hooks:
-        ahead = self._forwards_ahead()
+        pipeline = self.program.pipeline
 
-        def on_instruction(index: int) -> None:
+        def on_instruction(index: int, instruction: Instruction) -> None:
             status.at(index)
-            if index in ahead:
-                self.parts[ahead[index]].noted.keep()
+            if isinstance(instruction, Forward):
+                self.parts[instruction.chunk].noted.forward_of(pipeline.batch_of(instruction.microbatch))
 
         def on_update(version: int, loss: float | None) -> None:
             if loss is not None:
@@ -199,13 +206,6 @@ class Rank:
 
         return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=self._save)
 
-    def _forwards_ahead(self) -> dict[int, int]:
-        """Where stages must keep what their modules have noted, which some do."""
-        if not any(part.noted.live for part in self.parts):
-            return {}
-        batch = self.program.pipeline.batch_microbatches
-        return forwards_ahead(self.stream.instructions, updates=self.updates, batch_microbatches=batch)
-
     def _require_finite(self, loss: float, version: int) -> None:
         """A loss that is not a number any more never becomes one again: the run ends, with its checkpoints."""
         if not math.isfinite(loss):
@@ -214,14 +214,15 @@ class Rank:
     def _save(self, instruction: Checkpoint) -> None:
         if self.stream.replica > 0:
             return
-        manifest = self.job.manifest(instruction.version // self.updates)
+        batches = instruction.version // self.updates
+        manifest = self.job.manifest(batches)
         part = self.parts[instruction.chunk]
         checkpoint.save_stage(
             self.job.directory.checkpoints,
             manifest,
             stage=part.stream.stage,
             weights=part.weights,
-            buffers=part.noted.take(),
+            buffers=part.noted.take(batches),
             loss_scale=part.loss_scale,
             versions=range(instruction.oldest, instruction.version + 1),
         )

@@ -169,10 +169,14 @@ def checkpoint(
     """Adds a checkpoint after each `every`-th batch, and after the pipeline's last, behind its last update."""
     updates = updates_a_batch(schedule, pipeline, stage)
     behind = versions_behind(schedule, pipeline, stage)
-    last_batch = pipeline.batch_range()[-1] + 1
     for instruction in instructions:
         yield instruction
         if isinstance(instruction, Update) and instruction.version % updates == 0:
             batches_done = instruction.version // updates
-            if batches_done % every == 0 or batches_done == last_batch:
+            if ends_with_checkpoint(pipeline, batches_done, every):
                 yield Checkpoint(instruction.version, max(instruction.version - behind, 0), instruction.chunk)
+
+
+def ends_with_checkpoint(pipeline: Pipeline, batches_done: int, every: int) -> bool:
+    """Whether a checkpoint is written after so many batches since training's start, `every` so many (0: never)."""
+    return every > 0 and (batches_done % every == 0 or batches_done == pipeline.batch_range().stop)

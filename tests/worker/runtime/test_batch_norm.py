@@ -98,15 +98,24 @@ def test_minibatches_that_overlap_have_no_statistics_of_their_own(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("schedule", "replicas"),
-    [("pipedream-2bw", (1, 1)), ("pipedream-2bw", (2, 2)), ("pipedream", (2, 1)), ("1f1b", (1, 1))],
+    [
+        ("pipedream-2bw", (1, 1)),
+        ("pipedream-2bw", (2, 2)),
+        ("pipedream", (2, 1)),
+        ("pipedream", (1, 1, 1, 1)),
+        ("1f1b", (1, 1)),
+    ],
 )
+@pytest.mark.parametrize("checkpoint_every", [1, 2])
 def test_running_statistics_are_those_of_the_checkpoints_batches(
-    schedule: str, replicas: tuple[int, ...], tmp_path: Path
+    schedule: str, replicas: tuple[int, ...], checkpoint_every: int, tmp_path: Path
 ) -> None:
-    """Microbatches that were forwarded ahead of a checkpoint were once noted again by the run that went on from it."""
+    """Microbatches that were forwarded ahead of a checkpoint were once noted again by the run that went on from it;
+    later, with several batches in flight, those ahead of the next checkpoint were still in this one.
+    """
     microbatches = 1 if schedule == "pipedream" else 4
-    plan = make_plan(schedule, CUTS[2], microbatch_size=4, microbatches=microbatches, replicas=replicas)
-    whole = execute(plan, tmp_path, checkpoint_every=2)
+    plan = make_plan(schedule, CUTS[len(replicas)], microbatch_size=4, microbatches=microbatches, replicas=replicas)
+    whole = execute(plan, tmp_path, checkpoint_every=checkpoint_every)
     job = RunJob(
         plan=plan,
         model=MODEL,

@@ -116,7 +116,7 @@ def test_a_stage_in_the_middle_copies_nothing(recompute: bool, split_backward: b
         mail=cast(Mail, post),
         replicas=None,
         recorder=Recorder(HostClock()),
-        hooks=Hooks(on_instruction=lambda _: None, on_update=lambda *_: None, on_checkpoint=lambda _: None),
+        hooks=Hooks(on_instruction=lambda *_: None, on_update=lambda *_: None, on_checkpoint=lambda _: None),
         inputs=None,
         targets=None,
         update_microbatches=plan.microbatches,

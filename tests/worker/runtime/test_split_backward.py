@@ -155,7 +155,7 @@ def run_alone(program: Program, model: str = MODEL) -> tuple[Weights, Lane]:
         mail=Mail(program, 0, {}, cpu),
         replicas=None,
         recorder=recorder,
-        hooks=Hooks(on_instruction=lambda _: None, on_update=lambda *_: None, on_checkpoint=lambda _: None),
+        hooks=Hooks(on_instruction=lambda *_: None, on_update=lambda *_: None, on_checkpoint=lambda _: None),
         inputs=lambda k: source.microbatch(k - 1)[0].double(),  # type: ignore[union-attr]
         targets=lambda k: source.microbatch(k - 1)[1].double(),  # type: ignore[union-attr]
         update_microbatches=4,
