@@ -15,7 +15,7 @@ EVERY_S = 5.0
 """Without a terminal, so much time passes between two lines."""
 
 ROOM_FOR_A_BAR = 150
-"""Columns of a terminal; on narrower ones the words have the whole line."""
+"""Columns of a terminal; on narrower ones the words have it all, two lines if need be."""
 
 
 @contextmanager
@@ -27,20 +27,21 @@ def shown(job: "RunJob", *, quiet: bool) -> Iterator["OnProgress"]:
     if quiet:
         yield lambda _: None
     elif console.is_terminal:
-        with _redrawn(job, console) as on_progress:
+        with redrawn(job, console) as on_progress:
             yield on_progress
     else:
         yield Lines(lambda line: console.print(line, highlight=False, soft_wrap=True, markup=False), time.monotonic)
 
 
 @contextmanager
-def _redrawn(job: "RunJob", console: "Console") -> Iterator["OnProgress"]:
+def redrawn(job: "RunJob", console: "Console") -> Iterator["OnProgress"]:
+    """The same on a terminal: one place that is written again and again, and is empty in the end."""
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
     from worker_agent.runtime.progress_line import describe
 
-    words = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"), markup=False)
+    words = TextColumn("{task.description}", table_column=Column(no_wrap=False, overflow="fold"), markup=False)
     bars = [BarColumn()] if console.width >= ROOM_FOR_A_BAR else []
     with Progress(words, *bars, console=console, transient=True) as progress:
         bar = progress.add_task(f"starting {job.plan.workers} ranks", total=job.steps, completed=job.first_step)

@@ -1,12 +1,14 @@
 """The progress of a run: what the ranks' statuses come to, and how it is said."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.worker.runtime.plans import make_plan
-from worker_agent.commands.progress import EVERY_S, Lines
+from worker_agent.commands.progress import EVERY_S, Lines, redrawn
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.progress_line import describe
 from worker_agent.runtime.status import Status, StatusWriter, read_status
@@ -115,3 +117,12 @@ def test_without_a_terminal_lines_come_now_and_then_and_at_the_end() -> None:
         lines(replace(PROGRESS, done=step, steps=100))
         now[0] += EVERY_S / 10
     assert [line.split(",")[0] for line in said] == [f"step {step} of 100" for step in (*range(11, 100, 10), 100)]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_on_a_narrow_terminal_nothing_is_cut_off(width: int) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with redrawn(JOB, console) as on_progress:
+        on_progress(PROGRESS)
+    assert isinstance(console.file, io.StringIO)
+    assert describe(PROGRESS) in " ".join(console.file.getvalue().split())
