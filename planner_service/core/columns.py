@@ -29,6 +29,7 @@ from planner_service.core.stage_costs import StageCosts
 _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
 _SENDS = (SendActivation, SendGradient)
 _GRADIENTS = (SendGradient, RecvGradient)
+_COMPLETING = (Backward, BackwardWeight)
 
 RECEIVES, SENDS_OFF, EXCHANGES, AWAITS, COMPLETES = -1.0, -2.0, -3.0, -4.0, -5.0
 """What stands in the place of an instruction's seconds where the worker meets others: at an exchange that was begun
@@ -151,7 +152,7 @@ class Compiler:
                 taken_s = self._exchanging(column, stream, index, begun)
             if taken_s is None:
                 raise ScheduleError(f"rank {stream.rank} cannot play {format_instruction(instruction)}")
-            if index in column.exchanges and kind is Backward:
+            if index in column.exchanges and kind in _COMPLETING:
                 column.completing_s[index], taken_s = taken_s, COMPLETES
             column.own_s.append(taken_s)
             column.edges.append(edge)
@@ -164,7 +165,8 @@ class Compiler:
             column.exchanges[index] = self._among_stages(stream, instruction)
             return EXCHANGES
         assert isinstance(instruction, StartReduce | ReduceGradients)
-        exchange = self._exchange(stream, instruction)
+        split = isinstance((*stream.instructions[index + 1 : index + 2], None)[0], BackwardWeight)
+        exchange = self._exchange(stream, instruction, split=split)
         if isinstance(instruction, ReduceGradients):
             if exchange.number in begun and instruction.source == stream.rank:
                 return 0.0
@@ -202,9 +204,9 @@ class Compiler:
             )
         return self._edges[key]
 
-    def _exchange(self, stream: Stream, instruction: StartReduce | ReduceGradients) -> Exchange:
+    def _exchange(self, stream: Stream, instruction: StartReduce | ReduceGradients, *, split: bool) -> Exchange:
         """Of all replicas, or from one to the others. One that goes on beside other work has its link to itself: where
-        there is no port, the ring passes one after another.
+        there is no port, the ring passes one after another. `split` says that a p2 completes its gradients.
         """
         stage, version = self._program.pipeline.stage_of(stream.stage, instruction.chunk), instruction.version
         key = (stage, ReduceGradients(version))
@@ -218,7 +220,7 @@ class Compiler:
                 seconds=costs.reduce_s,
                 missing=1 if begins and instruction.source is not None else self._program.pipeline.replicas[stage],
                 ports=ports or ((self._port(True, 0, stage),) if begins and costs.reduce_s > 0 else ()),
-                tail_s=costs.reduce_s if costs.reduce_tail_s is None else costs.reduce_tail_s,
+                tail_s=costs.exchange_tail_s(split=split),
             )
         return self._exchanges[key]
 

@@ -19,7 +19,7 @@ class StageCosts:
     the port through which its output leaves them, `gradient_port_devices` the same of its input's gradient,
     `reduce_port_devices` of its gradient exchange; 0 is a link of its own.
     `reduce_tail_s` is what is left of an exchange that goes on during the backward when that has ended (None: all of
-    it); `gradient_bytes` a set of gradients beyond the one that is always there.
+    it; `exchange_tail_s`); `gradient_bytes` a set of gradients beyond the one that is always there.
     """
 
     microbatch_size: int
@@ -52,6 +52,20 @@ class StageCosts:
         for field in fields(self):
             if getattr(self, field.name) is not None:
                 require_amount(field.name, getattr(self, field.name))
+
+    def exchange_tail_s(self, *, split: bool) -> float:
+        """What is left of a gradient exchange when the backward that completes the gradients has ended, or the p2 of
+        one microbatch where the backward is `split`.
+
+        At the same pace over the blocks, what is left falls ever more slowly the longer the backward takes: a p2, which
+        is shorter, hides at least its share of what the backward hides.
+        """
+        if self.reduce_tail_s is None:
+            return self.reduce_s
+        hidden_s = self.reduce_s - self.reduce_tail_s
+        if split:
+            hidden_s *= min(self.backward_weight_s / self.backward_s, 1.0) if self.backward_s > 0 else 0.0
+        return self.reduce_s - hidden_s
 
     def held_bytes(
         self, *, versions: int, activations: int, inputs: int, weight_gradients: int = 0, gradients: int = 0

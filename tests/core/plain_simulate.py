@@ -94,7 +94,9 @@ class Plain:
             case BackwardInput():
                 return now_s + (costs.backward_input_s + costs.instruction_s)
             case BackwardWeight(microbatches=several):
-                return now_s + (len(several) * costs.backward_weight_s + costs.instruction_s)
+                end_s = now_s + (len(several) * costs.backward_weight_s + costs.instruction_s)
+                self.complete(rank, stage, now_s, end_s)
+                return end_s
             case Update():
                 return now_s + costs.update_s
             case SendActivation(microbatch=k, peer=peer) | SendGradient(microbatch=k, peer=peer):
@@ -131,7 +133,8 @@ class Plain:
         if not isinstance(before, StartReduce):
             return
         costs, key = self.costs[stage], ("exchange", stage, before.version)
-        tail_s = costs.reduce_s if costs.reduce_tail_s is None else costs.reduce_tail_s
+        split = isinstance(stream.instructions[len(self.times[rank])], BackwardWeight)
+        tail_s = costs.exchange_tail_s(split=split)
         self.reached[key].append(max(start_s, end_s + tail_s - costs.reduce_s))
         if len(self.reached[key]) < (self.program.pipeline.replicas[stage] if before.source is None else 1):
             return

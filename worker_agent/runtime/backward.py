@@ -21,6 +21,9 @@ from torch.nn import functional
 from planner_service.core.errors import RunFailedError
 from worker_agent.runtime.operations import RULES, Call, Operation, Rows
 
+Added = Callable[[nn.Parameter], None]
+"""What is told that something has been added to a parameter's gradient."""
+
 
 @dataclass(slots=True)
 class Deferred:
@@ -32,6 +35,10 @@ class Deferred:
     weight: nn.Parameter
     bias: nn.Parameter | None
     x_version: int
+
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """Those whose gradients it is a part of."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def storages(self) -> dict[int, int]:
         """The memory that it keeps: bytes by address."""
@@ -167,18 +174,21 @@ class _Deferring(torch.autograd.Function):
 
 
 @torch.no_grad()
-def add_weight_gradients(microbatches: Iterable[list[Deferred]], *, concatenate: bool = False) -> None:
+def add_weight_gradients(
+    microbatches: Iterable[list[Deferred]], *, concatenate: bool = False, added: Added = lambda _: None
+) -> None:
     """Backward-p2: adds to `.grad` what the microbatches deferred, and empties their lists.
 
     With `concatenate` equal calls of all microbatches are joined over their rows, for fewer and larger products;
     without, they are added one by one. Both equal the fused backward up to rounding; one microbatch's gradients are
     its own bit for bit, but for the order in which a parameter's uses in p1 and p2 are added up.
+    `added` is called with each of a call's parameters once its part of their gradients is in.
     """
     if concatenate:
-        _add_all([call for deferred in microbatches for call in _taken(deferred)], joined=True)
+        _add_all([call for deferred in microbatches for call in _taken(deferred)], added, joined=True)
         return
     for deferred in microbatches:
-        _add_all(_taken(deferred), joined=False)
+        _add_all(_taken(deferred), added, joined=False)
 
 
 def _taken(deferred: list[Deferred]) -> list[Deferred]:
@@ -187,7 +197,7 @@ def _taken(deferred: list[Deferred]) -> list[Deferred]:
     return calls
 
 
-def _add_all(calls: list[Deferred], *, joined: bool) -> None:
+def _add_all(calls: list[Deferred], added: Added, *, joined: bool) -> None:
     by_weight: dict[nn.Parameter, list[Deferred]] = {}
     for call in calls:
         by_weight.setdefault(call.weight, []).append(call)
@@ -203,6 +213,8 @@ def _add_all(calls: list[Deferred], *, joined: bool) -> None:
             call.operation.weight_gradient(rows, weight, weight.grad)
         else:
             _add(weight, *(call.operation.weight_gradient(rows, weight, None) for call, rows in parts))
+        for parameter in [parameter for call in uses for parameter in call.parameters()]:
+            added(parameter)
 
 
 def _join(uses: list[Deferred]) -> Iterator[tuple[Deferred, Rows]]:

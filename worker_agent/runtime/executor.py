@@ -168,7 +168,14 @@ class Executor:
         return self._among_stages.loss_scale if self._among_stages else 1.0
 
     def _backward_weight(self, microbatches: Sequence[int]) -> None:
-        self._stage.backward_weight(microbatches)
+        started, self._completes = self._completes, None
+        if started is None:
+            self._stage.backward_weight(microbatches)
+        else:
+            waiting = self._stage.waiting(microbatches)
+            with self._among_replicas.adding(started.version, self._weights.graded, waiting) as added:
+                self._stage.backward_weight(microbatches, added)
+            self._note_exchanged(started.version)
         for k in microbatches:
             self._mail.release(k)
 
@@ -180,9 +187,13 @@ class Executor:
             return self._stage.backward(k, gradients)
         with self._among_replicas.exchanging(started.version, self._weights.graded, started.source):
             to_inputs = self._stage.backward(k, gradients)
-        self._exchanged[started.version], self._losses = self._losses, []
-        self._gathers = False
+        self._note_exchanged(started.version)
         return to_inputs
+
+    def _note_exchanged(self, version: int) -> None:
+        """The gradients for a version are on their way: what comes now is for the next one."""
+        self._exchanged[version], self._losses = self._losses, []
+        self._gathers = False
 
     @property
     def _among_replicas(self) -> Replicas:

@@ -5,7 +5,7 @@ DistributedDataParallel does the same). It is done here, and not by DistributedD
 weight versions, and because its exchange may go on until long after the backward.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -159,6 +159,27 @@ class Replicas:
         exchange.complete_all()
         if self._added_once is None:
             self._added_once = max(times, default=0) <= 1
+
+    @contextmanager
+    def adding(
+        self, version: int, leaves: Sequence[nn.Parameter], waiting: Mapping[nn.Parameter, int]
+    ) -> Iterator[Callable[[nn.Parameter], None]]:
+        """While it is active its user adds to the leaves' gradients, to those `waiting` so often, and calls what it is
+        given for each time: gradients that are complete go on their way.
+        """
+        exchange, left = self._begin(version, leaves, None), dict(waiting)
+        places = {leaf: place for place, leaf in enumerate(leaves)}
+
+        def added(leaf: nn.Parameter) -> None:
+            left[leaf] -= 1
+            if left[leaf] == 0:
+                exchange.complete(places[leaf])
+
+        for leaf, place in places.items():
+            if leaf not in left:
+                exchange.complete(place)
+        yield added
+        exchange.complete_all()
 
     def give(self, version: int, leaves: Sequence[nn.Parameter], source: int | None) -> None:
         """The leaves' gradients are complete, all of them."""

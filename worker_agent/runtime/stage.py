@@ -3,6 +3,7 @@
 A block takes and returns one tensor or a tuple of tensors.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from worker_agent.runtime.backward import Deferred, Split, add_weight_gradients
+from worker_agent.runtime.backward import Added, Deferred, Split, add_weight_gradients
 from worker_agent.runtime.statistics import MinibatchStatistics, nothing_noted
 
 Tensors = tuple[Tensor, ...]
@@ -110,9 +111,17 @@ class Stage:
         given = {gradient.untyped_storage().data_ptr() for gradient in gradients}
         return tuple(_gradient_of(t, given) for t in kept.inputs if t.is_floating_point())
 
-    def backward_weight(self, microbatches: Iterable[int]) -> None:
-        """Adds what the backwards of these microbatches left out, and keeps nothing of them any more."""
-        add_weight_gradients([self.deferred.pop(k) for k in microbatches], concatenate=self._concatenate)
+    def waiting(self, microbatches: Iterable[int]) -> Counter[nn.Parameter]:
+        """How often something is still to be added to each gradient that these microbatches' backwards left out."""
+        return Counter(parameter for k in microbatches for call in self.deferred[k] for parameter in call.parameters())
+
+    def backward_weight(self, microbatches: Iterable[int], added: Added = lambda _: None) -> None:
+        """Adds what the backwards of these microbatches left out, and keeps nothing of them any more.
+
+        `added` is called as often for every parameter as `waiting` has counted.
+        """
+        deferred = [self.deferred.pop(k) for k in microbatches]
+        add_weight_gradients(deferred, concatenate=self._concatenate, added=added)
 
     def reduce_statistics(self, group: dist.ProcessGroup) -> None:
         """Makes the replicas' minibatch statistics one, where there are any."""

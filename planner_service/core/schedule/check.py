@@ -132,7 +132,7 @@ def _check_exchanges(stream: Stream, newest: int) -> None:
                 begun = version
                 waits.add(version)
                 following = stream.instructions[index + 1 : index + 2]
-                if source in (None, stream.rank) and not isinstance((*following, None)[0], Backward):
+                if source in (None, stream.rank) and not isinstance((*following, None)[0], Backward | BackwardWeight):
                     raise _broken(stream, instruction, "no backward follows that completes the gradients")
             case ReduceGradients(version=version):
                 begun = max(begun, version)

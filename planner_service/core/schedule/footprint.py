@@ -128,7 +128,7 @@ def _further_gradients(instructions: Sequence[Instruction]) -> Iterator[int]:
     for instruction, following in pairwise((*instructions, None)):
         match instruction:
             case StartReduce(version=version):
-                own = version if isinstance(following, Backward) else None
+                own = version if isinstance(following, Backward | BackwardWeight) else None
                 exchanged |= {version} if own is None else set()
             case Backward() | BackwardInput() | BackwardWeight():
                 gathers = own is None

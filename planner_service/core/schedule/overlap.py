@@ -40,8 +40,8 @@ def overlap_exchanges(program: Program) -> Program:
 
     The weights stay the same bit for bit. At most two sets of gradients are held on a stage: one that is exchanged and
     one that gathers. A checkpoint goes with its update. An update for which stages meet (`among_stages`) stays where it
-    is. Where the weights' gradients are computed by themselves (2BP's p2, ZB-H1) an exchange begins behind all of them,
-    as without this pass.
+    is. Where the weights' gradients are computed by themselves (2BP's p2, ZB-H1) it is the last of these that completes
+    them.
     """
     streams = (replace(s, instructions=_overlapping(s.rank, s.instructions)) for s in program.streams)
     return replace(program, streams=tuple(streams))
@@ -57,8 +57,7 @@ def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instru
         if not isinstance(exchange, ReduceGradients):
             continue
         beginning = _beginning(rank, instructions, index, exchange)
-        if beginning is not None:
-            starts[beginning].insert(0, StartReduce(exchange.version, exchange.chunk, exchange.source))
+        starts[beginning].insert(0, StartReduce(exchange.version, exchange.chunk, exchange.source))
         end = _end(instructions, index)
         place = end
         if exchange.source is None and end > index + 1:
@@ -85,8 +84,8 @@ def _merged(
     yield from updates.get(len(instructions), ())
 
 
-def _beginning(rank: int, instructions: Sequence[Instruction], index: int, exchange: ReduceGradients) -> int | None:
-    """The instruction before which the exchange begins; None where that is the exchange itself.
+def _beginning(rank: int, instructions: Sequence[Instruction], index: int, exchange: ReduceGradients) -> int:
+    """The instruction before which the exchange begins.
 
     A worker's own gradients begin with the backward that completes them. Those of others are expected from its own last
     update on: then none of theirs are under way.
@@ -95,8 +94,7 @@ def _beginning(rank: int, instructions: Sequence[Instruction], index: int, excha
     if exchange.source not in (None, rank):
         own = (i for i, other in before if isinstance(other, ReduceGradients) and other.source == rank)
         return next((_end(instructions, i) for i in own), 0)
-    place, completing = next((i, w) for i, w in before if isinstance(w, _BACKWARD) and w.chunk == exchange.chunk)
-    return place if isinstance(completing, Backward) else None
+    return next(i for i, other in before if isinstance(other, _BACKWARD) and other.chunk == exchange.chunk)
 
 
 def _end(instructions: Sequence[Instruction], index: int) -> int:

@@ -1,5 +1,6 @@
 """Exchanges among replicas while they compute: when gradients are on their way, and that it changes none of them."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -28,6 +29,7 @@ from tests.worker.runtime.test_executor import (
     distance,
     job_of,
 )
+from worker_agent.runtime.backward import Deferred, Split, add_weight_gradients
 from worker_agent.runtime.replicas import Replicas, buckets_of
 
 WIDE = 400
@@ -112,21 +114,62 @@ def test_a_gradient_that_is_added_to_after_it_went_is_an_error_and_never_wrong(a
         gradients_of(replicas, 2, layer, x)
 
 
+@pytest.mark.parametrize("concatenate", [False, True])
+def test_gradients_are_on_their_way_while_weight_gradients_are_added(
+    alone: dist.ProcessGroup, concatenate: bool
+) -> None:
+    """p2 of two microbatches: the last layer's are taken once the second is in, or both together, before the first's
+    are complete. What p1 has completed, the gain, waits for nothing.
+    """
+    layers = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE)).double()
+    gain = nn.Parameter(torch.ones(WIDE, dtype=torch.float64))
+    leaves = [*layers.parameters(), gain]
+    xs = [torch.randn(3, WIDE, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    deferred: list[list[Deferred]] = []
+    for x in xs:
+        split = Split(leaves)
+        with split.active(deferring=False):
+            output = (layers(x) * gain).sum()
+        with split.active(deferring=True):
+            output.backward()
+        deferred.append(split.deferred)
+    replicas, seen = Replicas(alone, leaves), list[tuple[bool, bool]]()
+    waiting = Counter(parameter for calls in deferred for call in calls for parameter in call.parameters())
+    with replicas.adding(1, leaves, waiting) as added:
+
+        def noted(leaf: nn.Parameter) -> None:
+            added(leaf)
+            seen.append((leaf is leaves[0], leaves[2].grad is None))
+
+        add_weight_gradients(deferred, concatenate=concatenate, added=noted)
+    last_is_taken = [taken for _, taken in seen].index(True)
+    first_is_complete = max(i for i, (first, _) in enumerate(seen) if first)
+    assert last_is_taken < first_is_complete
+    found = replicas.gradients(1, own=False)
+    torch.stack([(layers(x) * gain).sum() for x in xs]).sum().backward()  # type: ignore[no-untyped-call]
+    for gradient, leaf in zip(found, leaves, strict=True):
+        assert leaf.grad is not None
+        torch.testing.assert_close(gradient, leaf.grad, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
-    ("schedule", "depth", "microbatches"),
+    ("schedule", "depth", "microbatches", "split_backward"),
     [
-        ("data-parallel", 1, 1),
-        ("data-parallel", 1, 3),
-        ("1f1b", 2, 2),
-        ("pipedream-2bw", 1, 2),
-        ("pipedream-2bw", 2, 3),
+        ("data-parallel", 1, 1, False),
+        ("data-parallel", 1, 3, False),
+        ("data-parallel", 1, 3, True),
+        ("1f1b", 2, 2, False),
+        ("1f1b", 2, 2, True),
+        ("zb-h1", 2, 3, False),
+        ("pipedream-2bw", 1, 2, False),
+        ("pipedream-2bw", 2, 3, False),
     ],
 )
 def test_gradients_of_several_buckets_equal_the_single_process_reference(
-    schedule: str, depth: int, microbatches: int, tmp_path: Path
+    schedule: str, depth: int, microbatches: int, split_backward: bool, tmp_path: Path
 ) -> None:
     model, data = (spec.replace("width=8", f"width={WIDE}") for spec in (MODEL, DATA))
-    plan = make_plan(schedule, CUTS[depth], replicas=2, microbatches=microbatches)
+    plan = make_plan(schedule, CUTS[depth], replicas=2, microbatches=microbatches, split_backward=split_backward)
     run_ranks(replace(job_of(plan, tmp_path, steps=STEPS), model=model, data=data))
     expected = train(plan, model, data, steps=STEPS, seed=SEED, learning_rate=RATE)
     assert distance(checkpoint_weights(tmp_path, STEPS), expected) < 1e-11
