@@ -9,9 +9,9 @@ from planner_service.api.auth import Caller, scope
 from planner_service.api.bodies import Services, document, mark_created
 from planner_service.api.caching import REVALIDATE, UNCHANGED, document_response, stored
 from planner_service.api.listing import page_response
+from planner_service.api.problems import described
 from planner_service.contract.aliases import MAX_CHARACTERS, PATTERN, Alias, AliasMove, AliasQuery, AliasTarget
 from planner_service.contract.listing import ListQuery, Page
-from planner_service.contract.problems import MEDIA_TYPE
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.plan import Plan
 from planner_service.services import aliases, plans
@@ -27,12 +27,9 @@ AliasName = Annotated[
         json_schema_extra={"pattern": PATTERN, "minLength": 1, "maxLength": MAX_CHARACTERS},
     ),
 ]
-PROBLEM = {"$ref": "#/components/schemas/Problem"}
 IfMatch = Annotated[str | None, Header(description='the version that it must have, as its ETag: `"7"`; or `*`')]
 IfNoneMatch = Annotated[str | None, Header(description="`*`: it must not be there yet")]
-CONFLICTS: dict[int | str, dict[str, Any]] = {
-    412: {"description": "It has been moved in the meantime", "content": {MEDIA_TYPE: {"schema": PROBLEM}}}
-}
+CONFLICTS: dict[int | str, dict[str, Any]] = {412: described("It has been moved in the meantime")}
 
 
 def expected(if_match: IfMatch = None) -> Expected:

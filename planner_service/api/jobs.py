@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from planner_service.api.auth import Caller, scope
 from planner_service.api.bodies import Body, Services, document
 from planner_service.api.idempotency import OnceKey, OncePathKey, model_reply, once_response
+from planner_service.api.problems import described
 from planner_service.contract.jobs import (
     Completion,
     Failure,
@@ -73,7 +74,7 @@ def list_jobs(
     "/lease",
     dependencies=[scope("agent")],
     response_model=Lease,
-    responses={204: {"description": "There is nothing to do"}},
+    responses={204: {"description": "There is nothing to do"}, 404: described("There is no such agent")},
 )
 def lease_job(
     services: Services, request: Annotated[LeaseRequest, Depends(document(LeaseRequest))], key: OnceKey

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -123,3 +124,8 @@ def _allowed(app: FastAPI, path: str) -> list[str]:
     matching = [route for route in iter_route_contexts(app.routes) if route.path_regex.match(path)]
     routes = [route for route in matching if route.path == path] or matching
     return [method for method in METHODS if any(method in (route.methods or ()) for route in routes)]
+
+
+def described(text: str) -> dict[str, Any]:
+    """A problem in the description of a route that alone may answer with it."""
+    return {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
