@@ -77,9 +77,9 @@ def test_a_session_may_what_its_token_may(guarded: TestClient, scopes: tuple[str
 def test_what_another_sites_page_sends_with_the_cookie_changes_nothing(guarded: TestClient, origin: str | None) -> None:
     login(guarded, made(context_of(guarded), "admin"))
     headers = {} if origin is None else {"Origin": origin}
-    for path in ("/v1/tokens", "/logout", "/v1/jobs/x/cancel"):
+    for path in ("/v1/tokens", "/v1/tokens/x/revoke", "/logout", "/v1/jobs/x/cancel"):
         assert guarded.post(path, headers=headers).status_code == 403
-    assert guarded.delete("/v1/tokens/x", headers=headers).status_code == 403
+    assert guarded.delete("/v1/aliases/x", headers=headers).status_code == 403
     assert guarded.get("/v1/plans").status_code == 200
 
 

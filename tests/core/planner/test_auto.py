@@ -224,6 +224,28 @@ def test_2bps_memory_saving_variant_is_taken_where_2bp_alone_does_not_fit() -> N
     assert all(stage.memory_bytes < most_bytes for stage in plan.stages)
 
 
+def test_zb_h1_is_chosen_where_its_play_is_fastest_unless_the_user_wants_another_backward() -> None:
+    """Two versions of the weights do not fit, so that it is 1F1B or a split of it."""
+    problem = replace(transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=Options(stages=4))
+    problem = replace(problem, profile=split(problem.profile))
+    roomy = solve("auto", problem)
+    assert isinstance(roomy, Plan)
+    assert roomy.schedule == "pipedream-2bw"
+    most_bytes = max(stage.memory_bytes for stage in roomy.stages)
+    problem = replace(problem, cluster=cluster((4, 1e6), memory_bytes=most_bytes - 1))
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan)
+    assert (plan.schedule, plan.split_backward) == ("zb-h1", False)
+    check(program_of(plan, batches=2))
+    lanes = predict(plan, batches=3).lanes
+    assert all(lane.peak_memory_bytes <= plan.stages[lane.stage].memory_bytes < most_bytes for lane in lanes)
+    for other in (Options(stages=4, schedule="1f1b"), Options(stages=4, split_backward=False)):
+        without = solve("auto", replace(problem, options=other))
+        assert isinstance(without, Plan)
+        assert "zb-h1" not in {without.schedule, *(each.schedule for each in without.alternatives)}
+        assert rate(without) < rate(plan)
+
+
 def test_2bp_of_a_profile_that_was_not_measured_split_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="split_backward: needs a profile with backward_input_s"):
         solve("auto", replace(transformer(), options=Options(split_backward=True)))

@@ -11,7 +11,8 @@ best of every depth that is a power of two, and all proposals are ranked alike:
    closed form that was seen.
 3. Ties: fewer devices, then fewer stages, then the order in which they were proposed.
 
-The best proposals with a flush are played with 2BP as well where the profile has a split backward.
+The best proposals with a flush are played with 2BP as well, and those of 1F1B as ZB-H1, where the profile has a split
+backward.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Ranking: proposals, played as instruction streams, the best first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner_service.core.plan import STASHING, Alternative, Plan, Stage
@@ -17,7 +17,7 @@ LONGEST_PLAY = 60_000
 """Of one proposal."""
 
 SPLIT_PROPOSALS = 3
-"""How many of the best proposals with a flush are also played with 2BP."""
+"""How many of the best proposals with a flush are also played with a split backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +88,16 @@ class Ranking:
             (self.fitting if ranked.over is None else self.exceeding).append(ranked)
 
     def split(self) -> None:
-        """Plays the best with a flush again, with 2BP: proposals like any other.
+        """Plays the best with a flush again, with a split backward: proposals like any other.
 
-        Where 2BP does not fit, its memory-saving variant is tried.
+        That is 2BP, or its memory-saving variant where 2BP does not fit; and for 1F1B, where the user names neither
+        schedule nor variant, ZB-H1, whose stages keep no more microbatches than 1F1B's first one.
         """
         if self.problem.options.split_backward is False or not has_split_backward(self.problem):
             return
         flushing = [each for each in self.fitting if each.plan.schedule in FUSED and each.plan.simulated is not None]
         for ranked in flushing[:SPLIT_PROPOSALS]:
-            variant = self._variant(ranked.proposal)
-            if variant is not None:
+            for variant in self._variants(ranked.proposal):
                 (self.fitting if variant.over is None else self.exceeding).append(variant)
         self.fitting.sort(key=Ranked.preference)
 
@@ -117,18 +117,25 @@ class Ranking:
         over = _over_the_batch(self.problem, plan) or _over_the_memory(self.problem, plan)
         return Ranked(proposal=proposal, samples_per_s=rate, played=plan.simulated is not None, over=over)
 
-    def _variant(self, proposal: Proposal) -> Ranked | None:
-        """The same with 2BP."""
-        saving = self.problem.options.split_backward_half_way
-        ranked = self._split(proposal, half_way=saving)
-        if saving or ranked is None or ranked.over is None:
-            return ranked
-        return self._split(proposal, half_way=True)
+    def _variants(self, proposal: Proposal) -> Iterator[Ranked]:
+        """The same with a split backward. Of two that are as fast ZB-H1, which holds less, comes first."""
+        options, fused = self.problem.options, proposal.plan
+        saving = replace(fused, split_backward=True, split_backward_half_way=True)
+        fast = saving if options.split_backward_half_way else replace(saving, split_backward_half_way=False)
+        free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
+        if free and fused.schedule == "1f1b" and fused.depth > 1:
+            zb_h1 = self._split(proposal, replace(fused, schedule="zb-h1"))
+            if zb_h1 is not None:
+                yield zb_h1
+        two_bp = self._split(proposal, fast)
+        if two_bp is not None and two_bp.over is not None and fast is not saving:
+            two_bp = self._split(proposal, saving)
+        if two_bp is not None:
+            yield two_bp
 
-    def _split(self, proposal: Proposal, *, half_way: bool) -> Ranked | None:
-        """With what its microbatches hold until their p2."""
-        fused = proposal.plan
-        whole = replace(fused, split_backward=True, split_backward_half_way=half_way, simulated=None)
+    def _split(self, proposal: Proposal, split: Plan) -> Ranked | None:
+        """A variant of the proposal, with what its microbatches hold until their p2; None where it is too long."""
+        fused, whole = proposal.plan, replace(split, simulated=None)
         simulated = play(whole, instructions=LONGEST_PLAY)
         if simulated is None or fused.simulated is None:
             return None
