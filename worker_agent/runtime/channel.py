@@ -1,7 +1,7 @@
 """Channels: tensors from stage to stage. Every directed edge and kind is first in, first out, by itself.
 
-With gloo two ranks have one process group, in which an edge's messages bear its tag: a group has threads, which wake up
-a hundred times a second. NCCL knows no tags: there every edge has a group.
+With gloo all edges are in the group of all ranks, in which their messages bear a tag: a further group has connections,
+and threads that wake up a hundred times a second. NCCL knows no tags: there every edge has a group.
 
 The first activation on an edge is preceded by a header that says how many tensors, their shapes and types; after it
 both sides know what comes, receives are posted ahead into buffers that are allocated once and used again.
@@ -37,11 +37,6 @@ class Edge:
         """What tells its messages from those of other edges between the two ranks."""
         return 2 * self.stage + self.gradients
 
-    @property
-    def ranks(self) -> tuple[int, int]:
-        """Both ends, the lower rank first."""
-        return min(self.source, self.target), max(self.source, self.target)
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -62,15 +57,12 @@ def layouts_of(tensors: Iterable[Tensor]) -> tuple[Layout, ...]:
 
 def open_groups(edges: Iterable[Edge], rank: int) -> dict[Edge, dist.ProcessGroup]:
     """The process groups of the edges that touch a rank. Every rank makes all groups, in the same order."""
-    ordered = sorted(edges)
-    if dist.get_backend() == "nccl":
-        made = {edge: dist.new_group([edge.source, edge.target], group_desc=str(edge)) for edge in ordered}
-    else:
-        pairs = {
-            pair: dist.new_group(list(pair), group_desc=f"ranks {pair}") for pair in sorted({e.ranks for e in ordered})
-        }
-        made = {edge: pairs[edge.ranks] for edge in ordered}
-    return {edge: group for edge, group in made.items() if rank in edge.ranks}
+    nccl = dist.get_backend() == "nccl"
+    made = {
+        edge: dist.new_group([edge.source, edge.target], group_desc=str(edge)) if nccl else dist.group.WORLD
+        for edge in sorted(edges)
+    }
+    return {edge: group for edge, group in made.items() if group is not None and rank in (edge.source, edge.target)}
 
 
 class Outbox:
