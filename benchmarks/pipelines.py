@@ -6,19 +6,31 @@ from statistics import median
 
 from benchmarks.idle import busy_cores
 from benchmarks.turns import Found, ratio, take_turns
-from benchmarks.workload import BATCHES, CEILING, MICROBATCH_SIZE, MICROBATCHES, OURS, PEER, RANKS, ROUNDS, THEIRS
+from benchmarks.workload import (
+    BATCHES,
+    CEILING,
+    MICROBATCH_SIZE,
+    MICROBATCHES,
+    OURS,
+    PEER,
+    RANKS,
+    ROUNDS,
+    STARTS,
+    THEIRS,
+)
 
 SAMPLES = MICROBATCH_SIZE * MICROBATCHES * BATCHES
 MIB = 2**20
 
 
-def main(chosen: Sequence[str] = (), rounds: int = ROUNDS) -> None:
+def main(chosen: Sequence[str] = (), rounds: int = ROUNDS, starts: int = STARTS) -> None:
     """Prints a table: medians over the rounds, and ratios to the peer, round by round."""
     busy = busy_cores()
     names = [name for name in (*OURS, *THEIRS, CEILING) if not chosen or name in (*chosen, PEER)]
     commands = {name: ("benchmarks.pipelines_rank", name, str(rounds)) for name in names}
-    found = take_turns(commands, ranks=RANKS, rounds=rounds)
-    print(f"{rounds} rounds of {SAMPLES} samples each, in turn; {busy:.2f} cores were busy before\n")
+    found = take_turns(commands, ranks=RANKS, rounds=rounds, starts=starts)
+    work = f"{starts} times {rounds} rounds of {SAMPLES} samples each, in turn"
+    print(f"{work}; {busy:.2f} cores were busy before\n")
     print(f"| | samples/s | of {PEER} | CPU ms a sample | of {PEER} | peak resident MiB by rank | of {PEER} |")
     print("|---|---|---|---|---|---|---|")
     for name, own in found.items():
@@ -59,5 +71,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contenders", nargs="*", help="beside the peer; all by default")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--starts", type=int, default=STARTS)
     arguments = parser.parse_args()
-    main(arguments.contenders, arguments.rounds)
+    main(arguments.contenders, arguments.rounds, arguments.starts)

@@ -1,7 +1,8 @@
 """Turns: contenders in processes of their own, all started before the first round, that work one after the other.
 
 What one contender allocates or leaves running is not in another's figures, and what else the machine does falls on all
-of them alike.
+of them alike. Where a process's memory happens to lie makes a few percent of its speed for as long as it lives, so that
+contenders can be started several times.
 """
 
 import json
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import IO
 
 import torch.distributed as dist
@@ -31,11 +32,26 @@ class Found:
     resident_bytes: tuple[int, ...]
 
 
-def take_turns(commands: Mapping[str, Sequence[str]], *, ranks: int, rounds: int) -> dict[str, Found]:
+def take_turns(commands: Mapping[str, Sequence[str]], *, ranks: int, rounds: int, starts: int = 1) -> dict[str, Found]:
     """Runs `python -m COMMAND` on so many ranks for each contender; every one works in each of the rounds.
 
-    A round before the first does not count. Raises RuntimeError if a contender ends early.
+    A round before the first does not count. With several `starts` all of that again, with new processes in
+    another order; of their peaks the median counts. Raises RuntimeError if a contender ends early.
     """
+    names = list(commands)
+    orders = [names[first:] + names[:first] for first in (start % len(names) for start in range(starts))]
+    found = [_once({name: commands[name] for name in order}, ranks, rounds) for order in orders]
+    return {
+        name: Found(
+            wall_s=tuple(wall_s for once in found for wall_s in once[name].wall_s),
+            processor_s=tuple(processor_s for once in found for processor_s in once[name].processor_s),
+            resident_bytes=tuple(map(median_low, zip(*(once[name].resident_bytes for once in found), strict=True))),
+        )
+        for name in commands
+    }
+
+
+def _once(commands: Mapping[str, Sequence[str]], ranks: int, rounds: int) -> dict[str, Found]:
     with ExitStack() as stack:
         contenders = {name: stack.enter_context(_Contender(name, command, ranks)) for name, command in commands.items()}
         rows: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}

@@ -11,7 +11,8 @@ CUTS = {1: (0, 5, 10), 2: (0, 3, 5, 7, 10)}
 """Where the blocks (embedding, 8 layers, head) are cut for one stage a process and for two."""
 
 RANKS = 2
-MICROBATCH_SIZE, MICROBATCHES, BATCHES, ROUNDS = 4, 8, 2, 15
+MICROBATCH_SIZE, MICROBATCHES, BATCHES = 4, 8, 2
+ROUNDS, STARTS = 3, 5
 LEARNING_RATE = 0.01
 
 
