@@ -45,7 +45,8 @@ class Weights:
 
     The optimizer works on handles, parameters of its own that are pointed at the version to be made: its states
     belong to the weights, not to a version. With `master_weights` the handle of a 16-bit parameter is a float32 copy
-    instead, which belongs to the weights as well: it takes the update, and the version to be made is rounded from it.
+    instead, which belongs to the weights as well: it takes the update, and the version to be made is rounded from it;
+    `master_bytes` are the bytes of these.
     `learning_rate` gives the one with which a version is made, where it is not the optimizer's own all the time.
     """
 
@@ -73,7 +74,9 @@ class Weights:
             nn.Parameter(slot.parameter.detach().float() if master else slot.parameter.detach())
             for slot, master in zip(slots, self._has_master, strict=True)
         )
+        self.master_bytes = sum(h.nbytes for h, master in zip(self._handles, self._has_master, strict=True) if master)
         self.optimizer = optimizer(self._handles) if slots else None
+        self._optimizer_bytes: int | None = None
 
     @property
     def live_bytes(self) -> int:
@@ -82,14 +85,12 @@ class Weights:
 
     @property
     def optimizer_bytes(self) -> int:
-        """The bytes of the optimizer's states."""
-        states = self.optimizer.state.values() if self.optimizer else ()
-        return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor))
-
-    @property
-    def master_bytes(self) -> int:
-        """The bytes of the float32 copies."""
-        return sum(handle.nbytes for handle, master in zip(self._handles, self._has_master, strict=True) if master)
+        """The bytes of the optimizer's states. Only an update changes them; every instruction asks."""
+        if self._optimizer_bytes is None:
+            states = self.optimizer.state.values() if self.optimizer else ()
+            values = (value for state in states for value in state.values())
+            self._optimizer_bytes = sum(value.nbytes for value in values if isinstance(value, Tensor))
+        return self._optimizer_bytes
 
     def use(self, version: int) -> None:
         """Puts a version's leaves into the modules, for the forwards that follow."""
@@ -97,7 +98,7 @@ class Weights:
             return
         for slot, parameter in zip(self.slots, self._versions[version], strict=True):
             for module, attribute in slot.places:
-                setattr(module, attribute, parameter)
+                module._parameters[attribute] = parameter  # `setattr` takes several times as long
         self._in_place = version
 
     def grade(self, version: int) -> None:
@@ -153,6 +154,7 @@ class Weights:
             del self._versions[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
         self._factor, self._skips = 1.0, False
+        self._optimizer_bytes = None
 
     def _taken(self) -> list[Tensor | None]:
         """What was gathered, which leaves the leaves. What no backward reached has none: optimizers leave it alone."""
@@ -256,6 +258,7 @@ class Weights:
                 handles[name].data.copy_(value)
             elif self.optimizer:
                 self.optimizer.state[handles[name]][key] = value.clone()
+        self._optimizer_bytes = None
 
     def _copy(self, base: Sequence[nn.Parameter]) -> tuple[nn.Parameter, ...]:
         if not self._spare:
