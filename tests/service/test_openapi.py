@@ -54,6 +54,7 @@ def test_every_post_with_a_body_describes_it(http: TestClient) -> None:
     assert {path for path in posts if "requestBody" not in description["paths"][path]["post"]} == {
         "/v1/jobs/{job_id}/cancel",
         "/v1/jobs/{job_id}/retry",
+        "/v1/tokens/{token_id}/revoke",
     }
 
 
