@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import cycle
 from math import isclose
 
-from planner_service.core.plan import Worker
-from planner_service.core.schedule.instructions import Checkpoint
-from planner_service.core.schedule.program import Program, Stream, build
+from planner_service.core.schedule.instructions import Checkpoint, Update
+from planner_service.core.schedule.program import Program, Stream
+from planner_service.core.schedule.repeating import Repeating
 from planner_service.core.schedule.two_bp import (
     with_half_way_weight_gradients,
     with_weight_gradients,
@@ -30,42 +30,43 @@ def split_backward(
     shortest, so that filling gaps delays nothing, and a batch's instructions are the same wherever a run starts, ends
     or writes a checkpoint. Raises InvalidInputError for a schedule without a flush.
     """
-    at_the_end = _at_the_end(program, costs, half_way=half_way)
-    if program.schedule != "1f1b":
-        return at_the_end
-    idle_s = _shortest_waits_s(program, costs, devices, half_way=half_way)
-    every_batch = [_every_batch(stream, batch_s) for stream, batch_s in zip(at_the_end.streams, idle_s, strict=True)]
-    return with_weight_gradients(at_the_end, every_batch, _weight_s(program, costs))
-
-
-def _at_the_end(program: Program, costs: Sequence[StageCosts], *, half_way: bool) -> Program:
     inputs_only = without_weight_gradients(program)
     if half_way:
         inputs_only = with_half_way_weight_gradients(inputs_only)
+    weight_s = [costs[stream.stage].backward_weight_s for stream in program.streams]
     never_idle = [[0.0] * len(stream.instructions) for stream in inputs_only.streams]
-    return with_weight_gradients(inputs_only, never_idle, _weight_s(program, costs))
+    at_the_end = with_weight_gradients(inputs_only, never_idle, weight_s)
+    if program.schedule != "1f1b":
+        return at_the_end
+    idle_s = _shortest_waits_s(at_the_end, costs, devices)
+    every_batch = [_every_batch(stream, batch_s) for stream, batch_s in zip(at_the_end.streams, idle_s, strict=True)]
+    return with_weight_gradients(at_the_end, every_batch, weight_s)
 
 
-def _weight_s(program: Program, costs: Sequence[StageCosts]) -> list[float]:
-    return [costs[stream.stage].backward_weight_s for stream in program.streams]
-
-
-def _shortest_waits_s(
-    program: Program, costs: Sequence[StageCosts], devices: Sequence[int], *, half_way: bool
-) -> list[list[float]]:
+def _shortest_waits_s(program: Program, costs: Sequence[StageCosts], devices: Sequence[int]) -> list[list[float]]:
     """How long every worker waits at each instruction of a batch, in the batch in which it waits the shortest.
 
     Stages end a batch at different times, so that the next one's gaps are others. Once all of them end it as much
     later as they ended the one before, every batch is like the last.
     """
-    placement = [Worker(stage=stream.stage, replica=stream.replica) for stream in program.streams]
     for batches in _BATCHES_PLAYED:
-        pipeline = replace(program.pipeline, batches=batches, first_batch=0)
-        played = _at_the_end(build(program.schedule, pipeline, placement), costs, half_way=half_way)
-        lanes = simulate(played, costs, devices).lanes
+        lanes = simulate(_first_batch_repeated(program, batches), costs, devices).lanes
         if _settled(lanes, batches):
             break
     return [_shortest(_waits_s(lane, costs[lane.stage]), batches) for lane in lanes]
+
+
+def _first_batch_repeated(program: Program, batches: int) -> Program:
+    """The streams up to their first update, so many times: after a flush a batch's instructions are the last one's."""
+    pipeline = replace(program.pipeline, batches=batches)
+
+    def repeated(stream: Stream) -> Stream:
+        end = next(i for i, one in enumerate(stream.instructions) if isinstance(one, Update)) + 1
+        block = tuple(stream.instructions[:end])
+        instructions = Repeating([block], pipeline=pipeline, settled=0, updates=1)
+        return replace(stream, instructions=tuple(instructions))
+
+    return replace(program, pipeline=pipeline, streams=tuple(repeated(stream) for stream in program.streams))
 
 
 def _shortest(waits_s: Sequence[float], batches: int) -> list[float]:

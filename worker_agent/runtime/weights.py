@@ -98,7 +98,7 @@ class Weights:
             return
         for slot, parameter in zip(self.slots, self._versions[version], strict=True):
             for module, attribute in slot.places:
-                module._parameters[attribute] = parameter  # `setattr` takes several times as long
+                setattr(module, attribute, parameter)  # and not by its dictionary: some modules want to see it
         self._in_place = version
 
     def grade(self, version: int) -> None:

@@ -42,9 +42,9 @@ class Repeating(Sequence[Instruction]):
         pipeline: Pipeline,
         settled: int,
         updates: int,
-        checkpoint_every: int,
-        checkpoints: int,
-        add_checkpoints: AddCheckpoints,
+        checkpoint_every: int = 0,
+        checkpoints: int = 1,
+        add_checkpoints: AddCheckpoints = iter,
     ) -> None:
         self._blocks = tuple(blocks)
         self._pipeline = pipeline
