@@ -20,6 +20,7 @@ from planner_service.core.timeline import Timeline
 from planner_service.solvers.solve import solve
 from tests.core.builders import Cell, cluster, profile
 from tests.core.plain_simulate import Plain
+from tests.worker.runtime.plans import make_plan
 
 SECONDS = st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0])
 PORTS = st.sampled_from([0, 1, 2, 4])
@@ -141,6 +142,19 @@ def test_one_pipeline_stands_for_replicas_that_share_ports(schedule: str, orient
         stands = one.lanes[lane.stage]
         assert stands.busy_s == pytest.approx(lane.busy_s, rel=1e-12)
         assert stands.end_s[-1] == pytest.approx(lane.end_s[-1], rel=1e-12)
+
+
+@pytest.mark.parametrize("half_way", [False, True])
+def test_one_pipeline_with_2bp_does_what_every_replica_does_in_every_batch(half_way: bool) -> None:
+    """Its exchanges are in the stream in which the gaps are looked for."""
+    plan = make_plan("1f1b", (0, 1, 2, 3, 4), replicas=2, split_backward=True, half_way=half_way)
+    plan = replace(plan, costs=tuple(replace(costs, reduce_s=5.0, update_s=0.5) for costs in plan.costs))
+    whole, one = predict(plan, batches=4), one_pipeline(plan, batches=4)
+    for lane in whole.lanes:
+        stands = one.lanes[lane.stage]
+        assert stands.end_s == pytest.approx(lane.end_s, rel=1e-12)
+        for text, own in zip(stands.instructions, lane.instructions, strict=True):
+            assert (text[0], text.count(",")) == (own[0], own.count(","))
 
 
 def test_estimates_name_the_ports_of_the_slowest_level_that_is_crossed() -> None:

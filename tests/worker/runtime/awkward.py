@@ -220,3 +220,20 @@ class Sometimes(nn.Module):
 def uneven(*, width: int = 8) -> list[nn.Module]:
     """Four blocks (B, width) -> (B, width), of which not every parameter has a gradient once in a backward."""
     return [nn.Linear(width, width), Twice(width), Sometimes(width), nn.Linear(width, width)]
+
+
+class Seeing(nn.Linear):
+    """Keeps its weight by another name as well, as recurrent modules of torch do, and computes with that."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "weight":
+            self.__dict__["seen"] = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.__dict__["seen"], self.bias)
+
+
+def seeing(*, width: int = 8) -> list[nn.Module]:
+    """`mlp` of depth 4, with modules that want to see their weights change."""
+    return [*(nn.Sequential(Seeing(width, width), nn.Tanh()) for _ in range(3)), Seeing(width, width)]

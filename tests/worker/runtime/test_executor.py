@@ -77,6 +77,13 @@ def test_weights_equal_the_single_process_reference(
     assert distance(weights, expected(plan)) < 1e-12
 
 
+@pytest.mark.parametrize("schedule", ["pipedream-2bw", "pipedream"])
+def test_modules_that_want_to_see_their_weights_see_every_version(schedule: str, tmp_path: Path) -> None:
+    plan = make_plan(schedule, CUTS[2], microbatches=1 if schedule in STASHING else 4)
+    run_ranks(replace(job_of(plan, tmp_path, steps=STEPS), model="tests.worker.runtime.awkward:seeing"))
+    assert distance(checkpoint_weights(tmp_path, STEPS), expected(plan)) < 1e-12
+
+
 def test_data_parallel_weights_equal_the_single_process_reference(tmp_path: Path) -> None:
     plan = make_plan("data-parallel", CUTS[1], replicas=2)
     weights, _ = execute(plan, tmp_path)
