@@ -119,19 +119,24 @@ class Ranking:
 
     def _variants(self, proposal: Proposal) -> Iterator[Ranked]:
         """The same with a split backward. Of two that are as fast ZB-H1, which holds less, comes first."""
+        for variant in (self._zb_h1(proposal), self._two_bp(proposal)):
+            if variant is not None:
+                yield variant
+
+    def _zb_h1(self, proposal: Proposal) -> Ranked | None:
         options, fused = self.problem.options, proposal.plan
-        saving = replace(fused, split_backward=True, split_backward_half_way=True)
-        fast = saving if options.split_backward_half_way else replace(saving, split_backward_half_way=False)
         free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
-        if free and fused.schedule == "1f1b" and fused.depth > 1:
-            zb_h1 = self._split(proposal, replace(fused, schedule="zb-h1"))
-            if zb_h1 is not None:
-                yield zb_h1
-        two_bp = self._split(proposal, fast)
-        if two_bp is not None and two_bp.over is not None and fast is not saving:
-            two_bp = self._split(proposal, saving)
-        if two_bp is not None:
-            yield two_bp
+        if not free or fused.schedule != "1f1b" or fused.depth == 1:
+            return None
+        return self._split(proposal, replace(fused, schedule="zb-h1"))
+
+    def _two_bp(self, proposal: Proposal) -> Ranked | None:
+        fast = replace(proposal.plan, split_backward=True)
+        saving = replace(fast, split_backward_half_way=True)
+        if self.problem.options.split_backward_half_way:
+            return self._split(proposal, saving)
+        split = self._split(proposal, fast)
+        return split if split is None or split.over is None else self._split(proposal, saving)
 
     def _split(self, proposal: Proposal, split: Plan) -> Ranked | None:
         """A variant of the proposal, with what its microbatches hold until their p2; None where it is too long."""
