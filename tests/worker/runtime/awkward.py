@@ -225,7 +225,7 @@ def uneven(*, width: int = 8) -> list[nn.Module]:
 class Seeing(nn.Linear):
     """Keeps its weight by another name as well, as recurrent modules of torch do, and computes with that."""
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         super().__setattr__(name, value)
         if name == "weight":
             self.__dict__["seen"] = value
