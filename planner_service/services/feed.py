@@ -130,7 +130,8 @@ class Feed:
 
 async def _within(news: asyncio.Event, duration_s: float) -> bool:
     try:
-        await asyncio.wait_for(news.wait(), duration_s)
+        async with asyncio.timeout(duration_s):
+            await news.wait()
     except TimeoutError:
         return False
     return True

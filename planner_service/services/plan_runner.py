@@ -61,7 +61,8 @@ class PlanRunner:
                 with suppress(ServiceError):  # the database is away: what waits there waits
                     await self._start_all()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._new.wait(), POLL_S)
+                    async with asyncio.timeout(POLL_S):  # `wait_for` loses a cancellation that comes with the news
+                        await self._new.wait()
         finally:
             for task in self._tasks:
                 task.cancel()

@@ -1,5 +1,6 @@
 """Plan jobs on real services: nothing is lost with a process, cancelling ends the search, several share the work."""
 
+import asyncio
 import signal
 import subprocess
 import time
@@ -12,6 +13,11 @@ from planner_service.contract.jobs import Job, PlanTask
 from planner_service.contract.plans import PlanRequest
 from planner_service.core.errors import DeadlineError, ServiceError
 from planner_service.core.plan import Plan
+from planner_service.services.context import Context
+from planner_service.services.plan_runner import PlanRunner
+from planner_service.services.solver import FunctionSolver
+from planner_service.services.solving import Pool
+from tests.service.answers import halve
 from tests.service.long_problem import stored_request
 from tests.service.servers import serving
 
@@ -113,3 +119,18 @@ def test_a_service_that_is_stopped_hands_its_plan_back_and_a_client_hears_of_it(
             service.job(job.id)
     with serving(sqlite_url, **settings) as (url, _), ServiceClient(url) as service:
         assert [event.kind for event in service.follow_job(job.id)][-1] == "succeeded"
+
+
+def test_a_runner_that_hears_of_news_while_it_is_stopped_stops(context: Context) -> None:
+    """The stop was once lost where both came in one turn of the loop, and the service's end waited for it for good."""
+    runner = PlanRunner(context, Pool(lambda: FunctionSolver(halve), solvers=1, queue=1), deadline_s=1)
+
+    async def stop() -> bool:
+        running = asyncio.create_task(runner.run())
+        await asyncio.sleep(0.2)  # it has seen that there is no job, and waits for one
+        runner.poke()
+        running.cancel()
+        done, _ = await asyncio.wait({running}, timeout=PATIENCE_S)
+        return running in done
+
+    assert asyncio.run(stop())
