@@ -36,14 +36,13 @@ Contender = Callable[[], float]
 
 def replicated(schedule: str) -> Plan:
     """The whole model on each of the replicas."""
-    plan = plan_for(Ours(schedule="1f1b"))
+    plan = plan_for(Ours(schedule="1f1b"), MICROBATCHES)
     return replace(
         plan,
         schedule=schedule,
         stages=(Stage(start=0, stop=CUTS[1][-1], replicas=REPLICAS),),
         costs=plan.costs[:1],
         placement=pipelines_in_a_row((REPLICAS,)),
-        microbatches=MICROBATCHES,
         batch_size=MICROBATCH_SIZE * MICROBATCHES * REPLICAS,
     )
 

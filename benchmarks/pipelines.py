@@ -7,10 +7,10 @@ from statistics import median
 from benchmarks.idle import busy_cores
 from benchmarks.turns import Found, ratio, take_turns
 from benchmarks.workload import (
-    BATCHES,
     CEILING,
     MICROBATCH_SIZE,
     MICROBATCHES,
+    MICROBATCHES_A_ROUND,
     OURS,
     PEER,
     RANKS,
@@ -19,17 +19,19 @@ from benchmarks.workload import (
     THEIRS,
 )
 
-SAMPLES = MICROBATCH_SIZE * MICROBATCHES * BATCHES
+SAMPLES = MICROBATCH_SIZE * MICROBATCHES_A_ROUND
 MIB = 2**20
 
 
-def main(chosen: Sequence[str] = (), rounds: int = ROUNDS, starts: int = STARTS) -> None:
+def main(
+    chosen: Sequence[str] = (), microbatches: int = MICROBATCHES, rounds: int = ROUNDS, starts: int = STARTS
+) -> None:
     """Prints a table: medians over the rounds, and ratios to the peer, round by round."""
     busy = busy_cores()
     names = [name for name in (*OURS, *THEIRS, CEILING) if not chosen or name in (*chosen, PEER)]
-    commands = {name: ("benchmarks.pipelines_rank", name, str(rounds)) for name in names}
+    commands = {name: ("benchmarks.pipelines_rank", name, str(microbatches), str(rounds)) for name in names}
     found = take_turns(commands, ranks=RANKS, rounds=rounds, starts=starts)
-    work = f"{starts} times {rounds} rounds of {SAMPLES} samples each, in turn"
+    work = f"{starts} times {rounds} rounds of {SAMPLES} samples each, in turn, {microbatches} microbatches a batch"
     print(f"{work}; {busy:.2f} cores were busy before\n")
     print(f"| | samples/s | of {PEER} | CPU ms a sample | of {PEER} | peak resident MiB by rank | of {PEER} |")
     print("|---|---|---|---|---|---|---|")
@@ -70,7 +72,8 @@ def _show(name: str, own: Found, peer: Found) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contenders", nargs="*", help="beside the peer; all by default")
+    parser.add_argument("--microbatches", type=int, default=MICROBATCHES, help="of a batch")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--starts", type=int, default=STARTS)
     arguments = parser.parse_args()
-    main(arguments.contenders, arguments.rounds, arguments.starts)
+    main(arguments.contenders, arguments.microbatches, arguments.rounds, arguments.starts)

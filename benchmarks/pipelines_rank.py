@@ -13,16 +13,15 @@ from torch.distributed import pipelining
 
 from benchmarks.turns import Turn
 from benchmarks.workload import (
-    BATCHES,
     CUTS,
     DATA,
     LEARNING_RATE,
     MICROBATCH_SIZE,
-    MICROBATCHES,
     MODEL,
     OURS,
     RANKS,
     THEIRS,
+    batches_a_round,
     plan_for,
 )
 from planner_service.core.predict import program_of
@@ -37,12 +36,12 @@ from worker_agent.runtime.status import StatusWriter
 
 
 class Gate(StatusWriter):
-    """A rank's status, which stops before its stream, and behind every `BATCHES` batches, until it is its turn."""
+    """A rank's status, which stops before its stream, and behind so many batches again and again, for its turn."""
 
-    def __init__(self, path: Path, instructions: Sequence[Instruction], turn: Turn) -> None:
+    def __init__(self, path: Path, instructions: Sequence[Instruction], turn: Turn, batches: int) -> None:
         super().__init__(path)
         last = {i.version: index for index, i in enumerate(instructions) if isinstance(i, Update)}
-        self._stops = {0} | {last[version] + 1 for version in last if version % BATCHES == 0}
+        self._stops = {0} | {last[version] + 1 for version in last if version % batches == 0}
         self._turn = turn
 
     def at(self, instruction: int) -> None:
@@ -52,12 +51,13 @@ class Gate(StatusWriter):
         super().at(instruction)
 
 
-def ours(name: str, turn: Turn, device: torch.device, rounds: int) -> None:
+def ours(name: str, turn: Turn, device: torch.device, microbatches: int, rounds: int) -> None:
     """Our executor under one of our schedules. A round ends with an update, not with an empty pipeline."""
     with tempfile.TemporaryDirectory() as folder:
-        steps = BATCHES * (rounds + 1)
+        batches = batches_a_round(microbatches)
+        steps = batches * (rounds + 1)
         job = RunJob(
-            plan=plan_for(OURS[name]),
+            plan=plan_for(OURS[name], microbatches),
             model=MODEL,
             data=DATA,
             steps=steps,
@@ -67,11 +67,11 @@ def ours(name: str, turn: Turn, device: torch.device, rounds: int) -> None:
         )
         program = program_of(job.plan, batches=steps)
         rank = Rank(job, program, build_model(MODEL, seed=job.seed), turn.rank, device)
-        rank.execute(Gate(Path(folder) / "status", rank.stream.instructions, turn))
+        rank.execute(Gate(Path(folder) / "status", rank.stream.instructions, turn, batches))
     turn.take()
 
 
-def theirs(name: str, turn: Turn, device: torch.device) -> None:
+def theirs(name: str, turn: Turn, device: torch.device, microbatches: int) -> None:
     """One of torch.distributed.pipelining's schedules."""
     chunks = THEIRS[name]
     kind: Any = getattr(pipelining, name.removeprefix("torch "))
@@ -80,15 +80,15 @@ def theirs(name: str, turn: Turn, device: torch.device) -> None:
     modules = [nn.Sequential(*blocks[cuts[s] : cuts[s + 1]]) for s in numbers]
     del blocks
     stages = [pipelining.PipelineStage(m, s, len(cuts) - 1, device) for m, s in zip(modules, numbers, strict=True)]
-    schedule = kind(stages if chunks > 1 else stages[0], n_microbatches=MICROBATCHES, loss_fn=default_loss)
+    schedule = kind(stages if chunks > 1 else stages[0], n_microbatches=microbatches, loss_fn=default_loss)
     optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], lr=LEARNING_RATE, fused=True)
     source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
     first, last = 0 in numbers, len(cuts) - 2 in numbers
     dist.barrier()
     step = 0
     while turn.take():
-        for _ in range(BATCHES):
-            pairs = [source.microbatch(step * MICROBATCHES + k) for k in range(MICROBATCHES)]
+        for _ in range(batches_a_round(microbatches)):
+            pairs = [source.microbatch(step * microbatches + k) for k in range(microbatches)]
             inputs = [_joined(i for i, _ in pairs)] if first else []
             targets = {"target": _joined(t for _, t in pairs), "losses": []} if last else {}
             schedule.step(*inputs, **targets)
@@ -109,34 +109,34 @@ def _stages_of(rank: int, chunks: int, *, v_shaped: bool) -> list[int]:
     return [rank + chunk * RANKS for chunk in range(chunks)]
 
 
-def alone(turn: Turn) -> None:
+def alone(turn: Turn, microbatches: int) -> None:
     """The ceiling: each process trains the whole model by itself on half of the microbatches, without the other."""
     module = nn.Sequential(*build_model(MODEL, seed=0).blocks)
     optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, fused=True)
     source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
     step = 0
     while turn.take():
-        for _ in range(BATCHES):
-            for k in range(turn.rank, MICROBATCHES, RANKS):
-                inputs, targets = source.microbatch(step * MICROBATCHES + k)
-                torch.autograd.backward(default_loss(module(inputs), targets) / MICROBATCHES)
+        for _ in range(batches_a_round(microbatches)):
+            for k in range(turn.rank, microbatches, RANKS):
+                inputs, targets = source.microbatch(step * microbatches + k)
+                torch.autograd.backward(default_loss(module(inputs), targets) / microbatches)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
 
 
-def main(name: str, rounds: int) -> None:
+def main(name: str, microbatches: int, rounds: int) -> None:
     """Works in turn with the other contenders until there is no more to do."""
     turn = Turn()
     device = place_process("cpu", turn.rank, turn.ranks)
     if name in OURS:
-        ours(name, turn, device, rounds)
+        ours(name, turn, device, microbatches, rounds)
     elif name in THEIRS:
-        theirs(name, turn, device)
+        theirs(name, turn, device, microbatches)
     else:
-        alone(turn)
+        alone(turn, microbatches)
     turn.end()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

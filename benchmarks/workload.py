@@ -11,8 +11,11 @@ CUTS = {1: (0, 5, 10), 2: (0, 3, 5, 7, 10)}
 """Where the blocks (embedding, 8 layers, head) are cut for one stage a process and for two."""
 
 RANKS = 2
-MICROBATCH_SIZE, MICROBATCHES, BATCHES = 4, 8, 2
-ROUNDS, STARTS = 3, 5
+MICROBATCH_SIZE, MICROBATCHES = 4, 8
+MICROBATCHES_A_ROUND = 48
+"""Many: the end of a round drains a pipeline that runs on through the batches, which short ones would charge to 2BW."""
+
+ROUNDS, STARTS = 2, 5
 LEARNING_RATE = 0.01
 
 
@@ -46,13 +49,18 @@ PEER = "torch Schedule1F1B"
 CEILING = "two independent processes"
 
 
-def plan_for(ours: Ours) -> Plan:
+def batches_a_round(microbatches: int) -> int:
+    """How many batches of so many microbatches a round has."""
+    return MICROBATCHES_A_ROUND // microbatches
+
+
+def plan_for(ours: Ours, microbatches: int) -> Plan:
     """Stages of equal blocks under a schedule. What it predicts places 2BP's p2, and is not looked at otherwise."""
     return make_plan(
         ours.schedule,
         CUTS[ours.chunks],
         microbatch_size=MICROBATCH_SIZE,
-        microbatches=MICROBATCHES,
+        microbatches=microbatches,
         dtype="float32",
         split_backward=ours.split_backward,
         chunks=ours.chunks,
