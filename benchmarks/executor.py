@@ -1,16 +1,15 @@
-"""What the executor adds to the modules' own work, an instruction: `python -m benchmarks.executor`.
+"""What the executor adds to an instruction: `python -m benchmarks.executor`.
 
 Three stages of tiny blocks, in processes that send to each other over gloo; the middle one is looked at, which receives
-and sends in both directions. Times are processor time of the thread that executes, so that waiting does not count. What
-the same blocks, loss and optimizer take when they are called in a plain loop is subtracted: the rest is the executor's
-own, with its bookkeeping, its recording and its calls of the transfers.
+and sends in both directions. Beside it stands a loop by hand in the same processes: the same order, the same torch and
+gloo calls, and nothing else. Times are processor time of the thread that executes, so that waiting does not count.
 """
 
 import json
 import sys
 import tempfile
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 from torch.distributed.launcher.api import elastic_launch
 
@@ -25,7 +24,7 @@ def main() -> None:
         f"{STAGES} stages, {BATCHES} batches of {MICROBATCHES} microbatches; {busy_cores():.2f} cores were busy before"
     )
     for blocks in BLOCKS:
-        print(f"\n| µs an instruction, {blocks} linear layer{'s' * (blocks > 1)} a stage | {' | '.join(CASES)} |")
+        print(f"\n| µs by hand, in the executor; {blocks} linear layers a stage | {' | '.join(CASES)} |")
         print(f"|---|{'---|' * len(CASES)}")
         _show([_measure(case, blocks) for case in CASES])
 
@@ -38,23 +37,20 @@ def _measure(case: str, blocks: int) -> Figures:
 
 
 def _show(cases: list[Figures]) -> None:
-    for kind in dict.fromkeys(kind for figures in cases for kind in figures.taken_us):
+    for kind in dict.fromkeys(kind for figures in cases for kind in (*figures.taken_us, *figures.by_hand_us)):
         print(f"| {kind} | {' | '.join(_cell(figures, kind) for figures in cases)} |")
-    means = [mean(own for kind, numbers in f.taken_us.items() for own in _own(f, kind, numbers)) for f in cases]
-    print(f"| all, the mean | {' | '.join(f'{own_us:.0f}' for own_us in means)} |", flush=True)
+    added = [(_whole(f.taken_us) - _whole(f.by_hand_us)) / sum(map(len, f.taken_us.values())) for f in cases]
+    print(f"| added, the mean | {' | '.join(f'{each_us:.0f}' for each_us in added)} |", flush=True)
 
 
-def _own(figures: Figures, kind: str, taken_us: list[float]) -> list[float]:
-    """Without the largest hundredth: what the machine does in between."""
-    kept = sorted(taken_us)[: max(len(taken_us) * 99 // 100, 1)]
-    return [taken - figures.work_us.get(kind, 0.0) for taken in kept]
+def _whole(taken_us: dict[str, list[float]]) -> float:
+    """All instructions together, but those that the machine held up: each is taken for its kind's median."""
+    return sum(len(numbers) * median(numbers) for numbers in taken_us.values())
 
 
 def _cell(figures: Figures, kind: str) -> str:
-    if kind not in figures.taken_us:
-        return ""
-    taken_us, work_us = median(figures.taken_us[kind]), figures.work_us.get(kind, 0.0)
-    return f"{taken_us - work_us:.0f} (of {taken_us:.0f})" if work_us else f"{taken_us:.0f}"
+    pair = [figures.by_hand_us.get(kind), figures.taken_us.get(kind)]
+    return ", ".join("-" if numbers is None else f"{median(numbers):.0f}" for numbers in pair)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ import json
 import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -18,14 +16,23 @@ from torch import Tensor, nn
 
 from planner_service.core.plan import Plan
 from planner_service.core.predict import program_of
-from planner_service.core.schedule.instructions import Forward, Instruction
+from planner_service.core.schedule.instructions import (
+    Backward,
+    Forward,
+    Instruction,
+    Recompute,
+    RecvActivation,
+    RecvGradient,
+    SendActivation,
+    SendGradient,
+    Update,
+)
 from tests.worker.runtime.plans import make_plan
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.channel import open_groups
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.mail import Mail, edges_of
-from worker_agent.runtime.operations import Linear
 from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.rank import Part
 from worker_agent.runtime.recorder import HostClock, Recorder
@@ -40,14 +47,16 @@ CASES: dict[str, dict[str, Any]] = {
     "2BP": {"schedule": "1f1b", "split_backward": True},
     "pipedream-2bw": {"schedule": "pipedream-2bw"},
 }
+BY_HAND: dict[str, Any] = {"schedule": "1f1b", "split_backward": False}
+"""What of a case the loop by hand does otherwise: one version of the weights, and the backward as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Microseconds: what every instruction took, by kind, and what of it is the modules' own work."""
+    """Microseconds of every instruction, by kind: in the executor, and in a loop written by hand."""
 
     taken_us: dict[str, list[float]]
-    work_us: dict[str, float]
+    by_hand_us: dict[str, list[float]]
 
 
 class ThreadClock(HostClock):
@@ -128,53 +137,70 @@ def executed(plan: Plan, blocks: int, rank: int, device: torch.device, folder: P
     return recorder.taken_us()
 
 
-def modules_work(blocks: int) -> dict[str, float]:
-    """Microseconds that a middle stage's modules, autograd and the optimizer take when they are called one by one."""
-    layers = linear_layers(count=blocks)
-    parameters = [p for layer in layers for p in layer.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=1e-3, fused=True)
-    gradient, x = torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, WIDTH, requires_grad=True)
-    outputs: list[Tensor] = []
-    operation, onto = Linear(), torch.zeros(WIDTH, WIDTH)
+class ByHand:
+    """The same instructions in a loop that does what torch and gloo must, and nothing beside."""
 
-    def forward() -> None:
-        value = x
-        for layer in layers:
-            value = layer(value)
-        outputs.append(value)
+    def __init__(self, plan: Plan, blocks: int, rank: int) -> None:
+        layers = linear_layers(count=blocks)
+        self._instructions = program_of(plan, batches=BATCHES).streams[rank].instructions
+        self._module = nn.Sequential(*layers)
+        self._optimizer = torch.optim.SGD(self._module.parameters(), lr=1e-3, fused=True)
+        self._recompute = plan.stages[rank].recompute
+        self._x = torch.randn(SAMPLES, WIDTH) if rank == 0 else None
+        self._targets = torch.randn(SAMPLES, WIDTH) if rank == STAGES - 1 else None
+        self._inputs: dict[int, Tensor] = {}
+        self._outputs: dict[int, Tensor] = {}
+        self._gradients: dict[int, Tensor] = {}
+        self._sent: deque[tuple[Any, Tensor]] = deque()
 
-    def without_graph() -> None:
-        with torch.no_grad():
-            forward()
-        outputs.clear()
+    def taken_us(self) -> dict[str, list[float]]:
+        """Microseconds by kind, but for the first batches."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for index, instruction in enumerate(self._instructions):
+            start_s = time.thread_time()
+            self._execute(instruction)
+            if index >= len(self._instructions) // 10:
+                found[type(instruction).__name__].append(1e6 * (time.thread_time() - start_s))
+        while self._sent:
+            self._sent.popleft()[0].wait()
+        return dict(found)
 
-    def backward() -> None:
-        torch.autograd.backward([outputs.pop()], [gradient])
+    def _execute(self, instruction: Instruction) -> None:
+        match instruction:
+            case RecvActivation(microbatch=k, peer=peer):
+                self._inputs[k] = self._receive(peer, 0).requires_grad_()
+            case RecvGradient(microbatch=k, peer=peer):
+                self._gradients[k] = self._receive(peer, 1)
+            case Forward(microbatch=k):
+                with torch.set_grad_enabled(not self._recompute):
+                    self._forward(k)
+            case Recompute(microbatch=k):
+                self._forward(k)
+            case Backward(microbatch=k):
+                gradient = None if self._targets is not None else self._gradients.pop(k)
+                self._outputs.pop(k).backward(gradient)  # type: ignore[no-untyped-call]
+            case SendActivation() | SendGradient():
+                self._send(instruction)
+            case Update():
+                self._optimizer.step()
+                self._optimizer.zero_grad()
 
-    def weights_gradient() -> None:
-        for _ in layers:
-            rows = operation.rows(x.detach(), gradient)
-            operation.weight_gradient(rows, onto, onto)
-            operation.bias_gradient(rows)
+    def _forward(self, k: int) -> None:
+        output = self._module(self._inputs[k] if self._x is None else self._x)
+        self._outputs[k] = output if self._targets is None else nn.functional.mse_loss(output, self._targets)
 
-    def timed(work: Callable[[], None]) -> float:
-        start_s = time.thread_time()
-        work()
-        return 1e6 * (time.thread_time() - start_s)
+    def _receive(self, peer: int, tag: int) -> Tensor:
+        buffer = torch.empty(SAMPLES, WIDTH)
+        dist.recv(buffer, peer, tag=tag)
+        return buffer
 
-    rows = [[timed(work) for work in (forward, backward, weights_gradient, optimizer.step)] for _ in range(500)]
-    forward_us, backward_us, weight_us, step_us = (median(column) for column in zip(*rows, strict=True))
-    input_us = backward_us - weight_us  # what the split leaves to p1
-    first_forward_us = median(timed(without_graph) for _ in range(500))
-    return {
-        "Forward": forward_us,
-        "ForwardWithoutGraph": first_forward_us,
-        "Recompute": forward_us,
-        "Backward": backward_us,
-        "BackwardInput": input_us,
-        "BackwardWeight": weight_us,
-        "Update": step_us,
-    }
+    def _send(self, instruction: SendActivation | SendGradient) -> None:
+        k, forward = instruction.microbatch, isinstance(instruction, SendActivation)
+        tensor = self._outputs[k].detach() if forward else self._inputs.pop(k).grad
+        assert tensor is not None
+        self._sent.append((dist.isend(tensor, instruction.peer, tag=0 if forward else 1), tensor))
+        if len(self._sent) > 2 * STAGES:
+            self._sent.popleft()[0].wait()
 
 
 def main(case: str, blocks: int, folder: Path) -> None:
@@ -182,12 +208,11 @@ def main(case: str, blocks: int, folder: Path) -> None:
     rank = int(os.environ["RANK"])
     device = place_process("cpu", rank, STAGES)
     dist.init_process_group("gloo")
-    plan = plan_for(blocks, **CASES[case])
+    plan, plain = plan_for(blocks, **CASES[case]), plan_for(blocks, **CASES[case] | BY_HAND)
     taken_us = executed(plan, blocks, rank, device, folder)
-    work_us = modules_work(blocks)
-    if plan.recompute:
-        work_us[Forward.__name__] = work_us["ForwardWithoutGraph"]
-    folder.joinpath(f"{rank}.json").write_text(json.dumps(asdict(Figures(taken_us=taken_us, work_us=work_us))))
+    dist.barrier()
+    figures = Figures(taken_us=taken_us, by_hand_us=ByHand(plain, blocks, rank).taken_us())
+    folder.joinpath(f"{rank}.json").write_text(json.dumps(asdict(figures)))
     dist.destroy_process_group()
 
 
