@@ -35,6 +35,7 @@ LIMIT_S = {"kill": 1.0, "stop": 15.0}
 
 _PATIENCE_S, _START_UP_S, _WRITE_S, _LONGEST_STOP_S = 120.0, 2.5, 0.02, 2.0
 _NAMED = re.compile(r"rank (\d+) \(stage")
+_PROGRESS = re.compile(r"step \d+ of \d+, ")
 _AGAIN = re.compile(r"starting again from step (\d+)")
 _PLACED = re.compile(r" (while it started|at (?:its end|\S+) after \d+ of \d+ steps); log: ")
 
@@ -147,7 +148,8 @@ class Run:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.lines.append((time.monotonic(), line.strip()))
+            if _PROGRESS.match(line) is None:
+                self.lines.append((time.monotonic(), line.strip()))
 
 
 def undisturbed(schedule: str, folder: Path) -> Path:
