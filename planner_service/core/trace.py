@@ -28,6 +28,9 @@ from planner_service.core.timeline import Lane, Timeline
 NS_PER_S = 1_000_000_000
 NS_PER_US = 1000
 
+FIRST_TRACK = 1000
+"""The track of rank 0. Perfetto puts a track 0, and one with its process's number, on the same line."""
+
 Message = tuple[bool, int, int]
 """A transfer: whether of a gradient, its microbatch, the stage that sends it. No two of a run are the same."""
 
@@ -177,8 +180,14 @@ def _process(process: int, name: str, drawn: _Drawn, first_flow: int) -> Iterato
 
 def _track(process: int, number: int, lane: Lane) -> Iterator[TraceEvent]:
     title = f"rank {lane.rank} (stage {lane.stage}, replica {lane.replica})"
-    yield {"name": "thread_name", "ph": "M", "pid": process, "tid": lane.rank, "args": {"name": title}}
-    yield {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": lane.rank, "args": {"sort_index": number}}
+    yield {"name": "thread_name", "ph": "M", "pid": process, "tid": FIRST_TRACK + lane.rank, "args": {"name": title}}
+    yield {
+        "name": "thread_sort_index",
+        "ph": "M",
+        "pid": process,
+        "tid": FIRST_TRACK + lane.rank,
+        "args": {"sort_index": number},
+    }
 
 
 def _slice(
@@ -189,7 +198,7 @@ def _slice(
         "cat": _category(instruction),
         "ph": "X",
         "pid": process,
-        "tid": lane.rank,
+        "tid": FIRST_TRACK + lane.rank,
         "ts": placed.start_ns / NS_PER_US,
         "dur": (placed.end_ns - placed.start_ns) / NS_PER_US,
         "args": {"kind": type(instruction).__name__, "memory_bytes": memory_bytes},
@@ -205,7 +214,7 @@ def _flow(phase: str, process: int, rank: int, number: int, at_ns: int, message:
         "ph": phase,
         "id": number,
         "pid": process,
-        "tid": rank,
+        "tid": FIRST_TRACK + rank,
         "ts": at_ns / NS_PER_US,
     }
     if phase == "f":
@@ -218,7 +227,7 @@ def _held(process: int, rank: int, at_ns: int, memory_bytes: int) -> TraceEvent:
         "name": f"memory of rank {rank}",
         "ph": "C",
         "pid": process,
-        "tid": rank,
+        "tid": FIRST_TRACK + rank,
         "ts": at_ns / NS_PER_US,
         "args": {"bytes": memory_bytes},
     }

@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from planner_service.core.predict import predict
+from planner_service.core.trace import FIRST_TRACK
 from planner_service.services import plans
 from planner_service.services.context import Context
 from tests.service.documents import store_plan
@@ -24,7 +25,7 @@ def test_every_instruction_is_an_event_on_its_ranks_track(trace: dict[str, Any])
     tracks: dict[int, list[str]] = {0: [], 1: []}
     for event in trace["traceEvents"]:
         if event["ph"] == "X":
-            tracks[event["tid"]].append(event["name"])
+            tracks[event["tid"] - FIRST_TRACK].append(event["name"])
     assert tracks == {
         0: ["F1", ">F1:1", "F2", ">F2:1", "<B1:1", "B1", "<B2:1", "B2", "U1"],
         1: ["<F1:0", "F1", "B1", ">B1:0", "<F2:0", "F2", "B2", ">B2:0", "U1"],
@@ -40,5 +41,7 @@ def test_times_are_microseconds_and_tracks_are_named(trace: dict[str, Any]) -> N
 
 def test_memory_is_a_counter_a_rank(context: Context, trace: dict[str, Any]) -> None:
     plan = plans.get(context, store_plan(context, batch_size=4))
-    counted = [event["args"]["bytes"] for event in trace["traceEvents"] if event["ph"] == "C" and event["tid"] == 0]
+    counted = [
+        event["args"]["bytes"] for event in trace["traceEvents"] if event["ph"] == "C" and event["tid"] == FIRST_TRACK
+    ]
     assert tuple(counted) == predict(plan, batches=1).lanes[0].memory_bytes
