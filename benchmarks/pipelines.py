@@ -72,7 +72,8 @@ def _show(name: str, own: Found, peer: Found) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contenders", nargs="*", help="beside the peer; all by default")
-    parser.add_argument("--microbatches", type=int, default=MICROBATCHES, help="of a batch")
+    whole = [count for count in range(1, MICROBATCHES_A_ROUND + 1) if MICROBATCHES_A_ROUND % count == 0]
+    parser.add_argument("--microbatches", type=int, default=MICROBATCHES, choices=whole, help="of a batch")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--starts", type=int, default=STARTS)
     arguments = parser.parse_args()
