@@ -50,7 +50,10 @@ class AmongStages:
         gradients = self._weights.gradients()
         shared = [index for index, its in enumerate(self._homes) if its == stages]
         shared.sort(key=lambda index: self._weights.slots[index].name)
-        sums = total([gradients[index] for index in shared], self._groups[stages])
+        slots = self._weights.slots
+        sums = total(
+            [gradients[index] for index in shared], [slots[index].parameter for index in shared], self._groups[stages]
+        )
         for index, gradient in zip(shared, sums, strict=True):
             gradients[index] = gradient
         self._weights.set_gradients(gradients)
@@ -66,7 +69,7 @@ class AmongStages:
         Without a loss scale, raises RunFailedError on all ranks if the norm is not a number.
         """
         pairs = zip(self._weights.gradients(), self._counted, strict=True)
-        squares = squared_norm((g for g, counted in pairs if counted), self._device)
+        squares = squared_norm((g for g, counted in pairs if counted and g is not None), self._device)
         dist.all_reduce(squares)
         norm = math.sqrt(float(squares)) / self.loss_scale
         if math.isfinite(norm):

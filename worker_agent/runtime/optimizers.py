@@ -1,7 +1,7 @@
 """Optimizers by name, as a plan names them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,13 +26,25 @@ def build_optimizer(name: str, parameters: Iterable[Tensor], learning_rate: floa
         case "sgd":
             return torch.optim.SGD(parameters, lr=learning_rate, fused=True)
         case "momentum":
-            return torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9, fused=True)
+            optimizer = torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9, fused=True)
+            optimizer.register_step_pre_hook(_begin_momentum)
+            return optimizer
         case "adam":
             return torch.optim.Adam(parameters, lr=learning_rate, fused=True)
         case "adamw":
             return torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
         case _:
             raise InvalidInputError("optimizer", f"must be one of {', '.join(OPTIMIZERS)}", name)
+
+
+def _begin_momentum(optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+    """Gives weights that have a gradient for the first time a momentum of zero: torch's fused step fails where some of
+    its weights have one and others do not.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def in_buckets(items: Sequence[Item], size_bytes: Callable[[Item], int]) -> Iterator[Sequence[Item]]:

@@ -68,11 +68,13 @@ class Exchange:
         self._missing = [len(bucket) for bucket in buckets]
         self._bucket_of = {place: number for number, bucket in enumerate(buckets) for place in bucket}
         self._under_way: list[tuple[dist.Work | None, Tensor]] = []
+        self._all_there: list[bool] = []
 
     def take(self) -> None:
         """Waits for nothing: has room made for what the source sends."""
         for bucket in self._buckets:
-            size = sum(self._parameters[place].numel() for place in bucket)
+            size = sum(self._parameters[place].numel() for place in bucket) + len(bucket)
+            self._all_there.append(False)
             self._launch(self._parameters[bucket[0]].new_empty(size))
 
     def complete(self, place: int) -> None:
@@ -82,7 +84,7 @@ class Exchange:
             self._launch_next()
 
     def complete_all(self) -> None:
-        """All are complete; those that no backward reached are zero."""
+        """All are complete, also those that no backward reached."""
         while len(self._under_way) < len(self._buckets):
             self._launch_next()
 
@@ -93,27 +95,25 @@ class Exchange:
                 work.wait()
 
     @torch.no_grad()
-    def gradients(self) -> list[Tensor]:
-        """By place, as views of the buckets."""
-        found: dict[int, Tensor] = {}
-        for (_, flat), bucket in zip(self._under_way, self._buckets, strict=True):
+    def gradients(self) -> list[Tensor | None]:
+        """By place, as views of the buckets; None where no replica has one: its optimizer leaves the weight alone."""
+        found: dict[int, Tensor | None] = {}
+        for (_, flat), bucket, all_there in zip(self._under_way, self._buckets, self._all_there, strict=True):
             if self._source is None:
                 flat /= self._group.size()
-            shapes = [self._parameters[place] for place in bucket]
-            views = torch.split(flat, [parameter.numel() for parameter in shapes])
-            for place, like, view in zip(bucket, shapes, views, strict=True):
-                found[place] = view.view_as(like)
+            gradients = unpacked(flat, [self._parameters[place] for place in bucket], all_there=all_there)
+            found |= zip(bucket, gradients, strict=True)
         return [found[place] for place in range(len(self._parameters))]
 
     @torch.no_grad()
     def _launch_next(self) -> None:
         """The gradients' own memory is given back as they are copied."""
-        gradients = []
-        for place in self._buckets[len(self._under_way)]:
-            parameter = self._parameters[place]
-            gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        parameters = [self._parameters[place] for place in self._buckets[len(self._under_way)]]
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
             parameter.grad = None
-        self._launch(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        self._all_there.append(all(gradient is not None for gradient in gradients))
+        self._launch(packed(gradients, parameters))
 
     def _launch(self, flat: Tensor) -> None:
         if self._source is None:
@@ -197,7 +197,7 @@ class Replicas:
         """Whether the exchange for a version has begun."""
         return version in self._exchanges
 
-    def gradients(self, version: int, *, own: bool) -> list[Tensor]:
+    def gradients(self, version: int, *, own: bool) -> list[Tensor | None]:
         """Waits for the exchange for a version, which is then over. This worker's `own` gradients it has: torch keeps
         what it still sends of them, which nobody writes to.
         """
@@ -216,25 +216,49 @@ def _on_each(
     ]
 
 
-def average(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
-    """The gradients' means over the group, as views of one flat buffer a dtype: one exchange each."""
-    return _exchange(gradients, group, shares=group.size())
+def packed(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
+    """Gradients of one dtype as one flat tensor: zeros for those that are None, and at its end a 1 for all others."""
+    there = parameters[0].new_tensor([0.0 if gradient is None else 1.0 for gradient in gradients])
+    pairs = zip(gradients, parameters, strict=True)
+    return torch.cat([*((torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs), there])
 
 
-def total(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
-    """The gradients' sums over the group, the same bit for bit on all of it."""
-    return _exchange(gradients, group, shares=1)
+def unpacked(flat: Tensor, parameters: Sequence[Tensor], *, all_there: bool) -> list[Tensor | None]:
+    """What was packed, summed over a group, as views: None where nobody had a gradient.
+
+    Where it is known that all are there nothing is read: on a GPU that would wait for the device.
+    """
+    *views, there = torch.split(flat, [*(parameter.numel() for parameter in parameters), len(parameters)])
+    reached = [True] * len(parameters) if all_there else [number > 0 for number in there.tolist()]
+    triples = zip(views, parameters, reached, strict=True)
+    return [view.view_as(parameter) if has else None for view, parameter, has in triples]
 
 
-def _exchange(gradients: Sequence[Tensor], group: dist.ProcessGroup, *, shares: int) -> list[Tensor]:
-    exchanged: list[Tensor] = list(gradients)
-    for dtype in sorted({g.dtype for g in gradients}, key=str):
-        chosen = [i for i, g in enumerate(gradients) if g.dtype == dtype]
-        flat = torch.cat([gradients[i].reshape(-1) for i in chosen])
+def average(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
+    """The tensors' means over the group, as views of one flat buffer a dtype: one exchange each."""
+    found: dict[int, Tensor] = {}
+    for chosen in _by_dtype(tensors):
+        flat = torch.cat([tensors[i].reshape(-1) for i in chosen])
         dist.all_reduce(flat, group=group)
-        if shares > 1:
-            flat /= shares
-        views = torch.split(flat, [gradients[i].numel() for i in chosen])
-        for i, view in zip(chosen, views, strict=True):
-            exchanged[i] = view.view_as(gradients[i])
-    return exchanged
+        flat /= group.size()
+        views = torch.split(flat, [tensors[i].numel() for i in chosen])
+        found |= {i: view.view_as(tensors[i]) for i, view in zip(chosen, views, strict=True)}
+    return [found[i] for i in range(len(tensors))]
+
+
+def total(
+    gradients: Sequence[Tensor | None], parameters: Sequence[Tensor], group: dist.ProcessGroup
+) -> list[Tensor | None]:
+    """The gradients' sums over the group, the same bit for bit on all of it; None where nobody has one."""
+    found: dict[int, Tensor | None] = {}
+    for chosen in _by_dtype(parameters):
+        own, shapes = [gradients[i] for i in chosen], [parameters[i] for i in chosen]
+        flat = packed(own, shapes)
+        dist.all_reduce(flat, group=group)
+        found |= zip(chosen, unpacked(flat, shapes, all_there=all(g is not None for g in own)), strict=True)
+    return [found[i] for i in range(len(gradients))]
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    dtypes = sorted({tensor.dtype for tensor in tensors}, key=str)
+    return [[i for i, tensor in enumerate(tensors) if tensor.dtype == dtype] for dtype in dtypes]

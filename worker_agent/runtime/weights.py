@@ -64,7 +64,7 @@ class Weights:
         self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: tuple(slot.parameter for slot in slots)}
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
-        self._gathered: list[Tensor] | None = None
+        self._gathered: list[Tensor | None] | None = None
         self._factor = 1.0
         self._skips = False
         self._learning_rate = learning_rate
@@ -110,16 +110,16 @@ class Weights:
         """The leaves on which gradients gather."""
         return self._graded
 
-    def gradients(self) -> list[Tensor]:
-        """What the next update takes, by slot: zeros where no backward reached a parameter. It leaves the leaves."""
+    def gradients(self) -> list[Tensor | None]:
+        """What the next update takes, by slot: None where no backward reached a parameter. It leaves the leaves."""
         if self._gathered is None:
             leaves, self._graded = self._graded, ()
-            self._gathered = [torch.zeros_like(p) if p.grad is None else p.grad for p in leaves]
+            self._gathered = [leaf.grad for leaf in leaves]
             for leaf in leaves:
                 leaf.grad = None
         return list(self._gathered)
 
-    def set_gradients(self, gradients: Sequence[Tensor]) -> None:
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Says what the next update takes instead of what has gathered on the leaves, which stays there."""
         self._gathered = list(gradients)
 
@@ -158,14 +158,9 @@ class Weights:
 
     def _taken(self) -> list[Tensor | None]:
         """What was gathered, which leaves the leaves. What no backward reached has none: optimizers leave it alone."""
-        if self._gathered is not None:
-            taken, self._gathered = list[Tensor | None](self._gathered), None
-            return taken
-        leaves, self._graded = self._graded, ()
-        gradients = [leaf.grad for leaf in leaves]
-        for leaf in leaves:
-            leaf.grad = None
-        return gradients
+        taken = self.gradients()
+        self._gathered = None
+        return taken
 
     def _target(self, base: Sequence[nn.Parameter], *, keep_base: bool) -> list[nn.Parameter | None]:
         """The leaves of the version to be made: the base's own, those of a retired one with its values, or none yet."""
