@@ -29,7 +29,7 @@ from planner_service.core.schedule.instructions import (
 )
 from tests.worker.runtime.plans import make_plan
 from worker_agent.models.chain import build_model
-from worker_agent.runtime.channel import open_groups
+from worker_agent.runtime.channel import open_lines
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.mail import Mail, edges_of
@@ -114,7 +114,7 @@ def executed(plan: Plan, blocks: int, rank: int, device: torch.device, folder: P
     program = program_of(plan, batches=BATCHES)
     stream = program.streams[rank]
     part = Part(job, program, build_model(spec, seed=0), stream, device)
-    groups = open_groups({edge for s in program.streams for edge in edges_of(s)}, rank)
+    lines = open_lines({edge for s in program.streams for edge in edges_of(s)}, rank)
     recorder = Kinds(ThreadClock())
     inputs, targets = torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, WIDTH)
     status = StatusWriter(folder / f"{rank}.status")
@@ -122,7 +122,7 @@ def executed(plan: Plan, blocks: int, rank: int, device: torch.device, folder: P
         stream=stream,
         stage=part.stage,
         weights=part.weights,
-        mail=Mail(program, rank, groups, device),
+        mail=Mail(program, rank, lines, device),
         replicas=None,
         recorder=recorder,
         hooks=Hooks(

@@ -48,7 +48,7 @@ class Times:
 
 def contender(spec: str, *, split: bool, concatenate: bool) -> Callable[[], Times]:
     """A stage of the model's inner blocks, and one round on it."""
-    blocks = [block.train() for block in build_model(spec, seed=0).blocks[1:-1]]
+    blocks = build_model(spec, seed=0).blocks[1:-1]
     device = torch.device("cpu")
     stage = Stage(
         blocks,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from planner_service.core.errors import InvalidInputError, require, require_count
 from worker_agent.models.spec import call_factory, parse_spec
+from worker_agent.models.values import Value, matching_dtype
 
-Value = Tensor | tuple[Tensor, ...]
 Microbatch = tuple[Value, Value]
 """(inputs, targets)"""
 
@@ -115,7 +115,7 @@ def open_data(spec: str, *, microbatch_size: int, seed: int) -> MicrobatchSource
 
 
 def moved(value: Value, device: torch.device, dtype: torch.dtype) -> Value:
-    """A microbatch's tensors where and as the model computes: floating-point ones in its dtype."""
+    """A microbatch's tensors where and as the model computes: real and complex numbers in its dtype."""
     if isinstance(value, Tensor):
-        return value.to(device, dtype) if value.is_floating_point() else value.to(device)
-    return tuple(tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device) for tensor in value)
+        return value.to(device, matching_dtype(value, dtype))
+    return tuple(tensor.to(device, matching_dtype(tensor, dtype)) for tensor in value)

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from planner_service.core.errors import InvalidInputError, require
+from worker_agent.models.user_code import user_code
 
 Value = int | float | bool | str | None
 
@@ -101,7 +102,8 @@ def call_factory(spec: Spec, *, field: str, **offered: object) -> Any:
     taken = {key: value for key, value in offered.items() if accepts(factory, key) and key not in spec.options}
     reason = misfit(factory, **taken, **spec.options)
     require(reason is None, field, f"must fit the parameters of {spec.target} ({reason})", dict(spec.options))
-    return factory(**taken, **spec.options)
+    with user_code(f"the {field}'s factory {spec.target}"):
+        return factory(**taken, **spec.options)
 
 
 def _module(spec: Spec, field: str) -> Any:
@@ -117,6 +119,9 @@ def _module(spec: Spec, field: str) -> Any:
         raise InvalidInputError(field, rule, spec.scheme) from error
     except (ImportError, SyntaxError) as error:
         raise InvalidInputError(field, f"must name a module that can be imported ({error})", spec.scheme) from error
+    except (Exception, SystemExit) as error:  # a module's own lines may raise anything
+        with user_code(f"the import of {spec.scheme}"):
+            raise error
 
 
 def _options(query: str, field: str) -> dict[str, Value]:

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from planner_service.core.errors import require
-from worker_agent.models.data import Microbatch, Value
+from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
+from worker_agent.models.values import Value, as_values, carries_gradient, matching_dtype
 from worker_agent.profiler.foreign import foreign_code
 from worker_agent.profiler.gpu_kernels import GpuKernels
 from worker_agent.profiler.memory import KeptStorages
 from worker_agent.profiler.operations import Operation, OperationRecorder
-from worker_agent.profiler.passage import as_tuple
 
 UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
 """What Hugging Face's layers hold of their place in the model: it changes nothing that is counted."""
@@ -131,15 +130,14 @@ class _Run:
     def _leaves(self) -> tuple[Tensor, ...]:
         if self.first:
             return self.inputs
-        return tuple(t.detach().requires_grad_(t.is_floating_point()) for t in self.inputs)
+        return tuple(t.detach().requires_grad_(carries_gradient(t)) for t in self.inputs)
 
     def _forward(self, leaves: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Outputs, and the floating-point roots of the graph: the loss is the last block's."""
+        """Outputs, and the roots of the graph that carry gradients: the loss is the last block's."""
         result = self.block(*leaves)
-        outputs = as_tuple(result)
-        require(all(isinstance(t, Tensor) for t in outputs), "model", "must have blocks that return tensors", result)
+        outputs = as_values(result)
         if self.end is None:
-            return outputs, tuple(t for t in outputs if t.is_floating_point())
+            return outputs, tuple(t for t in outputs if carries_gradient(t))
         loss, targets = self.end
         return outputs, (loss(result, targets[0] if len(targets) == 1 else targets),)
 
@@ -165,9 +163,7 @@ def _explained(index: int, block: nn.Module) -> AbstractContextManager[None]:
 
 def _fake(fake: FakeTensorMode, value: Value, floating: torch.dtype) -> tuple[Tensor, ...]:
     with fake:
-        return tuple(
-            torch.empty(t.shape, dtype=floating if t.is_floating_point() else t.dtype) for t in as_tuple(value)
-        )
+        return tuple(torch.empty(t.shape, dtype=matching_dtype(t, floating)) for t in as_values(value))
 
 
 def _shape(tensor: Tensor) -> Hashable:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from planner_service.core.errors import InvalidInputError, PipeplanError
-
-SHOWN_CHARACTERS = 200
+from worker_agent.models.user_code import described
 
 
 @contextmanager
@@ -16,5 +15,4 @@ def foreign_code(field: str, rule: str, value: object) -> Iterator[None]:
     except PipeplanError:
         raise
     except Exception as error:  # a model, its data and its loss are the user's: anything may be raised
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"[:SHOWN_CHARACTERS]
-        raise InvalidInputError(field, f"{rule} ({cause})", value) from error
+        raise InvalidInputError(field, f"{rule} ({described(error)})", value) from error

@@ -15,7 +15,7 @@ from planner_service.core.errors import PipeplanError, RunFailedError
 from worker_agent.profiler.job import ProfileDirectory
 from worker_agent.profiler.progress import OnProgress, following
 from worker_agent.profiler.results import RankFigures, read_figures
-from worker_agent.runtime.results import invalid_input, read_failure
+from worker_agent.runtime.results import RankFailure, invalid_input, read_failure
 from worker_agent.torchrun import one_node
 
 
@@ -31,7 +31,7 @@ def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress)
             start = elastic_launch(one_node(processes, logs), sys.executable)
             start("-m", "worker_agent.profiler.rank", str(directory.root), str(os.getpid()))
     except ChildFailedError as error:
-        raise _explained(directory, error.failures) from None
+        raise _explained(directory, error.failures, processes) from None
     except SignalException as error:
         raise KeyboardInterrupt from error
     found = [read_figures(directory.result(rank)) for rank in range(processes)]
@@ -40,23 +40,41 @@ def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress)
     return tuple(figures for figures in found if figures is not None)
 
 
-def _explained(directory: ProfileDirectory, failures: Mapping[int, ProcessFailure]) -> PipeplanError:
-    """The likeliest cause among the processes that ended: what one said itself, else the first that was not stopped."""
-    said = {rank: failure for rank in failures if (failure := read_failure(directory.failure(rank)))}
-    for rank, failure in sorted(said.items()):
-        if failure.kind == "input":
-            return invalid_input(failure)
-        return RunFailedError(f"profiling failed on rank {rank}: {failure.message}", rank=rank)
-    rank = min(failures, key=lambda r: (failures[r].exitcode == -signal.SIGTERM, failures[r].timestamp, r))
-    return RunFailedError(f"profiling failed on rank {rank}: {_ending(directory, failures[rank], rank)}", rank=rank)
+def _explained(directory: ProfileDirectory, failures: Mapping[int, ProcessFailure], processes: int) -> PipeplanError:
+    """The likeliest cause among the processes that ended; of several equally likely the one that ended first."""
+    codes = {rank: failure.exitcode for rank, failure in failures.items()}
+    codes |= {r: 0 for r in range(processes) if r not in codes and read_figures(directory.result(r)) is None}
+    said = {rank: read_failure(directory.failure(rank)) for rank in codes}
+
+    def innocence(rank: int) -> tuple[int, float, int]:
+        ended_s = failures[rank].timestamp if rank in failures else 0.0
+        return _innocence(codes[rank], said[rank]), ended_s, rank
+
+    culprit = min(codes, key=innocence)
+    words = said[culprit]
+    if words is not None and words.kind == "input":
+        return invalid_input(words)
+    why = words.message if words is not None else _ending(directory, codes[culprit], culprit)
+    return RunFailedError(f"profiling failed on rank {culprit}: {why}; log: {directory.logs}", rank=culprit)
 
 
-def _ending(directory: ProfileDirectory, failure: ProcessFailure, rank: int) -> str:
-    if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        hint = ", as the kernel does when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
-        return f"the process was killed by {name}{hint}; log: {directory.logs}"
-    return f"{_last_line(directory, rank) or f'exit status {failure.exitcode}'}; log: {directory.logs}"
+def _innocence(exit_code: int, said: RankFailure | None) -> int:
+    """The lower, the likelier the cause: wrong input, killed or ended as if all were done, failed and said why, failed
+    without a word, lost a peer, ended by torchrun after another one.
+    """
+    if said is not None:
+        return {"input": 0, "error": 2, "hung": 2, "peer": 4}[said.kind]
+    if exit_code == -signal.SIGTERM:
+        return 5
+    return 3 if exit_code > 0 else 1
+
+
+def _ending(directory: ProfileDirectory, exit_code: int, rank: int) -> str:
+    if exit_code < 0:
+        hint = ", as the kernel does when memory runs out" if exit_code == -signal.SIGKILL else ""
+        return f"the process was killed by {signal.Signals(-exit_code).name}{hint}"
+    said = _last_line(directory, rank) or "it printed nothing"
+    return f"the process ended with exit status {exit_code} before its work was done ({said})"
 
 
 def _last_line(directory: ProfileDirectory, rank: int) -> str:

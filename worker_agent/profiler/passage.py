@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from planner_service.core.errors import require
-from worker_agent.models.data import Value
 from worker_agent.models.losses import Loss
+from worker_agent.models.user_code import user_code
+from worker_agent.models.values import Value, as_values, carries_gradient
 
 Direction = Literal["forward", "backward"]
 Around = Callable[[Direction, int], AbstractContextManager[None]]
@@ -42,18 +42,17 @@ def pass_forward(
 ) -> list[Crossing]:
     """Runs every block on what the one before gave. The loss belongs to the last block, as it does to a last stage."""
     crossings: list[Crossing] = []
-    values = as_tuple(inputs)
+    values = as_values(inputs)
     for index, block in enumerate(blocks):
-        leaves = values if index == 0 else tuple(t.detach().requires_grad_(t.is_floating_point()) for t in values)
+        leaves = values if index == 0 else tuple(t.detach().requires_grad_(carries_gradient(t)) for t in values)
         last = index == len(blocks) - 1
-        with around("forward", index):
+        with user_code(_place(index, block)), around("forward", index):
             result = block(*leaves)
-            roots = (loss(result, targets),) if last else as_tuple(result)
-        values = as_tuple(result)
-        require(all(isinstance(t, Tensor) for t in values), "model", "must have blocks that return tensors", index)
+            values = as_values(result)
+            roots = (loss(result, targets),) if last else values
         size_bytes = sum(tensor.nbytes for tensor in values)
-        floating = tuple(t for t in roots if t.is_floating_point())
-        crossings.append(Crossing(inputs=leaves, roots=floating, output_bytes=size_bytes))
+        graded = tuple(t for t in roots if carries_gradient(t))
+        crossings.append(Crossing(inputs=leaves, roots=graded, output_bytes=size_bytes))
         del result, roots
     return crossings
 
@@ -64,19 +63,18 @@ def pass_backward(crossings: list[Crossing], around: Around) -> None:
     while crossings:
         crossing = crossings.pop()
         pairs = [(root, g) for root, g in zip(crossing.roots, gradients, strict=True) if root.requires_grad]
-        with around("backward", len(crossings)):
+        with user_code(f"the backward of block {len(crossings)}"), around("backward", len(crossings)):
             if pairs:
                 torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
-        wanted = [leaf for leaf in crossing.inputs if leaf.is_floating_point()]
+        wanted = [leaf for leaf in crossing.inputs if carries_gradient(leaf)]
         gradients = tuple(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in wanted)
+
+
+def _place(index: int, block: nn.Module) -> str:
+    return f"block {index} ({type(block).__name__})"
 
 
 @contextmanager
 def nothing_around(direction: Direction, index: int) -> Iterator[None]:
     """An `Around` that does nothing."""
     yield
-
-
-def as_tuple(value: Value) -> tuple[Tensor, ...]:
-    """One tensor or several, as several."""
-    return (value,) if isinstance(value, Tensor) else tuple(value)

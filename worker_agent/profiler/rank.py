@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -12,11 +13,12 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from planner_service.core.errors import InvalidInputError, PipeplanError
+from planner_service.core.errors import PipeplanError
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import Microbatch, MicrobatchSource, moved, open_data
 from worker_agent.models.defaults import DefaultFeed, default_feed
 from worker_agent.models.losses import Loss, build_loss
+from worker_agent.models.user_code import user_code
 from worker_agent.parent import exit_with_parent
 from worker_agent.profiler.blocks import measure_times, measure_without_graph, prepare_gradients
 from worker_agent.profiler.clocks import CLOCK_NAMES, choose_clock
@@ -30,7 +32,7 @@ from worker_agent.profiler.results import BlockFigures, RankFigures, write_figur
 from worker_agent.profiler.split import measure_split
 from worker_agent.profiler.updates import measure_update_s_per_byte, measure_version_s_per_byte, sampled
 from worker_agent.runtime.optimizers import build_optimizer
-from worker_agent.runtime.results import RankFailure
+from worker_agent.runtime.results import failure_of
 from worker_agent.runtime.results import write as write_failure
 
 _SEED = 0
@@ -47,7 +49,7 @@ class ProfilingRank:
         self.progress = progress
         self.dtype: torch.dtype = getattr(torch, job.task.dtype)
         self.chain: Chain = build_model(job.task.model, seed=_SEED, dtype=self.dtype)
-        self.blocks = tuple(block.to(device).train() for block in self.chain.blocks)
+        self.blocks = tuple(block.to(device) for block in self.chain.blocks)
         self.feed = default_feed(self.chain) if job.task.data is None else _named(job.task.data, job.loss)
         self.loss: Loss = build_loss(self.feed.loss)
         self.make_clock = choose_clock(job.clock, device)
@@ -106,7 +108,8 @@ class ProfilingRank:
         return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
 
     def _microbatch(self, source: MicrobatchSource, index: int) -> Microbatch:
-        inputs, targets = source.microbatch(index)
+        with user_code(f"microbatch {index + 1} of the data {self.feed.data}"):
+            inputs, targets = source.microbatch(index)
         return moved(inputs, self.device, self.dtype), moved(targets, self.device, self.dtype)
 
     def _before_round(self, microbatch_size: int, number: int) -> None:
@@ -163,22 +166,21 @@ def profile_rank(directory: ProfileDirectory) -> None:
         write_figures(directory.result(rank), profiling.measure())
 
 
+def _is_torchs(error: BaseException) -> bool:
+    """Whether it came from outside the user's code, where most often another process is gone."""
+    return isinstance(error, RuntimeError) and not isinstance(error, PipeplanError)
+
+
 def main() -> None:
     """The entry point under torchrun: `python -m worker_agent.profiler.rank DIRECTORY LAUNCHER`."""
     directory = ProfileDirectory(root=Path(sys.argv[1]))
     exit_with_parent(int(sys.argv[2]))
     try:
         profile_rank(directory)
-    except InvalidInputError as error:
-        failure = RankFailure(
-            kind="input", message=str(error), field=error.field, rule=error.rule, value=repr(error.value)
-        )
-    except PipeplanError as error:
-        failure = RankFailure(kind="error", message=str(error))
-    else:
-        return
-    write_failure(directory.failure(int(os.environ["RANK"])), failure)
-    raise SystemExit(failure.message)
+    except (Exception, SystemExit) as error:  # whatever ends this process, the launcher must hear of it
+        write_failure(directory.failure(int(os.environ["RANK"])), failure_of(error, peer=_is_torchs(error)))
+        traceback.print_exception(error)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -1,23 +1,33 @@
-"""Channels: tensors from stage to stage. Every directed edge and kind is first in, first out, by itself.
+"""Channels: tensors from stage to stage. Every directed edge and kind is first in, first out, for itself.
 
 With gloo all edges are in the group of all ranks, in which their messages bear a tag: a further group has connections,
-and threads that wake up a hundred times a second. NCCL knows no tags: there every edge has a group.
+and threads that wake up a hundred times a second. NCCL knows no tags: there every edge has a group for its tensors.
 
-The first activation on an edge is preceded by a header that says how many tensors, their shapes and types; after it
-both sides know what comes, receives are posted ahead into buffers that are allocated once and used again.
+A notice announces every message: 16 bytes, from processor to processor, with the number of the message's layout. A
+layout says how many tensors there are, their shapes and types; one that is new on the edge follows its notice. So a
+message may differ from the one before in any way. Receives are posted ahead, of notices and of tensors, into memory
+that is allocated once and used again: as many bytes as the largest message so far had. Before a message that does not
+fit there, the sender fills what the receiver has posted ahead with one byte each.
+
+    sender     notice 0, layout 0, payload   notice 0, payload   notice 1, layout 1, 1 byte, 1 byte, payload
+    receiver   knows nothing, posts payload  2 posted ahead      1 does not fit: empties both, posts payload
 """
 
-import pickle
+import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 RECEIVES_AHEAD = 2
+
+Sizes = tuple[int, ...]
+"""The bytes of a message's tensors."""
+
+Work = dist.Work | None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,10 +42,13 @@ class Edge:
     gradients: bool
     stage: int = 0
 
-    @property
-    def tag(self) -> int:
-        """What tells its messages from those of other edges between the two ranks."""
-        return 2 * self.stage + self.gradients
+    def tag(self, part: int) -> int:
+        """What tells its messages from those of other edges between the two ranks, and its parts from each other."""
+        return 3 * (2 * self.stage + self.gradients) + part
+
+
+PAYLOAD, NOTICE, LAYOUT = range(3)
+"""The parts of an edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,48 +58,119 @@ class Layout:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def empty(self, device: torch.device) -> Tensor:
-        """Memory for it."""
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def on(self, memory: Tensor) -> Tensor:
+        """The tensor that lies in some bytes of memory; it is no view of them, and has changes counted for itself."""
+        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
+        with torch.no_grad():
+            return empty.set_(memory.untyped_storage(), 0, self.shape)  # type: ignore[call-overload,no-any-return]
 
 
-def layouts_of(tensors: Iterable[Tensor]) -> tuple[Layout, ...]:
+Layouts = tuple[Layout, ...]
+
+
+def layouts_of(tensors: Iterable[Tensor]) -> Layouts:
     """The layouts of a message's tensors."""
     return tuple(Layout(tuple(t.shape), t.dtype) for t in tensors)
 
 
-def open_groups(edges: Iterable[Edge], rank: int) -> dict[Edge, dist.ProcessGroup]:
-    """The process groups of the edges that touch a rank. Every rank makes all groups, in the same order."""
-    nccl = dist.get_backend() == "nccl"
-    made = {
-        edge: dist.new_group([edge.source, edge.target], group_desc=str(edge)) if nccl else dist.group.WORLD
-        for edge in sorted(edges)
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The process groups of an edge: one for its tensors, one for what is said about them, on the processor.
+
+    `ahead` is how many payloads may be posted before it is known how large they are.
+    """
+
+    tensors: dist.ProcessGroup
+    notices: dist.ProcessGroup
+    ahead: int = RECEIVES_AHEAD
+
+
+def open_lines(edges: Iterable[Edge], rank: int) -> dict[Edge, Lines]:
+    """The lines of the edges that touch a rank. Every rank makes all groups, in the same order.
+
+    NCCL takes a message into memory of just its size: what comes must be known before a receive is posted.
+    """
+    if dist.get_backend() != "nccl":
+        shared = Lines(_world(), _world())
+        return {edge: shared for edge in edges if rank in (edge.source, edge.target)}
+    notices = dist.new_group(backend="gloo", group_desc="notices")
+    made = {edge: dist.new_group([edge.source, edge.target], group_desc=str(edge)) for edge in sorted(edges)}
+    return {
+        edge: Lines(group, notices, ahead=0)
+        for edge, group in made.items()
+        if group is not None and rank in (edge.source, edge.target)
     }
-    return {edge: group for edge, group in made.items() if group is not None and rank in (edge.source, edge.target)}
+
+
+def _world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None, "the ranks have met"
+    return group
+
+
+class Ahead:
+    """What a receiver has posted ahead: both ends of an edge keep this account, by the same rules, and agree."""
+
+    def __init__(self, messages: int, ahead: int) -> None:
+        self.sizes: Sizes = ()
+        self.posted = 0
+        self._left = messages
+        self._ahead = ahead
+
+    def fits(self, sizes: Sizes) -> bool:
+        """Whether a message's tensors go into what is posted for the next one."""
+        return self.posted > 0 and len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes))
+
+    def empty(self, sizes: Sizes) -> None:
+        """Nothing is posted any more, and then the receive of a message of these sizes."""
+        grows = self._ahead > 0 and len(sizes) == len(self.sizes)
+        self.sizes = tuple(map(max, sizes, self.sizes)) if grows else sizes
+        self.posted = 1
+
+    def pass_on(self) -> int:
+        """The message is through. Returns how many receives are posted in addition."""
+        self._left -= 1
+        self.posted -= 1
+        more = max(min(self._ahead, self._left) - self.posted, 0)
+        self.posted += more
+        return more
 
 
 class Outbox:
-    """The sending end of an edge. A send never waits; its tensors are held until they are through.
+    """The sending end of an edge, for a known number of messages. A send never waits; its tensors are held until they
+    are through.
 
     gloo cannot be asked whether a send is through, only be waited for. But of the messages between two stages, in
     either direction, no more than `window` can be under way: the most microbatches that the earlier stage ever has in
     flight. Whatever was sent before those has arrived, and waiting for it takes no time.
     """
 
-    def __init__(self, edge: Edge, group: dist.ProcessGroup, *, header: bool, window: int) -> None:
+    def __init__(self, edge: Edge, lines: Lines, *, messages: int, window: int) -> None:
         self._edge = edge
-        self._group = group
-        self._header_due = header
+        self._lines = lines
         self._window = window
-        self._pending: deque[list[tuple[dist.Work | None, Tensor]]] = deque()
+        self._notices: dict[Layouts, Tensor] = {}
+        self._ahead = Ahead(messages, lines.ahead)
+        self._pending: deque[list[tuple[Work, Tensor]]] = deque()
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Hands the tensors over, in order."""
-        message = []
-        if self._header_due:
-            message += [self._post(tensor) for tensor in self._header(layouts_of(tensors))]
-            self._header_due = False
-        self._pending.append(message + [self._post(tensor.detach().contiguous()) for tensor in tensors])
+        layouts = layouts_of(tensors)
+        sizes = tuple(layout.bytes for layout in layouts)
+        message = self._announce(layouts)
+        if not self._ahead.fits(sizes):
+            for size in self._ahead.sizes * self._ahead.posted:
+                message += self._post(_one_byte(tensors), size)
+            self._ahead.empty(sizes)
+        for tensor, size in zip(tensors, self._ahead.sizes, strict=True):
+            message += self._post(_bytes_of(tensor) if tensor.nbytes else _one_byte(tensors), size)
+        self._ahead.pass_on()
+        self._pending.append(message)
         while len(self._pending) > self._window:
             self._finish_oldest()
 
@@ -100,66 +184,122 @@ class Outbox:
             if work is not None:
                 work.wait()
 
-    def _header(self, layouts: tuple[Layout, ...]) -> tuple[Tensor, Tensor]:
-        content = torch.frombuffer(bytearray(pickle.dumps(layouts)), dtype=torch.uint8)
-        size = torch.tensor([content.numel()], dtype=torch.int64)
-        return _on(size, self._group), _on(content, self._group)
+    def _announce(self, layouts: Layouts) -> list[tuple[Work, Tensor]]:
+        notice = self._notices.get(layouts)
+        if notice is not None:
+            return [self._say(notice, NOTICE)]
+        number, text = len(self._notices), _written(layouts)
+        self._notices[layouts] = torch.tensor([number, 0])
+        return [self._say(torch.tensor([number, text.numel()]), NOTICE), self._say(text, LAYOUT)]
 
-    def _post(self, tensor: Tensor) -> tuple[dist.Work | None, Tensor]:
-        return dist.isend(tensor, self._edge.target, group=self._group, tag=self._edge.tag), tensor
+    def _say(self, tensor: Tensor, part: int) -> tuple[Work, Tensor]:
+        return dist.isend(tensor, self._edge.target, group=self._lines.notices, tag=self._edge.tag(part)), tensor
+
+    def _post(self, memory: Tensor, posted_bytes: int) -> list[tuple[Work, Tensor]]:
+        """Sends some bytes; where none are expected there is nothing to send."""
+        if posted_bytes == 0:
+            return []
+        work = dist.isend(memory, self._edge.target, group=self._lines.tensors, tag=self._edge.tag(PAYLOAD))
+        return [(work, memory)]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What an inbox received: tensors, in memory that it lends until it is given back."""
+
+    tensors: tuple[Tensor, ...]
+    memory: tuple[Tensor, ...]
 
 
 class Inbox:
-    """The receiving end of an edge for a known number of messages. Receives are posted ahead once shapes are known."""
+    """The receiving end of an edge, for a known number of messages."""
 
-    def __init__(self, edge: Edge, group: dist.ProcessGroup, *, messages: int, device: torch.device) -> None:
+    def __init__(self, edge: Edge, lines: Lines, *, messages: int, device: torch.device) -> None:
         self._edge = edge
-        self._group = group
+        self._lines = lines
         self._device = device
-        self._unposted = messages
-        self._layouts: tuple[Layout, ...] | None = None
-        self._posted: deque[list[tuple[dist.Work | None, Tensor]]] = deque()
-        self._free: list[list[Tensor]] = []
+        self._unannounced = messages
+        self._notices: deque[tuple[Work, Tensor]] = deque()
+        self._layouts: list[Layouts] = []
+        self._ahead = Ahead(messages, lines.ahead)
+        self._posted: deque[list[tuple[Work, Tensor]]] = deque()
+        self._free: list[tuple[Tensor, ...]] = []
+        self._listen()
 
-    def expect(self, layouts: tuple[Layout, ...]) -> None:
-        """Says what every message holds, where that is known without a header."""
-        if self._layouts is None:
-            self._layouts = layouts
-            self._post_ahead()
+    def receive(self) -> Message:
+        """Waits for the next message."""
+        layouts = self._next_layouts()
+        sizes = tuple(layout.bytes for layout in layouts)
+        if not self._ahead.fits(sizes):
+            while self._posted:
+                self._arrived()
+            self._ahead.empty(sizes)
+            self._free.clear()
+            self._post()
+        memory = self._arrived()
+        for _ in range(self._ahead.pass_on()):
+            self._post()
+        return Message(tuple(layout.on(m) for layout, m in zip(layouts, memory, strict=True)), memory)
 
-    def receive(self) -> list[Tensor]:
-        """Waits for the next message. Its tensors are buffers: `release` gives them back."""
-        if self._layouts is None:
-            self.expect(self._receive_header())
+    def release(self, message: Message) -> None:
+        """Takes a message's memory back, to use it again."""
+        if tuple(memory.nbytes for memory in message.memory) == self._ahead.sizes:
+            self._free.append(message.memory)
+
+    def _next_layouts(self) -> Layouts:
+        work, notice = self._notices.popleft()
+        if work is not None:
+            work.wait()
+        number, size = notice.tolist()
+        if size:
+            text = torch.empty(size, dtype=torch.uint8)
+            dist.recv(text, self._edge.source, group=self._lines.notices, tag=self._edge.tag(LAYOUT))
+            self._layouts.append(_read(text))
+        self._listen()
+        return self._layouts[int(number)]
+
+    def _listen(self) -> None:
+        """Posts the receives of notices ahead."""
+        while self._unannounced and len(self._notices) < RECEIVES_AHEAD:
+            notice = torch.empty(2, dtype=torch.int64)
+            group, tag = self._lines.notices, self._edge.tag(NOTICE)
+            self._notices.append((dist.irecv(notice, self._edge.source, group=group, tag=tag), notice))
+            self._unannounced -= 1
+
+    def _post(self) -> None:
+        sizes = self._ahead.sizes
+        memory = self._free.pop() if self._free else tuple(self._new(size) for size in sizes)
+        group, tag = self._lines.tensors, self._edge.tag(PAYLOAD)
+        self._posted.append(
+            [(dist.irecv(m, self._edge.source, group=group, tag=tag) if m.nbytes else None, m) for m in memory]
+        )
+
+    def _arrived(self) -> tuple[Tensor, ...]:
+        """The memory of the oldest posted receive, once what was sent is in it."""
         message = self._posted.popleft()
         for work, _ in message:
             if work is not None:
                 work.wait()
-        self._post_ahead()
-        return [tensor for _, tensor in message]
+        return tuple(memory for _, memory in message)
 
-    def release(self, tensors: list[Tensor]) -> None:
-        """Gives a message's buffers back to be used again."""
-        self._free.append(tensors)
-
-    def _post_ahead(self) -> None:
-        while self._unposted and len(self._posted) < RECEIVES_AHEAD:
-            tensors = self._free.pop() if self._free else [lay.empty(self._device) for lay in self._layouts or ()]
-            self._posted.append([(self._post(t), t) for t in tensors])
-            self._unposted -= 1
-
-    def _post(self, tensor: Tensor) -> dist.Work | None:
-        return dist.irecv(tensor, self._edge.source, group=self._group, tag=self._edge.tag)
-
-    def _receive_header(self) -> tuple[Layout, ...]:
-        size = _on(torch.empty(1, dtype=torch.int64), self._group)
-        dist.recv(size, self._edge.source, group=self._group, tag=self._edge.tag)
-        content = _on(torch.empty(int(size.item()), dtype=torch.uint8), self._group)
-        dist.recv(content, self._edge.source, group=self._group, tag=self._edge.tag)
-        layouts: Any = pickle.loads(content.cpu().numpy().tobytes())
-        return tuple(layouts)
+    def _new(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
 
-def _on(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The tensor where the group's backend can send it from."""
-    return tensor.cuda() if dist.get_backend(group) == "nccl" else tensor
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """A tensor's numbers, in order, as bytes: what a lazy conjugate or negative stands for, not what it looks at."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _one_byte(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.zeros(1, dtype=torch.uint8, device=tensors[0].device)
+
+
+def _written(layouts: Layouts) -> Tensor:
+    text = json.dumps([[list(layout.shape), str(layout.dtype).removeprefix("torch.")] for layout in layouts])
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _read(text: Tensor) -> Layouts:
+    described: list[tuple[list[int], str]] = json.loads(text.numpy().tobytes())
+    return tuple(Layout(tuple(shape), getattr(torch, dtype)) for shape, dtype in described)

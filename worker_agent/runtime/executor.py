@@ -29,6 +29,7 @@ from planner_service.core.schedule.instructions import (
 )
 from planner_service.core.schedule.program import Stream
 from planner_service.core.schedule.repeating import retirements
+from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
@@ -86,8 +87,8 @@ class Executor:
         self._targets = targets
         self._update_microbatches = update_microbatches
         self._among_stages = among_stages
-        self._received: dict[int, list[Tensor]] = {}
-        self._gradients: dict[int, list[Tensor]] = {}
+        self._received: dict[int, Tensors] = {}
+        self._gradients: dict[int, Tensors] = {}
         self._outgoing: dict[int, Tensors] = {}
         self._outgoing_gradients: dict[int, Tensors] = {}
         self._losses: list[Tensor] = []
@@ -150,7 +151,7 @@ class Executor:
 
     def _inputs_of(self, k: int) -> Tensors:
         if self._inputs is None:
-            return tuple(t.detach().requires_grad_(t.is_floating_point()) for t in self._received.pop(k))
+            return tuple(t.detach().requires_grad_(carries_gradient(t)) for t in self._received.pop(k))
         inputs = self._inputs(k)
         return inputs if isinstance(inputs, tuple) else (inputs,)
 
@@ -234,12 +235,12 @@ class Executor:
     def held_bytes(self) -> int:
         """Bytes of versions, sets of gradients, optimizer states, and microbatches kept whole, by input, or for p2."""
         stage, weights, kept = self._stage, self._weights, self._stage.kept.values()
-        graphs = sum(1 for k in kept if k.roots)
+        graphs = sum(k.activation_bytes for k in kept if k.roots)
         inputs = sum(t.nbytes for k in kept if not k.roots for t in k.inputs)
-        deferred = len(stage.deferred) * (stage.weight_gradient_bytes or 0)
+        deferred = sum(stage.deferred_bytes.values())
         gradient_sets = max(len(self._exchanged) + self._gathers, 1)
         fixed = gradient_sets * weights.version_bytes + weights.master_bytes + weights.optimizer_bytes
-        return fixed + weights.live_bytes + graphs * stage.activation_bytes + inputs + deferred
+        return fixed + weights.live_bytes + graphs + inputs + deferred
 
 
 def run_together(executors: Sequence[Executor], instructions: Sequence[Instruction]) -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from planner_service.core.errors import InvalidInputError, RunFailedError
 from planner_service.core.schedule.instructions import Checkpoint, Update, is_compute
 from planner_service.core.schedule.program import Program
 from planner_service.core.schedule.text import format_instruction
+from worker_agent.models.user_code import described
 from worker_agent.place import OtherNodeError, Place
 from worker_agent.runtime.hung import hunting
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.manifest import clear
 from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, read_status
-from worker_agent.runtime.torch_errors import cause_of
 from worker_agent.runtime.watch import OnProgress, watching
 from worker_agent.torchrun import node_of
 
@@ -79,15 +79,13 @@ def _run_ranks(job: RunJob, path: Path, on_progress: OnProgress, place: Place | 
             start("-m", "worker_agent.runtime.start", str(path), str(os.getpid()))
     except ChildFailedError as error:
         begun = replace(read_job(path), out=job.out)  # where the first node began is not known before
-        raise _culprit(begun, error.failures, place) from None
+        raise _culprit(begun, error.failures, here, place) from None
     except SignalException as error:
         raise KeyboardInterrupt from error
     except (DistError, RendezvousError) as error:
         if place is None:
             raise
-        raise OtherNodeError(
-            f"the nodes did not meet at {place.address}:{place.port}: {cause_of(RuntimeError(str(error)))}"
-        ) from error
+        raise OtherNodeError(f"the nodes did not meet at {place.address}:{place.port}: {described(error)}") from error
 
 
 def _result(path: Path, place: Place | None) -> RankResult | None:
@@ -114,12 +112,17 @@ class _End:
         return self.said is not None and self.said.kind == "hung"
 
     @property
+    def left(self) -> bool:
+        """Whether its process ended as if all were done, which it was not."""
+        return self.exit_code == 0 and self.said is None
+
+    @property
     def suspicion(self) -> int:
-        """The higher, the likelier the cause: hung, killed, failed by itself, ended by SIGTERM (as torchrun ends the
-        others), lost a peer."""
+        """The higher, the likelier the cause: hung, killed or ended as if all were done, failed by itself, ended by
+        SIGTERM (as torchrun ends the others), lost a peer."""
         if self.hung:
             return 4
-        if self.exit_code < 0 and self.exit_code != -signal.SIGTERM:
+        if self.left or (self.exit_code < 0 and self.exit_code != -signal.SIGTERM):
             return 3
         if self.said is None:
             return 2 if self.exit_code > 0 else 1
@@ -127,11 +130,13 @@ class _End:
 
 
 def _culprit(
-    job: RunJob, failures: Mapping[int, ProcessFailure], place: Place | None
+    job: RunJob, failures: Mapping[int, ProcessFailure], here: Iterable[int], place: Place | None
 ) -> RunFailedError | InvalidInputError:
+    """What the launcher raises. Ranks that torchrun does not count among the failed ones have ended with status 0."""
+    codes = {rank: failure.exitcode for rank, failure in failures.items()}
+    codes |= {rank: 0 for rank in here if rank not in codes and not job.directory.result(rank).exists()}
     ends = [
-        _End(rank=rank, exit_code=failure.exitcode, said=read_failure(job.directory.failure(rank)))
-        for rank, failure in failures.items()
+        _End(rank=rank, exit_code=code, said=read_failure(job.directory.failure(rank))) for rank, code in codes.items()
     ]
     worst = max(ends, key=lambda end: end.suspicion)  # of several the first: torchrun found it failed before others
     if worst.said is not None and worst.said.kind == "input":
@@ -180,6 +185,8 @@ def _ending(end: _End, log: Path) -> str:
         name = signal.Signals(-end.exit_code).name
         hint = ", as the kernel does when memory runs out," if end.exit_code == -signal.SIGKILL else ""
         return f"was killed by {name}{hint}"
+    if end.left:
+        return f"ended its process with exit status 0 before its work was done ({_last_line(log)})"
     if end.said is None:
         return f"ended with exit status {end.exit_code} ({_last_line(log)})"
     return f"failed ({end.said.message})"

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from planner_service.core.schedule.footprint import footprints
@@ -18,7 +17,7 @@ from planner_service.core.schedule.instructions import (
 from planner_service.core.schedule.long_program import brief
 from planner_service.core.schedule.program import Program, Stream
 from planner_service.core.schedule.repeating import counted
-from worker_agent.runtime.channel import Edge, Inbox, Outbox, layouts_of
+from worker_agent.runtime.channel import Edge, Inbox, Lines, Message, Outbox
 
 
 def edges_of(stream: Stream) -> Counter[Edge]:
@@ -52,7 +51,7 @@ class Mail:
         self,
         program: Program,
         rank: int,
-        groups: Mapping[Edge, dist.ProcessGroup],
+        lines: Mapping[Edge, Lines],
         device: torch.device,
         *,
         chunk: int = 0,
@@ -62,40 +61,38 @@ class Mail:
         self._stage = stream.stage
         self._outboxes: dict[Edge, Outbox] = {}
         self._inboxes: dict[Edge, Inbox] = {}
-        self._borrowed: dict[int, list[tuple[Inbox, list[Tensor]]]] = {}
+        self._borrowed: dict[int, list[tuple[Inbox, Message]]] = {}
         for edge, messages in edges_of(stream).items():
             if edge.source == stream.rank:
                 window = _most_in_flight(program, edge)
-                self._outboxes[edge] = Outbox(edge, groups[edge], header=not edge.gradients, window=window)
+                self._outboxes[edge] = Outbox(edge, lines[edge], messages=messages, window=window)
             else:
-                self._inboxes[edge] = Inbox(edge, groups[edge], messages=messages, device=device)
+                self._inboxes[edge] = Inbox(edge, lines[edge], messages=messages, device=device)
 
     def send_activation(self, peer: int, tensors: Sequence[Tensor]) -> None:
-        """Sends a stage's outputs on. From here on it is known what gradients will come back."""
+        """Sends a stage's outputs on."""
         self._outboxes[Edge(self._rank, peer, gradients=False, stage=self._stage)].send(tensors)
-        back = Edge(peer, self._rank, gradients=True, stage=self._stage + 1)
-        self._inboxes[back].expect(layouts_of(_floating(tensors)))
 
     def send_gradient(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Sends the gradients of a stage's inputs back."""
         self._outboxes[Edge(self._rank, peer, gradients=True, stage=self._stage)].send(tensors)
 
-    def receive_activation(self, microbatch: int, peer: int) -> list[Tensor]:
+    def receive_activation(self, microbatch: int, peer: int) -> tuple[Tensor, ...]:
         """Waits for a stage's inputs; they stay valid until the microbatch is released."""
         return self._receive(microbatch, Edge(peer, self._rank, gradients=False, stage=self._stage - 1))
 
-    def receive_gradient(self, microbatch: int, peer: int) -> list[Tensor]:
+    def receive_gradient(self, microbatch: int, peer: int) -> tuple[Tensor, ...]:
         """Waits for the gradients of a stage's outputs; they stay valid until the microbatch is released."""
         return self._receive(microbatch, Edge(peer, self._rank, gradients=True, stage=self._stage + 1))
 
     def release(self, microbatch: int, *, kept: Set[int] = frozenset()) -> None:
         """Gives the microbatch's buffers back, to receive others, but for messages in memory that is `kept`."""
         held = []
-        for inbox, tensors in self._borrowed.pop(microbatch, ()):
-            if any(t.untyped_storage().data_ptr() in kept for t in tensors):
-                held.append((inbox, tensors))
+        for inbox, message in self._borrowed.pop(microbatch, ()):
+            if any(memory.data_ptr() in kept for memory in message.memory):
+                held.append((inbox, message))
             else:
-                inbox.release(tensors)
+                inbox.release(message)
         if held:
             self._borrowed[microbatch] = held
 
@@ -104,11 +101,11 @@ class Mail:
         for outbox in self._outboxes.values():
             outbox.flush()
 
-    def _receive(self, microbatch: int, edge: Edge) -> list[Tensor]:
+    def _receive(self, microbatch: int, edge: Edge) -> tuple[Tensor, ...]:
         inbox = self._inboxes[edge]
-        tensors = inbox.receive()
-        self._borrowed.setdefault(microbatch, []).append((inbox, tensors))
-        return tensors
+        message = inbox.receive()
+        self._borrowed.setdefault(microbatch, []).append((inbox, message))
+        return message.tensors
 
 
 def _most_in_flight(program: Program, edge: Edge) -> int:
@@ -118,7 +115,3 @@ def _most_in_flight(program: Program, edge: Edge) -> int:
     stream = program.stage_streams(program.streams[rank])[stage // program.pipeline.span]
     held = footprints(stream.instructions, recompute=program.pipeline.recomputes(stream.stage))
     return max(h.in_flight for h in held)
-
-
-def _floating(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t for t in tensors if t.is_floating_point()]

@@ -5,6 +5,7 @@ import math
 import os
 import resource
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError, require
+from planner_service.core.errors import PipeplanError, RunFailedError, require
 from planner_service.core.schedule.check import check
 from planner_service.core.schedule.footprint import first_versions
 from planner_service.core.schedule.instructions import (
@@ -37,10 +38,11 @@ from planner_service.core.schedule.text import format_instruction
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import moved, open_data
 from worker_agent.models.losses import build_loss
+from worker_agent.models.user_code import described, user_code
 from worker_agent.runtime import checkpoint, results
 from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.batches import BatchLog
-from worker_agent.runtime.channel import open_groups
+from worker_agent.runtime.channel import open_lines
 from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.loss_scale import LossScale
@@ -50,11 +52,10 @@ from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.recorder import Recorder, clock_for, common_start_s
 from worker_agent.runtime.replicas import open_replica_group
-from worker_agent.runtime.results import RankFailure, RankResult
+from worker_agent.runtime.results import RankResult, failure_of
 from worker_agent.runtime.stage import Stage
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, StatusWriter, read_status
 from worker_agent.runtime.tied import open_tied_groups, stages_of, tied_groups
-from worker_agent.runtime.torch_errors import cause_of
 from worker_agent.runtime.weights import Weights, find_slots
 
 
@@ -67,7 +68,7 @@ class Part:
         updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
         homes = stages_of(job.plan, chain)
         instructions = shortened(stream.instructions)
-        self.blocks = [block.to(device).train() for block in chain.blocks[plan_stage.start : plan_stage.stop]]
+        self.blocks = [block.to(device) for block in chain.blocks[plan_stage.start : plan_stage.stop]]
         self.first = stream.stage == 0
         self.last = stream.stage == job.plan.depth - 1
         self.stage = Stage(
@@ -81,6 +82,7 @@ class Part:
             concatenate=job.concatenate,
             minibatch_statistics=job.minibatch_statistics,
             autocast=getattr(torch, job.autocast) if job.autocast else None,
+            block_names=chain.block_names[plan_stage.start : plan_stage.stop],
         )
         names = chain.names()
         self.weights = Weights(
@@ -126,13 +128,13 @@ class Rank:
         streams = [part for stream in self.program.streams for part in self.program.stage_streams(stream)]
         edges = {edge for stream in streams for edge in edges_of(stream)}
         status.at(MEETING)
-        groups = open_groups(edges, self.stream.rank)
+        lines = open_lines(edges, self.stream.rank)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
         among_stages = [self._among_stages(part) for part in self.parts]
         status.at(STARTING)
         feeds = self._feeds()
         mails = [
-            Mail(self.program, self.stream.rank, groups, self.device, chunk=chunk) for chunk in range(len(self.parts))
+            Mail(self.program, self.stream.rank, lines, self.device, chunk=chunk) for chunk in range(len(self.parts))
         ]
         gc.collect()
         status.at(MEETING)
@@ -236,7 +238,8 @@ class Rank:
 
         @lru_cache(maxsize=1)
         def microbatch(k: int) -> tuple[Any, Any]:
-            inputs, targets = source.microbatch(k - 1)
+            with user_code(f"microbatch {k} of the data {self.job.data}"):
+                inputs, targets = source.microbatch(k - 1)
             return moved(inputs, self.device, dtype), moved(targets, self.device, dtype)
 
         return (lambda k: microbatch(k)[0]), (lambda k: microbatch(k)[1])
@@ -301,19 +304,19 @@ def _explained(error: RuntimeError, instructions: Sequence[Instruction], status:
     """What a failure inside torch means: at a transfer the other side is gone, elsewhere the model or device failed."""
     now = read_status(status)
     index = now.instruction if now else STARTING
-    first_line = cause_of(error)
+    cause = described(error)
     if index == ENDING:
-        return PeerLostError(f"another rank was lost at the end: {first_line}", rank=rank)
+        return PeerLostError(f"another rank was lost at the end: {cause}", rank=rank)
     if index < 0:
         several = int(os.environ["WORLD_SIZE"]) > int(os.environ["LOCAL_WORLD_SIZE"])
         # where all meet, and among nodes anywhere, most often another one is gone
         failure = PeerLostError if several or index == MEETING else RunFailedError
-        return failure(f"starting failed: {first_line}", rank=rank)
+        return failure(f"starting failed: {cause}", rank=rank)
     instruction = instructions[index]
     waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, _EXCHANGES))
     if waits or index == len(instructions) - 1:
-        return PeerLostError(f"another rank was lost at {format_instruction(instruction)}: {first_line}", rank=rank)
-    return RunFailedError(f"{format_instruction(instruction)} failed: {first_line}", rank=rank)
+        return PeerLostError(f"another rank was lost at {format_instruction(instruction)}: {cause}", rank=rank)
+    return RunFailedError(f"{format_instruction(instruction)} failed: {cause}", rank=rank)
 
 
 _EXCHANGES = (StartReduce, ReduceGradients, ReduceTied, ReduceNorm)
@@ -331,18 +334,10 @@ def main(path: Path, status: StatusWriter) -> None:
     results.reserve(job.directory.failure(rank))
     try:
         run_rank(job, rank, local_rank, status)
-    except InvalidInputError as error:
-        failure = RankFailure(
-            kind="input", message=str(error), field=error.field, rule=error.rule, value=repr(error.value)
-        )
-    except PeerLostError as error:
-        failure = RankFailure(kind="peer", message=str(error))
-    except PipeplanError as error:
-        failure = RankFailure(kind="error", message=str(error))
-    else:
-        return
-    results.write(job.directory.failure(rank), failure)
-    raise SystemExit(failure.message)
+    except (Exception, SystemExit) as error:  # whatever ends this process, the launcher must hear of it
+        results.write(job.directory.failure(rank), failure_of(error, peer=isinstance(error, PeerLostError)))
+        traceback.print_exception(error)
+        raise SystemExit(1) from None
 
 
 def _redirect_output(log: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from planner_service.contract.documents import dump, parse
-from planner_service.core.errors import InvalidInputError, RunFailedError
+from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError
 from planner_service.core.profile import STRICT
 from planner_service.core.timeline import Lane
+from worker_agent.models.user_code import described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,15 @@ class RankFailure:
     value: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
+
+
+def failure_of(error: BaseException, *, peer: bool = False) -> RankFailure:
+    """The last word of a process that an error ends; `peer`: it is that of a rank that waited for a lost one."""
+    if isinstance(error, InvalidInputError):
+        value = repr(error.value)
+        return RankFailure(kind="input", message=str(error), field=error.field, rule=error.rule, value=value)
+    message = str(error) if isinstance(error, PipeplanError) else described(error)
+    return RankFailure(kind="peer" if peer else "error", message=message)
 
 
 _RESERVE_BYTES = 8192

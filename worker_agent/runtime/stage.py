@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
+from planner_service.core.errors import RunFailedError
+from worker_agent.models.user_code import user_code
+from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.runtime.backward import Added, Deferred, Split, add_weight_gradients
-from worker_agent.runtime.statistics import MinibatchStatistics, nothing_noted
+from worker_agent.runtime.buffers import Buffers, Snapshot
+from worker_agent.runtime.channel import Layouts, layouts_of
+from worker_agent.runtime.statistics import MinibatchStatistics
 
 Tensors = tuple[Tensor, ...]
 Criterion = Callable[[Any, Any], Tensor]
@@ -25,15 +31,18 @@ Criterion = Callable[[Any, Any], Tensor]
 class Kept:
     """What one microbatch keeps: its inputs (leaves of its graph), its targets, and the graph's roots by their edges.
 
-    A root stands for a floating-point output, None where nothing trainable leads to it. The outputs themselves are not
-    kept: the next stage has them, and the backward needs their place in the graph only. `split` is there where the
-    backward is split in two.
+    A root stands for an output that carries a gradient, None where nothing trainable leads to it. The outputs
+    themselves are not kept: the next stage has them, and the backward needs their place in the graph only. `split` is
+    there where the backward is split in two, `buffers` where the forward is to be run again. `activation_bytes` are
+    those of the storages that the graph keeps.
     """
 
     inputs: Tensors
     targets: Any = None
     roots: list[Any] = field(default_factory=list)
     split: Split | None = None
+    buffers: Snapshot | None = None
+    activation_bytes: int = 0
 
     def splitting(self, *, deferring: bool) -> AbstractContextManager[None]:
         """What is to be active in the forward with a graph and, deferring, in the backward."""
@@ -47,7 +56,8 @@ class Stage:
     microbatch and the block, whoever computes it and how often, so that recomputation, resumption and any partition
     give the same. What modules note about the data is noted once a microbatch; with `minibatch_statistics` batch norm's
     running statistics are those of minibatches.
-    With `autocast` blocks and criterion compute in that type what torch computes in it.
+    With `autocast` blocks and criterion compute in that type what torch computes in it. What blocks and criterion raise
+    is a UserCodeError that names the block, with its name in `block_names`.
     """
 
     def __init__(
@@ -63,21 +73,28 @@ class Stage:
         concatenate: bool = False,
         minibatch_statistics: bool = False,
         autocast: torch.dtype | None = None,
+        block_names: Sequence[str] = (),
     ) -> None:
         self.blocks = tuple(blocks)
         self.criterion = criterion
         self.recompute = recompute
         self.kept: dict[int, Kept] = {}
         self.deferred: dict[int, list[Deferred]] = {}
-        self.activation_bytes = 0
-        self.weight_gradient_bytes: int | None = None
+        self.deferred_bytes: dict[int, int] = {}
         self._split_backward = split_backward
         self._concatenate = concatenate
         self._statistics = MinibatchStatistics(self.blocks) if minibatch_statistics else None
         self._autocast = autocast
         self._device = device
         self._changes_inputs: bool | None = None
-        self._measured = False
+        self._buffers = Buffers(self.blocks) if recompute else None
+        self._kept_bytes: dict[Layouts, int] = {}
+        self._left_out_bytes: dict[Layouts, int] = {}
+        self._in_backward_of = 0
+        self._gradients_are_dense = False
+        numbers = range(first_block, first_block + len(self.blocks))
+        names = block_names or [type(block).__name__ for block in self.blocks]
+        self._titles = tuple(f"block {number} ({name})" for number, name in zip(numbers, names, strict=True))
         self._places = [(m._parameters, name) for block in blocks for m in block.modules() for name in m._parameters]
         self._first_block = first_block
         self._seed = seed
@@ -86,6 +103,8 @@ class Stage:
     def forward(self, microbatch: int, inputs: Tensors, targets: Any = None) -> Tensors:
         """The stage's outputs, or its loss if it has the criterion. Keeps the graph, with recompute the inputs."""
         kept = self.kept[microbatch] = Kept(inputs, targets)
+        if self._buffers:
+            kept.buffers = self._buffers.snapshot()
         with self._statistics.noting() if self._statistics else nullcontext():
             if self.recompute:
                 return self._run_without_graph(microbatch, kept)
@@ -93,34 +112,59 @@ class Stage:
 
     def recompute_forward(self, microbatch: int) -> None:
         """Runs the forward again from the kept inputs, with the same random state, and keeps the graph."""
-        with nothing_noted(self.blocks):
-            self._run_with_graph(microbatch, self.kept[microbatch])
+        kept = self.kept[microbatch]
+        if self._buffers is None or kept.buffers is None:
+            raise RunFailedError("a recomputation on a stage that is not to recompute")
+        with self._buffers.as_of(kept.buffers):
+            self._run_with_graph(microbatch, kept)
+        kept.buffers = None
 
     def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
-        """Adds to the weights' gradients; returns those of the floating-point inputs, in memory of their own.
+        """Adds to the weights' gradients; returns those of the inputs that carry one, in memory of their own.
 
-        `gradients` holds one tensor for every floating-point output.
+        `gradients` holds one tensor for every output that carries a gradient.
         """
         kept = self.kept.pop(microbatch)
         reached = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root is not None]
         if reached:
             with kept.splitting(deferring=True):
-                torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
+                self._backward([root for root, _ in reached], [gradient for _, gradient in reached])
         if kept.split:
-            self._defer(microbatch, kept.split.deferred)
+            self._defer(microbatch, layouts_of(kept.inputs), kept.split.deferred)
         given = {gradient.untyped_storage().data_ptr() for gradient in gradients}
-        return tuple(_gradient_of(t, given) for t in kept.inputs if t.is_floating_point())
+        return tuple(_gradient_of(t, given) for t in kept.inputs if carries_gradient(t))
+
+    def _backward(self, roots: list[Any], gradients: list[Tensor]) -> None:
+        self._in_backward_of = len(self.blocks)
+        try:
+            torch.autograd.backward(roots, gradients)
+        except Exception as error:  # a block's own backward may raise anything
+            place = "the loss" if self._in_backward_of == len(self.blocks) else self._titles[self._in_backward_of]
+            with user_code(f"the backward of {place}"):
+                raise error
+        if not self._gradients_are_dense:
+            self._require_dense_gradients()
+
+    def _require_dense_gradients(self) -> None:
+        """Raises RunFailedError where the first backward leaves a sparse gradient: exchanges and updates take none."""
+        for title, block in zip(self._titles, self.blocks, strict=True):
+            for name, parameter in block.named_parameters():
+                if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                    raise RunFailedError(f"the gradient of {name} in {title} is sparse: give it a dense one")
+        self._gradients_are_dense = True
 
     def waiting(self, microbatches: Iterable[int]) -> Counter[nn.Parameter]:
         """How often something is still to be added to each gradient that these microbatches' backwards left out."""
         return Counter(parameter for k in microbatches for call in self.deferred[k] for parameter in call.parameters())
 
-    def backward_weight(self, microbatches: Iterable[int], added: Added = lambda _: None) -> None:
+    def backward_weight(self, microbatches: Sequence[int], added: Added = lambda _: None) -> None:
         """Adds what the backwards of these microbatches left out, and keeps nothing of them any more.
 
         `added` is called as often for every parameter as `waiting` has counted.
         """
         deferred = [self.deferred.pop(k) for k in microbatches]
+        for k in microbatches:
+            del self.deferred_bytes[k]
         add_weight_gradients(deferred, concatenate=self._concatenate, added=added)
 
     def reduce_statistics(self, group: dist.ProcessGroup) -> None:
@@ -137,12 +181,13 @@ class Stage:
         """The addresses of the memory that the microbatch's weight gradients still need."""
         return frozenset(address for call in self.deferred.get(microbatch, ()) for address in call.storages())
 
-    def _defer(self, microbatch: int, deferred: list[Deferred]) -> None:
+    def _defer(self, microbatch: int, layouts: Layouts, deferred: list[Deferred]) -> None:
         self.deferred[microbatch] = deferred
-        if self.weight_gradient_bytes is None:
+        if layouts not in self._left_out_bytes:
             storages = {address: size for call in deferred for address, size in call.storages().items()}
             owned = self._owned_storages()
-            self.weight_gradient_bytes = sum(size for address, size in storages.items() if address not in owned)
+            self._left_out_bytes[layouts] = sum(size for address, size in storages.items() if address not in owned)
+        self.deferred_bytes[microbatch] = self._left_out_bytes[layouts]
 
     def _parameters(self) -> Iterable[nn.Parameter]:
         """Those of the version in use, each once."""
@@ -156,7 +201,14 @@ class Stage:
     def _run_without_graph(self, microbatch: int, kept: Kept) -> Tensors:
         """Runs on copies of the inputs if blocks change these in place: they are to be recomputed from."""
         if self._changes_inputs is False:
-            return self._run(microbatch, kept)
+            before = [t._version for t in kept.inputs]
+            outputs = self._run(microbatch, kept)
+            if before != [t._version for t in kept.inputs]:
+                raise RunFailedError(
+                    f"{self._titles[0]} or one after it changes its input in place, but not in every microbatch: "
+                    "recomputation needs what it was; clone it before it is changed"
+                )
+            return outputs
         copies = tuple(t.clone() for t in kept.inputs)
         outputs = self._run(microbatch, Kept(copies, kept.targets))
         self._changes_inputs = any(t._version for t in copies)
@@ -165,9 +217,9 @@ class Stage:
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
         kept.split = Split(self._parameters()) if self._split_backward else None
         with kept.splitting(deferring=False):
-            outputs = self._measure(microbatch, kept) if not self._measured else self._run(microbatch, kept)
-        floating = [t for t in outputs if t.is_floating_point()]
-        kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in floating]
+            outputs = self._measured(microbatch, kept)
+        graded = [t for t in outputs if carries_gradient(t)]
+        kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in graded]
         return tuple(t.detach() for t in outputs)
 
     def _run(self, microbatch: int, kept: Kept) -> Tensors:
@@ -180,14 +232,32 @@ class Stage:
         values: Any = tuple(_changeable(t) for t in kept.inputs)
         for i, block in enumerate(self.blocks):
             self._generator.manual_seed(random_seed(self._seed, microbatch, self._first_block + i))
-            result = block(*values)
-            values = result if isinstance(result, tuple) else (result,)
+            with user_code(self._titles[i]):
+                values = as_values(block(*values))
+            for value in values:
+                if value.grad_fn is not None:
+                    value.grad_fn.register_prehook(partial(self._note_backward, i))
         if self.criterion is None:
             return tuple(values)
-        return (self.criterion(values if len(values) > 1 else values[0], kept.targets),)
+        with user_code("the loss"):
+            return (_checked_loss(self.criterion(values if len(values) > 1 else values[0], kept.targets)),)
 
-    def _measure(self, microbatch: int, kept: Kept) -> Tensors:
-        """Runs once with every saved tensor seen, to count what a microbatch keeps (storages, without the weights)."""
+    def _note_backward(self, block: int, _gradients: Any) -> None:
+        """A backward comes to a block's outputs."""
+        self._in_backward_of = block
+
+    def _measured(self, microbatch: int, kept: Kept) -> Tensors:
+        """Runs; where inputs are of a new layout with every saved tensor seen, to count what the graph keeps."""
+        layouts = layouts_of(kept.inputs)
+        if layouts in self._kept_bytes:
+            outputs = self._run(microbatch, kept)
+        else:
+            outputs, self._kept_bytes[layouts] = self._measure(microbatch, kept)
+        kept.activation_bytes = self._kept_bytes[layouts]
+        return outputs
+
+    def _measure(self, microbatch: int, kept: Kept) -> tuple[Tensors, int]:
+        """The outputs, and the bytes of the storages that the graph keeps, without the weights."""
         owned = self._owned_storages()
         saved: dict[int, int] = {}
 
@@ -201,14 +271,21 @@ class Stage:
             pack(tensor)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             outputs = self._run(microbatch, kept)
-        self.activation_bytes = sum(saved.values())
-        self._measured = True
-        return outputs
+        return outputs, sum(saved.values())
 
 
 def _changeable(leaf: Tensor) -> Tensor:
     """The tensor as one that a block may change in place: no leaf of the graph, in the same memory."""
     return torch.ops.aten._unsafe_view(leaf, leaf.shape) if leaf.requires_grad and torch.is_grad_enabled() else leaf
+
+
+def _checked_loss(loss: Any) -> Tensor:
+    """Raises TypeError for what no gradient of can be taken."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"a loss must be a tensor, and this one is {type(loss).__name__}")
+    if loss.numel() != 1 or not loss.is_floating_point():
+        raise TypeError(f"a loss must be one real number, and this one has shape {tuple(loss.shape)} of {loss.dtype}")
+    return loss
 
 
 def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor:

@@ -1,9 +1,6 @@
-"""Statistics: what modules note about the data that passes them, batch norm's running mean and variance above all.
+"""Statistics: batch norm's running means and variances, as of whole minibatches."""
 
-Every microbatch is noted once: where its forward runs a second time, to recompute, modules write into copies.
-"""
-
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,22 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-
-
-@contextmanager
-def nothing_noted(blocks: Iterable[nn.Module]) -> Iterator[None]:
-    """While it is active, modules have copies of their buffers; afterwards the buffers are as they were."""
-    own = [(module, dict(module._buffers)) for block in blocks for module in block.modules() if module._buffers]
-    copies: dict[int, Tensor] = {}
-    for module, buffers in own:
-        for name, buffer in buffers.items():
-            if buffer is not None:
-                module._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
-    try:
-        yield
-    finally:
-        for module, buffers in own:
-            module._buffers.update(buffers)
 
 
 @dataclass(slots=True)

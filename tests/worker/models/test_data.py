@@ -6,7 +6,8 @@ from torch import Tensor
 
 from planner_service.api import examples
 from planner_service.core.errors import InvalidInputError
-from worker_agent.models.data import MicrobatchSource, Value, moved, open_data
+from worker_agent.models.data import MicrobatchSource, moved, open_data
+from worker_agent.models.values import Value
 
 FACTORIES = "tests.worker.models.factories"
 TOKENS = "worker_agent.models.text:random_tokens?sequence_length=4&samples=6"

@@ -1,0 +1,42 @@
+"""Values: what goes from block to block, and from stage to stage: one tensor, or a tuple of several."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Value = Tensor | tuple[Tensor, ...]
+
+
+def as_values(returned: Any) -> tuple[Tensor, ...]:
+    """What a block returned, as a tuple of tensors.
+
+    Raises TypeError for anything but dense tensors: the next block may be on another device, which gets memory.
+    """
+    values = returned if isinstance(returned, tuple) else (returned,)
+    if not values:
+        raise TypeError("a block must return a tensor or a tuple of tensors, and this one returned an empty tuple")
+    for value in values:
+        if not isinstance(value, Tensor):
+            what = type(value).__name__
+            held = what if value is returned else f"a tuple that holds {what}"
+            raise TypeError(f"a block must return a tensor or a tuple of tensors, and this one returned {held}")
+        if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+            kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+            raise TypeError(f"a block must return dense tensors, and this one returned a tensor that is {kind}")
+    return values
+
+
+def carries_gradient(tensor: Tensor) -> bool:
+    """Whether autograd can give the tensor a gradient: real and complex numbers, and no others."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def matching_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The tensor's type where the model computes in `dtype`: of a complex tensor the complex type, of whole numbers
+    their own. Types of 16 bits have no complex one of use: there it stays what it is.
+    """
+    if tensor.is_floating_point():
+        return dtype
+    wide = dtype in (torch.float32, torch.float64)
+    return dtype.to_complex() if tensor.is_complex() and wide else tensor.dtype
