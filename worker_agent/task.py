@@ -97,6 +97,7 @@ def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartRe
     them if there is none, are done again to measure them. Among several nodes the first one decides where they begin.
     """
     from worker_agent.runtime.job import RunJob
+    from worker_agent.runtime.lock import holding
     from worker_agent.runtime.progress_line import describe_pace
     from worker_agent.runtime.run import execute, resumed, take_part
     from worker_agent.runtime.watch import RunProgress
@@ -119,7 +120,8 @@ def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartRe
     if place is not None and place.node_rank > 0:
         take_part(job, tell, place)
         return PartResult()
-    outcome = execute(resumed(job, before=task.steps), tell, place)
+    with holding(job.directory.root):
+        outcome = execute(resumed(job, before=task.steps), tell, place)
     return RunResult(report=outcome.report, timeline=outcome.timeline)
 
 

@@ -80,6 +80,7 @@ def run(
     """Trains a model as a plan says, through torchrun, on this node."""
     require_extra("worker")
     from worker_agent.runtime.job import RunJob
+    from worker_agent.runtime.lock import holding
     from worker_agent.runtime.run import execute_again
 
     chosen = read(Plan, plan)
@@ -105,9 +106,12 @@ def run(
         concatenate=concatenate,
         recorded_batches=record,
     )
-    job = _resumed(job) if resume else _fresh(job)
-    with shown(job, quiet=quiet) as on_progress:
-        outcome = execute_again(job, on_progress, restarts=max_restarts, tell=lambda line: typer.echo(line, err=True))
+    with holding(job.directory.root):
+        job = _resumed(job) if resume else _fresh(job)
+        with shown(job, quiet=quiet) as on_progress:
+            outcome = execute_again(
+                job, on_progress, restarts=max_restarts, tell=lambda line: typer.echo(line, err=True)
+            )
     if as_json:
         typer.echo((out / "run.json").read_text())
     else:

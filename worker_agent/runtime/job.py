@@ -183,6 +183,7 @@ class RunDirectory:
 
     plan.json  timeline.json  run.json  steps.csv  trace.json  checkpoints/step-K/        for the user
     logs/rank-N.log                                  what each rank printed
+    run.lock  ranks/alive                            who works here (`lock`)
     ranks/job.json                                   between launcher and ranks, and of each rank:
     ranks/rank-N.status  rank-N.batches  rank-N.result.json  rank-N.failure.json
     """

@@ -45,6 +45,7 @@ from worker_agent.runtime.batches import BatchLog
 from worker_agent.runtime.channel import open_lines
 from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
 from worker_agent.runtime.job import RunJob, read_job, write_job
+from worker_agent.runtime.lock import live_in
 from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.noted import Noted
@@ -333,6 +334,7 @@ def main(path: Path, status: StatusWriter) -> None:
     _redirect_output(job.directory.log(rank))
     results.reserve(job.directory.failure(rank))
     try:
+        live_in(job.directory.root)
         run_rank(job, rank, local_rank, status)
     except (Exception, SystemExit) as error:  # whatever ends this process, the launcher must hear of it
         results.write(job.directory.failure(rank), failure_of(error, peer=isinstance(error, PeerLostError)))
