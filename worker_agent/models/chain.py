@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from planner_service.core.errors import require
 from worker_agent.models.hugging_face import TokenInputs, build_family
@@ -55,8 +56,26 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32) -> 
         return _from_family(parsed, dtype) if parsed.is_hugging_face else _from_factory(parsed, dtype)
 
 
+def _require_trainable(root: nn.Module) -> None:
+    """Raises InvalidInputError for what no stage can train, exchange or keep in a checkpoint."""
+    rule = "must have no lazy modules, whose weights have no shape before the first batch: give them their sizes"
+    for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+        require(not is_lazy(tensor), "model", rule, name)
+    rule = "must have real parameters: hold the parts of a complex one as two numbers (torch.view_as_real)"
+    for name, parameter in root.named_parameters():
+        require(not parameter.is_complex(), "model", rule, name)
+    rule = "must have no buffer of complex128, which a checkpoint cannot hold: register it with persistent=False"
+    for name, tensor in root.state_dict(keep_vars=True).items():
+        require(not isinstance(tensor, Tensor) or tensor.dtype is not torch.complex128, "model", rule, name)
+    rule = "must have embeddings with sparse=False: exchanges and updates take no sparse gradients"
+    for name, module in root.named_modules():
+        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        require(not sparse, "model", rule, name)
+
+
 def _from_family(spec: Spec, dtype: torch.dtype) -> Chain:
     family = build_family(spec)
+    _require_trainable(family.root)
     _cast(family.root.parameters(), dtype)
     return Chain(
         name=family.name,
@@ -71,6 +90,7 @@ def _from_family(spec: Spec, dtype: torch.dtype) -> Chain:
 def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
     blocks = _checked_blocks(call_factory(spec, field="model"), spec)
     root = nn.Sequential(*blocks)
+    _require_trainable(root)
     _cast((*root.parameters(), *root.buffers()), dtype)
     names = tuple(f"{index}.{_kind(block)}" for index, block in enumerate(blocks))
     return Chain(name=spec.name, spec=spec.text, blocks=blocks, block_names=names, root=root)

@@ -7,9 +7,10 @@ checkpoints/step-20/
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,11 +25,36 @@ from worker_agent.runtime.weights import Weights
 Buffers = Mapping[str, Tensor]
 
 
-def untrained(blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    """The persistent buffers and the frozen parameters of some blocks by their names in the whole model."""
-    buffers = {names[b]: b for block in blocks for b in block.buffers() if b in names}
-    frozen = {names[p]: p for block in blocks for p in block.parameters() if not p.requires_grad}
-    return buffers | frozen
+class Untrained(Mapping[str, Tensor]):
+    """The persistent buffers and the frozen parameters of some blocks by their names in the whole model.
+
+    They are what they are when they are asked for: a module may put another tensor in a buffer's place.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> None:
+        self._places: dict[str, tuple[dict[str, Any], str]] = {}
+        for module in dict.fromkeys(module for block in blocks for module in block.modules()):
+            frozen = {key: p for key, p in module._parameters.items() if p is not None and not p.requires_grad}
+            for held, chosen in ((module._parameters, frozen), (module._buffers, module._buffers)):
+                for key, tensor in chosen.items():
+                    if tensor is not None and tensor in names:
+                        self._places[names[tensor]] = (cast(dict[str, Any], held), key)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor of this name in the whole model."""
+        where, attribute = self._places[name]
+        tensor: Tensor | None = where[attribute]
+        if tensor is None:
+            raise RunFailedError(f"the model has dropped its buffer {name}, which a checkpoint must hold")
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._places)
 
 
 def save_stage(

@@ -95,7 +95,7 @@ class Part:
         )
         self.homes = [homes[slot.parameter] for slot in self.weights.slots]
         self.noted = Noted(
-            checkpoint.untrained(self.blocks, names),
+            checkpoint.Untrained(self.blocks, names),
             job.first_step,
             lambda batches: (
                 stream.replica == 0 and ends_with_checkpoint(program.pipeline, batches, job.checkpoint_every)

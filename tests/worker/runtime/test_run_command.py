@@ -156,8 +156,11 @@ def test_when_the_command_itself_is_killed_its_ranks_end(tmp_path: Path) -> None
 def test_a_model_that_fails_is_named_with_instruction_and_error(tmp_path: Path) -> None:
     result = finish(command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=MLP.replace("width=8", "width=9")))
     assert result.returncode == 1
-    assert "rank 0 (stage 0, replica 0) failed (F1 failed: " in result.stderr
-    assert "at F1 after 0 of 6 steps" in result.stderr
+    assert (
+        "rank 0 (stage 0, replica 0) failed (RuntimeError: mat1 and mat2 shapes cannot be multiplied " in result.stderr
+    )
+    assert "in block 0 (0.linear)) at F1" in result.stderr
+    assert "at F1 after 0 of 6 steps; log: " in result.stderr
 
 
 def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,3 @@
+"""A module that cannot be imported, for reasons of its own."""
+
+raise RuntimeError("the licence server\nis away")
