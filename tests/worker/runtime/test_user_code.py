@@ -124,13 +124,11 @@ def test_one_folder_takes_one_run_at_a_time(tmp_path: Path) -> None:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         process.wait(timeout=30)
-    short = [*arguments, "--resume"]
-    short[short.index("1000")] = "300"
-    assert finish(short).returncode == 0
+    assert finish(going_on(arguments, tmp_path / "out")).returncode == 0
 
 
 def test_a_run_is_not_resumed_while_ranks_of_a_killed_launcher_live(tmp_path: Path) -> None:
-    arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--checkpoint-every", "2", model=SLEEP, steps=200)
+    arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--checkpoint-every", "2", model=SLEEP, steps=1000)
     with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: at_instruction(tmp_path / "out" / "ranks" / "rank-1.status") > 40)
         stopped = rank_process(process.pid, 1)
@@ -142,4 +140,10 @@ def test_a_run_is_not_resumed_while_ranks_of_a_killed_launcher_live(tmp_path: Pa
         os.kill(stopped, signal.SIGKILL)
     assert refused.returncode == 2
     assert "ranks of an earlier run, whose launcher is gone, still live" in refused.stderr
-    assert finish([*arguments, "--resume"]).returncode == 0
+    assert finish(going_on(arguments, tmp_path / "out")).returncode == 0
+
+
+def going_on(arguments: list[str], out: Path) -> list[str]:
+    """The command that resumes a run of 1,000 steps, and ends it two steps after its newest checkpoint."""
+    steps = [int(path.parent.name.removeprefix("step-")) for path in out.glob("checkpoints/step-*/manifest.json")]
+    return [*(str(max(steps, default=0) + 2) if word == "1000" else word for word in arguments), "--resume"]
