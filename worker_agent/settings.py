@@ -4,14 +4,16 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from planner_service.contract.configuration import SECRET, resolve
+from planner_service.contract.factories import require_patterns
 from planner_service.contract.http import DEFAULT_URL
 
 BUILT_IN = (
     "hf:*",
+    "preset:*",
     "worker_agent.models.losses:default_loss",
     "worker_agent.models.losses:mean_of_squares",
     "worker_agent.models.presets:mlp",
@@ -66,6 +68,12 @@ class AgentSettings(BaseSettings):
     max_disk_bytes: int | None = Field(default=None, ge=2**20)
     max_output_bytes: int = Field(default=64 * 2**20, ge=2**10)
     keep_environment: tuple[str, ...] = ()
+
+    @field_validator("allow")
+    @classmethod
+    def _check_patterns(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        require_patterns("", allow)
+        return allow
 
 
 def load_settings(**chosen: Any) -> AgentSettings:

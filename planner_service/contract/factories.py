@@ -3,8 +3,11 @@ chooses an agent for a job, the agent before it runs one.
 """
 
 from collections.abc import Iterable, Iterator
+from urllib.parse import unquote
 
-from planner_service.core.errors import InvalidInputError
+from planner_service.core.errors import InvalidInputError, require
+from planner_service.core.names import require_line
+from planner_service.core.spec import MAX_LENGTH, parse_spec
 
 RULE = "must be a factory that this agent's operator allows (pipeplan-agent start --allow)"
 FIELDS = ("model", "data", "loss")
@@ -18,21 +21,44 @@ def specs_of(task: object) -> Iterator[tuple[str, str]]:
             yield field, spec
 
 
-def factory_of(spec: str) -> str:
-    """What a SPEC names, without its options."""
-    return spec.partition("?")[0]
+def require_specs(task: object) -> None:
+    """Raises InvalidInputError for a task with a text that is no SPEC, or data or a loss that is no callable."""
+    for field, text in specs_of(task):
+        spec = parse_spec(text, field=field)
+        rule = "must name a callable as preset:NAME or package.module:factory"
+        require(field == "model" or not spec.is_hugging_face, field, rule, text)
+
+
+def require_patterns(field: str, patterns: Iterable[str]) -> None:
+    """Raises InvalidInputError for an operator's list with a text that no SPEC could match."""
+    for pattern in patterns:
+        require_line(field, pattern)
+        rule = "must hold SPECs without options and spaces, a * at the end only"
+        fits = pattern.strip() and not set(pattern.removesuffix("*")) & set("*?") and " " not in pattern
+        require(bool(fits) and len(pattern) <= MAX_LENGTH, field, rule, pattern)
+        if not pattern.endswith("*"):
+            parse_spec(pattern, field=field)
+
+
+def factory_of(spec: str, *, field: str = "model") -> str:
+    """What a SPEC names, without its options and escapes. Raises InvalidInputError for a text that is no SPEC."""
+    return parse_spec(spec, field=field).target
 
 
 def allows(patterns: Iterable[str], factory: str) -> bool:
     """Whether one of the patterns allows a factory."""
-    return any(_covers(pattern, factory) for pattern in patterns)
+    return any(_covers(unquote(pattern), factory) for pattern in patterns)
 
 
 def refusal(task: object, patterns: Iterable[str]) -> InvalidInputError | None:
     """Why a list does not allow a task; None if it does."""
     known = tuple(patterns)
     for field, spec in specs_of(task):
-        if not allows(known, factory_of(spec)):
+        try:
+            factory = factory_of(spec, field=field)
+        except InvalidInputError as error:  # a job from before the grammar was checked
+            return error
+        if not allows(known, factory):
             return InvalidInputError(field, RULE, spec)
     return None
 
@@ -40,10 +66,11 @@ def refusal(task: object, patterns: Iterable[str]) -> InvalidInputError | None:
 def _covers(pattern: str, factory: str) -> bool:
     """Whether a pattern allows a factory. A trailing * reaches no further than a module's own names.
 
-    `mine.models:*` must not allow `mine.models:os.system`, which the module holds if it imports os.
+    `mine.models:*` must not allow `mine.models:os.system`, which the module holds if it imports os; nor does `hf:*`
+    allow a path.
     """
     if not pattern.endswith("*"):
         return factory == pattern
     prefix = pattern[:-1]
     rest = factory.removeprefix(prefix)
-    return factory.startswith(prefix) and "." not in rest.rpartition(":")[2]
+    return factory.startswith(prefix) and not set("./") & set(rest.rpartition(":")[2])

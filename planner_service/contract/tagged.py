@@ -3,6 +3,7 @@
 from typing import cast
 
 from planner_service.contract.documents import parse
+from planner_service.contract.factories import require_specs
 from planner_service.contract.jobs import Completion, LinksTask, PlanTask, ProfileTask, RunTask, Task
 from planner_service.core.errors import InvalidInputError
 
@@ -10,11 +11,16 @@ KINDS = ("profile", "links", "run", "plan", "part")
 
 
 def parse_task(content: bytes) -> Task:
-    """The task in a JSON text. Raises InvalidInputError."""
+    """The task in a JSON text, its SPECs checked. Raises InvalidInputError.
+
+    The tasks themselves hold any text where a SPEC belongs: jobs of earlier versions must stay readable.
+    """
     try:
-        return parse(cast(type[ProfileTask | LinksTask | RunTask | PlanTask], Task), content)
+        task = parse(cast(type[ProfileTask | LinksTask | RunTask | PlanTask], Task), content)
     except InvalidInputError as error:
         raise _without_tag(error, "") from error
+    require_specs(task)
+    return task
 
 
 def parse_completion(content: bytes) -> Completion:

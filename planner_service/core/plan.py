@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count
+from planner_service.core.names import require_line, require_name
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Model
 from planner_service.core.stage_costs import StageCosts
 
@@ -79,6 +80,8 @@ class Stage:
         require_count("replicas", self.replicas)
         require_amount("time_s", self.time_s)
         require_amount("memory_bytes", self.memory_bytes)
+        if self.device is not None:
+            require_name("device", self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +215,8 @@ class Plan:
             self.optimizer,
         )
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
+        for field in ("planner", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
+            require_line(field, getattr(self, field))
         whole = self.split_backward or not self.split_backward_half_way
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
         for field in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count, require_unique
+from planner_service.core.names import require_name
+from planner_service.core.spec import parse_spec
 
 STRICT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
 """How documents are validated: unknown keys, NaN and infinity are refused."""
@@ -28,6 +30,7 @@ class Device:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
+        require_name("name", self.name)
         require_count("memory_bytes", self.memory_bytes)
         require_count("context_bytes", self.context_bytes, at_least=0)
         require(self.context_bytes < self.memory_bytes, "context_bytes", "must leave memory", self.context_bytes)
@@ -50,7 +53,9 @@ class Model:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        require(bool(self.name.strip()), "name", "must not be empty", self.name)
+        require_name("name", self.name)
+        if self.spec is not None:
+            parse_spec(self.spec, field="spec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,7 @@ class Block:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        require(bool(self.name.strip()), "name", "must not be empty", self.name)
+        require_name("name", self.name)
         require_amount("weight_bytes", self.weight_bytes)
         require(
             len(self.measurements) > 0,

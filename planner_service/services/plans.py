@@ -200,4 +200,7 @@ def _profile(connection: Connection, field: str, profile_id: str) -> Profile:
     content = profiles.content(connection, profile_id)
     if content is None:
         raise InvalidInputError(field, "must be the id of a stored profile", profile_id)
-    return parse(Profile, content)
+    try:
+        return parse(Profile, content)
+    except InvalidInputError as error:  # it was stored before the rule was there
+        raise InvalidInputError(f"{field}.{error.field}", error.rule, error.value) from error

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, 
 from planner_service.contract.jobs import Job, JobQuery, JobState, Progress, Task
 from planner_service.contract.listing import Page
 from planner_service.storage import listing
+from planner_service.storage.earlier import read_stored
 from planner_service.storage.listing import Cut, Listing, created, cut_of, equal, newest, one_of
 from planner_service.storage.tables import jobs
 
@@ -325,7 +326,7 @@ def _set(connection: Connection, job_id: str, **values: Any) -> None:
 def _job(row: Row[Any]) -> Job:
     return Job(
         id=row.id,
-        task=_TASK.validate_json(row.task),
+        task=read_stored(_TASK, row.task),
         state=row.state,
         attempts=row.attempts,
         agent=row.agent,

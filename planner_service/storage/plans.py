@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, Row, bindparam, insert, select
 
 from planner_service.contract.documents import plan_document
@@ -13,10 +14,13 @@ from planner_service.core.errors import ConflictError
 from planner_service.core.identity import canonical_json, content_id
 from planner_service.core.plan import Plan
 from planner_service.storage import listing
+from planner_service.storage.earlier import read_stored
 from planner_service.storage.listing import Filter, Listing, at_least, equal, insert_once
 from planner_service.storage.tables import clusters, plans
 
 _SUMMARY = [column for column in plans.c if column.name not in ("content", "request")]
+
+_REQUEST = TypeAdapter(PlanRequest)
 
 _CONTENT = select(plans.c.content).where(plans.c.id == bindparam("asked_id"))
 """Made once: to build a statement takes longer than to execute it."""
@@ -76,7 +80,7 @@ def content(connection: Connection, plan_id: str) -> str | None:
 def request(connection: Connection, plan_id: str) -> PlanRequest | None:
     """What was asked for when the plan was stored."""
     text = connection.execute(select(plans.c.request).where(plans.c.id == plan_id)).scalar_one_or_none()
-    return None if text is None else PlanRequest.model_validate_json(text)
+    return None if text is None else read_stored(_REQUEST, text)
 
 
 def summary(connection: Connection, plan_id: str) -> PlanSummary | None:

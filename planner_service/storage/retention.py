@@ -7,11 +7,15 @@ a cluster after the plans made from them.
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
+from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, delete, func, select
 
 from planner_service.contract.jobs import PlanTask
 from planner_service.contract.plans import PlanRequest
+from planner_service.storage.earlier import read_stored
 from planner_service.storage.tables import UtcTime, agents, alias_moves, aliases, clusters, jobs, plans, profiles, runs
+
+_TASK, _REQUEST = TypeAdapter(PlanTask), TypeAdapter(PlanRequest)
 
 ENDED = ("succeeded", "failed", "cancelled", "dead")
 
@@ -83,10 +87,10 @@ def _requests(connection: Connection) -> Iterable[PlanRequest]:
     """What plan jobs that have not ended ask for, and kept plans that were asked for with several profiles."""
     waiting = select(jobs.c.task).where(jobs.c.kind == "plan", jobs.c.state.not_in(ENDED))
     for task in connection.execute(waiting).scalars():
-        yield PlanTask.model_validate_json(task).request
+        yield read_stored(_TASK, task).request
     several = select(plans.c.request).where(plans.c.request.like('%"other\\_profile\\_ids":["%', escape="\\"))
     for request in connection.execute(several).scalars():
-        yield PlanRequest.model_validate_json(request)
+        yield read_stored(_REQUEST, request)
 
 
 def _remove_documents(

@@ -26,6 +26,14 @@ LAYERS = ("embedding", "layer.0", "layer.1", "layer.2", "layer.3", "head")
 EVIL = "hf:gpt2'; touch /tmp/x #\n$(reboot)`reboot`"
 
 
+def _evil_model() -> Model:
+    """A model that no document can hold: the writers must be safe all the same."""
+    model = Model(name="model")
+    for field in ("name", "spec"):
+        object.__setattr__(model, field, EVIL)
+    return model
+
+
 def _plan(**changes: Any) -> Plan:
     answer = halve("pipedream-2bw", Problem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
     assert isinstance(answer, Plan)
@@ -72,7 +80,7 @@ def test_a_format_that_does_not_exist_is_refused_by_name() -> None:
 @pytest.mark.parametrize("name", ["torchrun", "slurm"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_scripts_are_bash_and_hold_the_whole_plan(name: str, nodes: int) -> None:
-    plan = _plan(**_stages(2, 2), model=Model(name=EVIL, spec=EVIL))
+    plan = _plan(**_stages(2, 2), model=_evil_model())
     levels = (Level(size=4 // nodes, bandwidth_bytes_per_s=1e11), Level(size=nodes, bandwidth_bytes_per_s=1e9))
     text = FORMATS[name].write(_source(plan, cluster=replace(CLUSTER, levels=levels)))
     _bash(text)
@@ -87,7 +95,7 @@ def test_a_script_runs_what_it_is_told_and_nothing_that_a_name_holds(tmp_path: A
     agent = tmp_path / "pipeplan-agent"
     agent.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
     agent.chmod(0o755)
-    plan = _plan(model=Model(name=EVIL, spec=EVIL))
+    plan = _plan(model=_evil_model())
     text = FORMATS["torchrun"].write(_source(plan))
     environment = {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
@@ -122,7 +130,7 @@ def test_workers_that_no_equal_nodes_hold_are_refused() -> None:
 
 def test_kubernetes_has_a_pod_a_node_that_finds_the_first_one() -> None:
     levels = (Level(size=2, bandwidth_bytes_per_s=1e11), Level(size=2, bandwidth_bytes_per_s=1e9))
-    plan = _plan(**_stages(2, 2), model=Model(name=EVIL, spec=EVIL))
+    plan = _plan(**_stages(2, 2), model=_evil_model())
     text = FORMATS["kubernetes"].write(_source(plan, cluster=replace(CLUSTER, levels=levels)))
     settings, service, job = yaml.safe_load_all(text)
     _bash(settings["data"]["node.sh"])

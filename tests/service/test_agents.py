@@ -101,6 +101,17 @@ def test_agents_are_registered_shown_and_listed_over_http(http: TestClient) -> N
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [("device_name", "H100\u001b[2J"), ("host", "a\nb"), ("allow", ["mine:*\u2028"]), ("allow", ["a:b?depth=1"])],
+)
+def test_texts_of_an_agent_that_do_not_print_as_one_line_are_refused(
+    http: TestClient, field: str, value: object
+) -> None:
+    answer = http.post("/v1/agents", json=REGISTRATION | {field: value})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+
+
+@pytest.mark.parametrize(
     ("changes", "task", "reason"),
     [
         ({"devices": 1}, {"devices": 2}, "takes 1 processes at once, 2 are needed"),

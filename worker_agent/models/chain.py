@@ -17,6 +17,8 @@ from worker_agent.models.spec import Spec, call_factory, parse_spec
 class Chain:
     """Blocks in order. A block is called with the tensors that the block before returned: one, or a tuple of several.
 
+    `spec` names it without a path where one can.
+
     `root` is the module that names parameters and buffers: the Hugging Face model, or an nn.Sequential of the blocks.
     `tokens` says what a language model takes, None for other models.
     """
@@ -79,7 +81,7 @@ def _from_family(spec: Spec, dtype: torch.dtype) -> Chain:
     _cast(family.root.parameters(), dtype)
     return Chain(
         name=family.name,
-        spec=spec.text,
+        spec=family.spec,
         blocks=family.blocks,
         block_names=family.block_names,
         root=family.root,

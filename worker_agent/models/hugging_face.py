@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from planner_service.contract.documents import read_text
 from planner_service.core.errors import InvalidInputError, MissingDependencyError, require
-from worker_agent.models.spec import Spec
+from planner_service.core.spec import MAX_LENGTH, Spec, query_of
 
 ATTENTION = ("sdpa", "eager")
 
@@ -50,9 +50,13 @@ class TokenInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Family:
-    """A model of a family, and its blocks: modules of it, or thin modules that call them."""
+    """A model of a family, and its blocks: modules of it, or thin modules that call them.
+
+    `spec` builds the same model without any file, where a SPEC can say so much.
+    """
 
     name: str
+    spec: str
     root: nn.Module
     blocks: tuple[nn.Module, ...]
     tokens: TokenInputs
@@ -99,7 +103,7 @@ class Layer(nn.Module):
 
 
 def build_family(spec: Spec) -> Family:
-    """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:/path/to/config.json?key=value&...` describes.
+    """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:PATH?key=value&...` describes.
 
     Keys are the family's config keys. `attn_implementation` is "sdpa" (default) or "eager". Input and output embeddings
     are tied if the SPEC says so, whatever a file says: stages that share a parameter wait for each other. Raises
@@ -108,19 +112,26 @@ def build_family(spec: Spec) -> Family:
     options: dict[str, Any] = dict(spec.options)
     attention = options.pop("attn_implementation", "sdpa")
     require(attention in ATTENTION, "model.attn_implementation", f"must be one of {', '.join(ATTENTION)}", attention)
-    found = {} if spec.config_file is None else _read_config(spec.config_file)
+    found = {} if spec.path is None else _read_config(_config_file(spec.path))
     name = str(found.pop("model_type", spec.name))
     rule = f"must be of a known family: {', '.join(sorted(_CUTS))}"
-    require(name in _CUTS, "model" if spec.config_file is None else "model.model_type", rule, name)
+    require(name in _CUTS, "model" if spec.path is None else "model.model_type", rule, name)
     root = _build(name, found, options, str(attention), spec.text)
     mask = attention == "eager" and name != "bert"  # sdpa has its own causal form
     config: Any = root.config
     return Family(
         name=name,
+        spec=_without_path(spec, name, found),
         root=root,
         blocks=_CUTS[name](root, mask),
         tokens=TokenInputs(vocab_size=config.vocab_size, positions=config.max_position_embeddings),
     )
+
+
+def _config_file(path: str) -> Path:
+    """The file that a path names: of a folder its config.json."""
+    named = Path(path)
+    return named / "config.json" if named.is_dir() else named
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -146,9 +157,8 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     transformers.logging.set_verbosity_error()
     _check_options(transformers.AutoConfig.for_model(name), options)
     kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
-    fixed = {"tie_word_embeddings": options.get("tie_word_embeddings", False), "use_cache": False}
     try:
-        config = transformers.AutoConfig.for_model(name, **found | options | fixed)
+        config = _config(name, found, options)
         _check_window(config)
         return kind.from_config(config, attn_implementation=attention)  # type: ignore[no-any-return]
     except InvalidInputError:
@@ -158,8 +168,39 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
         raise InvalidInputError("model", f"must be possible for {name} ({sentence})", text) from error
 
 
+def _config(name: str, found: dict[str, Any], options: dict[str, Any]) -> Any:
+    """A family's config: a file's keys, over which the SPEC's own options go."""
+    import transformers
+
+    fixed = {"tie_word_embeddings": options.get("tie_word_embeddings", False), "use_cache": False}
+    return transformers.AutoConfig.for_model(name, **found | options | fixed)
+
+
+def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
+    """A SPEC of the model that names no file, where one says the same: other nodes need no copy of the file."""
+    if spec.path is None:
+        return spec.text
+    options = dict(spec.options)
+    attention = {key: options.pop(key) for key in ("attn_implementation",) if key in options}
+    usual, whole = _config(name, {}, {}), _config(name, found, options).to_dict()
+    known, default = _known(usual), usual.to_dict()
+    asked = found.keys() | options.keys()
+    keys = {key: whole[key] for key in default if key in known and (key in asked or whole[key] != default[key])}
+    try:
+        text = f"hf:{name}?{query_of(keys | attention)}"
+    except InvalidInputError:
+        return spec.text
+    same = _config(name, keys, keys).to_dict()
+    return text if len(text) <= MAX_LENGTH and all(whole[key] == same[key] for key in same) else spec.text
+
+
+def _known(config: Any) -> set[str]:
+    """The keys of a family's config that a SPEC can set."""
+    return (set(config.to_dict()) | set(config.attribute_map)) - _NOT_OPTIONS
+
+
 def _check_options(config: Any, options: dict[str, Any]) -> None:
-    known = (set(config.to_dict()) | set(config.attribute_map)) - _NOT_OPTIONS
+    known = _known(config)
     for key, value in options.items():
         require(key in known, f"model.{key}", f"is not a key of {config.model_type}'s config that can be set", value)
     tied = options.get("tie_word_embeddings", False)

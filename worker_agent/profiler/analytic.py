@@ -69,7 +69,7 @@ def count_model(job: ProfileJob, *, gpu: bool, on_size: OnSize = lambda _: None)
         microbatch = _microbatch(feed.data, size)
         blocks.append(count_blocks(fake, chain.blocks, loss, microbatch, floating=getattr(torch, task.dtype), gpu=gpu))
     return ModelCounts(
-        model=Model(name=chain.name, spec=task.model),
+        model=Model(name=chain.name, spec=chain.spec),
         dtype=task.dtype,
         block_names=chain.block_names,
         weight_bytes=chain.weight_bytes(),

@@ -81,6 +81,7 @@ class ProfilingRank:
             device=described,
             clock=CLOCK_NAMES[self.make_clock],
             torch_version=torch.__version__,
+            model_spec=self.chain.spec,
         )
 
     def _size(self, microbatch_size: int) -> tuple[BlockFigures, ...]:

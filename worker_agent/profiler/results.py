@@ -36,6 +36,7 @@ class RankFigures:
     The link is the one to the next rank; the last rank of several has none. `without_graph` is what a forward that
     keeps no graph takes of one that does, a microbatch size. `handing_over_s` is what sending or taking a message costs
     the first two ranks; gradients of `exchanged_bytes` took all ranks `exchange_s` to average.
+    `model_spec` names the model without a path, where the task's SPEC has one.
     """
 
     model_name: str
@@ -53,6 +54,7 @@ class RankFigures:
     device: Device
     clock: str
     torch_version: str
+    model_spec: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -73,7 +75,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
     """The profile: times are medians over the rounds of all ranks together, bytes are the largest of any rank."""
     first = ranks[0]
     return Profile(
-        model=Model(name=first.model_name, spec=job.task.model),
+        model=Model(name=first.model_name, spec=first.model_spec or job.task.model),
         device=device_of(ranks),
         dtype=job.task.dtype,
         blocks=tuple(_block(job, ranks, index) for index in range(len(first.block_names))),

@@ -254,7 +254,8 @@ def require_match(job: RunJob, chain: Chain) -> None:
     """
     blocks = job.plan.stages[-1].stop
     require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
-    profiled = (job.plan.model.spec or "").partition("?")[0] == job.model.partition("?")[0]
+    named = {text.partition("?")[0] for text in (job.model, chain.spec)}
+    profiled = (job.plan.model.spec or "").partition("?")[0] in named
     sizes = chain.weight_bytes()
     for index, (stage, costs) in enumerate(zip(job.plan.stages, job.plan.costs, strict=True)):
         own, planned = sum(sizes[stage.start : stage.stop]), costs.version_bytes

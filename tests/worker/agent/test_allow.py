@@ -90,6 +90,27 @@ def test_a_nodes_files_are_not_built_in(spec: str) -> None:
     assert refusal(running(model=spec), spec.partition("?")[0]) is None
 
 
+@pytest.mark.parametrize("spec", ["hf:./folder", "hf:/home/other", "hf:%2Fhome%2Fother%2Fconfig%2Ejson", "hf:a%2Fb"])
+def test_a_path_is_not_built_in_however_it_is_written(spec: str) -> None:
+    assert refusal(running(model=spec)) is not None
+
+
+def test_an_operator_may_allow_a_path_with_a_space() -> None:
+    assert refusal(running(model="hf:/my%20models/config.json"), "hf:/my%20models/config.json") is None
+
+
+@pytest.mark.parametrize("pattern", ["mine.*\n", "a b:c", "mine.models:tiny?depth=2", "*:tiny", "mine", ""])
+def test_a_pattern_that_no_spec_could_match_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidInputError, match="allow"):
+        load_settings(allow=(pattern,))
+
+
+def test_a_job_from_before_the_grammar_is_refused_with_its_rule() -> None:
+    error = refusal(running(model="mine:tiny\nreboot"), "mine:*")
+    assert error is not None
+    assert str(error).startswith("model: must hold printable characters and no spaces")
+
+
 def test_a_pattern_reaches_no_further_than_a_modules_own_names() -> None:
     assert refusal(running(model="mine.models:os.system"), "mine.models:*", "mine.*") is not None
     assert refusal(running(model="mine.models:Tiny.make"), "mine.models:Tiny.*") is None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from planner_service.core.errors import InvalidInputError
+from planner_service.core.spec import parse_spec
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss
 
@@ -108,6 +109,32 @@ def test_a_config_file_names_family_and_options_and_the_query_goes_over_them(tmp
     assert {p.dtype for p in chain.root.parameters()} == {torch.float32}
     assert chain.tokens is not None and chain.tokens.vocab_size == 50
     assert in_order(chain, torch.zeros(1, 4, dtype=torch.int64)).shape == (1, 4, 50)
+    assert chain.spec.startswith("hf:llama?") and str(tmp_path) not in chain.spec
+    same = build_model(chain.spec, seed=0)
+    assert same.spec == chain.spec
+    tokens = torch.arange(4).reshape(1, 4)
+    assert torch.equal(in_order(same, tokens), in_order(chain, tokens))
+
+
+def test_a_folder_stands_for_its_config_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}')
+    chain = build_model(f"hf:{tmp_path}?vocab_size=50&n_positions=8&attn_implementation=eager", seed=0)
+    assert parse_spec(chain.spec, field="model").options == {
+        "n_layer": 1,
+        "n_embd": 8,
+        "n_head": 2,
+        "vocab_size": 50,
+        "n_positions": 8,
+        "attn_implementation": "eager",
+    }
+
+
+def test_a_config_that_no_spec_can_hold_keeps_its_path(tmp_path: Path) -> None:
+    """Here it is too long; a text that looks like a number could not be written either."""
+    path = tmp_path / "config.json"
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 50, "n_positions": 8}
+    path.write_text(json.dumps(config | {"activation_function": "gelu", "summary_type": "x" * 2000}))
+    assert build_model(f"hf:{path}", seed=0).spec == f"hf:{path}"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import pytest
 
 from planner_service.core.errors import InvalidInputError
-from worker_agent.models.spec import Value, call_factory, load_factory, parse_spec
+from planner_service.core.spec import PRESETS as BUILT_IN_PRESETS
+from worker_agent.models.spec import PRESETS, Value, call_factory, load_factory, parse_spec
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,13 @@ def test_a_factory_gets_of_the_offered_arguments_those_that_it_takes() -> None:
     spec = parse_spec("builtins:dict?seed=1", field="data")
     assert load_factory(spec, field="data") is dict
     assert call_factory(parse_spec("fractions:Fraction?numerator=3", field="data"), field="data", seed=1) == 3
+
+
+def test_presets_are_pipeplans_own_and_no_more() -> None:
+    """The modules that hold them hold `time` and `torch` as well."""
+    assert tuple(sorted(PRESETS)) == BUILT_IN_PRESETS
+    for name in PRESETS:
+        assert callable(load_factory(parse_spec(f"preset:{name}", field="model"), field="model"))
+    assert len(call_factory(parse_spec("preset:mlp?depth=3", field="model"), field="model")) == 3
+    with pytest.raises(InvalidInputError, match=r"model: must name one of mean_of_squares, mlp, .*, got 'time\.sleep'"):
+        load_factory(parse_spec("preset:time.sleep", field="model"), field="model")
