@@ -109,6 +109,13 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def use_interface_towards(address: str, port: int) -> None:
+    """Lets gloo use the way to an address. It asks for the host's own name otherwise, which often means loopback."""
+    name = interface_of(address_towards(f"tcp://{address}:{port}"))
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
 def folder_id(folder: Path, proposed: str) -> str:
     """What names a shared folder: whoever comes first writes it down there, so that all who see it say the same."""
     mark = folder / _SHARED_MARK

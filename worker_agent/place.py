@@ -16,6 +16,7 @@ class Place:
     """A node's place among several that run together. Node rank 0 offers the address and the port; others go there.
 
     `meeting` names this attempt: a straggler of an earlier one that comes to the same port finds nothing of it there.
+    A node waits `meeting_s` for the others: by default as long as those need that are up, to import torch.
     """
 
     node_rank: int
@@ -23,6 +24,7 @@ class Place:
     address: str
     port: int
     meeting: str
+    meeting_s: int = 120
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -4,7 +4,6 @@ The agent, told by its process id, reads progress from its standard output, a JS
 FOLDER/result.json, and why it failed from its standard error.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from planner_service.contract.jobs import (
 )
 from worker_agent.child import LOST_PEER
 from worker_agent.limits import Limits
+from worker_agent.node import use_interface_towards
 from worker_agent.parent import exit_with_parent
 from worker_agent.place import OtherNodeError, Place
 
@@ -62,7 +62,7 @@ def perform(folder: Path) -> None:
     require_extra("worker")
     place = parse(Place, read_text(folder / "place.json")) if (folder / "place.json").exists() else None
     if place is not None:
-        _use_interface(place)
+        use_interface_towards(place.address, place.port)
     result: AgentResult
     if (folder / "profile.json").exists():
         result = _profile(parse(ProfileTask, read_text(folder / "profile.json")))
@@ -123,15 +123,6 @@ def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartRe
     with holding(job.directory.root):
         outcome = execute(resumed(job, before=task.steps), tell, place)
     return RunResult(report=outcome.report, timeline=outcome.timeline)
-
-
-def _use_interface(place: Place) -> None:
-    """gloo asks for the host's own name otherwise, which on many machines means loopback."""
-    from worker_agent.node import address_towards, interface_of
-
-    name = interface_of(address_towards(f"tcp://{place.address}:{place.port}"))
-    if name is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _tell(done: int, total: int, message: str) -> None:

@@ -8,9 +8,6 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from worker_agent.place import Place
 
-MEETING_S = 120
-"""How long a node waits for the others: they have imported torch by then."""
-
 
 def one_node(processes: int, logs: LogsSpecs | None = None) -> LaunchConfig:
     """So many processes on this node, over loopback, without restarts; torchrun's own log lines are kept quiet."""
@@ -40,7 +37,7 @@ def node_of(place: Place | None, processes: int, logs: LogsSpecs | None = None) 
         nproc_per_node=processes,
         rdzv_backend="static",
         rdzv_endpoint=f"{place.address}:{place.port}",
-        rdzv_configs={"rank": place.node_rank, "timeout": MEETING_S},
+        rdzv_configs={"rank": place.node_rank, "timeout": place.meeting_s},
         run_id=place.meeting,
         max_restarts=0,
         monitor_interval=0.05,

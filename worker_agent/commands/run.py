@@ -8,7 +8,8 @@ import typer
 
 from planner_service.contract.documents import read
 from planner_service.contract.extras import require_extra
-from planner_service.core.errors import require
+from planner_service.core.errors import InvalidInputError, require
+from planner_service.core.identity import content_id
 from planner_service.core.plan import Plan
 from planner_service.core.report import Compared
 from worker_agent.commands.progress import shown
@@ -16,14 +17,20 @@ from worker_agent.commands.progress import shown
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from worker_agent.place import Place
     from worker_agent.runtime.job import RunJob
     from worker_agent.runtime.run import RunOutcome
+
+MEETING_S = 900
+"""How long a node waits for the others: whoever starts them may do so one after the other."""
 
 
 def run(
     plan: Annotated[Path, typer.Option(help="The plan's document, as `pipeplan solve --json` prints it.")],
-    model: Annotated[str, typer.Option(help="The model: hf:FAMILY?key=value&... or package.module:factory?key=value")],
-    data: Annotated[str, typer.Option(help="The data: package.module:factory?key=value&...")],
+    model: Annotated[
+        str, typer.Option(help="The model: hf:FAMILY?key=value&..., hf:config.json or package.module:factory?...")
+    ],
+    data: Annotated[str, typer.Option(help="The data: preset:NAME?... or package.module:factory?key=value&...")],
     steps: Annotated[int, typer.Option(help="Batches to train, those before a resumed checkpoint included.")],
     out: Annotated[Path, typer.Option(help="The run's folder: run.json, trace.json, checkpoints, logs.")],
     seed: Annotated[int, typer.Option(help="For the weights, the dropout and the data's order.")] = 0,
@@ -62,6 +69,12 @@ def run(
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How often to start again from the newest checkpoint when a rank is lost.")
     ] = 0,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="Nodes that run this command together, with one --out that all of them see.")
+    ] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="This node's number among them.")] = 0,
+    master_addr: Annotated[str | None, typer.Option(help="Where the others reach node 0.")] = None,
+    master_port: Annotated[int, typer.Option(min=1, max=65535, help="The port that node 0 offers them.")] = 29500,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     timeout_s: Annotated[float, typer.Option(help="Seconds that a rank waits for another one.")] = 300.0,
     concatenate: Annotated[
@@ -77,13 +90,19 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report on standard output, nothing else.")] = False,
 ) -> None:
-    """Trains a model as a plan says, through torchrun, on this node."""
+    """Trains a model as a plan says, through torchrun, on this node or together with others.
+
+    Node 0 of several writes the report; the others give it their ranks, and take --resume and --json from it.
+    """
     require_extra("worker")
     from worker_agent.runtime.job import RunJob
     from worker_agent.runtime.lock import holding
-    from worker_agent.runtime.run import execute_again
+    from worker_agent.runtime.run import execute, execute_again, take_part
 
     chosen = read(Plan, plan)
+    place = _place(chosen, nodes, node_rank, master_addr, master_port)
+    rule = "must be 0 among several nodes: start all of them again with --resume"
+    require(place is None or max_restarts == 0, "max_restarts", rule, max_restarts)
     job = RunJob(
         plan=chosen if optimizer is None else replace(chosen, optimizer=optimizer),
         model=model,
@@ -106,16 +125,47 @@ def run(
         concatenate=concatenate,
         recorded_batches=record,
     )
+    if place is not None and place.node_rank > 0:
+        with shown(job, quiet=quiet) as on_progress:
+            take_part(job, on_progress, place)
+        return
     with holding(job.directory.root):
         job = _resumed(job) if resume else _fresh(job)
         with shown(job, quiet=quiet) as on_progress:
-            outcome = execute_again(
-                job, on_progress, restarts=max_restarts, tell=lambda line: typer.echo(line, err=True)
-            )
+            if place is not None:
+                outcome = execute(job, on_progress, place)
+            else:
+                outcome = execute_again(job, on_progress, restarts=max_restarts, tell=_tell)
     if as_json:
         typer.echo((out / "run.json").read_text())
     else:
         _show(job, outcome)
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _place(plan: Plan, nodes: int, node_rank: int, address: str | None, port: int) -> "Place | None":
+    """This node's place among several; None where it is alone."""
+    from worker_agent.node import use_interface_towards
+    from worker_agent.place import Place
+
+    require(plan.workers % nodes == 0, "nodes", f"must divide the plan's {plan.workers} workers", nodes)
+    require(node_rank < nodes, "node_rank", f"must be below the number of nodes ({nodes})", node_rank)
+    if nodes == 1:
+        return None
+    if not address:
+        raise InvalidInputError("master_addr", "must say where the other nodes reach node 0", address)
+    use_interface_towards(address, port)
+    return Place(
+        node_rank=node_rank,
+        nodes=nodes,
+        address=address,
+        port=port,
+        meeting=content_id(plan),
+        meeting_s=MEETING_S,
+    )
 
 
 def _fresh(job: "RunJob") -> "RunJob":
@@ -129,7 +179,7 @@ def _fresh(job: "RunJob") -> "RunJob":
 def _resumed(job: "RunJob") -> "RunJob":
     from worker_agent.runtime.run import resumed
 
-    going_on = resumed(job, tell=lambda line: typer.echo(line, err=True))
+    going_on = resumed(job, tell=_tell)
     if going_on.first_step == 0:
         typer.echo(f"no whole checkpoint in {job.directory.checkpoints}: starting at step 0", err=True)
     return going_on
