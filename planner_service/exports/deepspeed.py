@@ -1,8 +1,12 @@
-"""DeepSpeed: the configuration, what its PipelineModule must be given, and notes, as one JSON document."""
+"""DeepSpeed: the configuration, what its PipelineModule must be given, and notes, as one JSON document.
+
+Checked against DeepSpeed 0.19.5: `runtime/pipe/module.py`, `runtime/config.py`.
+"""
 
 import json
 from typing import Any
 
+from planner_service.core.errors import require
 from planner_service.exports.source import Source, grid_notes, require_grid
 
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -15,9 +19,11 @@ _PRECISIONS = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"en
 
 
 def write(source: Source) -> str:
-    """The document. Raises InvalidInputError for a plan whose stages have different replicas."""
+    """The document. Raises InvalidInputError for a plan whose stages have different replicas, or that interleaves."""
     width = require_grid(source, "deepspeed")
     plan = source.plan
+    rule = "cannot be deepspeed: its pipeline does not interleave, and this plan's ranks hold several stages each"
+    require(plan.chunks == 1, "format", rule, f"{plan.chunks} stages a rank")
     config = {
         "train_batch_size": plan.microbatch_size * plan.microbatches * width,
         "train_micro_batch_size_per_gpu": plan.microbatch_size,
@@ -37,7 +43,7 @@ def write(source: Source) -> str:
         ],
     }
     notes = [
-        source.title,
+        *source.heading,
         "`config` is DeepSpeed's configuration; num_stages and activation_checkpoint_interval are PipelineModule's.",
         "PipelineModule has no argument for given cuts: let a subclass's _partition_layers set self.parts to `parts`"
         " and call _set_bounds with its stage's two numbers; layers are the plan's blocks, one each.",

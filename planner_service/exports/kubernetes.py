@@ -1,6 +1,7 @@
 """Kubernetes: an Indexed Job, a pod a node, which find one another through a headless Service."""
 
-from planner_service.exports.node_script import commented, node_script, nodes_of, notes_of
+from planner_service.exports.comments import commented
+from planner_service.exports.node_script import nodes_of, notes_of, plan_json, require_chain, run_lines, settings_of
 from planner_service.exports.source import Source
 
 _MANIFEST = """apiVersion: v1
@@ -9,7 +10,9 @@ metadata:
   name: {name}
 data:
   node.sh: |
-{script}---
+{script}  plan.json: |
+    {plan}
+---
 apiVersion: v1
 kind: Service
 metadata:
@@ -40,6 +43,7 @@ spec:
         - name: agent
           image: pipeplan-agent
           command: ["bash", "/plan/node.sh"]
+          args: []
           env:
             - name: DATA
               value: ""
@@ -75,20 +79,22 @@ _GPUS = """          resources:
 
 def write(source: Source) -> str:
     """The manifests. Raises InvalidInputError where the plan cannot be executed so."""
+    require_chain(source)
     nodes = nodes_of(source)
     on_cpu = "cpu" in source.cluster.device.name.lower()
-    script = "".join(f"    {line}\n" if line else "\n" for line in node_script(source).splitlines())
+    script = "set -euo pipefail\nPLAN_FILE=/plan/plan.json\n" + settings_of(source) + run_lines(source)
     notes = [
-        source.title,
-        *notes_of(source),
+        *source.heading,
+        *notes_of(source, "The container's args"),
         "Fill in DATA and STEPS below, the image of the agent, and the claim that holds the runs"
         + (" (ReadWriteMany: all pods write to it)." if nodes > 1 else "."),
         "A Job starts its pods one by one: where several compete for GPUs, let a queue such as Kueue admit it whole.",
     ]
     manifest = _MANIFEST.format(
-        name=f"pipeplan-{source.plan_id[:8]}",
+        name=f"pipeplan-{source.short_id}",
         nodes=nodes,
-        script=script,
+        script="".join(f"    {line}\n" for line in script.splitlines()),
+        plan=plan_json(source),
         resources="" if on_cpu else _GPUS.format(gpus=source.plan.workers // nodes),
     )
     return commented(notes) + manifest

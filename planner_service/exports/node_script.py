@@ -1,75 +1,84 @@
-"""NodeScript: what every node runs to execute the plan with pipeplan-agent; torchrun, Slurm and Kubernetes start it.
+"""NodeScript: what every node runs to execute the plan; torchrun, Slurm and Kubernetes start it.
 
-On one node `pipeplan-agent run` does everything. On several, torchrun starts the same ranks on each node, from a job
-file in a folder that all of them see.
+It is a call of `pipeplan-agent run`, on one node or as a part of several, which takes all options of that command.
 """
 
 import shlex
 
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import canonical_json
+from planner_service.exports.comments import printable
 from planner_service.exports.source import Source
 
-_HEAD = """set -euo pipefail
-default_model={model}
-MODEL="${{MODEL:-$default_model}}"
-: "${{MODEL:?name the model: hf:FAMILY?key=value or package.module:factory}}"
-: "${{DATA:?name the data: package.module:factory, such as worker_agent.models.text:random_tokens}}"
+_SETTINGS = """{model}
+: "${{DATA:?name the data: preset:NAME or package.module:factory, such as preset:random_tokens}}"
 : "${{STEPS:?say how many batches to train}}"
 OUT="${{OUT:-$PWD/run-{short}}}"
-PLAN_FILE="$(mktemp)"
-cat > "$PLAN_FILE" <<'PLAN'
-{plan}
-PLAN
 """
 
-_ALONE = """exec pipeplan-agent run --plan "$PLAN_FILE" --model "$MODEL" --data "$DATA" --steps "$STEPS" \\
-  --seed "${SEED:-0}" --learning-rate "${LEARNING_RATE:-0.1}" --out "$OUT" "$@"
-"""
+_DEFAULT_MODEL = """default_model={spec}
+MODEL="${{MODEL:-$default_model}}\""""
+
+_NO_MODEL = """if [ -z "${{MODEL:-}}" ]; then
+  printf '%s\\n' {refusal} >&2
+  exit 2
+fi"""
+
+RUN = """--plan "$PLAN_FILE" --model "$MODEL" --data "$DATA" --steps "$STEPS" \\
+  --seed "${SEED:-0}" --learning-rate "${LEARNING_RATE:-0.1}" --out "$OUT\""""
+"""The arguments of `pipeplan-agent run` that the settings make."""
 
 _TOGETHER = """: "${{MASTER_ADDR:?name the node of rank 0}}"
-NODE_RANK="${{NODE_RANK:-${{SLURM_NODEID:-${{JOB_COMPLETION_INDEX:-}}}}}}"
+NODE_RANK="${{NODE_RANK:-${{JOB_COMPLETION_INDEX:-}}}}"
 : "${{NODE_RANK:?number the nodes from 0}}"
-JOB_FILE="$(MODEL="$MODEL" DATA="$DATA" STEPS="$STEPS" OUT="$OUT" PLAN_FILE="$PLAN_FILE" python3 - <<'JOB'
-import os
-from pathlib import Path
-
-from planner_service.contract.documents import read
-from planner_service.core.plan import Plan
-from worker_agent.runtime.job import RunJob, write_job
-
-given = os.environ
-job = RunJob(
-    plan=read(Plan, Path(given["PLAN_FILE"])),
-    model=given["MODEL"],
-    data=given["DATA"],
-    steps=int(given["STEPS"]),
-    seed=int(given.get("SEED", "0")),
-    learning_rate=float(given.get("LEARNING_RATE", "0.1")),
-    out=given["OUT"],
-)
-print(write_job(job))
-JOB
-)"
-exec torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "$NODE_RANK" \\
-  --master-addr "$MASTER_ADDR" --master-port "${{MASTER_PORT:-29500}}" \\
-  -m worker_agent.runtime.start "$JOB_FILE" $$
+exec pipeplan-agent run {run} \\
+  --nodes {nodes} --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "${{MASTER_PORT:-29500}}" "$@"
 """
 
 
-def node_script(source: Source) -> str:
-    """The script's lines behind its first one. Raises InvalidInputError for plans that cannot be executed so."""
+def settings_of(source: Source) -> str:
+    """Lines that take MODEL, DATA, STEPS and OUT from the environment, or refuse to go on.
+
+    MODEL has a default only where every agent builds it from pipeplan's own code: what else a document names, whoever
+    starts the script names as well.
+    """
+    spec = source.spec
+    if spec is not None and spec.is_built_in:
+        model = _DEFAULT_MODEL.format(spec=shlex.quote(spec.text))
+    else:
+        named = printable(source.plan.model.spec or "none")
+        refusal = f"MODEL: name the model, as hf:FAMILY?key=value or package.module:factory; the profile names {named}"
+        model = _NO_MODEL.format(refusal=shlex.quote(refusal))
+    return _SETTINGS.format(model=model, short=source.short_id)
+
+
+def plan_file(source: Source) -> str:
+    """Lines that write the plan's document to PLAN_FILE.
+
+    The document is one line of ASCII that begins with a brace: it cannot be the line that ends it.
+    """
+    return f"cat > \"$PLAN_FILE\" <<'PLAN'\n{plan_json(source)}\nPLAN\n"
+
+
+def plan_json(source: Source) -> str:
+    """The plan's document as one line of printable ASCII."""
+    return canonical_json(source.plan).replace("\x7f", "\\u007f")
+
+
+def run_lines(source: Source) -> str:
+    """The call of `pipeplan-agent run`, with the script's own arguments after it."""
+    nodes = nodes_of(source)
+    if nodes == 1:
+        return f'exec pipeplan-agent run {RUN} "$@"\n'
+    return _TOGETHER.format(run=RUN, nodes=nodes)
+
+
+def require_chain(source: Source) -> None:
+    """Raises InvalidInputError for a plan that the executor cannot run."""
     plan = source.plan
     if plan.order not in (None, tuple(range(plan.stages[-1].stop))):
         rule = "cannot be executed: the executor runs chains, and this plan's stages take a graph's blocks in an order"
         raise InvalidInputError("format", rule, list(plan.order or ()))
-    head = _HEAD.format(
-        model=shlex.quote(plan.model.spec or ""), short=source.plan_id[:8], plan=canonical_json(source.plan)
-    )
-    nodes = nodes_of(source)
-    if nodes == 1:
-        return head + _ALONE
-    return head + _TOGETHER.format(nodes=nodes, processes=plan.workers // nodes)
 
 
 def nodes_of(source: Source) -> int:
@@ -83,19 +92,16 @@ def nodes_of(source: Source) -> int:
     return workers // a_node
 
 
-def notes_of(source: Source) -> list[str]:
-    """What must be known before it is started."""
+def notes_of(source: Source, arguments: str) -> list[str]:
+    """What must be known before it is started; `arguments` says where the command's options go."""
     nodes = nodes_of(source)
-    given = "Set DATA and STEPS (and MODEL, OUT, SEED, LEARNING_RATE where the defaults do not do) in the environment."
-    if nodes == 1:
-        return [given]
-    return [
-        given,
-        f"{nodes} nodes take part: OUT must be a folder that all of them see, and ranks are numbered node by node.",
-        "torchrun starts the ranks directly: OUT gets checkpoints, logs and each rank's measurements, no run.json.",
+    spec = source.spec
+    required = "DATA and STEPS" if spec is not None and spec.is_built_in else "MODEL, DATA and STEPS"
+    notes = [
+        f"Set {required} in the environment; OUT, SEED and LEARNING_RATE have defaults.",
+        f"{arguments} are options of `pipeplan-agent run`: --resume, --clip-norm, --lr-schedule, ...",
     ]
-
-
-def commented(lines: list[str]) -> str:
-    """Comment lines of a shell script, YAML or TOML."""
-    return "".join(f"# {line}\n" for line in lines)
+    if nodes == 1:
+        return notes
+    together = f"{nodes} nodes take part: OUT must be a folder that all of them see; ranks are numbered node by node."
+    return [*notes, together]

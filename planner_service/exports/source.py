@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from planner_service.core.cluster import Cluster
 from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Plan
+from planner_service.core.plan import INTERLEAVED, Plan
 from planner_service.core.schedule.program import FLUSHES, pipelines_in_a_row
+from planner_service.core.spec import Spec, parse_spec
+
+ESTIMATED = "estimated: the plan's profile was computed from a datasheet, not measured"
 
 _EMBEDDING = re.compile(r"emb|wte", re.IGNORECASE)
 _HEAD = re.compile(r"head|output|logits|classifier", re.IGNORECASE)
@@ -22,10 +25,35 @@ class Source:
     block_names: tuple[str, ...]
 
     @property
-    def title(self) -> str:
-        """One line that says which plan this is; names are quoted, so that they cannot end it."""
+    def heading(self) -> list[str]:
+        """Which plan this is, and whether its costs were measured."""
         plan = self.plan
-        return f"pipeplan {self.plan_id}: {plan.model.name!a}, {plan.planner}, {plan.schedule}, {plan.workers} workers"
+        title = f"pipeplan {self.plan_id}: {plan.model.name!a}, {plan.planner}, {plan.schedule}, {plan.workers} workers"
+        return [title, *([ESTIMATED] if plan.estimated else [])]
+
+    @property
+    def short_id(self) -> str:
+        """The start of the plan's id, as names of files and jobs hold it."""
+        return re.sub(r"[^0-9a-z]", "", self.plan_id)[:8]
+
+    @property
+    def spec(self) -> Spec | None:
+        """The SPEC of the plan's model; None where the profile has none that could be read."""
+        try:
+            return parse_spec(self.plan.model.spec or "", field="model")
+        except InvalidInputError:
+            return None
+
+    @property
+    def tied(self) -> bool | None:
+        """Whether the embedding and the head share weights; None where the SPEC does not say."""
+        spec = self.spec
+        return bool(spec.options.get("tie_word_embeddings", False)) if spec and spec.is_hugging_face else None
+
+    @property
+    def pipeline_ranks(self) -> int:
+        """The ranks of one pipeline: fewer than stages where a rank holds several."""
+        return self.plan.depth // self.plan.chunks
 
     @property
     def devices_a_node(self) -> int:
@@ -35,7 +63,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """A stage of a language model: transformer layers [start, stop), the embedding before them, the head behind."""
+    """A stage of a language model: transformer layers [start, stop), the embedding before and the head after them."""
 
     embedding: bool
     start: int
@@ -80,7 +108,9 @@ def require_grid(source: Source, target: str) -> int:
     return width
 
 
-def grid_notes(source: Source, engine: str, *, runs: tuple[str, ...] = ("1f1b", "data-parallel")) -> list[str]:
+def grid_notes(
+    source: Source, engine: str, *, runs: tuple[str, ...] = ("1f1b", "data-parallel", INTERLEAVED)
+) -> list[str]:
     """What an engine that runs these schedules, and else 1F1B, over equal pipelines cannot take from the plan."""
     plan = source.plan
     notes = []
@@ -94,7 +124,8 @@ def grid_notes(source: Source, engine: str, *, runs: tuple[str, ...] = ("1f1b", 
     if any(stage.recompute for stage in plan.stages) and not all(stage.recompute for stage in plan.stages):
         recomputing = ", ".join(str(i) for i, stage in enumerate(plan.stages) if stage.recompute)
         notes.append(f"Only stages {recomputing} recompute in the plan; here all do, which costs time.")
-    if plan.depth > 1 and plan.width != 1 and plan.placement == pipelines_in_a_row(plan.replicas):
+    ranks = source.pipeline_ranks
+    if ranks > 1 and plan.width != 1 and plan.placement == pipelines_in_a_row(plan.replicas[:ranks]):
         notes.append("The plan numbers its ranks pipeline after pipeline; here all replicas of a stage come in a row.")
     return notes
 
