@@ -141,9 +141,10 @@ class ServiceClient:
         """What a plan was chosen over, and why."""
         return parse(Alternatives, self._connection.get(f"/v1/plans/{plan_id}/alternatives"))
 
-    def export_plan(self, plan_id: str, format_name: str) -> str:
-        """A plan for another system."""
-        return self._connection.get(f"/v1/plans/{plan_id}/exports/{quote(format_name, safe='')}").decode()
+    def export_plan(self, plan_id: str, format_name: str, target_version: str | None = None) -> str:
+        """A plan for another system, of a version where that matters."""
+        path = f"/v1/plans/{plan_id}/exports/{quote(format_name, safe='')}"
+        return self._connection.get(path, {"target_version": target_version}).decode()
 
     def set_alias(self, name: str, plan_id: str, *, if_version: int | None = None, only_new: bool = False) -> Alias:
         """Points an alias at a plan; with a version, only if it has that still. Raises PreconditionFailedError."""

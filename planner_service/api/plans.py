@@ -130,10 +130,13 @@ def export_plan(
     request: Request,
     plan_id: str,
     format_name: Annotated[str, Path(json_schema_extra={"enum": list(exports.NAMES)})],
+    target_version: Annotated[
+        str | None, Query(json_schema_extra={"enum": [*exports.VERSIONS, None]}, description="of torchtitan only")
+    ] = None,
 ) -> Response:
     """The plan for another system. What the system cannot express stands in the notes; 422 where nothing fits."""
-    kind, text = exports.export(services, plan_id, format_name)
-    tag = derived_tag(plan_id, format_name)
+    kind, text = exports.export(services, plan_id, format_name, target_version)
+    tag = derived_tag(plan_id, format_name, target_version or "")
     response = document_response(request, tag, lambda: text, cache_control=REVALIDATE, media_type=kind.media_type)
     response.headers["Content-Disposition"] = f'attachment; filename="{plan_id[:8]}-{format_name}{kind.suffix}"'
     return response

@@ -167,6 +167,9 @@ def alternatives(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, a
 def export(
     plan_id: PlanId,
     format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMAT_NAMES)}.")],
+    target_version: Annotated[
+        str | None, typer.Option(help="The version to write for. torchtitan: 0.2 (TOML, default) or 2026-08 (Python).")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; default: standard output.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -174,7 +177,7 @@ def export(
     """Writes a plan for another system. What that system cannot express stands in the comments or notes."""
     require(format_name in FORMAT_NAMES, "format", f"must be one of {', '.join(FORMAT_NAMES)}", format_name)
     with _service(url, token) as service:
-        text = service.export_plan(service.plan_id(plan_id), format_name)
+        text = service.export_plan(service.plan_id(plan_id), format_name, target_version)
     if output is None:
         typer.echo(text, nl=not text.endswith("\n"))
     else:

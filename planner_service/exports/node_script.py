@@ -29,7 +29,7 @@ RUN = """--plan "$PLAN_FILE" --model "$MODEL" --data "$DATA" --steps "$STEPS" \\
 """The arguments of `pipeplan-agent run` that the settings make."""
 
 _TOGETHER = """: "${{MASTER_ADDR:?name the node of rank 0}}"
-NODE_RANK="${{NODE_RANK:-${{JOB_COMPLETION_INDEX:-}}}}"
+NODE_RANK="${{NODE_RANK:-${{SLURM_NODEID:-${{JOB_COMPLETION_INDEX:-}}}}}}"
 : "${{NODE_RANK:?number the nodes from 0}}"
 exec pipeplan-agent run {run} \\
   --nodes {nodes} --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "${{MASTER_PORT:-29500}}" "$@"

@@ -14,12 +14,18 @@ from planner_service.services import clusters, plans, profiles
 from planner_service.services.context import Context
 
 NAMES = tuple(FORMATS)
-MEDIA_TYPES = tuple(dict.fromkeys(one.media_type for one in FORMATS.values()))
+VERSIONS = tuple(version for one in FORMATS.values() for version in one.versions)
+MEDIA_TYPES = tuple(
+    dict.fromkeys(each.media_type for one in FORMATS.values() for each in (one, *one.versions.values()))
+)
 
 
-def export(context: Context, plan_id: str, name: str) -> tuple[Format, str]:
-    """The plan in a format. Raises NotFoundError, and InvalidInputError where the format cannot express it at all."""
-    chosen = format_named(name)
+def export(context: Context, plan_id: str, name: str, target_version: str | None = None) -> tuple[Format, str]:
+    """The plan in a format, for a version of its target.
+
+    Raises NotFoundError, and InvalidInputError where the format cannot express it at all.
+    """
+    chosen = format_named(name, target_version)
     plan = plans.get(context, plan_id)
     if name == "chrome-trace":
         plans.require_playable(plan, BATCHES)

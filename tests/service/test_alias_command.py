@@ -64,6 +64,8 @@ def test_a_plan_is_exported_to_a_file_or_to_standard_output(
     assert run("plan", "export", plan_ids[0], "--format", "kubernetes", "-o", str(path))[:2] == (0, "")
     assert "kind: Job" in path.read_text()
     assert run("plan", "export", plan_ids[0], "--format", "slurm")[1].startswith("#!/usr/bin/env bash\n#SBATCH")
+    other = run("plan", "export", plan_ids[0], "--format", "megatron", "--target-version", "1")
+    assert (other[0], other[2].startswith("error: target_version: must be left out for megatron")) == (2, True)
     refused = run("plan", "export", plan_ids[0], "--format", "horovod")
     assert refused == (2, "", refused[2])
     assert refused[2].startswith("error: format: must be one of torchrun")

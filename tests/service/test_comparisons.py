@@ -9,12 +9,13 @@ from fastapi.testclient import TestClient
 from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
 from planner_service.core.cluster import Level
 from planner_service.core.identity import content_id
-from planner_service.core.plan import Plan
+from planner_service.core.plan import Answer, Plan
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.services import plans
 from planner_service.services.comparisons import comparison
 from planner_service.services.context import Context
 from planner_service.solvers.solve import solve
+from tests.service.answers import halve
 from tests.service.documents import store_plan
 
 
@@ -82,6 +83,26 @@ def test_a_plan_is_exported_in_every_format(http: TestClient, context: Context, 
     assert answer.headers["content-disposition"].startswith(f'attachment; filename="{plan_id[:8]}-{name}.')
     again = http.get(f"/v1/plans/{plan_id}/exports/{name}", headers={"If-None-Match": answer.headers["etag"]})
     assert again.status_code == 304
+
+
+def test_a_target_version_chooses_what_torchtitan_reads(http: TestClient, context: Context) -> None:
+    def with_adam(planner: str, problem: Problem) -> Answer:
+        answer = halve(planner, problem)
+        return replace(answer, optimizer="adam") if isinstance(answer, Plan) else answer
+
+    plan_id = store_plan(replace(context, solve=with_adam))
+    path = f"/v1/plans/{plan_id}/exports/torchtitan"
+    usual, toml, python = (http.get(path + query) for query in ("", "?target_version=0.2", "?target_version=2026-08"))
+    assert usual.text == toml.text and "local_batch_size" in toml.text
+    assert (toml.headers["content-type"].partition(";")[0], python.headers["content-type"].partition(";")[0]) == (
+        "application/toml",
+        "text/x-python",
+    )
+    assert python.headers["content-disposition"].endswith('-torchtitan.py"')
+    assert "lm_head" in python.text and python.headers["etag"] != toml.headers["etag"]
+    (error,) = http.get(f"{path}?target_version=0.3").json()["errors"]
+    assert (error["field"], error["rule"]) == ("target_version", "must be one of 0.2, 2026-08 for torchtitan")
+    assert http.get(f"/v1/plans/{plan_id}/exports/slurm?target_version=0.2").status_code == 422
 
 
 def test_a_format_that_cannot_hold_the_plan_says_why(http: TestClient, context: Context) -> None:
