@@ -4,10 +4,10 @@ import re
 
 from planner_service.core.errors import require
 
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""C0, DEL, C1, the line and paragraph separators, what turns the direction of writing, and half characters."""
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""C0, DEL, C1, the line and paragraph separators, and half characters."""
 
-_RULE = "must hold no control character, line separator, change of writing direction or lone surrogate"
+_RULE = "must hold no control character, line separator or lone surrogate"
 
 
 def require_name(field: str, value: str) -> None:

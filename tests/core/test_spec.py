@@ -17,8 +17,18 @@ from planner_service.core.profile import Model, Profile
 from planner_service.core.spec import MAX_LENGTH, parse_spec, query_of
 from tests.service.answers import halve
 
-CONTROLS = ["\n", "\r", "\t", "\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u2029", "\u202e", "\u2066"]
-NAMES = ["gpt2", "Modèle 7B (β)", "モデル", "نموذج", "می‌خواهم", "👩‍🔬 model", "a  b", "it's; $(x) `y` #"]
+CONTROLS = ["\n", "\r", "\t", "\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u2029"]
+NAMES = [
+    "gpt2",
+    "Modèle 7B (β)",
+    "モデル",
+    "نموذج",
+    "می‌خواهم",
+    "👩‍🔬 model",
+    "a  b",
+    "\u202egnp\u2066",
+    "it's; $(x) `y` #",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -32,7 +42,7 @@ def test_a_name_that_does_not_print_as_one_line_is_refused_by_its_field(characte
         Model(name=f"a{character}b")
 
 
-@pytest.mark.parametrize("character", [*CONTROLS, " ", "\u00a0", "\u200b", "\ud800"])
+@pytest.mark.parametrize("character", [*CONTROLS, " ", "\u00a0", "\u202e", "\u2066", "\u200b", "\ud800"])
 @pytest.mark.parametrize("place", ["hf:gpt2{}", "hf:gpt2?a={}1", "a.b:c?d=e{}", "hf:/a{}/config.json", "{}hf:gpt2"])
 def test_a_spec_holds_printable_characters_and_no_spaces(place: str, character: str) -> None:
     with pytest.raises(InvalidInputError, match="model: must hold printable characters and no spaces"):

@@ -33,14 +33,20 @@ HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
     "javascript:alert(1)",
-    "line\nERROR forged entry\r\n2026-01-01 WARNING another",
-    "\x1b[2J\x1b[31mred\x07",
     "\u202egnp.exe\u2066",
     "__import__('os').system('true')",
     "%s%s%n%x{0.__class__}",
     "\N{GRINNING FACE}" * 50,
 )
 """Texts that were somebody's bug once."""
+
+UNPRINTABLE = (
+    "line\nERROR forged entry\r\n2026-01-01 WARNING another",
+    "\x1b[2J\x1b[31mred\x07",
+    "a\u2028b",
+    "a\x9b2Jb",
+)
+"""Texts that are no names: they would not print as one line."""
 
 
 @pytest.fixture
@@ -80,6 +86,17 @@ def test_a_hostile_name_is_a_name(http: TestClient, context: Context) -> None:
         assert set(tables.metadata.tables) <= set(inspect(connection).get_table_names())
 
 
+def test_a_name_that_does_not_print_as_one_line_is_refused(http: TestClient) -> None:
+    """It was stored once, and the exports wrote it into scripts."""
+    for name in UNPRINTABLE:
+        for field in ("model", "device"):
+            document = profile_document()
+            document[field] |= {"name": name}
+            (error,) = http.post("/v1/profiles", json=document).json()["errors"]
+            assert (error["field"], error["value"]) == (f"{field}.name", name)
+    assert http.get("/v1/profiles").json()["items"] == []
+
+
 @pytest.mark.parametrize("text", [r"\ud83d", r"\u0000", r"\udc00\ud83d"])
 def test_a_text_that_no_database_holds_is_refused(http: TestClient, text: str) -> None:
     body = json.dumps(profile_named("NAME")).replace("NAME", text)
@@ -89,7 +106,7 @@ def test_a_text_that_no_database_holds_is_refused(http: TestClient, text: str) -
 
 @pytest.mark.parametrize("path", ["/v1/plans/{}", "/v1/jobs/{}", "/v1/aliases/{}", "/v1/runs/{}/trace", "/plans/{}"])
 def test_a_hostile_address_leads_nowhere(http: TestClient, path: str) -> None:
-    for name in HOSTILE:
+    for name in (*HOSTILE, *UNPRINTABLE):
         answer = http.get(path.format(quote(name, safe="/%")))
         assert answer.status_code in (404, 405, 422), name
         assert "root:" not in answer.text
@@ -99,7 +116,7 @@ def test_a_hostile_address_leads_nowhere(http: TestClient, path: str) -> None:
 @pytest.mark.parametrize("parameter", ["cursor", "sort", "planner", "model"])
 def test_a_hostile_parameter_is_a_value_or_refused(http: TestClient, context: Context, parameter: str) -> None:
     store_plan(context)
-    for name in HOSTILE:
+    for name in (*HOSTILE, *UNPRINTABLE):
         answer = http.get("/v1/plans", params={parameter: name})
         assert answer.status_code in (200, 422)
         if answer.status_code == 200:
@@ -107,7 +124,7 @@ def test_a_hostile_parameter_is_a_value_or_refused(http: TestClient, context: Co
 
 
 def test_a_hostile_key_and_request_id_are_no_lines(http: TestClient, lines: io.StringIO) -> None:
-    for name in HOSTILE:
+    for name in (*HOSTILE, *UNPRINTABLE):
         value = name.replace("\n", " ").replace("\r", " ").encode()
         headers = {b"Idempotency-Key": value, b"X-Request-ID": value, b"User-Agent": value}
         answer = http.post("/v1/jobs", content=b"{}", headers=headers | {b"Content-Type": b"application/json"})

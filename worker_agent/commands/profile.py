@@ -18,7 +18,7 @@ from planner_service.core.profile import Profile
 if TYPE_CHECKING:
     from worker_agent.profiler.job import ProfileJob
 
-Spec = "package.module:factory?key=value&..."
+Spec = "preset:NAME?... or package.module:factory?key=value&..."
 
 
 MEASURING = ("device", "clock", "warm_up_rounds", "rounds")
@@ -27,7 +27,7 @@ MEASURING = ("device", "clock", "warm_up_rounds", "rounds")
 
 def profile(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help=f"The model: hf:FAMILY?key=value&..., hf:config.json or {Spec}")],
+    model: Annotated[str, typer.Option(help=f"The model: hf:FAMILY?key=value&..., hf:config.json, {Spec}")],
     analytic: Annotated[
         str | None,
         typer.Option(help="Estimate instead of measuring: a datasheet's name (a100-80gb, h100-sxm, ...) or file."),
