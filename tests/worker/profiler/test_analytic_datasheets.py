@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from planner_service.core.device_types import KNOWN_TYPES
 from planner_service.core.errors import InvalidInputError
 from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.datasheets import DATASHEETS, find_datasheet
@@ -130,3 +131,7 @@ def test_a_wrong_file_is_refused_by_the_field(change: dict[str, Any], field: str
 def test_neither_a_name_nor_a_file_is_refused_with_the_names() -> None:
     with pytest.raises(InvalidInputError, match="analytic: must be a datasheet's file, or one of a100-40gb, a100-80gb"):
         find_datasheet("a100")
+
+
+def test_the_datasheets_are_the_types_that_planners_know_by_name() -> None:
+    assert {key: sheet.name for key, sheet in DATASHEETS.items()} == KNOWN_TYPES
