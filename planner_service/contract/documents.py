@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from planner_service.core.errors import InvalidInputError, require_unique
-from planner_service.core.identity import content_id
+from planner_service.core.identity import content_id, left_out
 from planner_service.core.plan import Answer, Infeasible, Plan
 
 T = TypeVar("T")
@@ -89,7 +89,8 @@ def parse_plan(content: str | bytes) -> Plan:
 def plan_document(plan: Plan) -> dict[str, Any]:
     """The plan as plain values, with its id and what can be read off it."""
     derived = {"id": content_id(plan), "feasible": True, "depth": plan.depth, "width": plan.width}
-    return derived | dataclasses.asdict(plan)
+    absent = left_out(plan)
+    return derived | {name: value for name, value in dataclasses.asdict(plan).items() if name not in absent}
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:

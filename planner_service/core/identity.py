@@ -6,6 +6,9 @@ import json
 from functools import cache, lru_cache
 from typing import Any
 
+LEFT_OUT_AS_DEFAULT = {"left_out_as_default": True}
+"""Metadata of a field that came later: where it has its default, ids and documents stay those of before."""
+
 
 def canonical_json(content: Any) -> str:
     """The one JSON text of a dataclass or plain value: sorted keys, no spaces, NaN refused."""
@@ -40,11 +43,27 @@ def _known_id(same: _Same) -> str:
     return content_id(same.content)
 
 
+def left_out(content: Any) -> frozenset[str]:
+    """The fields that a dataclass's document does not have: those marked `LEFT_OUT_AS_DEFAULT`, at their default."""
+    kind: Any = type(content)
+    return frozenset(name for name, default in _optional(kind) if getattr(content, name) == default)
+
+
 def _fields(content: Any) -> dict[str, Any]:
     """A dataclass as a dictionary, one level deep: the encoder asks for the rest."""
-    return {name: getattr(content, name) for name in _names(type(content))}  # type: ignore[arg-type]
+    kind: Any = type(content)
+    absent = left_out(content) if _optional(kind) else ()
+    return {name: getattr(content, name) for name in _names(kind) if name not in absent}
 
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@cache
+def _optional(kind: type) -> tuple[tuple[str, Any], ...]:
+    fields = dataclasses.fields(kind)
+    return tuple(
+        (field.name, field.default) for field in fields if LEFT_OUT_AS_DEFAULT.items() <= field.metadata.items()
+    )

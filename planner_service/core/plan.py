@@ -1,10 +1,11 @@
 """Plan: the answer of a planner, complete enough to be executed; or Infeasible: why there is none."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.names import require_line, require_name
+from planner_service.core.identity import LEFT_OUT_AS_DEFAULT
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Model
 from planner_service.core.stage_costs import StageCosts
 
@@ -169,6 +170,7 @@ class Plan:
     `chunks`: the stages that a rank holds (Narayanan et al. 2021); the placement then lists its first ones, of stages
     below depth / chunks, and a rank has the stages s, s + depth / chunks, ...
     `interpolated`: the microbatch size was not measured, the costs lie between those of the measured sizes next to it.
+    `warnings`: sentences that say where the profile may not be of the cluster's devices.
     """
 
     planner: str
@@ -203,6 +205,7 @@ class Plan:
     estimated: bool = False
     interpolated: bool = False
     calibration_id: str | None = None
+    warnings: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -215,12 +218,12 @@ class Plan:
             self.optimizer,
         )
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
-        for field in ("planner", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
-            require_line(field, getattr(self, field))
+        for name in ("planner", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
+            require_line(name, getattr(self, name))
         whole = self.split_backward or not self.split_backward_half_way
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
-        for field in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
-            require_count(field, getattr(self, field))
+        for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
+            require_count(name, getattr(self, name))
         self._check_stages()
         self._check_placement()
 

@@ -1,4 +1,4 @@
-"""What a plan cannot be."""
+"""What a plan cannot be, and its id."""
 
 from dataclasses import replace
 
@@ -6,7 +6,10 @@ import pytest
 
 from planner_service.contract.documents import dump, parse_plan, plan_document
 from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Plan, Worker
+from planner_service.core.identity import content_id
+from planner_service.core.plan import Plan, Stage, Worker
+from planner_service.core.profile import Model
+from planner_service.core.stage_costs import unit_costs
 from tests.worker.runtime.plans import make_plan
 
 
@@ -35,3 +38,37 @@ def test_an_interleaved_plan_has_a_worker_for_several_stages() -> None:
 def test_what_does_not_go_together_is_refused(changes: dict[str, object], law: str) -> None:
     with pytest.raises(InvalidInputError, match=law):
         replace(interleaved(), **changes)  # type: ignore[arg-type]
+
+
+def test_a_plan_without_warnings_has_the_id_and_the_document_from_before_there_were_any() -> None:
+    """Stored plans keep their ids: these were computed by the release before plans had warnings."""
+    costs = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
+    plan = Plan(
+        planner="gpipe",
+        cost_model="by hand",
+        model=Model(name="chain"),
+        dtype="float32",
+        profile_id="p" * 32,
+        cluster_id="c" * 32,
+        batch_size=8,
+        stages=(Stage(start=0, stop=2), Stage(start=2, stop=3)),
+        costs=(costs, costs),
+        placement=(Worker(stage=0), Worker(stage=1)),
+        schedule="gpipe",
+        microbatch_size=2,
+        microbatches=4,
+        optimizer="sgd",
+        memory_accounting="training",
+        time_per_microbatch_s=4.0,
+        throughput_samples_per_s=0.5,
+        bubble_fraction=0.25,
+        optimal_in_flight=2,
+        configurations_considered=1,
+    )
+    assert content_id(plan) == "73c230e4167e4dc9fc2d302a5141a9cc"
+    assert content_id(plan_document(plan)) == "1bbf555965506be7d4a9abdd12885268"
+    warned = replace(plan, warnings=("look here",))
+    assert content_id(warned) != content_id(plan)
+    assert plan_document(warned)["warnings"] == ("look here",)
+    assert parse_plan(dump(plan_document(warned))) == warned
+    assert parse_plan(dump(plan_document(plan))) == plan
