@@ -35,6 +35,12 @@ def read_problem(profile: Path, cluster: Path, batch_size: int, options: Options
     )
 
 
+def show_warnings(problem: Problem, *, err: bool = False) -> None:
+    """What its plans say of profiles that may not be of the cluster's devices."""
+    for warning in problem.warnings:
+        typer.echo(f"warning: {warning}", err=err)
+
+
 def planner_named(name: str) -> Planner:
     """The planner as a function of the problem."""
     return lambda problem: solve(name, problem)

@@ -14,6 +14,7 @@ from planner_service.commands.asking import (
     planner_named,
     progress_bar,
     read_problem,
+    show_warnings,
 )
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
@@ -50,8 +51,10 @@ def largest(
     with progress_bar("planning") as on_progress:
         sizes = ask(problem, planner_named(NAME), blocks, wanted, on_progress)
     if as_json:
-        typer.echo(dump({"repeat": {"start": blocks.start, "stop": blocks.stop}, "sizes": sizes}))
+        repeated = {"start": blocks.start, "stop": blocks.stop}
+        typer.echo(dump({"repeat": repeated, "sizes": sizes, "warnings": problem.warnings}))
     else:
+        show_warnings(problem)
         _show(sizes, blocks)
     if not any(size.blocks for size in sizes):
         raise SystemExit(INFEASIBLE)

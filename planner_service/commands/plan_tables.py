@@ -27,6 +27,8 @@ def show_plan(plan: Plan) -> None:
         f"{plan.workers} workers, {plan.microbatches} microbatches of {plan.microbatch_size}",
         highlight=False,
     )
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}", soft_wrap=True)
     table = _table("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker")
     for index, stage in enumerate(plan.stages):
         table.add_row(

@@ -37,6 +37,9 @@ _FLAGS: dict[str, Any] = {
     "split_backward_half_way": Annotated[
         bool, typer.Option("--two-bp-half-way", help="auto: where 2BP is used, its memory-saving variant.")
     ],
+    "as_if": Annotated[
+        bool, typer.Option("--as-if", help="Plan as if the cluster's devices were the profile's; the plan says so.")
+    ],
     "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
 }
 

@@ -15,6 +15,7 @@ from planner_service.commands.asking import (
     planner_named,
     progress_bar,
     read_problem,
+    show_warnings,
 )
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
@@ -44,10 +45,11 @@ def smallest(
     with progress_bar("planning") as on_progress:
         found = ask(problem, planner_named(planner), throughput, on_progress)
     if as_json:
-        typer.echo(dump(_document(found)))
+        typer.echo(dump(_document(found) | {"warnings": problem.warnings}))
     else:
         _show(found)
     if found.plan is None:
+        show_warnings(problem, err=True)
         raise SystemExit(INFEASIBLE)
 
 

@@ -14,6 +14,7 @@ from planner_service.commands.asking import (
     planner_named,
     progress_bar,
     read_problem,
+    show_warnings,
 )
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
@@ -48,8 +49,10 @@ def sweep(
     with progress_bar("planning") as on_progress:
         rows = ask(problem, planner_named(planner), name, values, on_progress)
     if as_json:
-        typer.echo(dump({"over": name, "rows": [_document(row) for row in rows]}))
+        found = [_document(row) for row in rows]
+        typer.echo(dump({"over": name, "rows": found, "warnings": problem.warnings}))
     else:
+        show_warnings(problem)
         _show(name, rows)
     if all(row.plan is None for row in rows):
         raise SystemExit(INFEASIBLE)

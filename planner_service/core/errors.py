@@ -45,7 +45,7 @@ class InvalidInputError(PipeplanError, ValueError):
         self.field = field
         self.rule = rule
         self.value = value
-        super().__init__(f"{field}: {rule}, got {_shown(value)}")
+        super().__init__(f"{field}: {rule}, got {shown(value)}")
 
     def __reduce__(self) -> tuple[type["InvalidInputError"], tuple[str, str, object]]:
         """How it crosses to another process."""
@@ -159,6 +159,7 @@ def require_unique(field: str, rule: str, values: Sequence[object]) -> None:
         seen.add(value)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as messages quote it: on one line, and of a long one its beginning and its end."""
     text = repr(value)
     return text if len(text) <= 80 else text[:40] + "..." + text[-37:]

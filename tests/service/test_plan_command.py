@@ -105,3 +105,19 @@ def test_errors_are_one_sentence_with_the_status_of_their_kind(
     assert (done[0], done[1]) == (status, "")
     assert done[2].startswith(sentence)
     assert done[2].count("\n") == 1
+
+
+def test_a_plan_for_another_type_of_device_is_refused_unless_as_if_and_says_so(run: Run, folder: Path) -> None:
+    for noun, document, name in (("profile", PROFILE, "V100-SXM2-16GB"), ("cluster", CLUSTER, "H100-SXM5-80GB")):
+        named = replace(document, device=replace(document.device, name=name))
+        (folder / f"{noun}-{name}.json").write_text(dump(named))
+    files = ("--profile", f"{folder}/profile-V100-SXM2-16GB.json", "--cluster", f"{folder}/cluster-H100-SXM5-80GB.json")
+    status, _, stderr = run("plan", "create", *files, *REQUEST)
+    assert status == 2
+    assert "profile.device.name: must be the cluster's type of device, 'H100-SXM5-80GB'" in stderr
+    status, stdout, _ = run("plan", "create", *files, *REQUEST, "--as-if", "--json")
+    assert status == 0
+    plan = json.loads(stdout)
+    assert plan["warnings"][0].startswith("planned as if 'H100-SXM5-80GB' were 'V100-SXM2-16GB'")
+    _, shown, _ = run("plan", "get", plan["id"])
+    assert f"warning: {plan['warnings'][0]}" in shown

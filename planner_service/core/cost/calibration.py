@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from planner_service.core.cluster import Cluster
+from planner_service.core.device_types import is_same, is_unknown
 from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.names import require_name
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Block, Device, Measurement, Model, Profile
@@ -198,7 +199,8 @@ def corrected_cluster(calibration: Calibration, cluster: Cluster) -> Cluster:
 
 
 def _corrected_device(calibration: Calibration, device: Device) -> Device:
-    if calibration.context_bytes is None or device.name != calibration.device:
+    of_type = is_unknown(calibration.device) or is_same(calibration.device, device.name)
+    if calibration.context_bytes is None or not of_type:
         return device
     held_bytes = min(round(calibration.context_bytes.value), device.memory_bytes - 1)
     return replace(device, context_bytes=held_bytes)

@@ -6,7 +6,7 @@ from planner_service.core.errors import LEAST_AMOUNT, require
 from planner_service.core.planner.problem import Options, Problem
 from planner_service.core.profile import Measurement
 
-ALWAYS_USED = ("memory", "optimizer", "master_weights")
+ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if")
 """Options that every planner has a use for."""
 
 MAX_BLOCKS = 10_000

@@ -69,6 +69,7 @@ def complete(problem: Problem, decision: Decision) -> Plan:
         master_weights=master_weights,
         estimated=problem.profile.estimated,
         interpolated=decision.microbatch_size not in problem.profile.microbatch_sizes,
+        warnings=problem.warnings,
     )
     return replace(plan, simulated=play(plan))
 

@@ -8,6 +8,7 @@ from planner_service.core.cluster import Cluster
 from planner_service.core.cost.calibration import Calibration, apply, require_match
 from planner_service.core.errors import require, require_amount, require_count, require_unique
 from planner_service.core.plan import OPTIMIZERS, SCHEDULES, Answer
+from planner_service.core.planner.profiled import profiles_of_types, require_same_type, warning
 from planner_service.core.profile import STRICT, Profile
 
 SYNCHRONISATIONS = ("parameter-server", "all-reduce")
@@ -33,6 +34,7 @@ class Options:
     `cuts`: where a model that is a graph may be cut. `forced_cuts`, `forbidden_cuts`: a cut k stands before block k.
     `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
     `time_limit_s`: after which a solver returns the best that it has found.
+    `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
     """
 
     microbatch_size: int | None = None
@@ -55,6 +57,7 @@ class Options:
     split_backward: bool | None = None
     split_backward_half_way: bool = False
     time_limit_s: float | None = None
+    as_if: bool = False
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -87,7 +90,8 @@ class Problem:
     """A model as profiled, the devices to train it on, and the samples of a batch.
 
     Where the cluster has devices of several types, `other_profiles` are the same model's on the other types: together
-    one profile for each, matched by the device's name. Planners are asked the `corrected` problem.
+    one profile for each, matched by the device's name. A profile of another known type than the cluster's is refused
+    unless `options.as_if`. Planners are asked the `corrected` problem.
     """
 
     profile: Profile
@@ -101,19 +105,19 @@ class Problem:
         require_count("batch_size", self.batch_size)
         if self.calibration is not None:
             require_match(self.calibration, self.profile, self.cluster)
-        if self.cluster.groups or self.other_profiles:
+        if len(self.cluster.types) > 1:
             self._check_profiles()
+            return
+        named = [profile.device.name for profile in self._profiles]
+        require(not self.other_profiles, "other_profiles", "is for a cluster with groups of devices", named)
+        if not self.options.as_if:
+            require_same_type(self.profile, self.cluster.device)
 
     def _check_profiles(self) -> None:
-        profiles = (self.profile, *self.other_profiles)
-        profiled = [profile.device.name for profile in profiles]
-        types = [device.name for device in self.cluster.types]
-        if len(types) == 1:
-            require(not self.other_profiles, "other_profiles", "is for a cluster with groups of devices", profiled)
-            return
-        require_unique("other_profiles", "must not profile a type of device twice", profiled)
-        rule = f"must be one profile for each type of device, {', '.join(types)}"
-        require(sorted(profiled) == sorted(types), "other_profiles", rule, profiled)
+        if not self.options.as_if:
+            named = [profile.device.name for profile in self._profiles]
+            require_unique("other_profiles", "must not profile a type of device twice", named)
+        profiles_of_types(self._profiles, self.cluster.types, as_if=self.options.as_if)
         for other in self.other_profiles:
             self._require_same_model(other)
 
@@ -138,11 +142,24 @@ class Problem:
         profile, cluster = apply(self.calibration, self.profile, self.cluster)
         return replace(self, profile=profile, cluster=cluster, calibration=None)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a plan says of profiles that may not be of the cluster's devices; as a rule nothing."""
+        pairs = ((self.profile_on(device.name), device) for device in self.cluster.types)
+        found = (warning(profile, device, as_if=self.options.as_if) for profile, device in pairs)
+        return tuple(sentence for sentence in found if sentence is not None)
+
     def profile_on(self, device: str | None) -> Profile:
-        """The profile of a type of device, by its name; of the first where there is no name."""
-        if device is None:
+        """The profile of a type of the cluster's devices, by its name; the first where there is no name."""
+        types = self.cluster.types
+        if device is None or len(types) == 1:
             return self.profile
-        return next(p for p in (self.profile, *self.other_profiles) if p.device.name == device)
+        of_types = profiles_of_types(self._profiles, types, as_if=self.options.as_if)
+        return of_types[[each.name for each in types].index(device)]
+
+    @property
+    def _profiles(self) -> tuple[Profile, ...]:
+        return (self.profile, *self.other_profiles)
 
 
 Planner = Callable[[Problem], Answer]
