@@ -4,6 +4,9 @@ The measurements are vTrain's (benchmarks/data, with their licence): GPT models 
 parallelism 1, replicas of pipelines with 1F1B and a flush. Every row is predicted from the model's shape, a datasheet
 and the node's links alone: blocks counted on fake tensors, timed by the roofline, planned as the row says, its streams
 played. The datasheet's three efficiencies are fitted to the iterations of two of the models; the others are predicted.
+
+The measured program recomputed every layer. The defaults of a datasheet were fitted as if it had kept its activations,
+because that fits best, and are to be fitted anew (docs/benchmarks.md).
 """
 
 import csv

@@ -10,7 +10,10 @@ from planner_service.core.profile import DTYPE_BYTES, STRICT, Device
 COMPUTE_EFFICIENCY = 0.7
 MEMORY_EFFICIENCY = 0.5
 LAUNCH_S = 52e-6
-"""The three are fitted to training iterations that were measured on A100s, launched by Python (docs/benchmarks.md)."""
+"""The three are fitted to training iterations that were measured on A100s, launched by Python (docs/benchmarks.md).
+
+The fit took the measured program to keep its activations; it recomputed every layer. The three are about 30 % too slow.
+"""
 
 KINDS = ("gpu", "cpu")
 
