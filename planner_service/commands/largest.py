@@ -79,7 +79,7 @@ def _depths(text: str, devices: int) -> list[int]:
         wanted = [int(depth) for depth in text.split(",")]
     except ValueError as error:
         raise InvalidInputError("depths", "must be whole numbers with commas between them", text) from error
-    require(len(wanted) <= MOST_DEPTHS, "depths", f"must be at most {MOST_DEPTHS}", len(wanted))
+    require(len(wanted) <= MOST_DEPTHS, "depths", f"must name at most {MOST_DEPTHS} depths", len(wanted))
     for depth in wanted:
         require_count("depths", depth)
         require(depth <= devices, "depths", f"must not be more than the devices ({devices})", depth)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from planner_service.core.cluster import Cluster
 from planner_service.core.errors import InvalidInputError, require
 from planner_service.core.inverse.smallest import Progress
-from planner_service.core.plan import Plan
-from planner_service.core.planner.problem import Planner, Problem
+from planner_service.core.plan import Answer, Plan
+from planner_service.core.planner.problem import Options, Planner, Problem
 from planner_service.core.profile import DTYPE_BYTES, Profile
 
 KINDS = (
@@ -70,19 +70,44 @@ def largest(
     """For every depth and kind the most repetitions that fit: bisected, a larger model never fits more easily.
 
     `planner` must take `schedule`, `stages` and `recompute`: PipeDream-2BW's. A pipeline of each depth has as many
-    devices of the cluster's type; its replicas would each hold the same.
+    devices of the cluster's type; its replicas would each hold the same. Raises InvalidInputError for what the planner
+    refuses at every depth.
     """
     require(problem.profile.edges is None, "profile.edges", "must not be there: repeated blocks make a chain", "edges")
     rule = f"must be some of the {len(problem.profile.blocks)} blocks"
     require(0 <= inner.start < inner.stop <= len(problem.profile.blocks), "repeat", rule, (inner.start, inner.stop))
     problem = problem.corrected
-    kinds = [kind for kind in KINDS if problem.options.schedule in (None, kind[0])]
-    asked = [(depth, *kind) for depth in depths for kind in kinds if (kind[0] == "data-parallel") == (depth == 1)]
+    asked = _asked(problem.options, depths)
+    refusals: list[InvalidInputError] = []
+    answers: list[bool] = []
+
+    def noted(question: Problem) -> Answer:
+        try:
+            answer = planner(question)
+        except InvalidInputError as error:
+            refusals.append(error)
+            raise
+        answers.append(isinstance(answer, Plan))
+        return answer
+
     sizes = []
     for done, kind in enumerate(asked):
         progress(done, len(asked))
-        sizes.append(_size(problem, planner, inner, *kind))
+        sizes.append(_size(problem, noted, inner, *kind))
+    if refusals and not answers:
+        raise refusals[0]
     return tuple(sizes)
+
+
+def _asked(options: Options, depths: Sequence[int]) -> list[tuple[int, str, bool]]:
+    """The depths, each with every schedule and recomputation that it can have and that the options leave open."""
+    require(options.stages is None, "stages", "is what this question varies: its depths", options.stages)
+    kinds = [kind for kind in KINDS if options.schedule in (None, kind[0]) and options.recompute in (None, kind[1])]
+    asked = [(depth, *kind) for depth in depths for kind in kinds if (kind[0] == "data-parallel") == (depth == 1)]
+    rule = "must leave open data-parallel without recomputation at depth 1, or at others "
+    rule += ", ".join(f"{schedule} {'with' if recompute else 'without'}" for schedule, recompute in KINDS[1:])
+    require(len(asked) > 0, "schedule", rule, options.schedule)
+    return asked
 
 
 def _size(problem: Problem, planner: Planner, inner: range, depth: int, schedule: str, recompute: bool) -> Size:
