@@ -4,8 +4,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 import typer
+from pydantic import ValidationError
 
-from planner_service.core.errors import InvalidInputError, PipeplanError
+from planner_service.core.errors import InvalidInputError, PipeplanError, shown
 
 DONE, FAILED, INVALID_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -44,6 +45,8 @@ def _refuse(error: Exception) -> None:
         raise SystemExit(INVALID_INPUT)
     command = error.ctx.command_path  # type: ignore[attr-defined]
     sentence = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
+        sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
     _fail(f"{sentence} (`{command} --help` lists what there is)", INVALID_INPUT)
 
 

@@ -23,6 +23,10 @@ MAX_NESTING = 200
 """How deep pydantic's parser goes."""
 
 
+_OWN_KEYS = {"profile": "blocks", "cluster": "levels", "plan": "stages", "calibration": "runs"}
+"""A required key of each kind of document that the others do not have."""
+
+
 def parse(kind: type[T], content: str | bytes | dict[str, Any]) -> T:
     """The dataclass or model that a JSON text (or its parsed value) describes. Raises InvalidInputError.
 
@@ -49,7 +53,22 @@ def read(kind: type[T], path: Path) -> T:
         _refuse_repeated_keys(text)
         return parse_plan(text) if kind is Plan else parse(kind, text)  # type: ignore[return-value]
     except InvalidInputError as error:
+        _refuse_another_kind(kind.__name__.lower(), text, path)
         raise InvalidInputError(f"{path}: {error.field}", error.rule, error.value) from error
+
+
+def _refuse_another_kind(wanted: str, text: str, path: Path) -> None:
+    """Says of a cluster that is given as a profile what it is, and not only which keys a profile has."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if wanted not in _OWN_KEYS or not isinstance(document, dict) or _OWN_KEYS[wanted] in document:
+        return
+    for other, key in _OWN_KEYS.items():
+        if key in document:
+            rule = f"must be a {wanted}, and has the {key} of a {other}"
+            raise InvalidInputError(f"{path}: document", rule, list(document))
 
 
 def _refuse_repeated_keys(text: str) -> None:
@@ -61,16 +80,29 @@ def _refuse_repeated_keys(text: str) -> None:
 
     try:
         json.loads(text, object_pairs_hook=as_object)
-    except (json.JSONDecodeError, RecursionError):
+    except InvalidInputError:
+        raise
+    except (ValueError, RecursionError):
         return  # the parser says what is wrong with it
+
+
+_UNREADABLE: dict[type[Exception], str] = {
+    FileNotFoundError: "does not exist",
+    NotADirectoryError: "does not exist",
+    IsADirectoryError: "is a folder",
+    PermissionError: "may not be read by this user",
+}
 
 
 def read_text(path: Path) -> str:
     """A file's text, without a byte order mark. Raises InvalidInputError where there is none to be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError("file", "must be a readable text file", str(path)) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError("file", "must be a readable text file, and is not one in UTF-8", str(path)) from error
+    except (OSError, ValueError) as error:
+        reason = _UNREADABLE.get(type(error), "cannot be read")
+        raise InvalidInputError("file", f"must be a readable text file, and {reason}", str(path)) from error
 
 
 def parse_plan(content: str | bytes) -> Plan:

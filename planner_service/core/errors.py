@@ -161,5 +161,8 @@ def require_unique(field: str, rule: str, values: Sequence[object]) -> None:
 
 def shown(value: object) -> str:
     """A value as messages quote it: on one line, and of a long one its beginning and its end."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no whole number of more than some thousand digits
+        return "a number of too many digits"
     return text if len(text) <= 80 else text[:40] + "..." + text[-37:]
