@@ -40,7 +40,7 @@ def import_profile(
     """Writes a profile from another system's measurements; a model with branches stays the graph that it is."""
     require(source in FORMATS, "format", f"must be one of {', '.join(FORMATS)}", source)
     require(cuts in CUTS, "cuts", f"must be one of {', '.join(CUTS)}", cuts)
-    model = Model(name=model_name or file.name.partition(".")[0])
+    model = Model(name=file.name.partition(".")[0] if model_name is None else model_name)
     device = Device(name=device_name, memory_bytes=device_memory_bytes)
     require_count("microbatch_size", microbatch_size)
     require(dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", dtype)

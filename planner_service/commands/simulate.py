@@ -1,6 +1,7 @@
 """`pipeplan simulate`: a schedule on stages that all cost the same, as in the papers' pictures."""
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,8 +52,8 @@ def simulate(
     """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
     require(schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
     chunks = _chunks(schedule, chunks)
-    costs = [_costs(forward / chunks, backward_input / chunks, backward_weight / chunks)] * stages * chunks
     program = _program(schedule, stages, microbatches, batches, chunks)
+    costs = [_costs(forward / chunks, backward_input / chunks, backward_weight / chunks)] * stages * chunks
     if two_bp or two_bp_half_way:
         program = split_backward(program, costs, half_way=two_bp_half_way)
     check(program)
@@ -86,11 +87,14 @@ def _costs(forward_s: float, backward_input_s: float, backward_weight_s: float) 
 
 def _program(schedule: str, stages: int, microbatches: int, batches: int, chunks: int) -> Program:
     """PipeDream updates after every minibatch: M a batch over K batches are M K minibatches, an update each."""
-    for field, value in (("stages", stages), ("microbatches", microbatches), ("batches", batches)):
+    counts = {"microbatches": microbatches, "stages": stages, "batches": batches, "chunks": chunks}
+    for field, value in counts.items():
         require_count(field, value)
-    instructions = 6 * stages * microbatches * batches * chunks
-    rule = f"must make at most {MAX_INSTRUCTIONS} instructions, with stages and batches"
-    require(instructions <= MAX_INSTRUCTIONS, "microbatches", rule, microbatches)
+    most = max(counts, key=counts.__getitem__)
+    rule = (
+        f"must make at most {MAX_INSTRUCTIONS} instructions with {', '.join(name for name in counts if name != most)}"
+    )
+    require(6 * prod(counts.values()) <= MAX_INSTRUCTIONS, most, rule, counts[most])
     if schedule in STASHING:
         microbatches, batches = 1, microbatches * batches
     pipeline = Pipeline(replicas=(1,) * (stages * chunks), microbatches=microbatches, batches=batches, chunks=chunks)

@@ -45,7 +45,7 @@ def sweep(
     name, values = _parsed(over)
     varied = name == "batch-size"
     require(varied or batch_size is not None, "batch-size", "is required unless it is varied", batch_size)
-    problem = read_problem(profile, cluster, batch_size or 1, options, calibration)
+    problem = read_problem(profile, cluster, 1 if batch_size is None else batch_size, options, calibration)
     with progress_bar("planning") as on_progress:
         rows = ask(problem, planner_named(planner), name, values, on_progress)
     if as_json:

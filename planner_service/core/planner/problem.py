@@ -16,6 +16,9 @@ ACCOUNTINGS = ("training", "paper")
 SEMANTICS = ("paper", "release")
 CUTS = ("any", "single-tensor")
 
+MOST_RECOMPUTATION = 1000
+"""The largest c_extra. Far beyond it, sums of recomputed times round those that are not recomputed to 0."""
+
 
 def _require_one_of(field: str, value: str | None, names: tuple[str, ...]) -> None:
     require(value is None or value in names, field, f"must be one of {', '.join(names)}", value)
@@ -77,6 +80,8 @@ class Options:
         for field in ("recompute_factor", "compression_ratio", "time_limit_s"):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field), positive=True)
+        few = (self.recompute_factor or 0.0) <= MOST_RECOMPUTATION
+        require(few, "recompute_factor", f"must be at most {MOST_RECOMPUTATION}", self.recompute_factor)
         for field in ("forced_cuts", "forbidden_cuts"):
             for cut in getattr(self, field):
                 require_count(field, cut)
