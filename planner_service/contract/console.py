@@ -6,9 +6,34 @@ from collections.abc import Callable, Sequence
 import typer
 from pydantic import ValidationError
 
-from planner_service.core.errors import InvalidInputError, PipeplanError, shown
+from planner_service.core.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidInputError,
+    NotFoundError,
+    PipeplanError,
+    PreconditionFailedError,
+    ServiceError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    shown,
+)
 
 DONE, FAILED, INVALID_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
+NOT_FOUND, REFUSED, UNREACHABLE, CHANGED = 4, 5, 6, 7
+
+STATUSES: dict[type[PipeplanError], int] = {
+    InvalidInputError: INVALID_INPUT,
+    NotFoundError: NOT_FOUND,
+    PreconditionFailedError: CHANGED,
+    ConflictError: REFUSED,
+    UnauthorizedError: REFUSED,
+    ForbiddenError: REFUSED,
+    TooManyRequestsError: REFUSED,
+    ServiceError: UNREACHABLE,
+    PipeplanError: FAILED,
+}
+"""Exit statuses by kind of error; of the kinds that an error has, the first counts."""
 
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -28,10 +53,8 @@ def run_command(command: Callable[[], object]) -> None:
     """Runs a command; errors of ours become a sentence and an exit status, never a traceback."""
     try:
         command()
-    except InvalidInputError as error:
-        _fail(str(error), INVALID_INPUT)
     except PipeplanError as error:
-        _fail(str(error), FAILED)
+        _fail(str(error), next(status for kind, status in STATUSES.items() if isinstance(error, kind)))
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
     except _UsageError as error:

@@ -44,7 +44,7 @@ def test_a_token_is_made_used_and_revoked_beside_the_service(tmp_path: Path) -> 
     revoked = json.loads(pipeplan("token", "revoke", "ci", "--json", *database).stdout)
     assert (revoked["id"], revoked["state"]) == (listed[0]["id"], "revoked")
     again = pipeplan("token", "revoke", "ci", *database)
-    assert again.returncode == 1
+    assert again.returncode == 4
     assert "there is no token 'ci'" in again.stderr
     assert token not in pipeplan("token", "list", *database).stdout
 

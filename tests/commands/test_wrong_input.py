@@ -5,7 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError
+from planner_service.contract.console import run_command
+from planner_service.core.errors import (
+    ConflictError,
+    ForbiddenError,
+    InFlightError,
+    InvalidInputError,
+    NotFoundError,
+    PipeplanError,
+    PreconditionFailedError,
+    ServiceError,
+    SolverError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from tests.commands.commands import Ended, cluster_document, pipeplan, profile_document, write
 
 SOLVE = ("--planner", "gpipe", "--batch-size", "4")
@@ -135,3 +149,31 @@ def test_a_number_that_cannot_be_written_out_can_still_be_refused() -> None:
     assert str(InvalidInputError("size", "must be small", 10**5000)) == (
         "size: must be small, got a number of too many digits"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidInputError("size", "must be small", 7), 2),
+        (NotFoundError("there is no plan"), 4),
+        (ConflictError("it is in use"), 5),
+        (InFlightError("it is being made"), 5),
+        (UnauthorizedError("no token"), 5),
+        (ForbiddenError("not with this token"), 5),
+        (TooManyRequestsError("too often"), 5),
+        (ServiceError("nobody answers"), 6),
+        (UnavailableError("not now"), 6),
+        (PreconditionFailedError("it was changed"), 7),
+        (SolverError("it crashed"), 1),
+    ],
+)
+def test_every_kind_of_error_has_its_exit_status(
+    error: PipeplanError, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(fail)
+    assert ended.value.code == status
+    assert capsys.readouterr().err == f"error: {error}\n"

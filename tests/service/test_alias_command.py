@@ -24,14 +24,14 @@ def test_an_alias_is_set_moved_told_of_and_deleted(run: Run, plan_ids: list[str]
     assert (first["plan_id"], first["moved_by"]) == (plan_ids[0], "local")
     assert run("alias", "set", "team/prod", plan_ids[1], "--if-version", str(first["version"]))[0] == 0
     status, stdout, stderr = run("alias", "set", "team/prod", plan_ids[0], "--if-version", str(first["version"]))
-    assert (status, stdout, stderr.count("\n")) == (1, "", 1)
+    assert (status, stdout, stderr.count("\n")) == (7, "", 1)
     assert plan_ids[1] in run("alias", "get", "team/prod")[1]
     assert "team/prod" in run("alias", "list", "--plan", plan_ids[1])[1]
     history = json.loads(run("alias", "history", "team/prod", "--json")[1])
     assert [move["plan_id"] for move in history["items"]] == plan_ids[::-1]
     assert run("alias", "delete", "team/prod")[:2] == (0, "")
     assert "(deleted)" in run("alias", "history", "team/prod")[1]
-    assert run("alias", "get", "team/prod")[0] == 1
+    assert run("alias", "get", "team/prod")[0] == 4
 
 
 def test_a_plan_may_be_named_by_its_alias_everywhere(run: Run, plan_ids: list[str]) -> None:

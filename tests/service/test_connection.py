@@ -112,7 +112,7 @@ def test_the_commands_send_the_token_of_the_environment(tmp_path: Path) -> None:
     token = made.stdout.strip()
     with serving(database, PIPEPLAN_REQUIRE_TOKENS="true") as (url, _):
         without = pipeplan("plan", "list", "--url", url)
-        assert (without.returncode, without.stdout) == (1, "")
+        assert (without.returncode, without.stdout) == (5, "")
         assert "a token is needed" in without.stderr
         assert pipeplan("plan", "list", "--url", url, PIPEPLAN_TOKEN=token).returncode == 0
         for command in (("plan", "get", "0" * 32), ("plan", "compare", "0" * 32, "1" * 32)):
