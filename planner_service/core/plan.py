@@ -220,6 +220,8 @@ class Plan:
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
         for name in ("planner", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
             require_line(name, getattr(self, name))
+        for sentence in self.warnings:
+            require_line("warnings", sentence)
         whole = self.split_backward or not self.split_backward_half_way
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
         for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
