@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +10,9 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from planner_service.core.errors import InvalidInputError, require_unique
+from planner_service.contract.excerpts import excerpt
+from planner_service.contract.validators import MISSING, fault_of_number, validator_of
+from planner_service.core.errors import InvalidInputError, require, require_unique
 from planner_service.core.identity import content_id, left_out
 from planner_service.core.plan import Answer, Infeasible, Plan
 
@@ -22,6 +25,9 @@ PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s"})
 MAX_NESTING = 200
 """How deep pydantic's parser goes."""
 
+_NULL = re.compile(rb"(?<!\\)(?:\\\\)*+\\u0000")
+"""The escape itself, and not a backslash that happens to stand before such a text."""
+
 
 _OWN_KEYS = {"profile": "blocks", "cluster": "levels", "plan": "stages", "calibration": "runs"}
 """A required key of each kind of document that the others do not have."""
@@ -30,28 +36,28 @@ _OWN_KEYS = {"profile": "blocks", "cluster": "levels", "plan": "stages", "calibr
 def parse(kind: type[T], content: str | bytes | dict[str, Any]) -> T:
     """The dataclass or model that a JSON text (or its parsed value) describes. Raises InvalidInputError.
 
-    JSON has one type of number: 4.0 is a count and 4 an amount. But neither "4" nor true is a number.
+    JSON has one type of number: 4.0 is a count and 4 an amount. But neither "4" nor true is a number. A bad document
+    costs about what a good one of its size costs: findings end at a sequence's first wrong item.
     """
-    adapter: TypeAdapter[T] = TypeAdapter(kind)
     text = json.dumps(content) if isinstance(content, dict) else content
-    try:
-        return adapter.validate_json(text, strict=True)
-    except ValidationError as error:
-        mistyped = [finding for finding in error.errors(include_url=False) if _is_mistyped(finding)]
-        if mistyped:
-            raise _invalid_input(mistyped) from error
-    try:
-        return adapter.validate_json(text)
-    except ValidationError as error:
-        raise invalid_input(error) from error
+    return _validated(kind, text, repeated_keys=True)
+
+
+def parse_sent(kind: type[T], content: bytes) -> T:
+    """The same of a body, which must hold nothing that a database cannot keep."""
+    has_null = rb"\u0000" in content and _NULL.search(content) is not None
+    require(not has_null, "document", "must not hold the null character, which a database cannot keep", r"\u0000")
+    return parse(kind, content)
 
 
 def read(kind: type[T], path: Path) -> T:
     """The document in a file; its errors name the file."""
     text = read_text(path)
     try:
-        _refuse_repeated_keys(text)
-        return parse_plan(text) if kind is Plan else parse(kind, text)  # type: ignore[return-value]
+        if kind is Plan:
+            _require_plain_keys(text, None, repeated=False)
+            return parse_plan(text)  # type: ignore[return-value]
+        return _validated(kind, text, repeated_keys=False)
     except InvalidInputError as error:
         _refuse_another_kind(kind.__name__.lower(), text, path)
         raise InvalidInputError(f"{path}: {error.field}", error.rule, error.value) from error
@@ -71,15 +77,34 @@ def _refuse_another_kind(wanted: str, text: str, path: Path) -> None:
             raise InvalidInputError(f"{path}: document", rule, list(document))
 
 
-def _refuse_repeated_keys(text: str) -> None:
-    """JSON parsers keep the last of two equal keys without a word; in a file that somebody wrote it is a mistake."""
-
-    def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        require_unique("document", "must not hold a key twice", [key for key, _ in pairs])
-        return dict(pairs)
-
+def _validated(kind: type[T], text: str | bytes, *, repeated_keys: bool) -> T:
+    validator = validator_of(kind)  # type: ignore[arg-type]  # every type has a hash
+    _require_plain_keys(text, validator.most_keys, repeated=repeated_keys)
     try:
-        json.loads(text, object_pairs_hook=as_object)
+        validated: T = validator.schema.validate_json(text)
+    except ValidationError as error:
+        findings = error.errors(include_url=False)
+        raise _invalid_input([one for one in findings if _is_mistyped(one)] or findings) from error
+    return validated
+
+
+def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) -> None:
+    """Raises InvalidInputError for an object of far more keys than any has, and for one that holds a key twice.
+
+    Of two equal keys JSON parsers keep the last without a word; in a file that somebody wrote it is a mistake.
+    Takes a tenth of the time that validation takes: numbers and objects are dropped as they come.
+    """
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        rule = f"must not hold an object with more than {most} keys"
+        require(most is None or len(pairs) <= most, "document", rule, len(pairs))
+        if not repeated:
+            require_unique("document", "must not hold a key twice", [key for key, _ in pairs])
+
+    if most is None and repeated:
+        return
+    try:
+        json.loads(text, object_pairs_hook=look, parse_float=bool, parse_int=bool)
     except InvalidInputError:
         raise
     except (ValueError, RecursionError):
@@ -161,7 +186,7 @@ def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
         field, rule, value = ".".join(filter(None, (field, cause.field))), cause.rule, cause.value
     elif first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         rule, value = "is not a known key", first["input"]
-    elif first["type"] in ("missing", "missing_argument"):
+    elif first["input"] is MISSING or first["type"] in ("missing", "missing_argument"):
         rule, value = "is required", None
     elif first["type"] == "union_tag_not_found":
         field, rule, value = (
@@ -171,10 +196,12 @@ def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
         )
     elif first["type"] == "json_invalid":
         rule, value = _malformed(first), first["input"]
+    elif first["type"] == "int_type" and isinstance(first["input"], float):
+        rule, value = fault_of_number(first["input"]) or first["msg"], first["input"]
     else:
         rule, value = first["msg"], first["input"]
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    return InvalidInputError(field or "document", rule + more, value)
+    return InvalidInputError(str(excerpt(field)) or "document", f"{excerpt(rule)}{more}", excerpt(value))
 
 
 def _malformed(finding: ErrorDetails) -> str:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
-from planner_service.core.errors import require, require_amount, require_count, require_unique
+from planner_service.core.errors import InvalidInputError, require, require_amount, require_count, require_unique
 from planner_service.core.profile import STRICT, Device
 
 MAX_DEVICES = 2**17
+SHOWN_LEVELS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +58,22 @@ class Cluster:
 
     def __post_init__(self) -> None:
         require(len(self.levels) > 0, "levels", "must hold at least one level", self.levels)
-        rule = f"must make at most {MAX_DEVICES} devices together"
-        require(self.devices <= MAX_DEVICES, "levels", rule, self.devices)
+        self._check_size()
         if self.groups:
             self._check_groups()
         require(self.device is not None, "device", "is required where there are no groups", None)
+
+    def _check_size(self) -> None:
+        """Multiplies no further than needed: the product of many large sizes takes time by the square of their number.
+
+        The error shows the product of the first levels, which are all of them in any cluster that there is.
+        """
+        devices = 1
+        for level in self.levels:
+            devices *= level.size
+            if devices > MAX_DEVICES:
+                shown = prod(level.size for level in self.levels[:SHOWN_LEVELS])
+                raise InvalidInputError("levels", f"must make at most {MAX_DEVICES} devices together", shown)
 
     def _check_groups(self) -> None:
         counted = sum(group.count for group in self.groups)
