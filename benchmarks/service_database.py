@@ -36,8 +36,10 @@ def fill(path: Path, count: int) -> list[str]:
     text = canonical_json(plan_document(answer))
     start = datetime(2026, 1, 1, tzinfo=UTC)
     with database.write() as connection:
-        profile_id, _ = profiles.add(connection, PROFILE, start)
-        cluster_id, _ = clusters.add(connection, cluster, start)
+        profile, cluster_row = profiles.packed(PROFILE), clusters.packed(cluster)
+        profiles.add(connection, profile, start)
+        clusters.add(connection, cluster_row, start)
+        profile_id, cluster_id = profile.id, cluster_row.id
     ids = [hashlib.sha256(str(index).encode()).hexdigest()[:32] for index in range(count)]
     seeded = random.Random(1)
     for first in range(0, count, ROWS_AT_ONCE):

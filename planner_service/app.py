@@ -26,6 +26,7 @@ from planner_service.api import (
 )
 from planner_service.api.access import Access
 from planner_service.api.auth import Admission, Door, require_scopes
+from planner_service.api.bodies import require_sizes
 from planner_service.api.caching import Express, Head
 from planner_service.api.guard import Guard
 from planner_service.api.headers import SecurityHeaders
@@ -37,7 +38,8 @@ from planner_service.services import metrics as stored_metrics
 from planner_service.services import tokens as stored_tokens
 from planner_service.services.background import Background, Bounds
 from planner_service.services.context import Context, Solve, utc_now
-from planner_service.services.solver import FunctionSolver, SolverProcess, solve_here
+from planner_service.services.parsing import Limits as ParsingLimits
+from planner_service.services.solver import FunctionSolver, solve_here, solver_process
 from planner_service.settings import Settings
 from planner_service.storage.database import Database
 from planner_service.storage.migrations import upgrade
@@ -87,7 +89,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
         max_attempts=settings.max_attempts,
         token_key=settings.token_key,
     )
-    start = partial(SolverProcess, settings.solver_memory_bytes) if solve is None else partial(FunctionSolver, solve)
+    start = partial(solver_process, settings.solver_memory_bytes) if solve is None else partial(FunctionSolver, solve)
     app.state.background = Background(app.state.context, start, _bounds(settings))
     app.state.context.absence.back(now(), settings.lease_s)
     for routes in (profiles, clusters, plans, aliases, jobs, events, runs, agents, tokens, health, metrics):
@@ -99,6 +101,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     stored_metrics.watch(app.state.context)
     _add_middleware(app, settings)
     require_scopes(app)
+    require_sizes(app)
     return app
 
 
@@ -133,6 +136,12 @@ def _bounds(settings: Settings) -> Bounds:
         streams=settings.event_streams,
         deadline_s=settings.solve_deadline_s,
         job_deadline_s=settings.plan_job_deadline_s,
+        parsing=ParsingLimits(
+            parsers=settings.parser_processes,
+            queue=settings.parser_queue,
+            memory_bytes=settings.parser_memory_bytes,
+            cpu_s=settings.parser_cpu_s,
+        ),
     )
 
 

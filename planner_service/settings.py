@@ -68,6 +68,20 @@ class Settings(BaseSettings):
     plan_job_deadline_s: float = Field(
         default=3600.0, gt=0, le=864_000, allow_inf_nan=False, description="how long a plan that is a job may take"
     )
+    parser_processes: int = Field(
+        default_factory=lambda: min(os.cpu_count() or 1, 2), ge=1, le=64, description="large documents read at once"
+    )
+    parser_queue: int = Field(default=8, ge=0, le=1000, description="large documents that may wait to be read")
+    parser_memory_bytes: int = Field(
+        default=2 * 2**30, ge=2**28, le=2**50, description="what it may take of it to read one document"
+    )
+    parser_cpu_s: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="how much processor time it may take to read one document",
+    )
     event_streams: int = Field(default=500, ge=1, le=100_000, description="streams of events that are followed at once")
     require_tokens: bool = Field(
         default=False, description="every request needs a token on this machine, too; beyond it each always does"

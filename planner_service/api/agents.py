@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Services, document, mark_created
+from planner_service.api.bodies import MEBIBYTE, SMALL, Services, document, mark_created, takes
 from planner_service.contract.agents import Agent, AgentQuery, Presence, Registration
 from planner_service.contract.listing import Page
 from planner_service.services import agents
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/agents", tags=["agents"])
 
 @router.post(
     "",
-    dependencies=[scope("agent")],
+    dependencies=[scope("agent"), takes(MEBIBYTE)],
     status_code=201,
     responses={200: {"model": Agent, "description": "An agent of this name was there before"}},
 )
@@ -40,7 +40,7 @@ def get_agent(services: Services, agent_id: str) -> Agent:
     return agents.get(services, agent_id)
 
 
-@router.post("/{agent_id}/heartbeat", dependencies=[scope("agent")])
+@router.post("/{agent_id}/heartbeat", dependencies=[scope("agent"), takes(SMALL)])
 def agent_is_present(
     services: Services, agent_id: str, presence: Annotated[Presence, Depends(document(Presence))]
 ) -> Agent:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from planner_service.api.auth import Caller, scope
-from planner_service.api.bodies import Services, document, mark_created
+from planner_service.api.bodies import SMALL, Services, document, mark_created, takes
 from planner_service.api.caching import REVALIDATE, UNCHANGED, document_response, stored
 from planner_service.api.listing import page_response
 from planner_service.api.problems import described
@@ -86,7 +86,7 @@ def get_alias(services: Services, request: Request, name: AliasName) -> Response
 
 @router.put(
     "/{name:path}",
-    dependencies=[scope("plan")],
+    dependencies=[scope("plan"), takes(SMALL)],
     response_model=Alias,
     responses={**CONFLICTS, 201: {"model": Alias, "description": "The alias is new"}},
 )

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.routing import RouteContext, iter_route_contexts
 from starlette.datastructures import Headers
-from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
@@ -114,7 +113,7 @@ class Admission:
         return identity
 
     async def _of_cookie(self, request: AsgiScope, headers: Headers) -> Identity | None:
-        text = cookie_parser(headers.get("cookie", "")).get(COOKIE)
+        text = session_text(headers)
         if text is None:
             return None
         identity = await self.identities.of_session(text, may_look=lambda: self._require_patience(request))
@@ -172,9 +171,15 @@ class Door:
             response = problem_response(problem_of(error))
         response.headers.update(headers_of(error))
         over = isinstance(error, UnauthorizedError) and "authorization" not in request.headers
-        if over and COOKIE in request.cookies:
+        if over and session_text(request.headers) is not None:
             response.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return response
+
+
+def session_text(headers: Headers) -> str | None:
+    """The session's cookie. It is never quoted, and the framework takes quadratic time to unquote what others set."""
+    pairs = (part.partition("=") for part in headers.get("cookie", "").split(";"))
+    return next((value.strip() for name, _, value in pairs if name.strip() == COOKIE), None)
 
 
 def from_own_page(headers: Headers) -> bool:

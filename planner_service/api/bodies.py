@@ -1,21 +1,39 @@
-"""Bodies: read whole but never beyond the limit, parsed by the documents' own rules in a worker thread."""
+"""Bodies: every route says how large one it takes; none is read beyond that, nor parsed on the event loop."""
 
-import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from http import HTTPStatus
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qs
 
-from fastapi import Depends, HTTPException, Query, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import RouteContext, iter_route_contexts
 
-from planner_service.contract.documents import parse
-from planner_service.core.errors import require
+from planner_service.contract.documents import parse_sent
+from planner_service.core.errors import PipeplanError, TooLargeError
+from planner_service.services.background import Background
 from planner_service.services.context import Context
 from planner_service.storage.listing import Cut
 
 T = TypeVar("T")
 
-_NULL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-"""The escape itself, and not a backslash that happens to stand before such a text."""
+GENERAL_LIMIT = None
+"""Of profiles and of jobs' results, which are as large as what was measured."""
+
+SMALL = 64 * 1024
+"""Of requests of a few fields."""
+
+MEBIBYTE = 2**20
+"""Of clusters of many groups, and of agents that allow many factories."""
+
+CALIBRATED = 4 * 2**20
+"""Of requests that may hold a calibration: four factors a block."""
+
+MAX_FORM_BYTES = 8 * 1024
+MAX_FORM_FIELDS = 10
+FORM = "application/x-www-form-urlencoded"
+_SIZE = "pipeplan.size"
 
 
 async def context(request: Request) -> Context:
@@ -24,28 +42,74 @@ async def context(request: Request) -> Context:
     return made
 
 
+class Size:
+    """Declares how large a body the route takes: so many bytes, and never more than the general limit."""
+
+    def __init__(self, most_bytes: int | None) -> None:
+        self.most_bytes = most_bytes
+
+    async def __call__(self, request: Request) -> None:
+        """Leaves word for whatever reads the body."""
+        request.scope[_SIZE] = self
+
+
+def takes(most_bytes: int | None) -> Any:
+    """The dependency that declares the size; None is the general limit, PIPEPLAN_MAX_BODY_BYTES."""
+    return Depends(Size(most_bytes))
+
+
 async def body(request: Request) -> bytes:
-    """The request's body. Raises 413 beyond the limit, before or while it is read, and 415 unless it is JSON.
+    """The request's body. Raises TooLargeError beyond the limit, before or while it is read, and 415 unless it is JSON.
 
     Asking for JSON by name keeps other sites' pages out: a browser sends it across sites only after asking first.
     """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be sent as application/json")
-    limit_bytes: int = request.app.state.max_body_bytes
-    too_large = HTTPException(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body must have at most {limit_bytes} bytes (PIPEPLAN_MAX_BODY_BYTES)"
-    )
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit_bytes:
+    return await _received(request, "application/json", "the body")
+
+
+async def form(request: Request) -> dict[str, str]:
+    """A form's fields, the first of each name."""
+    content = await _received(request, FORM, "the form")
+    try:
+        fields = parse_qs(content.decode(), max_num_fields=MAX_FORM_FIELDS)
+    except ValueError as error:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the form cannot be read") from error
+    return {name: values[0] for name, values in fields.items()}
+
+
+async def _received(request: Request, kind: str, what: str) -> bytes:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} must be sent as {kind}")
+    limit_bytes, source = _limit(request)
+    too_large = TooLargeError(f"{what} must have at most {limit_bytes} bytes ({source})")
+    parsing = _background(request).parsing
+    declared = _declared_bytes(request)
+    if declared > limit_bytes:
         raise too_large
+    parsing.require_room(declared)
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
         if len(content) > limit_bytes:
             raise too_large
-    has_null = rb"\u0000" in content and _NULL.search(content) is not None
-    require(not has_null, "document", "must not hold the null character, which a database cannot keep", r"\u0000")
     return bytes(content)
+
+
+def _limit(request: Request) -> tuple[int, str]:
+    """The limit of the request's route, and where it comes from."""
+    size: Size = request.scope[_SIZE]
+    limit_bytes = limit_of(request.app, size)
+    return limit_bytes, "this address's limit" if limit_bytes == size.most_bytes else "PIPEPLAN_MAX_BODY_BYTES"
+
+
+def _declared_bytes(request: Request) -> int:
+    """What the request says of its body's size; 0 where it says nothing."""
+    text = request.headers.get("content-length", "")
+    return int(text[:20]) if text.isascii() and text.isdigit() else 0
+
+
+def _background(request: Request) -> Background:
+    background: Background = request.app.state.background
+    return background
 
 
 async def cut(limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None) -> Cut:
@@ -55,17 +119,54 @@ async def cut(limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | Non
 
 Services = Annotated[Context, Depends(context)]
 Body = Annotated[bytes, Depends(body)]
+Form = Annotated[dict[str, str], Depends(form)]
 Page = Annotated[Cut, Depends(cut)]
 Batches = Annotated[int, Query(ge=1, le=1000, description="how many batches to play, from the first on")]
 
 
-def document(kind: type[T]) -> Callable[[bytes], T]:
-    """The dependency that gives a route the body as a document of this kind."""
+def sent(read: Callable[[bytes], T]) -> Callable[..., Awaitable[T]]:
+    """The dependency that gives a route what `read` makes of the body; a function that another process can import."""
 
-    def parsed(content: Body) -> T:
-        return parse(kind, content)
+    async def parsed(request: Request, content: Body) -> T:
+        return await _background(request).parsing.read(read, content)
 
     return parsed
+
+
+def document(kind: type[T]) -> Callable[..., Awaitable[T]]:
+    """The dependency that gives a route the body as a document of this kind."""
+    return sent(partial(parse_sent, kind))
+
+
+def require_sizes(app: FastAPI) -> None:
+    """Raises PipeplanError where a route reads a body and does not declare how large one it takes."""
+    for route in iter_route_contexts(app.routes):
+        if reads_body(route) and size_of(route) is None:
+            raise PipeplanError(f"the route {route.path!r} does not say how large a body it takes")
+
+
+def size_of(route: RouteContext) -> Size | None:
+    """What the route declares."""
+    return next((one.call for one in _dependencies(route) if isinstance(one.call, Size)), None)
+
+
+def limit_of(app: FastAPI, size: Size) -> int:
+    """The bytes that a body may have."""
+    general: int = app.state.max_body_bytes
+    return general if size.most_bytes is None else min(size.most_bytes, general)
+
+
+def reads_body(route: RouteContext) -> bool:
+    """Whether the route, or something that it depends on, reads a body."""
+    return any(one.call in (body, form) for one in _dependencies(route))
+
+
+def _dependencies(route: RouteContext) -> Iterator[Dependant]:
+    waiting = [dependant] if (dependant := getattr(route, "dependant", None)) is not None else []
+    while waiting:
+        dependant = waiting.pop()
+        waiting += dependant.dependencies
+        yield dependant
 
 
 def raw_json(text: str) -> Response:

@@ -5,13 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Services, document, mark_created
+from planner_service.api.bodies import MEBIBYTE, Services, mark_created, sent, takes
 from planner_service.api.caching import UNCHANGED, Lane, document_response, stored
 from planner_service.api.listing import page_response
 from planner_service.contract.clusters import ClusterQuery, ClusterSummary
 from planner_service.contract.listing import Page
 from planner_service.core.cluster import Cluster
 from planner_service.services import clusters
+from planner_service.storage.clusters import PackedCluster
 
 router = APIRouter(prefix="/v1/clusters", tags=["clusters"])
 
@@ -20,15 +21,15 @@ DOCUMENT = Lane(noun="clusters", path="/v1/clusters/{cluster_id}", scopes=("read
 
 @router.post(
     "",
-    dependencies=[scope("plan")],
+    dependencies=[scope("plan"), takes(MEBIBYTE)],
     status_code=201,
     responses={200: {"model": ClusterSummary, "description": "It was there before"}},
 )
 def create_cluster(
-    services: Services, cluster: Annotated[Cluster, Depends(document(Cluster))], response: Response
+    services: Services, cluster: Annotated[PackedCluster, Depends(sent(clusters.read))], response: Response
 ) -> ClusterSummary:
     """Stores a cluster. The same content has the same id and is stored once."""
-    summary, new = clusters.create(services, cluster)
+    summary, new = clusters.keep(services, cluster)
     mark_created(response, new, f"/v1/clusters/{summary.id}")
     return summary
 

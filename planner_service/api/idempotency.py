@@ -1,13 +1,15 @@
 """Idempotency-Key: the header that makes a POST one that can be sent again."""
 
 import hashlib
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Header, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel
 
 from planner_service.api.auth import Caller
-from planner_service.api.bodies import Body
+from planner_service.api.bodies import SMALL, Body
 from planner_service.services.idempotency import Key, Outcome, key_of
 from planner_service.storage.idempotency import Reply
 
@@ -23,7 +25,8 @@ KeyHeader = Annotated[
 
 
 async def _of_body(request: Request, caller: Caller, content: Body, idempotency_key: KeyHeader = None) -> Key | None:
-    return _key(request, caller.token_id or caller.name, idempotency_key, content)
+    key = partial(_key, request, caller.token_id or caller.name, idempotency_key, content)
+    return key() if len(content) <= SMALL else await run_in_threadpool(key)
 
 
 async def _of_path(request: Request, caller: Caller, idempotency_key: KeyHeader = None) -> Key | None:
@@ -55,4 +58,6 @@ def _key(request: Request, caller: str, given: str | None, content: bytes) -> Ke
     if given is None:
         return None
     asked = f"{request.method} {request.url.path}?{request.url.query}\n".encode()
-    return key_of(caller, given, hashlib.sha256(asked + content).hexdigest())
+    digest = hashlib.sha256(asked)
+    digest.update(content)
+    return key_of(caller, given, digest.hexdigest())

@@ -6,11 +6,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from planner_service.api.auth import Caller, scope
-from planner_service.api.bodies import Body, Services, document
+from planner_service.api.bodies import CALIBRATED, GENERAL_LIMIT, SMALL, Services, document, sent, takes
 from planner_service.api.idempotency import OnceKey, OncePathKey, model_reply, once_response
 from planner_service.api.problems import described
 from planner_service.contract.jobs import (
-    Completion,
     Failure,
     Heartbeat,
     HeartbeatAnswer,
@@ -23,29 +22,20 @@ from planner_service.contract.jobs import (
     Task,
 )
 from planner_service.contract.listing import Page as PageOf
-from planner_service.contract.tagged import parse_completion, parse_task
-from planner_service.services import jobs, plan_jobs
+from planner_service.contract.tagged import parse_task
+from planner_service.services import jobs, plan_jobs, results
 from planner_service.services.background import Background
 from planner_service.services.context import Context
 from planner_service.services.idempotency import perform
+from planner_service.services.results import Report
 from planner_service.storage.idempotency import Reply
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-def task(content: Body) -> Task:
-    """The body as a task."""
-    return parse_task(content)
-
-
-def completion(content: Body) -> Completion:
-    """The body as a completion."""
-    return parse_completion(content)
-
-
-@router.post("", dependencies=[scope("plan")], status_code=201, response_model=Job)
+@router.post("", dependencies=[scope("plan"), takes(CALIBRATED)], status_code=201, response_model=Job)
 def enqueue_job(
-    request: Request, services: Services, task: Annotated[Task, Depends(task)], key: OnceKey, caller: Caller
+    request: Request, services: Services, task: Annotated[Task, Depends(sent(parse_task))], key: OnceKey, caller: Caller
 ) -> Response:
     """Enqueues a job: for an agent, or a plan for the service's own solvers."""
     background: Background = request.app.state.background
@@ -72,7 +62,7 @@ def list_jobs(
 
 @router.post(
     "/lease",
-    dependencies=[scope("agent")],
+    dependencies=[scope("agent"), takes(SMALL)],
     response_model=Lease,
     responses={204: {"description": "There is nothing to do"}, 404: described("There is no such agent")},
 )
@@ -94,7 +84,7 @@ def get_job(services: Services, job_id: str) -> Job:
     return jobs.get(services, job_id)
 
 
-@router.post("/{job_id}/heartbeat", dependencies=[scope("agent")], response_model_exclude_none=True)
+@router.post("/{job_id}/heartbeat", dependencies=[scope("agent"), takes(SMALL)], response_model_exclude_none=True)
 def beat(
     services: Services, job_id: str, heartbeat: Annotated[Heartbeat, Depends(document(Heartbeat))]
 ) -> HeartbeatAnswer:
@@ -102,19 +92,19 @@ def beat(
     return jobs.heartbeat(services, job_id, heartbeat)
 
 
-@router.post("/{job_id}/complete", dependencies=[scope("agent")])
-def complete_job(services: Services, job_id: str, completion: Annotated[Completion, Depends(completion)]) -> Job:
+@router.post("/{job_id}/complete", dependencies=[scope("agent"), takes(GENERAL_LIMIT)])
+def complete_job(services: Services, job_id: str, report: Annotated[Report, Depends(sent(results.read))]) -> Job:
     """Ends the job with its result. May be repeated as it was."""
-    return jobs.complete(services, job_id, completion)
+    return jobs.take(services, job_id, report)
 
 
-@router.post("/{job_id}/fail", dependencies=[scope("agent")])
+@router.post("/{job_id}/fail", dependencies=[scope("agent"), takes(SMALL)])
 def fail_job(services: Services, job_id: str, failure: Annotated[Failure, Depends(document(Failure))]) -> Job:
     """Ends the job with an error. May be repeated as it was."""
     return jobs.fail(services, job_id, failure)
 
 
-@router.post("/{job_id}/release", dependencies=[scope("agent")])
+@router.post("/{job_id}/release", dependencies=[scope("agent"), takes(SMALL)])
 def release_job(services: Services, job_id: str, release: Annotated[Release, Depends(document(Release))]) -> Job:
     """Hands a job back that its owner does not finish, because it ends; that is no attempt. May be repeated."""
     return jobs.release(services, job_id, release)

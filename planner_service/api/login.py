@@ -1,18 +1,15 @@
 """Login: a browser shows a token once and keeps a session's cookie, which no script can read and no other site send."""
 
 from http import HTTPStatus
-from urllib.parse import parse_qs
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from planner_service.api.auth import COOKIE, Admission, from_own_page, scope
+from planner_service.api.auth import COOKIE, Admission, from_own_page, scope, session_text
+from planner_service.api.bodies import MAX_FORM_BYTES, Form, takes
 from planner_service.contract.problems import headers_of, problem_of
 from planner_service.core.errors import ForbiddenError, PipeplanError
 from planner_service.services.sessions import SESSION_S
-
-MAX_FORM_BYTES = 8 * 1024
-FORM = "application/x-www-form-urlencoded"
 
 router = APIRouter(include_in_schema=False)
 
@@ -23,10 +20,9 @@ async def login_page(request: Request) -> Response:
     return _admission(request).login_page(request, own_path(request.query_params.get("next", "/")), None)
 
 
-@router.post("/login")
-async def login(request: Request) -> Response:
+@router.post("/login", dependencies=[takes(MAX_FORM_BYTES)])
+async def login(request: Request, fields: Form) -> Response:
     """Takes a token for a session."""
-    fields = await _form(request)
     way_back = own_path(fields.get("next", "/"))
     try:
         credential = await _session_for(request, fields.get("token", ""))
@@ -44,7 +40,7 @@ async def login(request: Request) -> Response:
 @router.post("/logout", dependencies=[scope("read")])
 async def logout(request: Request) -> Response:
     """Ends the session."""
-    await _admission(request).identities.end_session(request.cookies.get(COOKIE, ""))
+    await _admission(request).identities.end_session(session_text(request.headers) or "")
     response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response
@@ -64,22 +60,6 @@ async def _session_for(request: Request, token: str) -> str:
     if "read" not in identity.scopes:
         raise ForbiddenError(f"the token {identity.name!r} does not have the scope read, which the pages ask for")
     return (await admission.identities.open_session(identity)).text()
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """The form's fields, the first of each name. A form needs no more than two, and short ones."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the form must be sent as {FORM}")
-    content = bytearray()
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > MAX_FORM_BYTES:
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a form has at most {MAX_FORM_BYTES} bytes")
-    try:
-        fields = parse_qs(content.decode(), max_num_fields=10)
-    except ValueError as error:
-        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the form cannot be read") from error
-    return {name: values[0] for name, values in fields.items()}
 
 
 def _admission(request: Request) -> Admission:

@@ -11,6 +11,7 @@ from fastapi.routing import iter_route_contexts
 from pydantic import TypeAdapter
 
 from planner_service.api.auth import demands_of, is_public, scope
+from planner_service.api.bodies import limit_of, size_of
 from planner_service.api.examples import request_examples
 from planner_service.contract.agents import Presence, Registration
 from planner_service.contract.aliases import AliasTarget
@@ -123,15 +124,18 @@ def _drop_nulls(operation: dict[str, Any]) -> None:
 
 
 def _add_scopes(app: FastAPI, description: dict[str, Any]) -> None:
-    """How a caller says who it is, and which scope each operation asks of it."""
+    """How a caller says who it is, which scope each operation asks of it, and how large a body it takes."""
     token = {"type": "http", "scheme": "bearer", "description": "A token (`pipeplan token create`)"}
     description["components"]["securitySchemes"] = {"token": token}
     for route in iter_route_contexts(app.routes):
-        path = route.path or ""
+        path = getattr(route, "path_format", route.path) or ""
         for method, operation in description["paths"].get(path, {}).items():
             if method.upper() not in (route.methods or ()):
                 continue
             operation["security"] = [] if is_public(path) else [{"token": []}]
+            size = size_of(route)
+            if size is not None:
+                operation["x-max-body-bytes"] = limit_of(app, size)
             operation["x-scopes"] = sorted(name for demand in demands_of(route) for name in demand)
 
 
@@ -187,7 +191,9 @@ def _set_problems(operation: dict[str, Any], *, takes_body: bool, takes_id: bool
         problems["404"] = "There is no such thing"
         problems["422"] = "What is asked for breaks a rule"
     if takes_body:
-        problems |= {"409": "The present state does not allow it", "413": "The body is too large"}
+        problems["409"] = "The present state does not allow it"
+        most_bytes = operation["x-max-body-bytes"]
+        problems["413"] = f"The body has more than {most_bytes} bytes, or takes too much time or memory to read"
         problems["415"] = "The body is not sent as JSON"
     elif takes_id and "heartbeat" not in operation["operationId"]:
         problems["409"] = "The present state does not allow it"

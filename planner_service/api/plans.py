@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Batches, Services, document
+from planner_service.api.bodies import CALIBRATED, Batches, Services, document, takes
 from planner_service.api.caching import (
     REVALIDATE,
     UNCHANGED,
@@ -43,7 +43,7 @@ EXPORTED: dict[str, Any] = {
 
 @router.post(
     "",
-    dependencies=[scope("plan")],
+    dependencies=[scope("plan"), takes(CALIBRATED)],
     status_code=201,
     responses={202: {"model": Job, "description": "A job that makes the plan, as `Prefer: respond-async` asks"}},
 )

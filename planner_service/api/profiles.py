@@ -5,13 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from planner_service.api.auth import scope
-from planner_service.api.bodies import Services, document, mark_created
+from planner_service.api.bodies import GENERAL_LIMIT, Services, mark_created, sent, takes
 from planner_service.api.caching import UNCHANGED, Lane, document_response, stored
 from planner_service.api.listing import page_response
 from planner_service.contract.listing import Page
 from planner_service.contract.profiles import ProfileQuery, ProfileSummary
 from planner_service.core.profile import Profile
 from planner_service.services import profiles
+from planner_service.storage.profiles import PackedProfile
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
 
@@ -20,15 +21,15 @@ DOCUMENT = Lane(noun="profiles", path="/v1/profiles/{profile_id}", scopes=("read
 
 @router.post(
     "",
-    dependencies=[scope("plan")],
+    dependencies=[scope("plan"), takes(GENERAL_LIMIT)],
     status_code=201,
     responses={200: {"model": ProfileSummary, "description": "It was there before"}},
 )
 def create_profile(
-    services: Services, profile: Annotated[Profile, Depends(document(Profile))], response: Response
+    services: Services, profile: Annotated[PackedProfile, Depends(sent(profiles.read))], response: Response
 ) -> ProfileSummary:
     """Stores a profile. The same content has the same id and is stored once."""
-    summary, new = profiles.create(services, profile)
+    summary, new = profiles.keep(services, profile)
     mark_created(response, new, f"/v1/profiles/{summary.id}")
     return summary
 

@@ -20,8 +20,8 @@ from planner_service.services import idempotency, jobs, plan_jobs, plans
 from planner_service.services.background import Background
 from planner_service.services.context import Context
 from planner_service.services.idempotency import Key
-from planner_service.services.solving import Ticket
-from planner_service.solvers.messages import Answered
+from planner_service.services.solver import SolverTicket
+from planner_service.solvers.messages import Answered, Question
 from planner_service.storage.idempotency import Reply
 
 LONGEST_WAIT_S = 60.0
@@ -82,7 +82,7 @@ async def _solve(
     request: Request, background: Background, context: Context, asked: PlanRequest, key: Key | None
 ) -> Reply:
     problem = await run_in_threadpool(plans.problem_of, context, asked)
-    ticket = background.pool.submit(asked.planner, problem)
+    ticket = background.pool.submit(Question(planner=asked.planner, problem=problem))
     try:
         answered = await _answer_of(request, ticket, asked.planner, background.bounds.deadline_s)
     finally:
@@ -90,7 +90,7 @@ async def _solve(
     return await run_in_threadpool(_keep, context, asked, answered, key, (await caller(request)).name)
 
 
-async def _answer_of(request: Request, ticket: Ticket, planner: str, deadline_s: float) -> Answered:
+async def _answer_of(request: Request, ticket: SolverTicket, planner: str, deadline_s: float) -> Answered:
     """The planner's answer. Raises ClientDisconnect where nobody waits for it, DeadlineError where it takes long."""
     future = asyncio.wrap_future(ticket.future)
     gone = asyncio.create_task(_disconnection(request))

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from planner_service.api.auth import Caller, scope
-from planner_service.api.bodies import Page, Services, document
+from planner_service.api.bodies import SMALL, Page, Services, document, takes
 from planner_service.api.idempotency import OnceKey, model_reply, once_response
 from planner_service.contract.listing import Page as PageOf
 from planner_service.contract.tokens import SCOPES, CreatedToken, NewToken, Token, Whoami
@@ -18,7 +18,7 @@ from planner_service.storage.idempotency import Reply
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 
-@router.post("", dependencies=[scope("admin")], status_code=201, response_model=CreatedToken)
+@router.post("", dependencies=[scope("admin"), takes(SMALL)], status_code=201, response_model=CreatedToken)
 def create_token(
     services: Services, caller: Caller, new: Annotated[NewToken, Depends(document(NewToken))], key: OnceKey
 ) -> Response:

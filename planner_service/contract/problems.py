@@ -22,6 +22,7 @@ from planner_service.core.errors import (
     ScheduleError,
     ServiceError,
     SolverError,
+    TooLargeError,
     TooManyRequestsError,
     UnauthorizedError,
     UnavailableError,
@@ -43,6 +44,7 @@ class Kind:
 
 KINDS: dict[type[PipeplanError], Kind] = {
     InvalidInputError: Kind("invalid-input", HTTPStatus.UNPROCESSABLE_ENTITY, "The input breaks a rule"),
+    TooLargeError: Kind("too-large", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "It is too large"),
     NotFoundError: Kind("not-found", HTTPStatus.NOT_FOUND, "There is no such thing"),
     ConflictError: Kind("conflict", HTTPStatus.CONFLICT, "The present state does not allow it"),
     PreconditionFailedError: Kind("precondition-failed", HTTPStatus.PRECONDITION_FAILED, "It has changed"),

@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from planner_service.contract.documents import parse
+from planner_service.contract.documents import parse_sent
 from planner_service.contract.factories import require_specs
 from planner_service.contract.jobs import Completion, LinksTask, PlanTask, ProfileTask, RunTask, Task
 from planner_service.core.errors import InvalidInputError
@@ -16,7 +16,7 @@ def parse_task(content: bytes) -> Task:
     The tasks themselves hold any text where a SPEC belongs: jobs of earlier versions must stay readable.
     """
     try:
-        task = parse(cast(type[ProfileTask | LinksTask | RunTask | PlanTask], Task), content)
+        task = parse_sent(cast(type[ProfileTask | LinksTask | RunTask | PlanTask], Task), content)
     except InvalidInputError as error:
         raise _without_tag(error, "") from error
     require_specs(task)
@@ -26,7 +26,7 @@ def parse_task(content: bytes) -> Task:
 def parse_completion(content: bytes) -> Completion:
     """The completion in a JSON text. Raises InvalidInputError."""
     try:
-        return parse(Completion, content)
+        return parse_sent(Completion, content)
     except InvalidInputError as error:
         raise _without_tag(error, "result.") from error
 

@@ -101,7 +101,7 @@ def _rewritten(schema: Any) -> Any:
         rewritten["fail_fast"] = True
     if kind in ("float", "bool"):
         rewritten["strict"] = True
-    if kind in _FIELDS and rewritten["schema"]["type"] != "default":
+    if kind in _FIELDS and rewritten["schema"]["type"] not in ("default", "any"):
         rewritten["schema"] = {"type": "default", "default": MISSING, "validate_default": True} | {
             "schema": rewritten["schema"]
         }

@@ -2,6 +2,7 @@
 
     PipeplanError
     ├── InvalidInputError (also ValueError)   a value that breaks a rule: names field, rule and value
+    ├── TooLargeError                         what is sent has more bytes, or takes more to read, than is allowed
     ├── ScheduleError                         a program that must not run: what `check` found
     ├── NotFoundError                         no such profile, cluster, plan, job or run
     ├── ConflictError                         the state does not allow it
@@ -50,6 +51,10 @@ class InvalidInputError(PipeplanError, ValueError):
     def __reduce__(self) -> tuple[type["InvalidInputError"], tuple[str, str, object]]:
         """How it crosses to another process."""
         return InvalidInputError, (self.field, self.rule, self.value)
+
+
+class TooLargeError(PipeplanError):
+    """What is sent has more bytes than the service takes, or needs more time or memory to be read."""
 
 
 class ScheduleError(PipeplanError):

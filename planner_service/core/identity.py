@@ -17,7 +17,12 @@ def canonical_json(content: Any) -> str:
 
 def content_id(content: Any) -> str:
     """32 hexadecimal digits of the content's SHA-256."""
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:32]
+    return text_id(canonical_json(content))
+
+
+def text_id(canonical: str) -> str:
+    """The same of a canonical text."""
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 
 def known_id(document: Any) -> str:

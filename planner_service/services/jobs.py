@@ -34,10 +34,10 @@ from planner_service.contract.jobs import (
 )
 from planner_service.contract.listing import Page
 from planner_service.core.errors import ConflictError, InvalidInputError, LeaseLostError, ServiceError, require
-from planner_service.core.identity import content_id
 from planner_service.services import agents, events, gangs, leases, needs, results
 from planner_service.services.context import Context, found
 from planner_service.services.gangs import Hold
+from planner_service.services.results import Report
 from planner_service.storage import agents as known_agents
 from planner_service.storage import jobs as storage
 from planner_service.storage import plans, reports, runs
@@ -124,25 +124,27 @@ def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer
 
 def complete(context: Context, job_id: str, completion: Completion) -> Job:
     """Ends the job and stores its result, both or neither. A repetition of what was taken before is taken again."""
+    return take(context, job_id, results.report_of(completion))
+
+
+def take(context: Context, job_id: str, report: Report) -> Job:
+    """The same of a completion that is packed."""
     now = context.now()
-    result = completion.result
-    result_id = content_id(result.model_dump(mode="json"))
-    kept = results.packed(result)
     with _noticing(context), context.database.write() as connection:
-        hold = _held(context, connection, job_id, completion.token, now)
-        if _is_repetition(connection, hold, completion.report_id):
+        hold = _held(context, connection, job_id, report.token, now)
+        if _is_repetition(connection, hold, report.report_id):
             return hold.job
-        if hold.job.state == "succeeded" and result_id == hold.result_id:
+        if hold.job.state == "succeeded" and report.result_id == hold.result_id:
             return hold.job
-        if isinstance(result, PartResult):
+        if isinstance(report.kept, PartResult):
             _end_part(connection, hold, now)
         else:
             _require_running(hold)
-            results.require_whole(hold, result)
-            results.store(context, connection, hold.job, kept, result_id, now)
+            results.require_whole(hold, report.kind)
+            results.store(context, connection, hold.job, report.kept, report.result_id, now)
             gangs.done(connection, hold, now)
-        reports.take(connection, completion.report_id, job_id, now)
-        return _told(connection, job_id, now) if not isinstance(result, PartResult) else hold.job
+        reports.take(connection, report.report_id, job_id, now)
+        return _told(connection, job_id, now) if not isinstance(report.kept, PartResult) else hold.job
 
 
 def fail(context: Context, job_id: str, failure: Failure) -> Job:

@@ -17,8 +17,8 @@ from planner_service.contract.jobs import Failure, Lease, Progress, Release
 from planner_service.core.errors import DeadlineError, LeaseLostError, PipeplanError, ServiceError, UnavailableError
 from planner_service.services import jobs, plan_jobs
 from planner_service.services.context import Context
-from planner_service.services.solving import Pool, Ticket
-from planner_service.solvers.messages import Answered
+from planner_service.services.solver import SolverPool, SolverTicket
+from planner_service.solvers.messages import Answered, Question
 from planner_service.solvers.progress import Progress as Search
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class PlanRunner:
     """
 
     def __init__(
-        self, context: Context, pool: Pool, *, deadline_s: float, told: Callable[[str], None] = lambda _: None
+        self, context: Context, pool: SolverPool, *, deadline_s: float, told: Callable[[str], None] = lambda _: None
     ) -> None:
         self.deadline_s = deadline_s
         self._told = told
@@ -70,7 +70,7 @@ class PlanRunner:
                 await asyncio.wait(self._tasks)
 
     async def _start_all(self) -> None:
-        while len(self._tasks) < self._pool.solvers and self._pool.free:
+        while len(self._tasks) < self._pool.workers and self._pool.free:
             lease = await asyncio.to_thread(plan_jobs.take, self._context, self._name)
             if lease is None:
                 return
@@ -108,13 +108,14 @@ class PlanRunner:
         load = partial(plan_jobs.problem_of, self._context, lease, longest_s=self.deadline_s)
         problem = await asyncio.to_thread(load)
         heard: list[Search] = []
-        ticket = self._pool.submit(plan_jobs.planner_of(lease), problem, heard.append)
+        question = Question(planner=plan_jobs.planner_of(lease), problem=problem)
+        ticket = self._pool.submit(question, heard.append)
         try:
             return await self._follow(lease, ticket, heard)
         finally:
             ticket.cancel()
 
-    async def _follow(self, lease: Lease, ticket: Ticket, heard: list[Search]) -> Answered | None:
+    async def _follow(self, lease: Lease, ticket: SolverTicket, heard: list[Search]) -> Answered | None:
         future = asyncio.wrap_future(ticket.future)
         loop = asyncio.get_running_loop()
         begun_s = beaten_s = loop.time()

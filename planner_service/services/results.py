@@ -1,48 +1,97 @@
 """Results: what agents report at a job's end, as it is checked and stored."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
 
 from sqlalchemy import Connection
 
-from planner_service.contract.jobs import AgentResult, Job, LinksResult, PartResult, ProfileResult, RunResult
+from planner_service.contract.jobs import (
+    AgentResult,
+    Completion,
+    Job,
+    LinksResult,
+    PartResult,
+    ProfileResult,
+    RunResult,
+)
+from planner_service.contract.tagged import parse_completion
 from planner_service.core.errors import InvalidInputError, require
+from planner_service.core.identity import content_id
 from planner_service.services.context import Context, found
 from planner_service.services.gangs import Hold
 from planner_service.storage import clusters, profiles, runs
 from planner_service.storage import jobs as storage
+from planner_service.storage.clusters import PackedCluster
+from planner_service.storage.profiles import PackedProfile
 
-Kept = ProfileResult | LinksResult | PartResult | runs.Measured
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileKept:
+    """A profile job's result, as it is stored."""
+
+    profile: PackedProfile
+    cluster: PackedCluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksKept:
+    """A links job's result, as it is stored."""
+
+    cluster: PackedCluster
+
+
+Kept = ProfileKept | LinksKept | PartResult | runs.Measured
 """A result in the form in which it is stored."""
 
 
-def require_whole(hold: Hold, result: AgentResult) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A completion with its result as it is stored. `result_id` tells the result from others."""
+
+    token: str
+    report_id: str | None
+    kind: str
+    result_id: str
+    kept: Kept
+
+
+def read(content: bytes) -> Report:
+    """The report that a body holds. Raises InvalidInputError."""
+    return report_of(parse_completion(content))
+
+
+def report_of(completion: Completion) -> Report:
+    """Packs a completion, seconds of work for a large one. Raises InvalidInputError for what could not be shown."""
+    result = completion.result
+    return Report(
+        token=completion.token,
+        report_id=completion.report_id,
+        kind=result.kind,
+        result_id=content_id(result.model_dump(mode="json")),
+        kept=_packed(result),
+    )
+
+
+def require_whole(hold: Hold, kind: str) -> None:
     """Raises InvalidInputError for what is not the result of this job, or not of the member that has it."""
-    require(result.kind == hold.job.task.kind, "result.kind", f"must be {hold.job.task.kind}", result.kind)
+    require(kind == hold.job.task.kind, "result.kind", f"must be {hold.job.task.kind}", kind)
     first = hold.member is None or hold.member.node_rank == 0
-    require(first, "result.kind", "must be part: node rank 0 has the result", result.kind)
-
-
-def packed(result: AgentResult) -> Kept:
-    """A result as it is stored. Raises InvalidInputError for a run's that could not be shown or kept."""
-    if not isinstance(result, RunResult):
-        return result
-    _require_readable(result)
-    return runs.measured(result)
+    require(first, "result.kind", "must be part: node rank 0 has the result", kind)
 
 
 def store(context: Context, connection: Connection, job: Job, result: Kept, result_id: str, now: datetime) -> None:
     """Ends the job with its result, in the same transaction."""
     match result:
-        case ProfileResult():
-            profile_id, _ = profiles.add(connection, result.profile, now)
-            cluster_id, _ = clusters.add(connection, result.cluster, now)
+        case ProfileKept(profile=profile, cluster=cluster):
+            profiles.add(connection, profile, now)
+            clusters.add(connection, cluster, now)
             storage.succeed(
-                connection, job.id, result_id=result_id, profile_id=profile_id, cluster_id=cluster_id, now=now
+                connection, job.id, result_id=result_id, profile_id=profile.id, cluster_id=cluster.id, now=now
             )
-        case LinksResult():
-            cluster_id, _ = clusters.add(connection, result.cluster, now)
-            storage.succeed(connection, job.id, result_id=result_id, cluster_id=cluster_id, now=now)
+        case LinksKept(cluster=cluster):
+            clusters.add(connection, cluster, now)
+            storage.succeed(connection, job.id, result_id=result_id, cluster_id=cluster.id, now=now)
         case runs.Measured():
             runs.finish(connection, found("run of job", job.id, job.run_id), result)
             storage.succeed(connection, job.id, result_id=result_id, now=now)
@@ -50,6 +99,21 @@ def store(context: Context, connection: Connection, job: Job, result: Kept, resu
             context.metrics.observe_prediction(predicted=throughput.predicted, measured=throughput.measured)
         case PartResult():
             raise InvalidInputError("result.kind", "must be the job's result", "part")
+        case _:
+            assert_never(result)
+
+
+def _packed(result: AgentResult) -> Kept:
+    match result:
+        case RunResult():
+            _require_readable(result)
+            return runs.measured(result)
+        case ProfileResult():
+            return ProfileKept(profile=profiles.packed(result.profile), cluster=clusters.packed(result.cluster))
+        case LinksResult():
+            return LinksKept(cluster=clusters.packed(result.cluster))
+        case PartResult():
+            return result
         case _:
             assert_never(result)
 

@@ -1,5 +1,6 @@
 """Clusters, by their content."""
 
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -8,7 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select
 from planner_service.contract.clusters import ClusterQuery, ClusterSummary
 from planner_service.contract.listing import Page
 from planner_service.core.cluster import Cluster
-from planner_service.core.identity import canonical_json, content_id
+from planner_service.core.identity import canonical_json, text_id
 from planner_service.storage import listing
 from planner_service.storage.listing import Listing, equal, insert_once
 from planner_service.storage.tables import clusters
@@ -19,19 +20,27 @@ _CONTENT = select(clusters.c.content).where(clusters.c.id == bindparam("asked_id
 """Made once: to build a statement takes longer than to execute it."""
 
 
-def add(connection: Connection, cluster: Cluster, now: datetime) -> tuple[str, bool]:
-    """Stores the cluster unless it is there; its id, and whether it is new."""
-    cluster_id = content_id(cluster)
-    if summary(connection, cluster_id) is not None:
-        return cluster_id, False
-    row = insert(clusters).values(
-        id=cluster_id,
-        content=canonical_json(cluster),
-        device_name=cluster.device.name,
-        devices=cluster.devices,
-        created_at=now,
-    )
-    return cluster_id, insert_once(connection, row)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedCluster:
+    """A cluster in the form in which it is stored: its document, and what lists show of it."""
+
+    id: str
+    content: str
+    device_name: str
+    devices: int
+
+
+def packed(cluster: Cluster) -> PackedCluster:
+    """Packs a cluster."""
+    content = canonical_json(cluster)
+    return PackedCluster(id=text_id(content), content=content, device_name=cluster.device.name, devices=cluster.devices)
+
+
+def add(connection: Connection, cluster: PackedCluster, now: datetime) -> bool:
+    """Stores the cluster unless it is there; says whether it is new."""
+    if summary(connection, cluster.id) is not None:
+        return False
+    return insert_once(connection, insert(clusters).values(**asdict(cluster), created_at=now))
 
 
 def content(connection: Connection, cluster_id: str) -> str | None:

@@ -1,5 +1,6 @@
 """Profiles, by their content."""
 
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -7,7 +8,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select
 
 from planner_service.contract.listing import Page
 from planner_service.contract.profiles import ProfileQuery, ProfileSummary
-from planner_service.core.identity import canonical_json, content_id
+from planner_service.core.identity import canonical_json, text_id
 from planner_service.core.profile import Profile
 from planner_service.storage import listing
 from planner_service.storage.listing import Listing, equal, insert_once
@@ -19,22 +20,38 @@ _CONTENT = select(profiles.c.content).where(profiles.c.id == bindparam("asked_id
 """Made once: to build a statement takes longer than to execute it."""
 
 
-def add(connection: Connection, profile: Profile, now: datetime) -> tuple[str, bool]:
-    """Stores the profile unless it is there; its id, and whether it is new."""
-    profile_id = content_id(profile)
-    if summary(connection, profile_id) is not None:
-        return profile_id, False
-    row = insert(profiles).values(
-        id=profile_id,
-        content=canonical_json(profile),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedProfile:
+    """A profile in the form in which it is stored: its document, and what lists show of it."""
+
+    id: str
+    content: str
+    model_name: str
+    device_name: str
+    dtype: str
+    blocks: int
+    estimated: bool
+
+
+def packed(profile: Profile) -> PackedProfile:
+    """Packs a profile, a second of work for a large one, and neither transaction nor event loop waits for it."""
+    content = canonical_json(profile)
+    return PackedProfile(
+        id=text_id(content),
+        content=content,
         model_name=profile.model.name,
         device_name=profile.device.name,
         dtype=profile.dtype,
         blocks=len(profile.blocks),
-        created_at=now,
         estimated=profile.estimated,
     )
-    return profile_id, insert_once(connection, row)
+
+
+def add(connection: Connection, profile: PackedProfile, now: datetime) -> bool:
+    """Stores the profile unless it is there; says whether it is new."""
+    if summary(connection, profile.id) is not None:
+        return False
+    return insert_once(connection, insert(profiles).values(**asdict(profile), created_at=now))
 
 
 def content(connection: Connection, profile_id: str) -> str | None:

@@ -82,7 +82,7 @@ def test_what_an_older_database_holds_was_measured(database_url: str) -> None:
         connection.execute(statement, dict(zip(columns, values, strict=True)))
     upgrade(database)
     with database.write() as connection:
-        storage.add(connection, ESTIMATED, datetime(2026, 1, 3, tzinfo=UTC))
+        storage.add(connection, storage.packed(ESTIMATED), datetime(2026, 1, 3, tzinfo=UTC))
         found = (storage.summary(connection, identity) for identity in ("old", content_id(ESTIMATED)))
         assert [summary.estimated for summary in found if summary] == [False, True]
     database.close()

@@ -27,8 +27,8 @@ RUNNING = {
 """Functions of modules that do, or may."""
 
 OWN_PROCESSES = {
-    "planner_service/services/solver.py",
-    "planner_service/solvers/process.py",
+    "planner_service/processes/child.py",
+    "planner_service/processes/worker.py",
     "worker_agent/runtime/channel.py",
 }
 """Where processes of ours exchange pickles with each other: the last lines of docs/security.md."""

@@ -13,20 +13,32 @@ from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.core.errors import InvalidInputError, SolverError, UnavailableError
 from planner_service.core.plan import Answer
 from planner_service.core.planner.problem import Problem
-from planner_service.services.solver import FunctionSolver, SolverProcess
-from planner_service.services.solving import Pool
-from planner_service.solvers.progress import Progress
+from planner_service.processes.worker import WorkerProcess
+from planner_service.services.solver import (
+    FunctionSolver,
+    SolverPool,
+    SolverTicket,
+    solver_pool,
+    solver_process,
+)
+from planner_service.solvers.messages import Answered, Question
+from planner_service.solvers.progress import Observer, Progress, unobserved
 from planner_service.solvers.solve import solve
 
 PROBLEM = Problem(profile=PROFILE, cluster=CLUSTER, batch_size=16)
 MEMORY_BYTES = 2**30
 PATIENCE_S = 30.0
+_Process = WorkerProcess[Question, Progress, Answered]
+
+
+def _ask(pool: SolverPool, planner: str, observe: Observer = unobserved) -> SolverTicket:
+    return pool.submit(Question(planner=planner, problem=PROBLEM), observe)
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
+def pool() -> Iterator[SolverPool]:
     """One process at a time, whose planners may misbehave."""
-    made = Pool(lambda: SolverProcess(MEMORY_BYTES, "tests.service.odd_solver"), solvers=1, queue=1)
+    made = solver_pool(lambda: solver_process(MEMORY_BYTES, "tests.service.odd_solver"), solvers=1, queue=1)
     yield made
     made.close()
 
@@ -38,17 +50,17 @@ def _within(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_a_process_answers_what_the_planner_answers_here(pool: Pool) -> None:
-    answered = pool.submit("pipedream-2bw", PROBLEM).future.result(PATIENCE_S)
+def test_a_process_answers_what_the_planner_answers_here(pool: SolverPool) -> None:
+    answered = _ask(pool, "pipedream-2bw").future.result(PATIENCE_S)
     assert answered.answer == solve("pipedream-2bw", PROBLEM)
     assert answered.solve_time_s > 0
 
 
-def test_what_a_planner_raises_arrives_as_it_was(pool: Pool) -> None:
+def test_what_a_planner_raises_arrives_as_it_was(pool: SolverPool) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        pool.submit("best", PROBLEM).future.result(PATIENCE_S)
+        _ask(pool, "best").future.result(PATIENCE_S)
     assert (caught.value.field, caught.value.value) == ("planner", "best")
-    assert pool.submit("gpipe", PROBLEM).future.result(PATIENCE_S).answer == solve("gpipe", PROBLEM)
+    assert _ask(pool, "gpipe").future.result(PATIENCE_S).answer == solve("gpipe", PROBLEM)
 
 
 @pytest.mark.parametrize(
@@ -60,56 +72,56 @@ def test_what_a_planner_raises_arrives_as_it_was(pool: Pool) -> None:
     ],
 )
 def test_a_process_that_ends_is_an_error_in_a_sentence_and_the_next_question_is_answered(
-    pool: Pool, planner: str, sentence: str
+    pool: SolverPool, planner: str, sentence: str
 ) -> None:
     with pytest.raises(SolverError, match=sentence):
-        pool.submit(planner, PROBLEM).future.result(PATIENCE_S)
-    assert pool.submit("talkative", PROBLEM).future.result(PATIENCE_S).answer == solve("pipedream-2bw", PROBLEM)
+        _ask(pool, planner).future.result(PATIENCE_S)
+    assert _ask(pool, "talkative").future.result(PATIENCE_S).answer == solve("pipedream-2bw", PROBLEM)
 
 
 def test_progress_is_heard_and_a_cancelled_search_ends_with_its_process() -> None:
-    started: list[SolverProcess] = []
+    started: list[_Process] = []
 
-    def start() -> SolverProcess:
-        started.append(SolverProcess(MEMORY_BYTES, "tests.service.odd_solver"))
+    def start() -> _Process:
+        started.append(solver_process(MEMORY_BYTES, "tests.service.odd_solver"))
         return started[-1]
 
-    pool = Pool(start, solvers=1, queue=0)
+    pool = solver_pool(start, solvers=1, queue=0)
     heard: list[Progress] = []
-    ticket = pool.submit("endless", PROBLEM, heard.append)
+    ticket = _ask(pool, "endless", heard.append)
     assert _within(lambda: bool(heard))
     ticket.cancel()
     with pytest.raises(UnavailableError, match="stopped"):
         ticket.future.result(PATIENCE_S)
     assert not started[0].alive
-    assert pool.submit("gpipe", PROBLEM).future.result(PATIENCE_S).answer == solve("gpipe", PROBLEM)
+    assert _ask(pool, "gpipe").future.result(PATIENCE_S).answer == solve("gpipe", PROBLEM)
     assert len(started) == 2
     pool.close()
     assert not started[1].alive
 
 
-def test_more_than_may_wait_are_refused_and_a_question_that_waits_can_be_taken_back(pool: Pool) -> None:
-    at_work, waiting = pool.submit("endless", PROBLEM), pool.submit("gpipe", PROBLEM)
+def test_more_than_may_wait_are_refused_and_a_question_that_waits_can_be_taken_back(pool: SolverPool) -> None:
+    at_work, waiting = _ask(pool, "endless"), _ask(pool, "gpipe")
     with pytest.raises(UnavailableError, match="1 plans are being made and 1 wait") as caught:
-        pool.submit("gpipe", PROBLEM)
+        _ask(pool, "gpipe")
     assert caught.value.retry_after_s >= 1
     waiting.cancel()
     with pytest.raises(CancelledError):
         waiting.future.result(PATIENCE_S)
-    in_its_place = pool.submit("gpipe", PROBLEM)
+    in_its_place = _ask(pool, "gpipe")
     at_work.cancel()
     assert in_its_place.future.result(PATIENCE_S).answer == solve("gpipe", PROBLEM)
 
 
 def test_closing_ends_every_search_and_takes_no_more() -> None:
-    pool = Pool(lambda: SolverProcess(MEMORY_BYTES, "tests.service.odd_solver"), solvers=1, queue=1)
-    tickets = [pool.submit("endless", PROBLEM), pool.submit("endless", PROBLEM)]
+    pool = solver_pool(lambda: solver_process(MEMORY_BYTES, "tests.service.odd_solver"), solvers=1, queue=1)
+    tickets = [_ask(pool, "endless"), _ask(pool, "endless")]
     pool.close()
     for ticket in tickets:
         with pytest.raises((UnavailableError, CancelledError)):
             ticket.future.result(PATIENCE_S)
     with pytest.raises(UnavailableError, match="stopping"):
-        pool.submit("gpipe", PROBLEM)
+        _ask(pool, "gpipe")
 
 
 def test_solvers_start_when_they_are_needed_are_used_again_and_end_when_idle() -> None:
@@ -119,13 +131,13 @@ def test_solvers_start_when_they_are_needed_are_used_again_and_end_when_idle() -
         started.append(FunctionSolver(lambda planner, problem: solve(planner, problem)))
         return started[-1]
 
-    pool = Pool(start, solvers=2, queue=0, idle_s=0.05)
+    pool = solver_pool(start, solvers=2, queue=0, idle_s=0.05)
     assert started == []
     for _ in range(2):
-        pool.submit("gpipe", PROBLEM).future.result(PATIENCE_S)
+        _ask(pool, "gpipe").future.result(PATIENCE_S)
         assert _within(lambda: pool.is_idle)
     assert _within(lambda: not any(solver.alive for solver in started))
-    pool.submit("gpipe", PROBLEM).future.result(PATIENCE_S)
+    _ask(pool, "gpipe").future.result(PATIENCE_S)
     assert started[-1].alive
     pool.close()
 
@@ -143,8 +155,8 @@ def test_many_threads_share_few_solvers() -> None:
             at_once -= 1
         return answer
 
-    pool = Pool(lambda: FunctionSolver(count), solvers=2, queue=20)
-    tickets = [pool.submit("gpipe", PROBLEM) for _ in range(20)]
+    pool = solver_pool(lambda: FunctionSolver(count), solvers=2, queue=20)
+    tickets = [_ask(pool, "gpipe") for _ in range(20)]
     answers = [ticket.future.result(PATIENCE_S).answer for ticket in tickets]
     pool.close()
     assert answers == [solve("gpipe", PROBLEM)] * 20
@@ -159,8 +171,8 @@ def test_the_service_loads_neither_the_solver_nor_its_libraries() -> None:
 
 def test_a_solver_ends_with_whoever_started_it() -> None:
     program = (
-        "from planner_service.services.solver import SolverProcess; import time; "
-        "solver = SolverProcess(0); print(solver._process.pid, flush=True); time.sleep(1000)"
+        "from planner_service.services.solver import solver_process; import time; "
+        "solver = solver_process(0); print(solver.pid, flush=True); time.sleep(1000)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -1,0 +1,196 @@
+"""Pools: questions are answered by a few workers, and every answer can be given up at once.
+
+submit ──▶ queue (bounded) ──▶ a worker (kept warm, ended when idle) ──▶ Ticket.future
+                └──────── Ticket.cancel: leaves the queue, or ends the worker ────────┘
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from planner_service.core.errors import PipeplanError, UnavailableError
+from planner_service.processes.worker import Worker
+
+Q = TypeVar("Q")
+N = TypeVar("N")
+A = TypeVar("A")
+
+IDLE_S = 60.0
+"""How long a worker is kept that has nothing to do."""
+
+RETRY_AFTER_S = 2.0
+
+
+def unobserved(_news: object) -> None:
+    """For whoever does not follow the work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What a pool's refusals say: "2 `at_work` and 5 wait already"; the answer "was stopped"."""
+
+    at_work: str
+    stopped: str
+
+
+@dataclass(slots=True, eq=False)
+class Ticket(Generic[Q, N, A]):
+    """A question that was taken. `future` is done with the answer, with what was raised, or cancelled."""
+
+    question: Q
+    observe: Callable[[N], None]
+    future: "Future[A]" = field(default_factory=Future)
+    _worker: Worker[Q, N, A] | None = None
+    _cancelled: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancel(self) -> None:
+        """Gives the answer up: nothing of the work goes on. May be called at any time, by any thread."""
+        with self._lock:
+            self._cancelled = True
+            if self._worker is not None:
+                self._worker.kill()
+        self.future.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._cancelled
+
+    def hold(self, worker: Worker[Q, N, A]) -> bool:
+        """The worker works for this question from now on; not where it was cancelled before."""
+        with self._lock:
+            if not self._cancelled:
+                self._worker = worker
+            return not self._cancelled
+
+    def release(self) -> bool:
+        """The worker works for it no longer; says whether it was left alone."""
+        with self._lock:
+            self._worker = None
+            return not self._cancelled
+
+
+class Pool(Generic[Q, N, A]):
+    """Workers, at most so many at a time, and a queue before them.
+
+    A worker starts when it is needed first; one that ends, or that was stopped, is replaced when it is needed next.
+    """
+
+    def __init__(
+        self, start: Callable[[], Worker[Q, N, A]], words: Words, *, workers: int, queue: int, idle_s: float = IDLE_S
+    ) -> None:
+        self.workers = workers
+        self._words = words
+        self._start = start
+        self._queue = queue
+        self._idle_s = idle_s
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="pool")
+        self._lock = threading.Lock()
+        self._tickets: set[Ticket[Q, N, A]] = set()
+        self._idle: list[tuple[float, Worker[Q, N, A]]] = []
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    @property
+    def free(self) -> int:
+        """How many more questions would be worked on at once."""
+        with self._lock:
+            return 0 if self._closed else max(0, self.workers - len(self._tickets))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is worked on, and nothing waits."""
+        with self._lock:
+            return not self._tickets
+
+    def submit(self, question: Q, observe: Callable[[N], None] = unobserved) -> Ticket[Q, N, A]:
+        """Takes a question. Raises UnavailableError where too many wait, or the service is stopping."""
+        ticket = Ticket[Q, N, A](question, observe)
+        with self._lock:
+            self._require_room()
+            self._tickets.add(ticket)
+            ticket.future = self._threads.submit(self._work, ticket)
+        ticket.future.add_done_callback(lambda _: self._forget(ticket))
+        return ticket
+
+    def require_room(self) -> None:
+        """Raises UnavailableError where a question would not be taken now."""
+        with self._lock:
+            self._require_room()
+
+    def close(self) -> None:
+        """Stops all work and ends every worker; nothing is taken any more."""
+        with self._lock:
+            self._closed = True
+            tickets, idle = tuple(self._tickets), tuple(self._idle)
+            self._idle.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+        for ticket in tickets:
+            ticket.cancel()
+        for _, worker in idle:
+            worker.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _require_room(self) -> None:
+        if self._closed:
+            raise UnavailableError("the service is stopping", RETRY_AFTER_S)
+        waiting = len(self._tickets) - self.workers
+        if waiting >= self._queue:
+            raise UnavailableError(f"{self.workers} {self._words.at_work} and {waiting} wait already", RETRY_AFTER_S)
+
+    def _work(self, ticket: Ticket[Q, N, A]) -> A:
+        worker = self._take()
+        held = ticket.hold(worker)
+        try:
+            if not held:
+                raise CancelledError
+            return worker.ask(ticket.question, ticket.observe)
+        except PipeplanError:
+            if ticket.cancelled:
+                raise UnavailableError(self._words.stopped, RETRY_AFTER_S) from None
+            raise
+        finally:
+            self._give_back(worker, intact=not held or ticket.release())
+
+    def _take(self) -> Worker[Q, N, A]:
+        with self._lock:
+            while self._idle:
+                _, worker = self._idle.pop()
+                if worker.alive:
+                    return worker
+                worker.close()
+        return self._start()
+
+    def _give_back(self, worker: Worker[Q, N, A], *, intact: bool) -> None:
+        with self._lock:
+            if intact and worker.alive and not self._closed:
+                self._idle.append((time.monotonic(), worker))
+                self._watch_idle()
+                return
+        worker.close()
+
+    def _watch_idle(self) -> None:
+        if self._timer is None and self._idle:
+            self._timer = threading.Timer(self._idle_s, self._retire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _retire(self) -> None:
+        """Ends the workers that have had nothing to do for long."""
+        latest_s = time.monotonic() - self._idle_s
+        with self._lock:
+            retired = [worker for since_s, worker in self._idle if since_s <= latest_s]
+            self._idle = [(since_s, worker) for since_s, worker in self._idle if since_s > latest_s]
+            self._timer = None
+            self._watch_idle()
+        for worker in retired:
+            worker.close()
+
+    def _forget(self, ticket: Ticket[Q, N, A]) -> None:
+        with self._lock:
+            self._tickets.discard(ticket)
