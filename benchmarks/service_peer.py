@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from sqlalchemy import Text, create_engine, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from planner_service.core.cluster import Cluster
+
 engine = create_engine(f"sqlite:///{os.environ.get('PEER_DATABASE', 'peer.sqlite3')}")
 app = FastAPI()
 
@@ -64,3 +66,15 @@ def list_plans(opened: Opened, planner: str, limit: int = 50) -> list[PlanOut]:
     query = select(PlanRow).where(PlanRow.planner == planner).order_by(PlanRow.throughput_samples_per_s.desc())
     rows = opened.scalars(query.limit(limit))
     return [PlanOut(id=row.id, content=json.loads(row.content)) for row in rows]
+
+
+@app.get("/healthz")
+def healthz() -> str:
+    """The process answers."""
+    return "ok"
+
+
+@app.post("/v1/clusters")
+def create_cluster(cluster: Cluster) -> int:
+    """Reads a cluster as FastAPI reads bodies, and says how many devices it has."""
+    return cluster.devices
