@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count
-from planner_service.core.names import require_line, require_name
 from planner_service.core.identity import LEFT_OUT_AS_DEFAULT
+from planner_service.core.names import require_line, require_name
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Model
 from planner_service.core.stage_costs import StageCosts
 
