@@ -76,6 +76,9 @@ def run(
     master_addr: Annotated[str | None, typer.Option(help="Where the others reach node 0.")] = None,
     master_port: Annotated[int, typer.Option(min=1, max=65535, help="The port that node 0 offers them.")] = 29500,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    transport: Annotated[
+        str, typer.Option(help="Of GPUs' tensors: nccl, host (by gloo; ranks may then share a GPU), or auto: nccl.")
+    ] = "auto",
     timeout_s: Annotated[float, typer.Option(help="Seconds that a rank waits for another one.")] = 300.0,
     concatenate: Annotated[
         bool, typer.Option("--concatenate", help="2BP: weight gradients of several microbatches as one product.")
@@ -121,6 +124,7 @@ def run(
         checkpoint_every=max(steps // 10, 1) if checkpoint_every is None else checkpoint_every,
         out=str(out.resolve()),
         device=device,
+        transport=transport,
         timeout_s=timeout_s,
         concatenate=concatenate,
         recorded_batches=record,

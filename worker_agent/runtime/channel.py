@@ -11,12 +11,15 @@ fit there, the sender fills what the receiver has posted ahead with one byte eac
 
     sender     notice 0, layout 0, payload   notice 0, payload   notice 1, layout 1, 1 byte, 1 byte, payload
     receiver   knows nothing, posts payload  2 posted ahead      1 does not fit: empties both, posts payload
+
+Gloo moves what is in the processor's memory: a GPU's tensors are copied there, and from there.
 """
 
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,7 +30,41 @@ RECEIVES_AHEAD = 2
 Sizes = tuple[int, ...]
 """The bytes of a message's tensors."""
 
-Work = dist.Work | None
+
+class Work(Protocol):
+    """A transfer that is on its way."""
+
+    def wait(self) -> object:
+        """Until it is through, or on a GPU until all that is enqueued later will find it through."""
+
+
+class Wire(Protocol):
+    """What moves tensors between this rank and another one, in order for each tag. No call waits."""
+
+    def send(self, tensor: Tensor, target: int, tag: int) -> Work | None:
+        """Starts to send."""
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Work | None:
+        """Starts to receive into the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWire:
+    """A process group of torch's as a wire."""
+
+    group: dist.ProcessGroup
+
+    def send(self, tensor: Tensor, target: int, tag: int) -> Work | None:
+        """Starts to send."""
+        return dist.isend(tensor, target, group=self.group, tag=tag)
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Work | None:
+        """Starts to receive into the tensor."""
+        return dist.irecv(tensor, source, group=self.group, tag=tag)
+
+
+Posted = tuple[Work | None, Tensor]
+"""A transfer with its tensor, which must stay until it is through."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,36 +117,54 @@ def layouts_of(tensors: Iterable[Tensor]) -> Layouts:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The process groups of an edge: one for its tensors, one for what is said about them, on the processor.
+    """The wires of an edge: one for its tensors, one for what is said about them, which is on the processor.
 
-    `ahead` is how many payloads may be posted before it is known how large they are.
+    With `through_host` tensors travel from processor to processor as well. `ahead` is how many of them may be posted
+    before it is known how large they are.
     """
 
-    tensors: dist.ProcessGroup
-    notices: dist.ProcessGroup
+    tensors: Wire
+    notices: Wire
+    through_host: bool = True
     ahead: int = RECEIVES_AHEAD
 
 
 def open_lines(edges: Iterable[Edge], rank: int) -> dict[Edge, Lines]:
     """The lines of the edges that touch a rank. Every rank makes all groups, in the same order.
 
-    NCCL takes a message into memory of just its size: what comes must be known before a receive is posted.
+    NCCL takes a message into memory of just its size: what comes must be known before a receive is posted. The first
+    use of a group of NCCL's waits for the other rank, so that all edges meet at once, before any instruction.
     """
     if dist.get_backend() != "nccl":
-        shared = Lines(_world(), _world())
-        return {edge: shared for edge in edges if rank in (edge.source, edge.target)}
-    notices = dist.new_group(backend="gloo", group_desc="notices")
-    made = {edge: dist.new_group([edge.source, edge.target], group_desc=str(edge)) for edge in sorted(edges)}
-    return {
-        edge: Lines(group, notices, ahead=0)
-        for edge, group in made.items()
-        if group is not None and rank in (edge.source, edge.target)
-    }
+        world = GroupWire(_world())
+        return {edge: Lines(world, world) for edge in edges if rank in (edge.source, edge.target)}
+    notices = GroupWire(_made(dist.new_group(backend="gloo", group_desc="notices")))
+    lines = {}
+    for edge in sorted(edges):
+        group = dist.new_group([edge.source, edge.target], group_desc=str(edge))
+        if rank in (edge.source, edge.target):
+            lines[edge] = Lines(GroupWire(_made(group)), notices, through_host=False, ahead=0)
+    meet(lines, rank, torch.device("cuda", torch.cuda.current_device()))
+    return lines
+
+
+def meet(lines: Mapping[Edge, Lines], rank: int, device: torch.device) -> None:
+    """Sends a byte over every edge, in an order that all ranks share: nobody waits for one who waits for him."""
+    for edge in sorted(lines):
+        wire, byte = lines[edge].tensors, torch.zeros(1, dtype=torch.uint8, device=device)
+        sends = edge.source == rank
+        work = wire.send(byte, edge.target, edge.tag(PAYLOAD)) if sends else None
+        work = work if sends else wire.receive(byte, edge.source, edge.tag(PAYLOAD))
+        if work is not None:
+            work.wait()
 
 
 def _world() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None, "the ranks have met"
+    return _made(dist.group.WORLD)
+
+
+def _made(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    assert group is not None, "this rank is in the group, and the ranks have met"
     return group
 
 
@@ -156,7 +211,7 @@ class Outbox:
         self._window = window
         self._notices: dict[Layouts, Tensor] = {}
         self._ahead = Ahead(messages, lines.ahead)
-        self._pending: deque[list[tuple[Work, Tensor]]] = deque()
+        self._pending: deque[list[Posted]] = deque()
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Hands the tensors over, in order."""
@@ -165,10 +220,10 @@ class Outbox:
         message = self._announce(layouts)
         if not self._ahead.fits(sizes):
             for size in self._ahead.sizes * self._ahead.posted:
-                message += self._post(_one_byte(tensors), size)
+                message += self._post(self._filler(tensors), size)
             self._ahead.empty(sizes)
         for tensor, size in zip(tensors, self._ahead.sizes, strict=True):
-            message += self._post(_bytes_of(tensor) if tensor.nbytes else _one_byte(tensors), size)
+            message += self._post(self._payload(tensor) if tensor.nbytes else self._filler(tensors), size)
         self._ahead.pass_on()
         self._pending.append(message)
         while len(self._pending) > self._window:
@@ -184,7 +239,14 @@ class Outbox:
             if work is not None:
                 work.wait()
 
-    def _announce(self, layouts: Layouts) -> list[tuple[Work, Tensor]]:
+    def _payload(self, tensor: Tensor) -> Tensor:
+        return _bytes_of(tensor.cpu() if self._lines.through_host else tensor)
+
+    def _filler(self, tensors: Sequence[Tensor]) -> Tensor:
+        device = torch.device("cpu") if self._lines.through_host else tensors[0].device
+        return torch.zeros(1, dtype=torch.uint8, device=device)
+
+    def _announce(self, layouts: Layouts) -> list[Posted]:
         notice = self._notices.get(layouts)
         if notice is not None:
             return [self._say(notice, NOTICE)]
@@ -192,15 +254,14 @@ class Outbox:
         self._notices[layouts] = torch.tensor([number, 0])
         return [self._say(torch.tensor([number, text.numel()]), NOTICE), self._say(text, LAYOUT)]
 
-    def _say(self, tensor: Tensor, part: int) -> tuple[Work, Tensor]:
-        return dist.isend(tensor, self._edge.target, group=self._lines.notices, tag=self._edge.tag(part)), tensor
+    def _say(self, tensor: Tensor, part: int) -> Posted:
+        return self._lines.notices.send(tensor, self._edge.target, self._edge.tag(part)), tensor
 
-    def _post(self, memory: Tensor, posted_bytes: int) -> list[tuple[Work, Tensor]]:
+    def _post(self, memory: Tensor, posted_bytes: int) -> list[Posted]:
         """Sends some bytes; where none are expected there is nothing to send."""
         if posted_bytes == 0:
             return []
-        work = dist.isend(memory, self._edge.target, group=self._lines.tensors, tag=self._edge.tag(PAYLOAD))
-        return [(work, memory)]
+        return [(self._lines.tensors.send(memory, self._edge.target, self._edge.tag(PAYLOAD)), memory)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +280,10 @@ class Inbox:
         self._lines = lines
         self._device = device
         self._unannounced = messages
-        self._notices: deque[tuple[Work, Tensor]] = deque()
+        self._notices: deque[Posted] = deque()
         self._layouts: list[Layouts] = []
         self._ahead = Ahead(messages, lines.ahead)
-        self._posted: deque[list[tuple[Work, Tensor]]] = deque()
+        self._posted: deque[list[Posted]] = deque()
         self._free: list[tuple[Tensor, ...]] = []
         self._listen()
 
@@ -239,7 +300,8 @@ class Inbox:
         memory = self._arrived()
         for _ in range(self._ahead.pass_on()):
             self._post()
-        return Message(tuple(layout.on(m) for layout, m in zip(layouts, memory, strict=True)), memory)
+        tensors = (layout.on(m) for layout, m in zip(layouts, memory, strict=True))
+        return Message(tuple(tensor.to(self._device) for tensor in tensors), memory)
 
     def release(self, message: Message) -> None:
         """Takes a message's memory back, to use it again."""
@@ -253,7 +315,9 @@ class Inbox:
         number, size = notice.tolist()
         if size:
             text = torch.empty(size, dtype=torch.uint8)
-            dist.recv(text, self._edge.source, group=self._lines.notices, tag=self._edge.tag(LAYOUT))
+            described = self._lines.notices.receive(text, self._edge.source, self._edge.tag(LAYOUT))
+            if described is not None:
+                described.wait()
             self._layouts.append(_read(text))
         self._listen()
         return self._layouts[int(number)]
@@ -262,17 +326,17 @@ class Inbox:
         """Posts the receives of notices ahead."""
         while self._unannounced and len(self._notices) < RECEIVES_AHEAD:
             notice = torch.empty(2, dtype=torch.int64)
-            group, tag = self._lines.notices, self._edge.tag(NOTICE)
-            self._notices.append((dist.irecv(notice, self._edge.source, group=group, tag=tag), notice))
+            work = self._lines.notices.receive(notice, self._edge.source, self._edge.tag(NOTICE))
+            self._notices.append((work, notice))
             self._unannounced -= 1
 
     def _post(self) -> None:
         sizes = self._ahead.sizes
         memory = self._free.pop() if self._free else tuple(self._new(size) for size in sizes)
-        group, tag = self._lines.tensors, self._edge.tag(PAYLOAD)
-        self._posted.append(
-            [(dist.irecv(m, self._edge.source, group=group, tag=tag) if m.nbytes else None, m) for m in memory]
-        )
+        self._posted.append([(self._receive(m) if m.nbytes else None, m) for m in memory])
+
+    def _receive(self, memory: Tensor) -> Work | None:
+        return self._lines.tensors.receive(memory, self._edge.source, self._edge.tag(PAYLOAD))
 
     def _arrived(self) -> tuple[Tensor, ...]:
         """The memory of the oldest posted receive, once what was sent is in it."""
@@ -283,16 +347,14 @@ class Inbox:
         return tuple(memory for _, memory in message)
 
     def _new(self, size_bytes: int) -> Tensor:
+        if self._lines.through_host:
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     """A tensor's numbers, in order, as bytes: what a lazy conjugate or negative stands for, not what it looks at."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-
-
-def _one_byte(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.zeros(1, dtype=torch.uint8, device=tensors[0].device)
 
 
 def _written(layouts: Layouts) -> Tensor:

@@ -26,6 +26,7 @@ RECORDED_INSTRUCTIONS = 100_000
 
 BATCH_NORMS = ("microbatch", "minibatch")
 DEVICES = ("auto", "cpu", "cuda")
+TRANSPORTS = ("auto", "host", "nccl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class RunJob:
 
     Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank. `concatenate`: with a
     split backward (2BP), weight gradients of several microbatches are computed as one product, not in a loop.
+    `transport` says how GPUs' tensors travel: by NCCL ("auto"), or through the host by gloo, where ranks may share one.
     `learning_rate` is the largest one: it rises in `warmup_steps`, and `lr_schedule` says how it decays from there to
     step `decay_steps` (None: the last).
     `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
@@ -59,6 +61,7 @@ class RunJob:
     checkpoint_every: int = 0
     out: str
     device: str = "auto"
+    transport: str = "auto"
     timeout_s: float = 300.0
     concatenate: bool = False
     clip_norm: float | None = None
@@ -90,6 +93,8 @@ class RunJob:
         if self.recorded_batches is not None:
             require_count("recorded_batches", self.recorded_batches)
         require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)
+        rule = f"must be one of {', '.join(TRANSPORTS)}"
+        require(self.transport in TRANSPORTS, "transport", rule, self.transport)
 
     def _check_schedule(self) -> None:
         rule = f"must be one of {', '.join(LEARNING_RATES)}"

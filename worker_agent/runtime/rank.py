@@ -271,8 +271,10 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
     rule = f"must be {world_size}, as many as processes were started"
     require(job.plan.workers == world_size, "plan.workers", rule, job.plan.workers)
     instructions: Sequence[Instruction] = ()
-    device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]))
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    shared = job.transport == "host"  # NCCL takes one rank a GPU, gloo any number
+    device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]), shared=shared)
+    require(job.transport != "nccl" or device.type == "cuda", "transport", "must not be nccl without a GPU", "nccl")
+    backend = "nccl" if device.type == "cuda" and not shared else "gloo"
     try:
         status.at(MEETING)
         dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
