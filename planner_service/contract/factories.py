@@ -40,9 +40,12 @@ def require_patterns(field: str, patterns: Iterable[str]) -> None:
             parse_spec(pattern, field=field)
 
 
-def factory_of(spec: str, *, field: str = "model") -> str:
-    """What a SPEC names, without its options and escapes. Raises InvalidInputError for a text that is no SPEC."""
-    return parse_spec(spec, field=field).target
+def factory_of(text: str) -> str:
+    """What a SPEC names, without its options and escapes; of a text that is none, as in earlier jobs, its start."""
+    try:
+        return parse_spec(text, field="model").target
+    except InvalidInputError:
+        return text.partition("?")[0]
 
 
 def allows(patterns: Iterable[str], factory: str) -> bool:
@@ -55,10 +58,10 @@ def refusal(task: object, patterns: Iterable[str]) -> InvalidInputError | None:
     known = tuple(patterns)
     for field, spec in specs_of(task):
         try:
-            factory = factory_of(spec, field=field)
+            target = parse_spec(spec, field=field).target
         except InvalidInputError as error:  # a job from before the grammar was checked
             return error
-        if not allows(known, factory):
+        if not allows(known, target):
             return InvalidInputError(field, RULE, spec)
     return None
 

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection
 
 from planner_service.contract.agents import Agent, AgentQuery, Presence, Registration
-from planner_service.contract.factories import require_patterns
 from planner_service.contract.jobs import LeaseRequest
 from planner_service.contract.listing import Page
 from planner_service.core.errors import ConflictError
@@ -25,12 +24,12 @@ def register(context: Context, told: Registration) -> tuple[Agent, bool]:
     """Stores what an agent says of itself, and whether its name is new. Repeating it changes nothing but the time.
 
     A new process of the same name takes the place of the older one, which is refused from then on. Raises
-    InvalidInputError for a text that does not print as one line, or a list of factories that are none.
+    InvalidInputError for a text that does not print as one line.
     """
-    for field, value in told.model_dump(exclude={"allow"}).items():
-        if isinstance(value, str):
-            require_line(field, value)
-    require_patterns("allow", told.allow)
+    for field, value in told.model_dump().items():
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str):
+                require_line(field, text)
     now = context.now()
     with context.database.write() as connection:
         known = storage.claim(connection, told.name)

@@ -59,7 +59,7 @@ def most_processes(agent: Known) -> int:
 
 def needs_of(task: Task, workers: int | None) -> Needs:
     """What a task asks for; `workers` are its plan's."""
-    factories = tuple(sorted({factory_of(spec, field=field) for field, spec in specs_of(task)}))
+    factories = tuple(sorted({factory_of(spec) for _, spec in specs_of(task)}))
     match task:
         case ProfileTask():
             return Needs(processes=task.devices, agents=task.agents, factories=factories)

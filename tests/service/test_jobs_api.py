@@ -91,7 +91,8 @@ def test_jobs_can_be_listed_by_state(http: TestClient) -> None:
         (TASK | {"microbatch_sizes": [0]}, "microbatch_sizes.0"),
         (TASK | {"code": "import os"}, "code"),
         ({"kind": "run", "plan_id": "p", "model": "m", "data": "d", "steps": 0}, "steps"),
-        ({"kind": "run", "plan_id": "p", "model": "m", "data": "d", "steps": 1}, "plan_id"),
+        ({"kind": "run", "plan_id": "p", "model": "m:m", "data": "d:d", "steps": 1}, "plan_id"),
+        ({"kind": "run", "plan_id": "p", "model": "m:m", "data": "d", "steps": 1}, "data"),
     ],
 )
 def test_a_wrong_task_is_refused_naming_the_senders_field(http: TestClient, body: dict[str, Any], field: str) -> None:

@@ -12,6 +12,7 @@ from planner_service.core.errors import InvalidInputError, require
 from planner_service.core.identity import content_id
 from planner_service.core.plan import Plan
 from planner_service.core.report import Compared
+from planner_service.core.spec import parse_spec
 from worker_agent.commands.progress import shown
 
 if TYPE_CHECKING:
@@ -102,6 +103,9 @@ def run(
     from worker_agent.runtime.lock import holding
     from worker_agent.runtime.run import execute, execute_again, take_part
 
+    for field, text in (("model", model), ("data", data), ("loss", loss)):
+        if text is not None:
+            parse_spec(text, field=field)
     chosen = read(Plan, plan)
     place = _place(chosen, nodes, node_rank, master_addr, master_port)
     rule = "must be 0 among several nodes: start all of them again with --resume"

@@ -14,7 +14,6 @@ from planner_service.core.profile import STRICT
 from planner_service.core.schedule.among_stages import AmongStages
 from planner_service.core.schedule.long_program import settled_batches
 from planner_service.core.schedule.program import FLUSHES, Program
-from planner_service.core.spec import parse_spec
 from worker_agent.runtime.learning_rate import LEARNING_RATES, share
 from worker_agent.runtime.loss_scale import INITIAL
 from worker_agent.runtime.manifest import Manifest, describe
@@ -74,9 +73,6 @@ class RunJob:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        for field, text in (("model", self.model), ("data", self.data), ("loss", self.loss)):
-            if text is not None:
-                parse_spec(text, field=field)
         require_count("steps", self.steps)
         require_count("first_step", self.first_step, at_least=0)
         rule = f"must be above the {self.first_step} steps that the checkpoint has done"

@@ -55,6 +55,7 @@ def test_two_nodes_take_one_nodes_options_write_checkpoints_and_resume(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("--loss", "a:b\nreboot"), "loss: must hold printable characters and no spaces"),
         (("--nodes", "3"), "nodes: must divide the plan's 2 workers, got 3"),
         (("--nodes", "2", "--node-rank", "2"), "node_rank: must be below the number of nodes (2), got 2"),
         (("--nodes", "2"), "master_addr: must say where the other nodes reach node 0, got None"),
