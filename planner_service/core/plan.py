@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.identity import LEFT_OUT_AS_DEFAULT
-from planner_service.core.names import require_line, require_name
+from planner_service.core.names import require_line
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Model
 from planner_service.core.stage_costs import StageCosts
 
@@ -82,7 +82,7 @@ class Stage:
         require_amount("time_s", self.time_s)
         require_amount("memory_bytes", self.memory_bytes)
         if self.device is not None:
-            require_name("device", self.device)
+            require_line("device", self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count, require_unique
-from planner_service.core.names import require_name
+from planner_service.core.names import require_line, require_name
 from planner_service.core.spec import parse_spec
 
 STRICT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
@@ -30,7 +30,7 @@ class Device:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        require_name("name", self.name)
+        require_line("name", self.name)
         require_count("memory_bytes", self.memory_bytes)
         require_count("context_bytes", self.context_bytes, at_least=0)
         require(self.context_bytes < self.memory_bytes, "context_bytes", "must leave memory", self.context_bytes)

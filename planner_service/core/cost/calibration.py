@@ -11,7 +11,7 @@ from typing import ClassVar
 from planner_service.core.cluster import Cluster
 from planner_service.core.device_types import is_same, is_unknown
 from planner_service.core.errors import require, require_amount, require_count
-from planner_service.core.names import require_name
+from planner_service.core.names import require_line
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Block, Device, Measurement, Model, Profile
 
 
@@ -130,7 +130,7 @@ class Calibration:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        require_name("device", self.device)
+        require_line("device", self.device)
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
         lengths = {len(factors.values) for factors in self.block_factors if factors is not None}
         require(len(lengths) <= 1, "forward", "must have as many values as the other factors", sorted(lengths))
