@@ -95,8 +95,9 @@ class Executor:
         self._retiring = retirements(stream.instructions)
 
     def run(self) -> None:
-        """Executes the whole stream."""
+        """Executes the whole stream, and waits until what it sends is through."""
         run_together([self], self._instructions)
+        self._mail.flush()
 
     def step(self, instruction: Instruction) -> None:
         """Executes the next instruction of its stream, which is this one."""
@@ -244,12 +245,13 @@ class Executor:
 
 
 def run_together(executors: Sequence[Executor], instructions: Sequence[Instruction]) -> None:
-    """Executes a rank's whole stream: the loop. Each instruction is for the executor of its chunk."""
+    """Executes a rank's whole stream: the loop. Each instruction is for the executor of its chunk.
+
+    What was sent last may still be on its way when it returns: `Mail.flush` waits for it.
+    """
     hooks, recorder = executors[0]._hooks, executors[0]._recorder
     for index, instruction in enumerate(instructions):
         hooks.on_instruction(index, instruction)
         recorder.begin()
         executors[instruction.chunk].step(instruction)
         recorder.end(instruction, sum(executor.held_bytes() for executor in executors))
-    for executor in executors:
-        executor._mail.flush()

@@ -1,8 +1,9 @@
 """Hung: finds ranks that neither end nor go on, and ends them, so that a run that hangs fails and says why.
 
 A rank gives a sign of life twice a second, whatever it waits for. One that gives none any more is stopped, or holds
-the interpreter. One that does, but stays at an instruction that waits for nobody, is lost in the model. Whoever waits
-for another rank is not to blame, however long it waits.
+the interpreter. One that does, but gets no further with work that waits for nobody, is lost in the model. How far a
+rank is, its device says: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may take as
+long as the other ranks wait for them. Whoever waits for another rank is not to blame, however long it waits.
 
 Only time counts in which the hunter itself was looking: a machine that was suspended, or a container that was paused,
 goes on with all its ranks.
@@ -17,13 +18,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from planner_service.core.plan import Plan
-from planner_service.core.schedule.instructions import Checkpoint, Instruction, Update, is_compute
-from planner_service.core.schedule.program import Program
+from planner_service.core.schedule.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Instruction,
+    Recompute,
+    Update,
+    microbatches_of,
+)
+from planner_service.core.schedule.program import Program, Stream, updates_a_batch
+from planner_service.core.schedule.text import format_instruction
+from planner_service.core.stage_costs import StageCosts
 from worker_agent.polling import polling
+from worker_agent.runtime.holdup import Holdup, holdup
 from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.results import RankFailure, write
-from worker_agent.runtime.status import STARTING, Status, read_status
+from worker_agent.runtime.status import ENDING, STARTING, Activity, Status, read_status
 
 SILENT_S = 10.0
 """Without a sign of life for so long, a rank is taken for hung."""
@@ -32,7 +44,8 @@ STARTING_S = 60.0
 """So long a rank may be silent before its first instruction, unless it is stopped: imports, on a busy disk."""
 
 PREDICTED_TIMES = 100.0
-"""An instruction that takes so many times what the plan predicts for one, and longer than `SILENT_S`, hangs."""
+"""A rank hangs that takes so many times what the plan predicts for its unfinished instructions, and longer than
+`SILENT_S`, to finish one of them."""
 
 _INTERVAL_S, _LONGEST_LOOK_S = 0.25, 1.0
 
@@ -43,7 +56,7 @@ class Seen:
 
     pulse_s: float
     pulse_since_s: float
-    place: tuple[int, float]
+    place: tuple[int, float, int, int]
     place_since_s: float
     stopped_since_s: float | None = None
 
@@ -54,12 +67,12 @@ class Hunter:
     def __init__(self, job: RunJob, here: Sequence[int], now_s: float) -> None:
         self._job = job
         self._here = tuple(here)
-        self._limits_s = limits_s(job.plan, job.timeout_s)
         self._begun_s = now_s
         self._last_s = now_s
         self._clock_s = 0.0
         self._seen: dict[int, Seen] = {}
         self._ended: set[int] = set()
+        self._first_batch: dict[int, int] = {}
 
     @cached_property
     def _begun(self) -> tuple[RunJob, Program]:
@@ -91,17 +104,23 @@ class Hunter:
         if instruction >= 0 and silent_s > SILENT_S:
             return f"hung: no sign of life for {silent_s:.0f} s"
         if instruction < 0:
-            return self._silence(seen, silent_s, process) or self._delay(seen)
-        begun, program = self._begun
-        stream = program.streams[rank]
-        limit_s = self._limit_s(begun, program, stream.stage, stream.instructions[instruction], status)
+            reason = self._silence(seen, silent_s, process) or self._delay(seen)
+            if reason is not None or status is None or instruction != ENDING:
+                return reason
         busy_s = self._clock_s - seen.place_since_s
-        return None if limit_s is None or busy_s <= limit_s else f"hung: {busy_s:.0f} s in one instruction"
+        if status is None or busy_s <= min(SILENT_S, self._job.timeout_s):
+            return None
+        stream = self._begun[1].streams[rank]
+        held = holdup(status, stream.instructions)
+        limit_s = self._limit_s(stream, held)
+        return None if limit_s is None or busy_s <= limit_s else _sentence(held, stream, busy_s)
 
     def _notice(self, rank: int, status: Status | None) -> Seen:
         now_s = self._clock_s
         pulse_s = status.pulse_s if status else 0.0
-        place = (status.instruction, status.started_s) if status else (STARTING, 0.0)
+        place = (STARTING, 0.0, 0, 0)
+        if status:
+            place = (status.instruction, status.started_s, status.activity, status.finished)
         seen = self._seen.setdefault(rank, Seen(pulse_s, now_s, place, now_s))
         if seen.pulse_s != pulse_s:
             seen.pulse_s, seen.pulse_since_s = pulse_s, now_s
@@ -125,19 +144,29 @@ class Hunter:
         late = seen.place[0] == STARTING and busy_s > self._job.timeout_s
         return f"hung: {busy_s:.0f} s before its first instruction" if late else None
 
-    def _limit_s(
-        self, begun: RunJob, program: Program, first_stage: int, instruction: Instruction, status: Status | None
-    ) -> float | None:
-        """How long a rank may be at an instruction; None where it waits for others.
+    def _limit_s(self, stream: Stream, held: Holdup) -> float | None:
+        """How long a rank may finish nothing of what it is at; None where it waits for others.
 
-        The first batch may take any time that the others wait: a model may be compiled in it. So may a slow disk.
+        The first batch may take any time that the others wait: a model may be compiled in it.
         """
-        if not is_compute(instruction) and not isinstance(instruction, Update | Checkpoint):
+        if held.activity is Activity.PEER:
             return None
-        first = status is None or status.batches_done <= begun.first_step
-        if first or isinstance(instruction, Checkpoint):
+        if held.activity is not Activity.OWN or held.unfinished.start < self._first_batch_of(stream):
             return self._job.timeout_s
-        return self._limits_s[program.pipeline.stage_of(first_stage, instruction.chunk)]
+        unfinished = stream.instructions[held.unfinished.start : held.unfinished.stop]
+        pipeline = self._begun[1].pipeline
+        costs = [self._job.plan.costs[pipeline.stage_of(stream.stage, each.chunk)] for each in unfinished]
+        predicted_s = sum(map(_predicted_s, costs, unfinished))
+        return min(max(SILENT_S, PREDICTED_TIMES * max(predicted_s, _microbatch_s(costs[0]))), self._job.timeout_s)
+
+    def _first_batch_of(self, stream: Stream) -> int:
+        """How many instructions a rank's first batch has."""
+        if stream.rank not in self._first_batch:
+            begun, program = self._begun
+            version = (begun.first_step + 1) * updates_a_batch(program.schedule, program.pipeline, stream.stage)
+            ends = (i for i, each in enumerate(stream.instructions, 1) if _makes(each, version))
+            self._first_batch[stream.rank] = next(ends, len(stream.instructions))
+        return self._first_batch[stream.rank]
 
     def _end(self, rank: int, process: int, reason: str) -> None:
         self._ended.add(rank)
@@ -146,10 +175,40 @@ class Hunter:
             os.kill(process, signal.SIGKILL)
 
 
-def limits_s(plan: Plan, timeout_s: float) -> list[float]:
-    """By stage, how long one instruction may take."""
-    predicted_s = [costs.forward_s + costs.backward_s + costs.recompute_s for costs in plan.costs]
-    return [min(max(SILENT_S, PREDICTED_TIMES * seconds), timeout_s) for seconds in predicted_s]
+def _sentence(held: Holdup, stream: Stream, busy_s: float) -> str:
+    match held.activity:
+        case Activity.DATA:
+            return f"hung: {busy_s:.0f} s at its data"
+        case Activity.CHECKPOINT:
+            return f"hung: {busy_s:.0f} s at its checkpoint"
+    if held.on_device:
+        at = format_instruction(stream.instructions[held.unfinished.start])
+        return f"hung: {busy_s:.0f} s in one instruction of its device, {at}, with its host"
+    return f"hung: {busy_s:.0f} s in one instruction"
+
+
+def _makes(instruction: Instruction, version: int) -> bool:
+    return isinstance(instruction, Update) and instruction.version == version
+
+
+def _microbatch_s(costs: StageCosts) -> float:
+    """A microbatch's work on a stage."""
+    return costs.forward_s + costs.backward_s + costs.recompute_s
+
+
+def _predicted_s(costs: StageCosts, instruction: Instruction) -> float:
+    """No less than the plan predicts for an instruction: any part of a backward counts as the whole."""
+    match instruction:
+        case Forward():
+            return costs.forward_s
+        case Recompute():
+            return costs.recompute_s
+        case Backward() | BackwardInput() | BackwardWeight():
+            return costs.backward_s * len(microbatches_of(instruction))
+        case Update():
+            return costs.update_s
+        case _:
+            return 0.0
 
 
 @contextmanager

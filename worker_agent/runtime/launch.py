@@ -15,16 +15,16 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
 from planner_service.core.errors import InvalidInputError, RunFailedError
-from planner_service.core.schedule.instructions import Checkpoint, Update, is_compute
 from planner_service.core.schedule.program import Program
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.models.user_code import described
 from worker_agent.place import OtherNodeError, Place
+from worker_agent.runtime.holdup import holdup
 from worker_agent.runtime.hung import hunting
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.manifest import clear
 from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result
-from worker_agent.runtime.status import ENDING, MEETING, STARTING, read_status
+from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, Status, read_status
 from worker_agent.runtime.watch import OnProgress, watching
 from worker_agent.torchrun import node_of
 
@@ -157,7 +157,7 @@ def _late(job: RunJob, program: Program, ends: Sequence[_End]) -> _End | None:
     since_s = {}
     for end in ends:
         status = read_status(job.directory.status(end.rank))
-        if status is None or not _waits(program, end.rank, status.instruction):
+        if status is None or not _waits(program, end.rank, status):
             since_s[end.rank] = status.started_s if status else 0.0
     if not since_s:
         return None
@@ -166,11 +166,8 @@ def _late(job: RunJob, program: Program, ends: Sequence[_End]) -> _End | None:
     return next(replace(end, said=said) for end in ends if end.rank == late)
 
 
-def _waits(program: Program, rank: int, index: int) -> bool:
-    if index < 0:
-        return index != STARTING
-    instruction = program.streams[rank].instructions[index]
-    return not is_compute(instruction) and not isinstance(instruction, Update | Checkpoint)
+def _waits(program: Program, rank: int, status: Status) -> bool:
+    return holdup(status, program.streams[rank].instructions).activity is Activity.PEER
 
 
 def _name(program: Program, rank: int) -> str:

@@ -24,12 +24,7 @@ from planner_service.core.schedule.instructions import (
     Checkpoint,
     Forward,
     Instruction,
-    ReduceGradients,
-    ReduceNorm,
-    ReduceTied,
-    StartReduce,
     Update,
-    is_compute,
 )
 from planner_service.core.schedule.long_program import brief
 from planner_service.core.schedule.program import Program, Stream, ends_with_checkpoint, updates_a_batch
@@ -44,6 +39,7 @@ from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.batches import BatchLog
 from worker_agent.runtime.channel import open_lines
 from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
+from worker_agent.runtime.holdup import activity_of
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.lock import live_in
 from worker_agent.runtime.loss_scale import LossScale
@@ -55,7 +51,7 @@ from worker_agent.runtime.recorder import Recorder, clock_for, common_start_s
 from worker_agent.runtime.replicas import open_replica_group
 from worker_agent.runtime.results import RankResult, failure_of
 from worker_agent.runtime.stage import Stage
-from worker_agent.runtime.status import ENDING, MEETING, STARTING, StatusWriter, read_status
+from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, read_status
 from worker_agent.runtime.tied import open_tied_groups, stages_of, tied_groups
 from worker_agent.runtime.weights import Weights, find_slots
 
@@ -133,7 +129,7 @@ class Rank:
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
         among_stages = [self._among_stages(part) for part in self.parts]
         status.at(STARTING)
-        feeds = self._feeds()
+        feeds = self._feeds(status)
         mails = [
             Mail(self.program, self.stream.rank, lines, self.device, chunk=chunk) for chunk in range(len(self.parts))
         ]
@@ -164,8 +160,11 @@ class Rank:
             )
             for chunk, part in enumerate(self.parts)
         ]
+        status.follow(recorder.finished)
         run_together(executors, self.stream.instructions)
         status.at(ENDING)
+        for mail in mails:
+            mail.flush()
         dist.barrier()
         lane = recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica)
         log.close()
@@ -230,7 +229,7 @@ class Rank:
             versions=range(instruction.oldest, instruction.version + 1),
         )
 
-    def _feeds(self) -> tuple[Feed | None, Feed | None]:
+    def _feeds(self, status: StatusWriter) -> tuple[Feed | None, Feed | None]:
         """The first stage's inputs and the last one's targets, by microbatch number (from 1), if either is here."""
         if not any(part.first or part.last for part in self.parts):
             return None, None
@@ -239,7 +238,7 @@ class Rank:
 
         @lru_cache(maxsize=1)
         def microbatch(k: int) -> tuple[Any, Any]:
-            with user_code(f"microbatch {k} of the data {self.job.data}"):
+            with status.during(Activity.DATA), user_code(f"microbatch {k} of the data {self.job.data}"):
                 inputs, targets = source.microbatch(k - 1)
             return moved(inputs, self.device, dtype), moved(targets, self.device, dtype)
 
@@ -317,13 +316,9 @@ def _explained(error: RuntimeError, instructions: Sequence[Instruction], status:
         failure = PeerLostError if several or index == MEETING else RunFailedError
         return failure(f"starting failed: {cause}", rank=rank)
     instruction = instructions[index]
-    waits = not is_compute(instruction) and (hasattr(instruction, "peer") or isinstance(instruction, _EXCHANGES))
-    if waits or index == len(instructions) - 1:
+    if activity_of(instruction) is Activity.PEER:
         return PeerLostError(f"another rank was lost at {format_instruction(instruction)}: {cause}", rank=rank)
     return RunFailedError(f"{format_instruction(instruction)} failed: {cause}", rank=rank)
-
-
-_EXCHANGES = (StartReduce, ReduceGradients, ReduceTied, ReduceNorm)
 
 
 class PeerLostError(RunFailedError):

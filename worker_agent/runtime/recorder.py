@@ -3,14 +3,16 @@
 Of a long run every instruction of the first and of the last batches is kept, and of each batch what it came to.
 """
 
+import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from platform import node
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,6 +40,9 @@ class RunClock(Clock, Protocol):
     def take(self, marks: int) -> Sequence[float]:
         """The seconds of so many marks, the oldest, which are then forgotten."""
 
+    def passed(self) -> int:
+        """How many marks the device has passed since the clock's start. Waits for nothing; any thread may ask."""
+
 
 class HostClock:
     """The host's monotonic clock: for devices on which a call returns when its work is done."""
@@ -47,6 +52,7 @@ class HostClock:
     def __init__(self, start_s: float | None = None) -> None:
         self._start_s = time.perf_counter() if start_s is None else start_s
         self._marks_s = array("d")
+        self._taken = 0
 
     def mark(self) -> None:
         """Notes this moment."""
@@ -58,8 +64,56 @@ class HostClock:
 
     def take(self, marks: int) -> Sequence[float]:
         """The oldest moments, which are then forgotten."""
+        self._taken += marks
         taken_s, self._marks_s = self._marks_s[:marks], self._marks_s[marks:]
         return taken_s
+
+    def passed(self) -> int:
+        """All marks that were made; for a moment more while some are taken."""
+        return self._taken + len(self._marks_s)
+
+
+class Event(Protocol):
+    """A place in a device's stream, as torch has it."""
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+
+
+AnEvent = TypeVar("AnEvent", bound=Event)
+
+
+class Events(Generic[AnEvent]):
+    """Events in the order in which the device comes to them. One thread adds and takes; any may ask how many passed."""
+
+    def __init__(self) -> None:
+        self._kept: list[AnEvent] = []
+        self._taken = 0
+        self._passed = 0
+        self._lock = threading.Lock()
+
+    def add(self, event: AnEvent) -> None:
+        """A further one, recorded."""
+        self._kept.append(event)
+
+    def oldest(self, count: int | None = None) -> Sequence[AnEvent]:
+        """So many of those that were not taken, or all."""
+        return self._kept[:count]
+
+    def take(self, count: int) -> None:
+        """Forgets the oldest, which the device has passed."""
+        with self._lock:
+            self._kept = self._kept[count:]
+            self._taken += count
+            self._passed = max(self._passed, self._taken)
+
+    def passed(self) -> int:
+        """How many of all that were ever added the device has passed: those before the first that it has not."""
+        with self._lock:
+            with suppress(RuntimeError):  # of a device that failed: the host hears of it at its own next call
+                while self._passed < self._taken + len(self._kept) and self._kept[self._passed - self._taken].query():
+                    self._passed += 1
+            return self._passed
 
 
 class CudaClock:
@@ -71,23 +125,28 @@ class CudaClock:
         torch.cuda.synchronize()
         self._later_s = 0.0 if start_s is None else time.perf_counter() - start_s
         self._start = self._event()
-        self._marks: list[torch.cuda.Event] = []
+        self._marks: Events[torch.cuda.Event] = Events()
 
     def mark(self) -> None:
         """Notes the moment at which the device has done everything before."""
-        self._marks.append(self._event())
+        self._marks.add(self._event())
 
     def seconds(self) -> Sequence[float]:
         """The noted moments; waits for the device."""
         torch.cuda.synchronize()
-        return self._since_start(self._marks)
+        return self._since_start(self._marks.oldest())
 
     def take(self, marks: int) -> Sequence[float]:
         """The oldest moments, which are then forgotten; waits for the last of them."""
-        taken, self._marks = self._marks[:marks], self._marks[marks:]
+        taken = self._marks.oldest(marks)
         if taken:
             taken[-1].synchronize()
+        self._marks.take(marks)
         return self._since_start(taken)
+
+    def passed(self) -> int:
+        """The marks before the first that the device has not come to."""
+        return self._marks.passed()
 
     def _since_start(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
         return [self._later_s + self._start.elapsed_time(mark) / 1000 for mark in marks]
@@ -206,6 +265,10 @@ class Recorder:
             end_s=tuple(seconds[1::2]),
             memory_bytes=tuple(held for batch in batches for held in batch.memory_bytes),
         )
+
+    def finished(self) -> int:
+        """How many instructions the device has finished. Any thread may ask."""
+        return self._clock.passed() // 2
 
     @property
     def first_instructions(self) -> int:

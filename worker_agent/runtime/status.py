@@ -5,14 +5,17 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from enum import IntEnum
 from pathlib import Path
 
-_FORMAT = struct.Struct("<qdqdqdqddqq")
+_FORMAT = struct.Struct("<qdqdqdqddqqqq")
 """A Status, field by field."""
 
-_PLACE, _BATCH, _PULSE, _MEASURED = 0, 16, 40, 48
-"""Where the instruction, the batch, the pulse and what was measured stand."""
+_PLACE, _BATCH, _PULSE, _MEASURED, _ACTIVITY, _FINISHED = 0, 16, 40, 48, 88, 96
+"""Where the instruction, the batch, the pulse, what was measured, the activity, and the device's progress stand."""
 
 PULSE_S = 0.5
 """How often a rank gives a sign of life."""
@@ -20,6 +23,18 @@ PULSE_S = 0.5
 STARTING, MEETING, ENDING = -1, -2, -3
 """Where a rank is that is at no instruction: at work of its own before the first one, waiting for all others before the
 first one, or after the last one."""
+
+EVERYTHING = 2**63 - 1
+"""So many instructions a device has finished that finishes what it is given at once."""
+
+
+class Activity(IntEnum):
+    """What a rank does at an instruction: its own work, or a wait."""
+
+    OWN = 0
+    DATA = 1
+    CHECKPOINT = 2
+    PEER = 3
 
 
 def status_path(folder: Path, rank: int) -> Path:
@@ -34,6 +49,8 @@ class Status:
     `started_s` is when it came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic clock.
     Of `measured_batches`, in this process, it is known when the last was through since the start (`end_s`), how much
     compute they were (`busy_s`), and the bytes held at the last one's end and at most.
+    `activity` is what the host does at its instruction, `OWN` where that says it (`holdup`); `finished` says how many
+    instructions the device has finished.
     """
 
     instruction: int
@@ -47,6 +64,8 @@ class Status:
     busy_s: float = 0.0
     memory_bytes: int = 0
     peak_memory_bytes: int = 0
+    activity: int = Activity.OWN
+    finished: int = EVERYTHING
 
     def packed(self) -> bytes:
         """As it stands in the file."""
@@ -56,8 +75,8 @@ class Status:
 class StatusWriter:
     """A rank's own status, in memory shared with the file: a write costs about a microsecond and survives a kill.
 
-    A thread gives signs of life, so that a process that is stopped, or holds the interpreter, is told from one that
-    computes or waits for long.
+    A thread gives signs of life: a process that is stopped, or holds the interpreter, gives none, unlike one that
+    computes or waits for long. The same thread notes how far the device is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,11 +88,25 @@ class StatusWriter:
         with aside.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
         aside.replace(path)
+        self._finished: Callable[[], int] = lambda: EVERYTHING
         threading.Thread(target=self._pulse, name="pulse", daemon=True).start()
 
     def at(self, instruction: int) -> None:
         """The rank starts this instruction of its stream, or comes to one of the places beside it."""
         struct.pack_into("<qd", self._memory, _PLACE, instruction, time.monotonic())
+
+    @contextmanager
+    def during(self, activity: Activity) -> Iterator[None]:
+        """While it is active, the host does this, and not what its instruction is."""
+        struct.pack_into("<q", self._memory, _ACTIVITY, activity)
+        try:
+            yield
+        finally:
+            struct.pack_into("<q", self._memory, _ACTIVITY, Activity.OWN)
+
+    def follow(self, finished: Callable[[], int]) -> None:
+        """From now on, `finished` says how many instructions the device has finished. Another thread calls it."""
+        self._finished = finished
 
     def updated(self, batches_done: int, loss: float | None) -> None:
         """Weights are updated. The newest loss stays where an update has none: those of other replicas, under ASP."""
@@ -89,6 +122,7 @@ class StatusWriter:
     def _pulse(self) -> None:
         pause = threading.Event()
         while True:
+            struct.pack_into("<q", self._memory, _FINISHED, self._finished())
             struct.pack_into("<d", self._memory, _PULSE, time.monotonic())
             pause.wait(PULSE_S)
 

@@ -3,10 +3,14 @@
 import os
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from worker_agent.runtime.status import ENDING, Status, read_status
 
 
 def hangs(*, after: int, depth: int = 4, width: int = 8) -> list[nn.Module]:
@@ -37,6 +41,53 @@ def slow_to_start(*, rank: int, depth: int = 4, width: int = 8) -> list[nn.Modul
     if os.environ["RANK"] == str(rank):
         time.sleep(3600.0)
     return [Hanging(width, None) for _ in range(depth)]
+
+
+def waits_backwards(*, ranks: str, depth: int = 4, width: int = 8) -> list[nn.Module]:
+    """Blocks of which the first ends its first backward once rank 1 is through with its stream, if that comes."""
+    blocks: list[nn.Module] = [nn.Linear(width, width) for _ in range(depth)]
+    blocks[0] = _WaitsBackwards(Path(ranks) / "rank-1.status", width)
+    return blocks
+
+
+class _WaitsBackwards(nn.Module):
+    def __init__(self, status: Path, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.status = status
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        y.register_hook(self._wait)
+        return y
+
+    def _wait(self, _gradient: Tensor) -> None:
+        come_to(self.status, lambda status: status.instruction == ENDING)
+
+
+def watched_data(*, ranks: str, microbatch_size: int) -> list[tuple[Tensor, Tensor]]:
+    """Data that are read slowly enough to see what the rank's status says of it meanwhile, and note that."""
+    status = Path(ranks) / f"rank-{os.environ['RANK']}.status"
+
+    class Watched(list[tuple[Tensor, Tensor]]):
+        def __getitem__(self, index: Any) -> Any:
+            seen = come_to(status, lambda status: status.finished == status.instruction)
+            with status.with_suffix(".seen").open("a") as file:
+                file.write(f"{seen.activity} {seen.instruction} {seen.finished}\n")
+            return super().__getitem__(index)
+
+    return Watched([(torch.ones(microbatch_size, 8), torch.ones(microbatch_size, 8)) for _ in range(2)])
+
+
+def come_to(path: Path, there: Callable[[Status], bool]) -> Status:
+    """A rank's status once it is as it should be. Raises TimeoutError if that does not come."""
+    deadline_s = time.monotonic() + 15.0
+    while time.monotonic() < deadline_s:
+        status = read_status(path)
+        if status is not None and there(status):
+            return status
+        time.sleep(0.01)
+    raise TimeoutError(f"{path}: {status}")
 
 
 def failing(*, how: str, block: int = 1, depth: int = 4, width: int = 8) -> list[nn.Module]:
