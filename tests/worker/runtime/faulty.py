@@ -58,7 +58,7 @@ class _WaitsBackwards(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.linear(x)
-        y.register_hook(self._wait)
+        y.register_hook(self._wait)  # type: ignore[no-untyped-call]
         return y
 
     def _wait(self, _gradient: Tensor) -> None:

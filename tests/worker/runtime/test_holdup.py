@@ -139,8 +139,8 @@ def test_a_status_says_what_a_host_does_instead_of_its_instruction(tmp_path: Pat
     assert said == [OWN, DATA, OWN]
 
 
-def job(folder: Path, *, model: str = MLP, data: str = REGRESSION) -> RunJob:
-    plan = make_plan("gpipe", (0, 2, 4), microbatches=3, dtype="float32")
+def job(folder: Path, *, microbatches: int = 3, model: str = MLP, data: str = REGRESSION) -> RunJob:
+    plan = make_plan("gpipe", (0, 2, 4), microbatches=microbatches, dtype="float32")
     return RunJob(plan=plan, model=model, data=data, steps=1, out=str(folder), device="cpu")
 
 
@@ -155,4 +155,4 @@ def test_a_rank_that_reads_data_says_so_and_how_far_its_device_is(tmp_path: Path
 
 def test_a_rank_that_waits_for_its_last_sends_is_at_its_end(tmp_path: Path) -> None:
     """It once stayed at its last update, and was taken for hung while the other rank computed."""
-    run_ranks(job(tmp_path, model=f"{WAITS}{tmp_path}/ranks"))
+    run_ranks(job(tmp_path, microbatches=8, model=f"{WAITS}{tmp_path}/ranks"))
