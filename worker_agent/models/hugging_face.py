@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner_service.contract.documents import read_text
 from planner_service.core.errors import InvalidInputError, MissingDependencyError, require
 from planner_service.core.spec import MAX_LENGTH, Spec, query_of
 
@@ -136,6 +135,8 @@ def _config_file(path: str) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     """What a Hugging Face config.json says of the model; keys that would make another kind are left aside."""
+    from planner_service.contract.documents import read_text  # and pydantic, which other models do without
+
     text = read_text(path)
     try:
         content = json.loads(text)

@@ -7,6 +7,7 @@ profile says so.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,8 +22,10 @@ from worker_agent.models.losses import Loss, build_loss
 from worker_agent.profiler.counts import BlockCounts, count_blocks
 from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.foreign import foreign_code
-from worker_agent.profiler.job import ProfileJob
 from worker_agent.profiler.roofline import duration_s, update_s_per_byte, version_s_per_byte
+
+if TYPE_CHECKING:  # it needs pydantic, which what it describes does not
+    from worker_agent.profiler.job import ProfileJob
 
 CLOCK = "datasheet"
 """What an estimated profile's `method.clock` says."""
@@ -45,7 +48,7 @@ class ModelCounts:
     blocks: tuple[tuple[BlockCounts, ...], ...]
 
 
-def estimate_profile(job: ProfileJob, sheet: Datasheet, on_size: OnSize = lambda _: None) -> Profile:
+def estimate_profile(job: "ProfileJob", sheet: Datasheet, on_size: OnSize = lambda _: None) -> Profile:
     """The profile that the datasheet's device would have.
 
     Of the job, what only measuring needs (devices, rounds, clock) is left aside. Raises InvalidInputError for a model,
@@ -56,7 +59,7 @@ def estimate_profile(job: ProfileJob, sheet: Datasheet, on_size: OnSize = lambda
     return profile_of(count_model(job, gpu=sheet.kind == "gpu", on_size=on_size), sheet, job.task.optimizer)
 
 
-def count_model(job: ProfileJob, *, gpu: bool, on_size: OnSize = lambda _: None) -> ModelCounts:
+def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: None) -> ModelCounts:
     """The counts of the job's model and data, with a GPU's kernels or this machine's CPU's."""
     task = job.task
     fake = FakeTensorMode()
@@ -114,7 +117,7 @@ def estimate_cluster(sheet: Datasheet, devices: int) -> Cluster:
     return Cluster(device=sheet.device(), levels=(level,))
 
 
-def _built(fake: FakeTensorMode, job: ProfileJob) -> Chain:
+def _built(fake: FakeTensorMode, job: "ProfileJob") -> Chain:
     """The chain with fake weights: they take no memory, whatever the model's size."""
     rule = "must be a model that can be built of tensors without contents to be estimated"
     with foreign_code("model", rule, job.task.model), fake:

@@ -1,16 +1,16 @@
 """RunJob: everything that a rank is told. The launcher writes it to a file that all ranks of a run read."""
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from planner_service.contract.documents import dump, parse, read_text
 from planner_service.core.errors import require, require_amount, require_count
-from planner_service.core.identity import content_id
+from planner_service.core.identity import canonical_json, content_id
 from planner_service.core.plan import Plan
 from planner_service.core.predict import long_program_of
 from planner_service.core.profile import STRICT
+from planner_service.core.records import read_record
 from planner_service.core.schedule.among_stages import AmongStages
 from planner_service.core.schedule.long_program import settled_batches
 from planner_service.core.schedule.program import FLUSHES, Program
@@ -236,11 +236,11 @@ def write_job(job: RunJob) -> Path:
     path = job.directory.job
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(f".{os.getpid()}.part")
-    aside.write_text(dump(asdict(job)), encoding="utf-8")
+    aside.write_text(canonical_json(job), encoding="utf-8")
     aside.replace(path)
     return path
 
 
 def read_job(path: Path) -> RunJob:
     """The job that `write_job` wrote."""
-    return parse(RunJob, read_text(path))
+    return read_record(RunJob, path.read_bytes())

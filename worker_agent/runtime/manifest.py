@@ -16,15 +16,15 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from planner_service.contract.documents import dump, parse
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import canonical_json
 from planner_service.core.plan import Plan
 from planner_service.core.profile import STRICT
+from planner_service.core.records import read_record
 
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d+)")
@@ -126,15 +126,15 @@ def commit(aside: Path, path: Path) -> None:
 def seal(directory: Path, manifest: Manifest, stage: int) -> None:
     """Says that a stage's files are whole and, once those of all stages are, that the checkpoint is."""
     contents = {name: content_of(directory / name) for name in stage_files(stage)}
-    _write(directory, f"stage-{stage}.json", dump({name: asdict(content) for name, content in contents.items()}), stage)
+    _write(directory, f"stage-{stage}.json", canonical_json(contents), stage)
     sums = [directory / f"stage-{s}.json" for s in range(manifest.stages)]
     if not all(path.exists() for path in sums):
         return
     files: dict[str, Content] = {}
     for path in sums:
-        files |= parse(dict[str, Content], path.read_bytes())
+        files |= read_record(dict[str, Content], path.read_bytes())
     _flush(directory.parent)
-    _write(directory, MANIFEST, dump(asdict(manifest.sealed(files))), stage)
+    _write(directory, MANIFEST, canonical_json(manifest.sealed(files)), stage)
 
 
 def content_of(path: Path) -> Content:
@@ -162,7 +162,7 @@ def inspect(root: Path, step: int) -> Manifest | Defect:
     """A checkpoint's manifest if every file is what it says, or what is wrong."""
     directory = step_directory(root, step)
     try:
-        manifest = parse(Manifest, (directory / MANIFEST).read_bytes())
+        manifest = read_record(Manifest, (directory / MANIFEST).read_bytes())
     except FileNotFoundError:
         return Defect(step=step, reason="was not finished", unfinished=True)
     except OSError as error:

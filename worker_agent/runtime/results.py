@@ -2,13 +2,14 @@
 
 import ast
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from planner_service.contract.documents import dump, parse
 from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError
+from planner_service.core.identity import canonical_json
 from planner_service.core.profile import STRICT
+from planner_service.core.records import read_record
 from planner_service.core.timeline import Lane
 from worker_agent.models.user_code import described
 
@@ -69,7 +70,7 @@ def write(path: Path, content: RankResult | RankFailure) -> None:
     try:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(dump(asdict(content)).encode())
+            file.write(canonical_json(content).encode())
             file.truncate()
         aside.replace(path)
     except OSError as error:
@@ -91,9 +92,9 @@ def invalid_input(failure: RankFailure) -> InvalidInputError:
 
 def read_result(path: Path) -> RankResult | None:
     """What a rank measured; None if it did not get there."""
-    return parse(RankResult, path.read_bytes()) if path.exists() else None
+    return read_record(RankResult, path.read_bytes()) if path.exists() else None
 
 
 def read_failure(path: Path) -> RankFailure | None:
     """Why a rank gave up; None if it did not say."""
-    return parse(RankFailure, path.read_bytes()) if path.exists() else None
+    return read_record(RankFailure, path.read_bytes()) if path.exists() else None

@@ -1,0 +1,26 @@
+"""What launcher and ranks write for each other is read back as it was, and without the libraries of the service."""
+
+from typing import Any
+
+import pytest
+
+from planner_service.core.errors import InvalidInputError
+from planner_service.core.identity import canonical_json
+from planner_service.core.records import read_record
+from tests.worker.runtime.plans import make_plan
+from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.results import RankFailure
+
+
+def test_a_job_comes_back_as_it_was() -> None:
+    plan = make_plan("1f1b-interleaved", (0, 1, 2, 3, 4), chunks=2, recompute=True, spec="preset:mlp")
+    job = RunJob(plan=plan, model="preset:mlp", data="preset:x", steps=3, out="/out", clip_norm=1.0, tied=((0, 1),))
+    again = read_record(RunJob, canonical_json(job))
+    assert again == job
+    assert again.manifest(3) == job.manifest(3)
+
+
+@pytest.mark.parametrize("content", [{}, {"kind": "other", "message": "m"}, {"kind": "error", "message": None}])
+def test_a_failure_that_no_rank_writes_is_refused(content: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        read_record(RankFailure, canonical_json(content))
