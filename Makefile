@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Another index for torch, a CUDA or CPU one: make demo TORCH_INDEX=https://...
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help setup demo test lint bench fuzz bench-service bench-mlflow clean
+.PHONY: help setup demo test lint bench fuzz bench-service bench-mlflow gpu-check clean
 
 help:
 	@echo "make demo    profile a model, plan, run the plan and compare, on this machine"
@@ -14,6 +14,7 @@ help:
 	@echo "make fuzz    ten thousand generated requests against the API's description"
 	@echo "make bench   the measurements behind docs/benchmarks.md"
 	@echo "make bench-service, make bench-mlflow   the service under load; beside MLflow, which is installed apart"
+	@echo "make gpu-check   what a machine with a GPU shows, within nine minutes; PYTHON has torch, numpy and safetensors"
 	@echo "make setup   only install, into $(VENV)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -53,6 +54,10 @@ $(MLFLOW)/.installed:
 
 bench-mlflow: $(STAMP) $(MLFLOW)/.installed
 	$(BIN)/python -m benchmarks.service_mlflow $(MLFLOW)/bin/python
+
+# It uses PYTHON as it is: no environment is made, nothing is fetched.
+gpu-check:
+	$(PYTHON) -m benchmarks.gpu_check $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(MLFLOW) .mypy_cache .ruff_cache .pytest_cache .hypothesis
