@@ -25,6 +25,7 @@ def check(findings: Findings) -> None:
 
 def _versions() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
+    collectives: Any = torch.cuda.nccl
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -32,7 +33,7 @@ def _versions() -> dict[str, Any]:
         "safetensors": version("safetensors"),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and dist.is_nccl_available() else None,
+        "nccl": ".".join(map(str, collectives.version())) if cuda and dist.is_nccl_available() else None,
         "optional": {module: _version(module) for module in OPTIONAL},
     }
 

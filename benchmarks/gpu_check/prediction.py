@@ -99,7 +99,7 @@ class _Study:
             plan = planned(self.trial, profile, cluster, Options(optimizer=self.trial.optimizer, recompute=recompute))
             if isinstance(plan, str):
                 self.without[name] = f"no plan fits: {plan}"
-            elif name != "chosen" and plan.recompute == self.plans["chosen"].recompute:
+            elif any(plan.recompute == other.recompute for other in self.plans.values()):
                 self.without[name] = "it is the chosen plan"
             else:
                 self.plans[name] = plan
