@@ -117,7 +117,7 @@ def test_a_job_whose_process_is_killed_fails_in_a_sentence_and_its_ranks_end(sit
 
 def test_a_job_that_fails_leaves_the_agent_to_the_next_one(site: Site) -> None:
     for model, sentence in (
-        ("worker_agent.models.presets:mlp?width", "model: must have a query of key=value&..., got 'width'"),
+        ("worker_agent.models.presets:mlp?colour=red", "model: must fit the parameters of worker_agent.models"),
         ("os:system", "model: must be a factory that this agent's operator allows"),
     ):
         job = site.service.enqueue_job(ProfileTask(model=model, microbatch_sizes=(1,)))
