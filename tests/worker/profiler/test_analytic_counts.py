@@ -203,5 +203,5 @@ def test_a_block_that_returns_no_tensor_is_refused() -> None:
         def forward(self, x: Tensor) -> tuple[object, ...]:
             return x, "name"
 
-    with pytest.raises(InvalidInputError, match="model: must have blocks that return tensors"):
+    with pytest.raises(InvalidInputError, match="a block must return a tensor or a tuple of tensors, and this one"):
         count(Naming(), nn.Tanh())

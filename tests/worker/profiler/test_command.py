@@ -72,7 +72,8 @@ def test_a_factory_that_raises_ends_in_one_sentence_and_leaves_no_process(tmp_pa
     spec = "tests.worker.profiler.factories:raising_on_the_second_rank"
     done = agent("profile", "--model", spec, "--devices", "2", "--device", "cpu", directory=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    sentence = "error: profiling failed on rank 1: KeyError: 'the weights are not here'; log: "
+    place = f"in the model's factory {spec}"
+    sentence = f"error: profiling failed on rank 1: KeyError: 'the weights are not here', {place}; log: "
     assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
     logs = Path(done.stderr.removeprefix(sentence).strip())
     assert any("Traceback" in log.read_text() for log in logs.glob("**/stderr.log"))

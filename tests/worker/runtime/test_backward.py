@@ -263,8 +263,16 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Inputs]]] = {
         lambda: (tokens(2, 8),),
     ),
 }
-REASSOCIATED = {"a weight also used elsewhere", "a bias that two layers share", "other products"}
-"""A gradient with parts from p1 and from p2, or from p2 of two weights, is added up in another order."""
+REASSOCIATED = {
+    "a weight that is also its input",
+    "a weight also used elsewhere",
+    "a bias that two layers share",
+    "other products",
+    "a gradient inside the forward",
+}
+"""A gradient with parts from p1 and from p2, or from p2 of two weights, is added up in another order. Some processors
+round a product only after it is added to what is there, others before.
+"""
 
 
 def make(name: str) -> tuple[nn.Module, Inputs]:
