@@ -10,15 +10,16 @@ full, at any moment leaves a checkpoint whole or without a manifest.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import canonical_json
@@ -125,8 +126,8 @@ def commit(aside: Path, path: Path) -> None:
 
 def seal(directory: Path, manifest: Manifest, stage: int) -> None:
     """Says that a stage's files are whole and, once those of all stages are, that the checkpoint is."""
-    contents = {name: content_of(directory / name) for name in stage_files(stage)}
-    _write(directory, f"stage-{stage}.json", canonical_json(contents), stage)
+    contents = {name: asdict(content_of(directory / name)) for name in stage_files(stage)}
+    _write(directory, f"stage-{stage}.json", _readable(contents), stage)
     sums = [directory / f"stage-{s}.json" for s in range(manifest.stages)]
     if not all(path.exists() for path in sums):
         return
@@ -134,7 +135,7 @@ def seal(directory: Path, manifest: Manifest, stage: int) -> None:
     for path in sums:
         files |= read_record(dict[str, Content], path.read_bytes())
     _flush(directory.parent)
-    _write(directory, MANIFEST, canonical_json(manifest.sealed(files)), stage)
+    _write(directory, MANIFEST, _readable(asdict(manifest.sealed(files))), stage)
 
 
 def content_of(path: Path) -> Content:
@@ -221,6 +222,10 @@ def _unreadable(path: Path, error: OSError) -> str:
     if isinstance(error, PermissionError):
         raise InvalidInputError("resume", "must have checkpoint files that may be read", str(path)) from error
     return f"cannot be read ({path.name}: {error.strerror})"
+
+
+def _readable(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False)
 
 
 def _write(directory: Path, name: str, text: str, stage: int) -> None:
