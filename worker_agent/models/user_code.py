@@ -1,5 +1,5 @@
-"""User code: models, data and losses that a SPEC names. They may raise anything; what they raise is told with its type
-and its place, so that the sentence that ends a run says what to look at.
+"""User code: models, data and losses that a SPEC names. They may raise anything. A UserCodeError reports the type, the
+message and the place of what they raise: the sentence that ends a run names what to look at.
 """
 
 from collections.abc import Iterator

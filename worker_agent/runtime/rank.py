@@ -143,23 +143,7 @@ class Rank:
             on_batch=log.add,
             keep=self.job.window(self.program),
         )
-        hooks = self._hooks(status, log)
-        executors = [
-            Executor(
-                stream=part.stream,
-                stage=part.stage,
-                weights=part.weights,
-                mail=mails[chunk],
-                replicas=replicas,
-                recorder=recorder,
-                hooks=hooks,
-                inputs=feeds[0] if part.first else None,
-                targets=feeds[1] if part.last else None,
-                update_microbatches=self.job.plan.microbatches,
-                among_stages=among_stages[chunk],
-            )
-            for chunk, part in enumerate(self.parts)
-        ]
+        executors = self._executors(mails, replicas, recorder, self._hooks(status, log), feeds, among_stages)
         status.follow(recorder.finished)
         run_together(executors, self.stream.instructions)
         status.at(ENDING)
@@ -175,6 +159,33 @@ class Rank:
             peak_memory_bytes=log.peak_memory_bytes,
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
+
+    def _executors(
+        self,
+        mails: Sequence[Mail],
+        replicas: dist.ProcessGroup | None,
+        recorder: Recorder,
+        hooks: Hooks,
+        feeds: tuple[Feed | None, Feed | None],
+        among_stages: Sequence[AmongStages],
+    ) -> list[Executor]:
+        """One for each of the rank's stages."""
+        return [
+            Executor(
+                stream=part.stream,
+                stage=part.stage,
+                weights=part.weights,
+                mail=mails[chunk],
+                replicas=replicas,
+                recorder=recorder,
+                hooks=hooks,
+                inputs=feeds[0] if part.first else None,
+                targets=feeds[1] if part.last else None,
+                update_microbatches=self.job.plan.microbatches,
+                among_stages=among_stages[chunk],
+            )
+            for chunk, part in enumerate(self.parts)
+        ]
 
     def _among_stages(self, part: Part) -> AmongStages:
         return AmongStages(

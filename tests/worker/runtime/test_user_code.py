@@ -1,4 +1,4 @@
-"""What goes wrong in a model, its data or its loss is told with type, message, place and the log to read."""
+"""What goes wrong in a model, its data or its loss is reported with type, message, place and log."""
 
 import os
 import signal
