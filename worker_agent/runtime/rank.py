@@ -48,7 +48,7 @@ from worker_agent.runtime.noted import Noted
 from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.recorder import Recorder, clock_for, common_start_s
-from worker_agent.runtime.replicas import open_replica_group
+from worker_agent.runtime.replicas import ExchangeError, open_replica_group
 from worker_agent.runtime.results import RankResult, failure_of
 from worker_agent.runtime.stage import Stage
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, read_status
@@ -315,7 +315,7 @@ def _worker(job: RunJob, rank: int, device: torch.device) -> Rank:
 
 
 def _explained(error: RuntimeError, instructions: Sequence[Instruction], status: Path, rank: int) -> PipeplanError:
-    """What a failure inside torch means: at a transfer the other side is gone, elsewhere the model or device failed."""
+    """What a failure inside torch means: in an exchange another rank is gone, elsewhere the model or device failed."""
     now = read_status(status)
     index = now.instruction if now else STARTING
     cause = described(error)
@@ -327,7 +327,7 @@ def _explained(error: RuntimeError, instructions: Sequence[Instruction], status:
         failure = PeerLostError if several or index == MEETING else RunFailedError
         return failure(f"starting failed: {cause}", rank=rank)
     instruction = instructions[index]
-    if activity_of(instruction) is Activity.PEER:
+    if activity_of(instruction) is Activity.PEER or isinstance(error, ExchangeError):
         return PeerLostError(f"another rank was lost at {format_instruction(instruction)}: {cause}", rank=rank)
     return RunFailedError(f"{format_instruction(instruction)} failed: {cause}", rank=rank)
 

@@ -14,10 +14,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner_service.core.cost.all_reduce import BUCKET_BYTES, FIRST_BUCKET_BYTES
-from planner_service.core.errors import RunFailedError
+from planner_service.core.errors import PipeplanError, RunFailedError
+from worker_agent.models.user_code import described
 
 Bucket = tuple[int, ...]
 """Gradients of one dtype that are exchanged together: their places among the stage's parameters."""
+
+
+class ExchangeError(PipeplanError, RuntimeError):
+    """An exchange could not begin: most likely a replica is gone. It is no error of the block that was running."""
 
 
 def open_replica_group(stages: Sequence[int], rank: int) -> dist.ProcessGroup | None:
@@ -116,10 +121,13 @@ class Exchange:
         self._launch(packed(gradients, parameters))
 
     def _launch(self, flat: Tensor) -> None:
-        if self._source is None:
-            work = dist.all_reduce(flat, group=self._group, async_op=True)
-        else:
-            work = dist.broadcast(flat, self._source, group=self._group, async_op=True)
+        try:
+            if self._source is None:
+                work = dist.all_reduce(flat, group=self._group, async_op=True)
+            else:
+                work = dist.broadcast(flat, self._source, group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise ExchangeError(described(error)) from error
         self._under_way.append((work, flat))
 
 

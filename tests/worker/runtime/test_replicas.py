@@ -30,7 +30,8 @@ from tests.worker.runtime.test_executor import (
     job_of,
 )
 from worker_agent.runtime.backward import Deferred, Split, add_weight_gradients
-from worker_agent.runtime.replicas import Replicas, buckets_of
+from worker_agent.runtime.replicas import ExchangeError, Replicas, buckets_of
+from worker_agent.runtime.stage import Stage
 
 WIDE = 400
 """A weight of that many rows and columns is larger than the first bucket."""
@@ -112,6 +113,27 @@ def test_a_gradient_that_is_added_to_after_it_went_is_an_error_and_never_wrong(a
     layer.again = True
     with pytest.raises(RunFailedError, match="adds to a parameter's gradient twice"):
         gradients_of(replicas, 2, layer, x)
+
+
+def test_an_exchange_that_fails_inside_a_backward_is_no_error_of_the_block(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage([nn.Linear(4, 4)], first_block=0, criterion=None, recompute=False, seed=0, device=torch.device("cpu"))
+    leaves = list(stage.blocks[0].parameters())
+    replicas = Replicas(alone, leaves)
+
+    def train(version: int) -> None:
+        stage.forward(version, (torch.ones(1, 4),))
+        with replicas.exchanging(version, leaves, None):
+            stage.backward(version, (torch.ones(1, 4),))
+
+    def lost(*_: object, **__: object) -> None:
+        raise dist.DistBackendError("NCCL communicator was aborted")
+
+    train(1)
+    monkeypatch.setattr(dist, "all_reduce", lost)
+    with pytest.raises(ExchangeError, match=r"^DistBackendError: NCCL communicator was aborted$"):
+        train(2)
 
 
 @pytest.mark.parametrize("concatenate", [False, True])
