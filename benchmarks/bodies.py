@@ -3,8 +3,9 @@
     python -m benchmarks.bodies [--largest-mib 64]
 
 Every route that takes a body is sent bodies of every kind, as large as it takes, one after the other; then many at
-once. The first row is the same service with nothing to do: what a shared machine does to the figures stands there. The
-peer is a plain FastAPI application that is sent the clusters.
+once; then what names the largest profile, which a short request may do. The first row is the same service with nothing
+to do: what a shared machine does to the figures stands there. The peer is a plain FastAPI application that is sent the
+clusters.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bodies_poll import Seen
-from benchmarks.bodies_worst import Body, bodies_of
+from benchmarks.bodies_worst import VALID, Body, bodies_of
 from benchmarks.idle import busy_cores
 from benchmarks.service import Server, make_token, serving, serving_peer
 
@@ -131,15 +132,35 @@ def _one_by_one(server: Server, token: str, route: Route, poll: Poll, name: str 
     _row(name or f"{route.method} {route.path}", route.most_bytes, statuses, slowest_s, Seen.of(every), worst)
 
 
-def _at_once(server: Server, token: str, route: Route, bodies: list[Body], total: int, poll: Poll) -> None:
+def _at_once(
+    server: Server, token: str, route: Route, bodies: list[Body], total: int, poll: Poll, which: str = ""
+) -> None:
     poll.seen()
     start_s = time.perf_counter()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         sent = [pool.submit(_send, server, token, route, bodies[n % len(bodies)].content) for n in range(total)]
         statuses = Counter(one.result()[0] for one in sent)
     elapsed_s = time.perf_counter() - start_s
-    name = f"{total} to {route.path}, {AT_ONCE} at once"
+    name = f"{total} to {route.path}{which}, {AT_ONCE} at once"
     _row(name, max(len(body.content) for body in bodies), statuses, elapsed_s, poll.seen(), "")
+
+
+def _names_the_largest(server: Server, token: str, largest_bytes: int, poll: Poll) -> None:
+    """What names the largest profile that is stored: plans at once and as jobs, its page."""
+    profile, cluster = VALID["/v1/profiles"](largest_bytes), VALID["/v1/clusters"](1000)
+    stored = [_stored(server, token, path, body) for path, body in (("profiles", profile), ("clusters", cluster))]
+    asked = {"profile_id": stored[0], "cluster_id": stored[1], "planner": "gpipe", "batch_size": 1}
+    plan = Body(kind="plan", content=json.dumps(asked).encode())
+    which = ", which name the largest profile"
+    _at_once(server, token, Route(method="POST", path="/v1/plans", most_bytes=0), [plan], FEW, poll, which)
+    page = Route(method="GET", path=f"/profiles/{stored[0]}", most_bytes=0)
+    _at_once(server, token, page, [Body(kind="nothing", content=b"")], FEW, poll)
+
+
+def _stored(server: Server, token: str, noun: str, content: bytes) -> str:
+    _, answer = _send(server, token, Route(method="POST", path=f"/v1/{noun}", most_bytes=0), content)
+    stored: str = json.loads(answer)["id"]
+    return stored
 
 
 def main() -> None:
@@ -165,6 +186,7 @@ def main() -> None:
             _at_once(server, token, clusters, list(bodies_of(clusters.path, clusters.most_bytes)), MANY, poll)
             profiles = next(route for route in every if route.path == "/v1/profiles")
             _at_once(server, token, profiles, list(bodies_of(profiles.path, largest_bytes // 8)), FEW, poll)
+            _names_the_largest(server, token, largest_bytes, poll)
         with serving_peer(database) as peer, _polling(peer) as poll:
             small_ones = Route(method="POST", path=clusters.path, most_bytes=64 * 1024)
             _one_by_one(peer, token, small_ones, poll, "the peer, clusters of 64 KiB, one by one")

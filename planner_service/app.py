@@ -39,6 +39,7 @@ from planner_service.services import tokens as stored_tokens
 from planner_service.services.background import Background, Bounds
 from planner_service.services.context import Context, Solve, utc_now
 from planner_service.services.parsing import Limits as ParsingLimits
+from planner_service.services.parsing import Parsing
 from planner_service.services.solver import FunctionSolver, solve_here, solver_process
 from planner_service.settings import Settings
 from planner_service.storage.database import Database
@@ -88,6 +89,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
         lease_s=settings.lease_s,
         max_attempts=settings.max_attempts,
         token_key=settings.token_key,
+        parsing=_parsing(settings),
     )
     start = partial(solver_process, settings.solver_memory_bytes) if solve is None else partial(FunctionSolver, solve)
     app.state.background = Background(app.state.context, start, _bounds(settings))
@@ -136,13 +138,17 @@ def _bounds(settings: Settings) -> Bounds:
         streams=settings.event_streams,
         deadline_s=settings.solve_deadline_s,
         job_deadline_s=settings.plan_job_deadline_s,
-        parsing=ParsingLimits(
-            parsers=settings.parser_processes,
-            queue=settings.parser_queue,
-            memory_bytes=settings.parser_memory_bytes,
-            cpu_s=settings.parser_cpu_s,
-        ),
     )
+
+
+def _parsing(settings: Settings) -> Parsing:
+    limits = ParsingLimits(
+        parsers=settings.parser_processes,
+        queue=settings.parser_queue,
+        memory_bytes=settings.parser_memory_bytes,
+        cpu_s=settings.parser_cpu_s,
+    )
+    return Parsing(limits)
 
 
 def _admission(settings: Settings, context: Context) -> Admission:

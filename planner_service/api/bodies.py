@@ -12,7 +12,6 @@ from fastapi.routing import RouteContext, iter_route_contexts
 
 from planner_service.contract.documents import parse_sent
 from planner_service.core.errors import PipeplanError, TooLargeError
-from planner_service.services.background import Background
 from planner_service.services.context import Context
 from planner_service.storage.listing import Cut
 
@@ -38,8 +37,7 @@ _SIZE = "pipeplan.size"
 
 async def context(request: Request) -> Context:
     """What the services need."""
-    made: Context = request.app.state.context
-    return made
+    return _context(request)
 
 
 class Size:
@@ -81,7 +79,7 @@ async def _received(request: Request, kind: str, what: str) -> bytes:
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} must be sent as {kind}")
     limit_bytes, source = _limit(request)
     too_large = TooLargeError(f"{what} must have at most {limit_bytes} bytes ({source})")
-    parsing = _background(request).parsing
+    parsing = _context(request).parsing
     declared = _declared_bytes(request)
     if declared > limit_bytes:
         raise too_large
@@ -107,9 +105,9 @@ def _declared_bytes(request: Request) -> int:
     return int(text[:20]) if text.isascii() and text.isdigit() else 0
 
 
-def _background(request: Request) -> Background:
-    background: Background = request.app.state.background
-    return background
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
 
 
 async def cut(limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None) -> Cut:
@@ -128,7 +126,7 @@ def sent(read: Callable[[bytes], T]) -> Callable[..., Awaitable[T]]:
     """The dependency that gives a route what `read` makes of the body; a function that another process can import."""
 
     async def parsed(request: Request, content: Body) -> T:
-        return await _background(request).parsing.read(read, content)
+        return await _context(request).parsing.read(read, content)
 
     return parsed
 

@@ -81,8 +81,8 @@ async def plan_answer(
 async def _solve(
     request: Request, background: Background, context: Context, asked: PlanRequest, key: Key | None
 ) -> Reply:
-    problem = await run_in_threadpool(plans.problem_of, context, asked)
-    ticket = background.pool.submit(Question(planner=asked.planner, problem=problem))
+    posed = await run_in_threadpool(plans.posed, context, asked)
+    ticket = background.pool.submit(Question(planner=asked.planner, pose=posed.problem))
     try:
         answered = await _answer_of(request, ticket, asked.planner, background.bounds.deadline_s)
     finally:

@@ -1,16 +1,15 @@
-"""Background: what works beside the requests in a process of the service: solvers, parsers, plan jobs, followers."""
+"""Background: what works beside the requests in a process of the service: solvers, plan jobs, followers."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from planner_service.core.errors import ServiceError
 from planner_service.services import idempotency
 from planner_service.services.context import Context
 from planner_service.services.feed import Feed
-from planner_service.services.parsing import Limits, Parsing
 from planner_service.services.plan_runner import PlanRunner
 from planner_service.services.solver import Solver, solver_pool
 
@@ -20,23 +19,21 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much is done at once, and how long a search may take: within a request, and as a job; parsing's limits."""
+    """How much is done at once, and how long a search may take: within a request, and as a job."""
 
     solvers: int = 2
     queue: int = 32
     streams: int = 500
     deadline_s: float = 50.0
     job_deadline_s: float = 3600.0
-    parsing: Limits = field(default_factory=Limits)
 
 
 class Background:
-    """Solvers, parsers, the runner of plan jobs, the feed of events. `stop` may be called at any time."""
+    """Solvers, the runner of plan jobs, the feed of events; `stop` may be called at any time and ends parsing too."""
 
     def __init__(self, context: Context, start: Callable[[], Solver], bounds: Bounds) -> None:
         self.bounds = bounds
         self.pool = solver_pool(start, solvers=bounds.solvers, queue=bounds.queue)
-        self.parsing = Parsing(bounds.parsing)
         self.feed = Feed(context, followers=bounds.streams)
         self.runner = PlanRunner(context, self.pool, deadline_s=bounds.job_deadline_s, told=self._told)
         self._context = context
@@ -60,7 +57,7 @@ class Background:
         """Ends every search and every stream, so that the requests that wait for them end."""
         self.feed.close()
         self.pool.close()
-        self.parsing.close()
+        self._context.parsing.close()
 
     def wind_down(self, within_s: float) -> None:
         """The service is stopping: ends streams at once, and after a while the searches that requests still wait for.

@@ -10,6 +10,7 @@ from planner_service.core.plan import Answer
 from planner_service.core.planner.problem import Problem
 from planner_service.metrics import Metrics
 from planner_service.services.document_cache import DocumentCache
+from planner_service.services.parsing import Parsing
 from planner_service.storage.database import Database
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The database, planners, clock, rules of leases, what is counted, the key given for tokens, what lies ready."""
+    """The database, planners, clock, rules of leases, counts, the key given for tokens, what lies ready, the reader."""
 
     database: Database
     solve: Solve
@@ -53,6 +54,7 @@ class Context:
     absence: Absence = field(default_factory=Absence)
     metrics: Metrics = field(default_factory=Metrics)
     documents: DocumentCache = field(default_factory=DocumentCache)
+    parsing: Parsing = field(default_factory=Parsing)
     token_key: str | None = field(default=None, repr=False)
 
 

@@ -60,10 +60,14 @@ def _refusal(name: str, one: Format, source: Source) -> str | None:
 
 def _source(context: Context, plan_id: str, plan: Plan) -> Source:
     asked = plans.summary(context, plan_id)
-    profile = parse(Profile, profiles.document(context, asked.profile_id))
+    profile = profiles.document(context, asked.profile_id)
     return Source(
         plan_id=plan_id,
         plan=plan,
         cluster=parse(Cluster, clusters.document(context, asked.cluster_id)),
-        block_names=tuple(block.name for block in profile.blocks),
+        block_names=context.parsing.read_stored(_block_names, profile, len(profile)),
     )
+
+
+def _block_names(profile: str) -> tuple[str, ...]:
+    return tuple(block.name for block in parse(Profile, profile).blocks)

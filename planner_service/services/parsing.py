@@ -1,4 +1,4 @@
-"""Parsing: where the documents that requests send are read.
+"""Parsing: where the documents that requests send, or that they name, are read.
 
 A thread that parses holds Python's lock, and with it the whole process: a small document is soon done, a large one is
 read by a process of its own, held to its time and memory. What comes back from there is cheap to take over.
@@ -6,7 +6,7 @@ read by a process of its own, held to its time and memory. What comes back from 
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
@@ -16,9 +16,13 @@ from planner_service.processes.pool import RETRY_AFTER_S, Pool, Words
 from planner_service.processes.worker import Child, End, Worker, WorkerProcess
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 SMALL_BYTES = 64 * 1024
 """A body of no more is read in this process: the worst of them takes milliseconds."""
+
+SMALL_STORED = 2**20
+"""What is stored was read once: of so many characters it is read in this process again, in a tenth of a second."""
 
 LONGEST_WAIT_S = 120.0
 """Queue included. Beyond it the machine has too much to do."""
@@ -28,10 +32,10 @@ WORDS = Words(at_work="large documents are being read", stopped="the service is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A body, and the function of ours that reads it."""
+    """What is to be read, and the function of ours that reads it."""
 
-    read: Callable[[bytes], object]
-    content: bytes
+    read: Callable[[Any], object]
+    content: object
 
 
 Parser: TypeAlias = Worker[Sent, None, object]
@@ -56,9 +60,9 @@ def parser_process(
 
 
 class Parsing:
-    """Reads bodies: small ones in one thread of this process, others in processes, at most so many at a time."""
+    """Reads documents: small ones in one thread of this process, others in processes, at most so many at a time."""
 
-    def __init__(self, limits: Limits, start: Callable[[], Parser] | None = None) -> None:
+    def __init__(self, limits: Limits = Limits(), start: Callable[[], Parser] | None = None) -> None:
         start = start or partial(parser_process, limits)
         self._pool: Pool[Sent, None, object] = Pool(start, WORDS, workers=limits.parsers, queue=limits.queue)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parser")  # several would outnumber the event loop
@@ -76,6 +80,22 @@ class Parsing:
             return cast(T, future.result())
         finally:
             if not future.done():
+                ticket.cancel()
+
+    def read_stored(self, read: Callable[[C], T], content: C, size: int) -> T:
+        """What `read` makes of a stored document of so many characters, for a thread that may wait.
+
+        Raises what `read` raises, TooLargeError, and UnavailableError.
+        """
+        if size <= SMALL_STORED:
+            return self._thread.submit(read, content).result()
+        ticket = self._pool.submit(Sent(read=read, content=content))
+        try:
+            return cast(T, ticket.future.result(LONGEST_WAIT_S))
+        except (CancelledError, TimeoutError) as error:
+            raise UnavailableError("the document could not be read in time", RETRY_AFTER_S) from error
+        finally:
+            if not ticket.future.done():
                 ticket.cancel()
 
     def require_room(self, size_bytes: int) -> None:

@@ -6,9 +6,9 @@ from sqlalchemy import Connection
 
 from planner_service.contract.jobs import Heartbeat, Job, Lease, LeaseRequest, PlanTask, Progress
 from planner_service.contract.plans import PlanRequest
+from planner_service.contract.posed import Posed
 from planner_service.core.identity import canonical_json
 from planner_service.core.plan import Infeasible, Plan
-from planner_service.core.planner.problem import Problem
 from planner_service.services import jobs, plans
 from planner_service.services.context import Context
 from planner_service.solvers.messages import Answered
@@ -17,7 +17,8 @@ from planner_service.storage import jobs as storage
 
 def enqueue(context: Context, request: PlanRequest, *, longest_s: float, asked_by: str | None = None) -> Job:
     """Enqueues a plan. Raises InvalidInputError for what no planner could be asked."""
-    plans.problem_of(context, request, longest_s=longest_s)
+    posed = plans.posed(context, request, longest_s=longest_s)
+    context.parsing.read_stored(Posed.check, posed, posed.size)
     return jobs.enqueue(context, PlanTask(request=request), asked_by=asked_by)
 
 
@@ -27,14 +28,9 @@ def take(context: Context, service: str) -> Lease | None:
     return jobs.lease(context, LeaseRequest.model_construct(agent=service, kinds=("plan",), instance=None))
 
 
-def problem_of(context: Context, lease: Lease, *, longest_s: float) -> Problem:
+def posed(context: Context, lease: Lease, *, longest_s: float) -> Posed:
     """What a leased job asks."""
-    return plans.problem_of(context, _request(lease.job), longest_s=longest_s)
-
-
-def planner_of(lease: Lease) -> str:
-    """The planner that it asks."""
-    return _request(lease.job).planner
+    return plans.posed(context, _request(lease.job), longest_s=longest_s)
 
 
 def beat(context: Context, lease: Lease, progress: Progress | None) -> bool:

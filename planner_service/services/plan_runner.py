@@ -105,10 +105,10 @@ class PlanRunner:
 
     async def _solve(self, lease: Lease) -> Answered | None:
         """The planner's answer; None where nobody waits for it any more."""
-        load = partial(plan_jobs.problem_of, self._context, lease, longest_s=self.deadline_s)
-        problem = await asyncio.to_thread(load)
+        load = partial(plan_jobs.posed, self._context, lease, longest_s=self.deadline_s)
+        posed = await asyncio.to_thread(load)
         heard: list[Search] = []
-        question = Question(planner=plan_jobs.planner_of(lease), problem=problem)
+        question = Question(planner=posed.request.planner, pose=posed.problem)
         ticket = self._pool.submit(question, heard.append)
         try:
             return await self._follow(lease, ticket, heard)

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from planner_service.contract.documents import parse, parse_plan
+from planner_service.contract.documents import parse_plan
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams, StreamText
-from planner_service.core.cluster import Cluster
+from planner_service.contract.posed import Posed
 from planner_service.core.errors import InvalidInputError, require
 from planner_service.core.identity import canonical_json, content_id
 from planner_service.core.plan import Answer, Plan
-from planner_service.core.planner.problem import Problem
 from planner_service.core.predict import predict, program_of
-from planner_service.core.profile import Profile
 from planner_service.core.schedule.text import format_stream
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
@@ -53,7 +51,7 @@ class Created:
 
 def create(context: Context, request: PlanRequest) -> Created:
     """Solves the request in this very thread and stores the plan. That none fits is an answer too, stored nowhere."""
-    problem = problem_of(context, request)
+    problem = posed(context, request).problem()
     start_s = time.perf_counter()
     answer = context.solve(request.planner, problem)
     answered = Answered(answer=answer, solve_time_s=time.perf_counter() - start_s)
@@ -82,7 +80,8 @@ def document(context: Context, plan_id: str) -> str:
 
 def get(context: Context, plan_id: str) -> Plan:
     """The plan. Raises NotFoundError."""
-    return parse_plan(document(context, plan_id))
+    content = document(context, plan_id)
+    return context.parsing.read_stored(parse_plan, content, len(content))
 
 
 def request(context: Context, plan_id: str) -> PlanRequest:
@@ -175,8 +174,8 @@ def _require_storable(answer: Answer, request: PlanRequest) -> None:
     require(storable, "profile_id", rule, request.profile_id)
 
 
-def problem_of(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME_LIMIT_S) -> Problem:
-    """The problem that the request names. Raises InvalidInputError for what is not stored, or may take too long."""
+def posed(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME_LIMIT_S) -> Posed:
+    """What the request asks, unread. Raises InvalidInputError for what is not stored, or may take too long."""
     limit_s = request.options.time_limit_s
     rule = f"must be at most {longest_s:g} s here (with `Prefer: respond-async` more)"
     require(limit_s is None or limit_s <= longest_s, "options.time_limit_s", rule, limit_s)
@@ -186,21 +185,11 @@ def problem_of(context: Context, request: PlanRequest, *, longest_s: float = MAX
         cluster = clusters.content(connection, request.cluster_id)
     if cluster is None:
         raise InvalidInputError("cluster_id", "must be the id of a stored cluster", request.cluster_id)
-    return Problem(
-        profile=profile,
-        cluster=parse(Cluster, cluster),
-        batch_size=request.batch_size,
-        options=request.options,
-        other_profiles=others,
-        calibration=request.calibration,
-    )
+    return Posed(request=request, profile=profile, cluster=cluster, other_profiles=others)
 
 
-def _profile(connection: Connection, field: str, profile_id: str) -> Profile:
+def _profile(connection: Connection, field: str, profile_id: str) -> str:
     content = profiles.content(connection, profile_id)
     if content is None:
         raise InvalidInputError(field, "must be the id of a stored profile", profile_id)
-    try:
-        return parse(Profile, content)
-    except InvalidInputError as error:  # it was stored before the rule was there
-        raise InvalidInputError(f"{field}.{error.field}", error.rule, error.value) from error
+    return content

@@ -5,17 +5,15 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from planner_service.contract.documents import parse_plan
 from planner_service.contract.listing import Page
 from planner_service.contract.runs import Losses, Run, RunQuery, RunSummary
 from planner_service.core.errors import NotFoundError, require
 from planner_service.core.predict import predict
 from planner_service.core.timeline import Timeline
 from planner_service.core.trace import chrome_trace
+from planner_service.services import plans
 from planner_service.services.context import Context, found
 from planner_service.services.jobs import settle
-from planner_service.services.plans import playable_batches
-from planner_service.storage import plans
 from planner_service.storage import runs as storage
 from planner_service.storage.listing import Cut
 from planner_service.storage.timelines import Extent, Window, extent_of, read, read_losses
@@ -70,8 +68,8 @@ def timelines(context: Context, run_id: str) -> dict[str, Timeline]:
     run = get(context, run_id)
     with context.database.read() as connection:
         measured = _last(connection, run_id, _head(connection, run_id))
-        plan = parse_plan(found("plan", run.plan_id, plans.content(connection, run.plan_id)))
-    batches = min(measured.batches, playable_batches(plan))
+    plan = plans.get(context, run.plan_id)
+    batches = min(measured.batches, plans.playable_batches(plan))
     if not batches or run.report is None:
         return {"measured": measured}
     first_batch = run.report.first_step + run.report.steps - measured.batches

@@ -51,8 +51,9 @@ class FunctionSolver:
 
     def ask(self, question: Question, observe: Observer) -> Answered:
         """Calls it."""
+        problem = question.pose()
         start_s = time.perf_counter()
-        answer = self._solve(question.planner, question.problem)
+        answer = self._solve(question.planner, problem)
         return Answered(answer=answer, solve_time_s=time.perf_counter() - start_s)
 
     def kill(self) -> None:

@@ -1,5 +1,6 @@
 """What a solver's process is asked, and what it answers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner_service.core.plan import Answer
@@ -8,10 +9,10 @@ from planner_service.core.planner.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a planner is asked."""
+    """What a planner is asked. `pose` makes the problem where the planner is: to read its documents takes a while."""
 
     planner: str
-    problem: Problem
+    pose: Callable[[], Problem]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

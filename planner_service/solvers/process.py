@@ -22,8 +22,9 @@ def main(ask: Ask = solve) -> None:
     """Answers until standard input ends."""
 
     def answered(question: Question, observe: Observer) -> Answered:
+        problem = question.pose()
         start_s = time.perf_counter()
-        answer = ask(question.planner, question.problem, observe)
+        answer = ask(question.planner, problem, observe)
         return Answered(answer=answer, solve_time_s=time.perf_counter() - start_s)
 
     serve(answered, memory_bytes=int(sys.argv[1]))

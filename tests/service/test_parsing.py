@@ -113,7 +113,7 @@ def _until(condition: Callable[[], bool]) -> bool:
 def busy(sqlite_url: str) -> Iterator[FastAPI]:
     """A service whose only parser reads a document that does not end."""
     app = create_app(Settings(database_url=sqlite_url, parser_processes=1, parser_queue=0), solve=halve)
-    parsing: Parsing = app.state.background.parsing
+    parsing: Parsing = app.state.context.parsing
     reader = threading.Thread(target=_expect, args=(parsing, UnavailableError))
     reader.start()
     assert _until(lambda: not _has_room(parsing))

@@ -10,7 +10,10 @@ from concurrent.futures import CancelledError
 import pytest
 
 from planner_service.api.examples import CLUSTER, PROFILE
+from planner_service.contract.plans import PlanRequest
+from planner_service.contract.posed import Posed
 from planner_service.core.errors import InvalidInputError, SolverError, UnavailableError
+from planner_service.core.identity import canonical_json
 from planner_service.core.plan import Answer
 from planner_service.core.planner.problem import Problem
 from planner_service.processes.worker import WorkerProcess
@@ -26,13 +29,18 @@ from planner_service.solvers.progress import Observer, Progress, unobserved
 from planner_service.solvers.solve import solve
 
 PROBLEM = Problem(profile=PROFILE, cluster=CLUSTER, batch_size=16)
+POSED = Posed(
+    request=PlanRequest(profile_id="p", cluster_id="c", planner="auto", batch_size=16),
+    profile=canonical_json(PROFILE),
+    cluster=canonical_json(CLUSTER),
+)
 MEMORY_BYTES = 2**30
 PATIENCE_S = 30.0
 _Process = WorkerProcess[Question, Progress, Answered]
 
 
 def _ask(pool: SolverPool, planner: str, observe: Observer = unobserved) -> SolverTicket:
-    return pool.submit(Question(planner=planner, problem=PROBLEM), observe)
+    return pool.submit(Question(planner=planner, pose=POSED.problem), observe)
 
 
 @pytest.fixture

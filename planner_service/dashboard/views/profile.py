@@ -1,6 +1,7 @@
 """One profile's page: its blocks' times and memory, as charts and as a table."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -8,7 +9,7 @@ from fastapi.responses import HTMLResponse
 from planner_service.api.bodies import Services
 from planner_service.contract.documents import parse
 from planner_service.core.errors import require
-from planner_service.core.profile import Block, Measurement, Profile
+from planner_service.core.profile import Block, Device, Measurement, Method, Model, Profile
 from planner_service.dashboard.block_chart import BlockChart, Column, memory_chart, time_chart
 from planner_service.dashboard.rendering import page
 from planner_service.services import profiles
@@ -34,7 +35,13 @@ class ProfileView:
     """What the page shows; sums are over all blocks, of which the table has the first."""
 
     id: str
-    profile: Profile
+    model: Model
+    device: Device
+    dtype: str
+    method: Method | None
+    estimated: bool
+    blocks: int
+    edges: int
     microbatch_size: int
     sizes: tuple[int, ...]
     rows: tuple[Measured, ...]
@@ -57,7 +64,13 @@ def show_profile(services: Services, request: Request, profile_id: str) -> HTMLR
 
 def profile_view(context: Context, profile_id: str, wanted: str) -> ProfileView:
     """Gathers the page's content. Raises NotFoundError, InvalidInputError for a size that was not measured."""
-    profile = parse(Profile, profiles.document(context, profile_id))
+    content = profiles.document(context, profile_id)
+    return context.parsing.read_stored(partial(_view, profile_id, wanted), content, len(content))
+
+
+def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
+    """The page of the profile that the text holds."""
+    profile = parse(Profile, content)
     sizes = tuple(sorted(measurement.microbatch_size for measurement in profile.blocks[0].measurements))
     rule = f"must be one that was measured: {', '.join(map(str, sizes))}"
     require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
@@ -66,7 +79,13 @@ def profile_view(context: Context, profile_id: str, wanted: str) -> ProfileView:
     shown = measured[:MOST_ROWS]
     return ProfileView(
         id=profile_id,
-        profile=profile,
+        model=profile.model,
+        device=profile.device,
+        dtype=profile.dtype,
+        method=profile.method,
+        estimated=profile.estimated,
+        blocks=len(profile.blocks),
+        edges=len(profile.edges or ()),
         microbatch_size=microbatch_size,
         sizes=sizes,
         rows=tuple(
