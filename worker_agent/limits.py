@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import resource
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,13 @@ class Limits:
     __pydantic_config__: ClassVar = STRICT
 
     def apply(self) -> None:
-        """Limits this process and all that it starts. They write no core files."""
+        """Limits this process and all that it starts. They write no core files.
+
+        Of memory what a process may write to counts: CUDA reserves more addresses than any machine has memory.
+        """
+        memory = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
         wanted = (
-            (resource.RLIMIT_AS, self.memory_bytes),
+            (memory, self.memory_bytes),
             (resource.RLIMIT_NOFILE, self.open_files),
             (resource.RLIMIT_NPROC, self.processes),
             (resource.RLIMIT_CORE, 0),

@@ -42,9 +42,9 @@ class AgentSettings(BaseSettings):
     any, as many as are asked for, which share the cores). `shared_dir` is a folder that several nodes see: runs over
     several nodes keep their files there. On SIGTERM the job at hand has `drain_s` to end; then it is handed back.
 
-    Limits of a job's processes: `max_memory_bytes` (address space), `max_open_files`, `max_processes` (of the user),
-    `nice`; of a job: `max_job_s`, `max_disk_bytes` in its folder, `max_output_bytes` that it prints. `keep_environment`
-    names variables that jobs see although they look like secrets.
+    Limits of a job's processes: `max_memory_bytes` (that one may write to), `max_open_files`, `max_processes` (of the
+    user), `nice`; of a job: `max_job_s`, `max_disk_bytes` in its folder, `max_output_bytes` that it prints.
+    `keep_environment` names variables that jobs see although they look like secrets.
     """
 
     model_config = SettingsConfigDict(env_prefix="PIPEPLAN_AGENT_", frozen=True, extra="forbid", env_ignore_empty=True)

@@ -17,7 +17,7 @@ SHOWN = """
 import resource, os
 from worker_agent.limits import Limits
 Limits(memory_bytes=2**31, open_files=128, processes=1000, nice=3).apply()
-kinds = (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE)
+kinds = (resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE)
 print([resource.getrlimit(kind)[1] for kind in kinds], os.nice(0))
 """
 
@@ -26,6 +26,24 @@ def test_a_jobs_process_is_limited_and_writes_no_core_files() -> None:
     before = os.nice(0)
     done = subprocess.run([sys.executable, "-c", SHOWN], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == f"[{2**31}, 128, 1000, 0] {min(before + 3, 19)}"
+
+
+RESERVED = """
+import mmap
+from worker_agent.limits import Limits
+Limits(memory_bytes=2**30).apply()
+MAP_NORESERVE = 0x4000
+reserved = mmap.mmap(-1, 2**36, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, prot=mmap.PROT_READ)
+try:
+    bytearray(2**31)
+except MemoryError:
+    print(len(reserved))
+"""
+
+
+def test_addresses_that_are_only_reserved_as_cuda_does_it_are_no_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", RESERVED], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == (str(2**36), "")
 
 
 def test_without_limits_a_process_keeps_its_own() -> None:
