@@ -7,6 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from planner_service.contract.documents import dump
+from worker_agent.device_memory import with_context
 from worker_agent.links import Measured, RankLink
 from worker_agent.parent import exit_with_parent
 from worker_agent.profiler.devices import describe, place
@@ -23,7 +24,7 @@ def main() -> None:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     link = measure_links(device, repeats=repeats)
     own = RankLink(
-        device=described,
+        device=with_context(described, device, local),
         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link else None,
         latency_s=link.latency_s if link else None,
     )

@@ -61,6 +61,7 @@ def _terms(found: Calibration, profile: Profile, cluster: Cluster) -> Iterator[R
         held, spread = size(round(found.context_bytes.value)), size(round(found.context_bytes.spread))
         before = size(profile.device.context_bytes)
         yield "beside the tensors", before, held, spread, str(found.context_bytes.observations)
+    yield from _term("allocator's reserve", profile.device.allocator_reserve, found.allocator_reserve)
 
 
 def _rate(bandwidth_bytes_per_s: float, latency_s: float) -> str:

@@ -16,10 +16,14 @@ PLAN, TIMELINE, REPORT = "plan.json", "timeline.json", "run.json"
 def read_run(folder: Path) -> MeasuredRun:
     """The run in a folder that `pipeplan-agent run` wrote. Raises InvalidInputError, which names the file."""
     try:
+        plan, timeline = read(Plan, folder / PLAN), read(Timeline, folder / TIMELINE)
+        ranks = _ranks(folder / REPORT)
+        of_devices = tuple(rank.device_memory for rank in ranks if rank.device_memory is not None)
         return MeasuredRun(
-            plan=read(Plan, folder / PLAN),
-            timeline=read(Timeline, folder / TIMELINE),
-            peak_resident_bytes=_peak_resident_bytes(folder / REPORT),
+            plan=plan,
+            timeline=timeline,
+            peak_resident_bytes=tuple(rank.peak_resident_bytes for rank in ranks),
+            device_memory=of_devices if len(of_devices) == len(ranks) else (),
         )
     except InvalidInputError as error:
         if str(folder) in f"{error.field} {error.value}":
@@ -27,10 +31,10 @@ def read_run(folder: Path) -> MeasuredRun:
         raise InvalidInputError(f"{folder}: {error.field}", error.rule, error.value) from error
 
 
-def _peak_resident_bytes(path: Path) -> tuple[int, ...]:
-    """Every process's, by rank, from the report."""
+def _ranks(path: Path) -> list[RankReport]:
+    """Every process's part of the report, by rank."""
     try:
         ranks = [parse(RankReport, rank) for rank in json.loads(read_text(path))["ranks"]]
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInputError(str(path), "must be the report of a run", str(error)) from error
-    return tuple(rank.peak_resident_bytes for rank in sorted(ranks, key=lambda rank: rank.rank))
+    return sorted(ranks, key=lambda rank: rank.rank)

@@ -44,6 +44,24 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """What one process has taken of a GPU: by tensors and by the allocator at most, and beside it in the end.
+
+    `context_bytes` is the driver's context, the kernels that are loaded, and communicators' buffers.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    context_bytes: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        for field in ("allocated_bytes", "reserved_bytes", "context_bytes"):
+            require_count(field, getattr(self, field), at_least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The model that was measured; `spec` is what an agent builds it from."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, TypeAlias
 
-from planner_service.core.profile import STRICT
+from planner_service.core.profile import STRICT, DeviceMemory
 from planner_service.core.summary import LaneSummary, Summary
 from planner_service.core.throughput import throughput_samples_per_s as throughput_samples_per_s
 from planner_service.core.timeline import Lane, Timeline
@@ -44,13 +44,17 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One process: bytes of tensors held at the peak, as the runtime counts them, and its largest resident size."""
+    """One process: bytes of tensors held at the peak, as the runtime counts them, and its largest resident size.
+
+    That is the host's memory. `device_memory` is what it took of a GPU of its own, None where it had none.
+    """
 
     rank: int
     stage: int
     replica: int
     peak_memory_bytes: int
     peak_resident_bytes: int
+    device_memory: DeviceMemory | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

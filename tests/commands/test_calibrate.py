@@ -18,7 +18,7 @@ from tests.core.measured import CLUSTER, PROFILE, executed, network, plan_for, s
 HIDDEN = (scaled((1.3,) * 6, (0.8,) * 6, instruction_s=3e-4), network(5e5, 3e-4))
 
 
-def write_run(folder: Path, run: MeasuredRun) -> Path:
+def write_run(folder: Path, run: MeasuredRun, *, on_gpus: bool = False) -> Path:
     """What `pipeplan-agent run` leaves."""
     folder.mkdir()
     ranks = [
@@ -29,12 +29,18 @@ def write_run(folder: Path, run: MeasuredRun) -> Path:
             "peak_memory_bytes": lane.peak_memory_bytes,
             "peak_resident_bytes": lane.peak_memory_bytes + 2**20,
         }
+        | ({"device_memory": on_a_gpu(lane.peak_memory_bytes)} if on_gpus else {})
         for lane in run.timeline.lanes
     ]
     (folder / "plan.json").write_text(dump(plan_document(run.plan)))
     (folder / "timeline.json").write_text(dump(asdict(run.timeline)))
     (folder / "run.json").write_text(json.dumps({"plan_id": content_id(run.plan), "ranks": ranks}))
     return folder
+
+
+def on_a_gpu(tensor_bytes: int) -> dict[str, int]:
+    """What a process took that kept a quarter of its allocator's memory in reserve."""
+    return {"allocated_bytes": tensor_bytes, "reserved_bytes": 4 * tensor_bytes // 3, "context_bytes": 2**19}
 
 
 @pytest.fixture
@@ -52,6 +58,14 @@ def runs(tmp_path: Path) -> tuple[str | Path, ...]:
         for schedule, stops, replicas in shapes
     ]
     return ("--run", folders[0], "--run", folders[1])
+
+
+def test_of_gpus_the_devices_memory_is_shown_and_not_the_hosts(tmp_path: Path, files: tuple[str | Path, ...]) -> None:
+    folder = write_run(tmp_path / "run", executed(plan_for("1f1b", (3, 6), 1), HIDDEN), on_gpus=True)
+    ended = pipeplan("calibrate", *files, "--run", folder)
+    assert ended.status == 0
+    assert re.search(r"beside the tensors +0 B +512 KiB", ended.out)
+    assert re.search(r"allocator's reserve +0 +0.25", ended.out)
 
 
 def test_terms_and_errors_before_and_after_are_shown(

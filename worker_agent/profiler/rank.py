@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from planner_service.core.errors import PipeplanError
+from worker_agent.device_memory import with_context
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import Microbatch, MicrobatchSource, moved, open_data
 from worker_agent.models.defaults import DefaultFeed, default_feed
@@ -78,7 +79,7 @@ class ProfilingRank:
             exchange_s=exchange_s,
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link else None,
             latency_s=link.latency_s if link else None,
-            device=described,
+            device=with_context(described, self.device, dist.get_world_size()),
             clock=CLOCK_NAMES[self.make_clock],
             torch_version=torch.__version__,
             model_spec=self.chain.spec,

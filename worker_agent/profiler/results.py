@@ -128,8 +128,8 @@ def cluster_of(ranks: Sequence[RankFigures]) -> Cluster:
 
 
 def device_of(ranks: Sequence[RankFigures]) -> Device:
-    """The device with the least memory stands for all."""
-    return min((figures.device for figures in ranks), key=lambda device: device.memory_bytes)
+    """The device with the least memory for tensors stands for all."""
+    return min((figures.device for figures in ranks), key=lambda device: device.usable_bytes)
 
 
 def _block(job: ProfileJob, ranks: Sequence[RankFigures], index: int) -> Block:

@@ -30,6 +30,7 @@ from planner_service.core.schedule.long_program import brief
 from planner_service.core.schedule.program import Program, Stream, ends_with_checkpoint, updates_a_batch
 from planner_service.core.schedule.repeating import shortened
 from planner_service.core.schedule.text import format_instruction
+from worker_agent.device_memory import device_memory
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import moved, open_data
 from worker_agent.models.losses import build_loss
@@ -158,6 +159,7 @@ class Rank:
             busy_s=log.busy_s,
             peak_memory_bytes=log.peak_memory_bytes,
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            device_memory=device_memory(self.device, int(os.environ["LOCAL_WORLD_SIZE"])),
         )
 
     def _executors(

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError
 from planner_service.core.identity import canonical_json
-from planner_service.core.profile import STRICT
+from planner_service.core.profile import STRICT, DeviceMemory
 from planner_service.core.records import read_record
 from planner_service.core.timeline import Lane
 from worker_agent.models.user_code import described
@@ -16,7 +16,7 @@ from worker_agent.models.user_code import described
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """What one rank measured: its lane, what all of its batches came to, its largest resident size.
+    """What one rank measured: its lane, what all of its batches came to, its largest resident size, its GPU's memory.
 
     Of a long run the lane holds the first and the last batches: `first_instructions` says where the last ones begin, 0
     that all are there. `busy_s` are seconds of compute. What each batch came to is in a file of its own (`batches`).
@@ -27,6 +27,7 @@ class RankResult:
     busy_s: float
     peak_memory_bytes: int
     peak_resident_bytes: int
+    device_memory: DeviceMemory | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

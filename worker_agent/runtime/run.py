@@ -173,4 +173,5 @@ def _rank_report(result: RankResult) -> RankReport:
         replica=result.lane.replica,
         peak_memory_bytes=result.peak_memory_bytes,
         peak_resident_bytes=result.peak_resident_bytes,
+        device_memory=result.device_memory,
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner_service.core.calibrate.compute import instruction_s, with_compute, with_updates
-from planner_service.core.calibrate.memory import activation_factor, context_bytes
+from planner_service.core.calibrate.memory import activation_factor, allocator_reserve, context_bytes
 from planner_service.core.calibrate.network import exchange_factor, levels, unseen_exchange
 from planner_service.core.calibrate.observed import costs_of, observe, overhead_s, played
 from planner_service.core.calibrate.samples import MeasuredRun
@@ -38,6 +38,7 @@ def calibrate(profile: Profile, cluster: Cluster, runs: Sequence[MeasuredRun]) -
         instruction_s=instruction_s(seen),
         activation_factor=activation_factor(seen),
         context_bytes=context_bytes(seen),
+        allocator_reserve=allocator_reserve(seen),
     )
     found = replace(found, levels=levels(seen, cluster, overhead_s(found, profile)))
     found = with_compute(found, seen, profile)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planner_service.core.calibrate.observed import Observed, simulated, term
+from planner_service.core.calibrate.samples import MeasuredRun
 from planner_service.core.cost.calibration import Term
 
 
@@ -20,11 +21,24 @@ def activation_factor(seen: Sequence[Observed]) -> Term | None:
 
 
 def context_bytes(seen: Sequence[Observed]) -> Term | None:
-    """What a process held at its peak beside the tensors that the runtime counts."""
+    """What a process held beside tensors: on a GPU beside its allocator, on the host beside those that are counted."""
+    return term([held_bytes for o in seen for held_bytes in _beside_tensors(o.run)])
+
+
+def allocator_reserve(seen: Sequence[Observed]) -> Term | None:
+    """The share of what the allocator of a GPU took at most that was no tensor which the runtime counts."""
     return term(
         [
-            float(max(resident_bytes - lane.peak_memory_bytes, 0))
+            max(1 - lane.peak_memory_bytes / memory.reserved_bytes, 0.0)
             for o in seen
-            for resident_bytes, lane in zip(o.run.peak_resident_bytes, o.run.timeline.lanes, strict=False)
+            for memory, lane in zip(o.run.device_memory, o.run.timeline.lanes, strict=False)
+            if memory.reserved_bytes and lane.peak_memory_bytes
         ]
     )
+
+
+def _beside_tensors(run: MeasuredRun) -> list[float]:
+    if run.device_memory:
+        return [float(memory.context_bytes) for memory in run.device_memory]
+    pairs = zip(run.peak_resident_bytes, run.timeline.lanes, strict=False)
+    return [float(max(resident_bytes - lane.peak_memory_bytes, 0)) for resident_bytes, lane in pairs]

@@ -12,6 +12,7 @@ from statistics import median, quantiles
 
 from planner_service.core.errors import require
 from planner_service.core.plan import Plan, Worker
+from planner_service.core.profile import DeviceMemory
 from planner_service.core.schedule.instructions import (
     Backward,
     BackwardInput,
@@ -34,11 +35,16 @@ WARM_UP_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """A plan, and the timeline of its execution. `peak_resident_bytes`: every process's, by rank, where it is known."""
+    """A plan, and the timeline of its execution.
+
+    `peak_resident_bytes`: every process's, by rank, where it is known; `device_memory`: likewise, where all had GPUs of
+    their own.
+    """
 
     plan: Plan
     timeline: Timeline
     peak_resident_bytes: tuple[int, ...] = ()
+    device_memory: tuple[DeviceMemory, ...] = ()
 
     def __post_init__(self) -> None:
         rule = "must hold one stage a rank: what the stages of a lane cost cannot be told apart"
@@ -49,8 +55,9 @@ class MeasuredRun:
         updates = [_updates(lane) for lane in self.timeline.lanes]
         rule = f"must hold an update on every worker for each of its {self.timeline.batches} batches"
         require(min(updates) >= self.timeline.batches, "timeline.lanes", rule, min(updates))
-        known = len(self.peak_resident_bytes)
-        require(known in (0, len(lanes)), "peak_resident_bytes", "must have an entry a worker, or none", known)
+        for field in ("peak_resident_bytes", "device_memory"):
+            known = len(getattr(self, field))
+            require(known in (0, len(lanes)), field, "must have an entry a worker, or none", known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,13 @@ profile and a cluster whose figures are those that the runs showed, and know not
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from planner_service.core.cluster import Cluster
 from planner_service.core.device_types import is_same, is_unknown
 from planner_service.core.errors import require, require_amount, require_count
+from planner_service.core.identity import LEFT_OUT_AS_DEFAULT
 from planner_service.core.names import require_line
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Block, Device, Measurement, Model, Profile
 
@@ -103,7 +104,8 @@ class Calibration:
 
     `profile_id` and `cluster_id` name what was corrected. The terms by the names that they have in a profile's
     `overheads` replace those; the factors multiply the blocks' seconds and activation bytes at every microbatch size.
-    `context_bytes` is what a process held beside the tensors.
+    `context_bytes` is what a process held beside the tensors, `allocator_reserve` the share of the rest that a GPU's
+    allocator held without a tensor being there.
     """
 
     model: Model
@@ -126,6 +128,7 @@ class Calibration:
     levels: tuple[LevelTerms, ...] = ()
     activation_factor: Term | None = None
     context_bytes: Term | None = None
+    allocator_reserve: Term | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -203,7 +206,8 @@ def _corrected_device(calibration: Calibration, device: Device) -> Device:
     if calibration.context_bytes is None or not of_type:
         return device
     held_bytes = min(round(calibration.context_bytes.value), device.memory_bytes - 1)
-    return replace(device, context_bytes=held_bytes)
+    reserve = device.allocator_reserve if calibration.allocator_reserve is None else calibration.allocator_reserve.value
+    return replace(device, context_bytes=held_bytes, allocator_reserve=reserve)
 
 
 def _corrected_block(calibration: Calibration, block: Block, index: int) -> Block:

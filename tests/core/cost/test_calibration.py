@@ -14,7 +14,7 @@ from planner_service.core.cost.calibration import Calibration, Term, apply
 from planner_service.core.errors import InvalidInputError
 from planner_service.core.identity import content_id
 from planner_service.core.planner.problem import Problem
-from planner_service.core.profile import Model, Profile
+from planner_service.core.profile import DeviceMemory, Model, Profile
 from planner_service.core.throughput import throughput_samples_per_s
 from tests.core.builders import profile
 from tests.core.measured import CELLS, CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
@@ -221,6 +221,27 @@ def test_processes_tell_what_they_hold_beside_tensors() -> None:
     found = calibrate(PROFILE, CLUSTER, [replace(run, peak_resident_bytes=resident)])
     corrected, linked = apply(found, PROFILE, CLUSTER)
     assert corrected.device.context_bytes == linked.device.context_bytes == 10**6
+
+
+def test_a_gpu_tells_what_lies_beside_its_allocator_and_the_host_nothing_of_it() -> None:
+    run = executed(plan_for("1f1b", (3, 6), 1), HIDDEN)
+    lanes = run.timeline.lanes
+    on_gpus = replace(
+        run,
+        peak_resident_bytes=(3 * 2**30,) * len(lanes),
+        device_memory=tuple(
+            DeviceMemory(
+                allocated_bytes=lane.peak_memory_bytes,
+                reserved_bytes=lane.peak_memory_bytes * 5 // 4,
+                context_bytes=500_000,
+            )
+            for lane in lanes
+        ),
+    )
+    found = calibrate(PROFILE, CLUSTER, [on_gpus])
+    _, linked = apply(found, PROFILE, CLUSTER)
+    assert linked.device.context_bytes == 500_000
+    assert linked.device.allocator_reserve == pytest.approx(0.2, rel=1e-3)
 
 
 def test_larger_activations_than_profiled_are_seen() -> None:
