@@ -41,6 +41,7 @@ class Switchboard:
     changed: threading.Condition = field(default_factory=threading.Condition)
     sent: dict[tuple[object, int, int, int], deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
     used: dict[object, set[int]] = field(default_factory=lambda: defaultdict(set))
+    counts: dict[tuple[object, int, int, int], int] = field(default_factory=lambda: defaultdict(int))
     stuck: bool = False
 
     def until(self, happened: Callable[[], object]) -> None:
@@ -81,19 +82,35 @@ class FakeWire:
     board: Switchboard
     group: object
     rank: int
+    posted: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """How many receives, by their tag."""
 
     def send(self, tensor: Tensor, target: int, tag: int) -> None:
         """There at once."""
         with self.board.changed:
             self.board.use(self.group, self.rank)
             self.board.sent[self.group, self.rank, target, tag].append(tensor.clone())
+            self.board.counts[self.group, self.rank, target, tag] += 1
             self.board.changed.notify_all()
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Arrival:
         """Waits for the other end at the first use, never for the message."""
         with self.board.changed:
             self.board.use(self.group, self.rank)
+        self.posted[tag] += 1
         return Arrival(self.board, (self.group, source, self.rank, tag), tensor)
+
+
+def free(lines: dict[Edge, Lines], rank: int) -> None:
+    """What an allocator does that has run out: cudaFree waits until the device has done all that it was given, the
+    receives of tensors among it. Notices are the host's.
+    """
+    for edge, of_edge in lines.items():
+        wire = of_edge.tensors
+        assert isinstance(wire, FakeWire)
+        for tag, posted in wire.posted.items():
+            with wire.board.changed:
+                wire.board.until(lambda: wire.board.counts[edge, edge.source, rank, tag] >= posted)  # noqa: B023
 
 
 def lines_of(board: Switchboard, program: Program, rank: int, ahead: int) -> dict[Edge, Lines]:
@@ -119,13 +136,15 @@ def execute(instruction: Instruction, mail: Mail) -> None:
             mail.release(k)
 
 
-def play(schedule: str, *, depth: int, meets: bool, ahead: int) -> list[str]:
-    """Every rank's stream on a thread of its own; what went wrong."""
+def play(
+    schedule: str, *, depth: int, meets: bool, ahead: int, frees: bool = False, wait_s: float = WAIT_S
+) -> list[str]:
+    """Every rank's stream on a thread of its own; what went wrong. With `frees` each wants memory all the time."""
     chunks = 2 if schedule == "1f1b-interleaved" else 1
     cuts = tuple(range(depth * chunks + 1))
     microbatches = 1 if schedule in STASHING else 2 * depth
     program = program_of(make_plan(schedule, cuts, microbatches=microbatches, chunks=chunks), batches=3)
-    board, wrong = Switchboard(greets=True), list[str]()
+    board, wrong = Switchboard(greets=True, wait_s=wait_s), list[str]()
 
     def rank_of(rank: int) -> None:
         try:
@@ -135,6 +154,8 @@ def play(schedule: str, *, depth: int, meets: bool, ahead: int) -> list[str]:
             mails = [Mail(program, rank, lines, CPU, chunk=chunk) for chunk in range(chunks)]
             for instruction in program.streams[rank].instructions:
                 execute(instruction, mails[instruction.chunk])
+                if frees:
+                    free(lines, rank)
         except (Stuck, AssertionError) as error:
             wrong.append(f"rank {rank}: {error!r}")
 
@@ -159,6 +180,17 @@ def test_no_schedule_waits_for_itself_where_first_uses_wait_for_the_other_rank(s
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "1f1b-interleaved", "pipedream-2bw"])
 def test_receives_may_be_posted_ahead_on_such_wires_once_all_have_met(schedule: str, depth: int) -> None:
     assert play(schedule, depth=depth, meets=True, ahead=2) == []
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("schedule", PIPELINES)
+def test_no_receive_that_is_posted_keeps_an_allocator_from_freeing(schedule: str, depth: int) -> None:
+    """As NCCL's are posted: none before its notice has come."""
+    assert play(schedule, depth=depth, meets=True, ahead=0, frees=True) == []
+
+
+def test_a_receive_posted_ahead_would_keep_it_waiting_for_what_the_rank_itself_has_yet_to_send() -> None:
+    assert play("1f1b", depth=2, meets=True, ahead=2, frees=True, wait_s=1.0) != []
 
 
 @pytest.mark.parametrize("shared_order", [True, False])
