@@ -114,8 +114,16 @@ def open_data(spec: str, *, microbatch_size: int, seed: int) -> MicrobatchSource
     return MicrobatchSource(make, microbatch_size=microbatch_size, name=spec)
 
 
-def moved(value: Value, device: torch.device, dtype: torch.dtype) -> Value:
-    """A microbatch's tensors where and as the model computes: real and complex numbers in its dtype."""
-    if isinstance(value, Tensor):
-        return value.to(device, matching_dtype(value, dtype))
-    return tuple(tensor.to(device, matching_dtype(tensor, dtype)) for tensor in value)
+def moved(value: Value, device: torch.device, dtype: torch.dtype, *, pinned: bool = False) -> Value:
+    """A microbatch's tensors where and as the model computes: real and complex numbers in its dtype.
+
+    `pinned`: by way of pinned memory, so that a GPU copies them when its stream comes to it, and the host goes on.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        dtype_there = matching_dtype(tensor, dtype)
+        if not pinned or tensor.device.type != "cpu":
+            return tensor.to(device, dtype_there)
+        return tensor.to(dtype=dtype_there).pin_memory().to(device, non_blocking=True)
+
+    return move(value) if isinstance(value, Tensor) else tuple(map(move, value))

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner_service.core.errors import RunFailedError
+from worker_agent.runtime.late import Late
 from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.replicas import total
 from worker_agent.runtime.tied import Stages
@@ -36,6 +37,7 @@ class AmongStages:
         clip_norm: float | None,
         loss_scale: LossScale | None,
         device: torch.device,
+        late: Late,
     ) -> None:
         self._weights = weights
         self._homes = tuple(homes)
@@ -44,6 +46,7 @@ class AmongStages:
         self._clip_norm = clip_norm
         self._loss_scale = loss_scale
         self._device = device
+        self._late = late
 
     def sum_tied(self, stages: Stages) -> None:
         """Replaces the gradients of the weights that these stages share by their sums, in the order of their names."""
@@ -66,24 +69,31 @@ class AmongStages:
     def agree_on_norm(self) -> None:
         """Scales what the next update takes by the norm of the whole model's mean gradient, or has it left out.
 
-        Without a loss scale, raises RunFailedError on all ranks if the norm is not a number.
+        With a loss scale the host must know whether an update is left out, and waits for the norm. Without one the
+        device scales by itself; where the norm is not a number a RunFailedError follows on all ranks.
         """
         pairs = zip(self._weights.gradients(), self._counted, strict=True)
         squares = squared_norm((g for g, counted in pairs if counted and g is not None), self._device)
         dist.all_reduce(squares)
-        norm = math.sqrt(float(squares)) / self.loss_scale
-        if math.isfinite(norm):
+        norm = squares.sqrt() / self.loss_scale
+        if self._loss_scale is None:
+            self._weights.scale_gradients(self._clipping(norm))
+            self._late.add(norm, _require_finite)
+        elif math.isfinite(float(norm)):
             self._weights.scale_gradients(self._clipping(norm) / self.loss_scale)
-            if self._loss_scale:
-                self._loss_scale.grow()
-        elif self._loss_scale:
+            self._loss_scale.grow()
+        else:
             self._weights.skip_update()
             self._loss_scale.shrink()
-        else:
-            raise RunFailedError(f"the gradient's norm is {norm}: try a lower learning rate")
 
-    def _clipping(self, norm: float) -> float:
-        return 1.0 if self._clip_norm is None else min(self._clip_norm / (norm + _ALMOST_NOTHING), 1.0)
+    def _clipping(self, norm: Tensor) -> Tensor:
+        most = 1.0 if self._clip_norm is None else self._clip_norm / (norm + _ALMOST_NOTHING)
+        return torch.clamp(torch.as_tensor(most, dtype=norm.dtype, device=norm.device), max=1.0)
+
+
+def _require_finite(norm: float) -> None:
+    if not math.isfinite(norm):
+        raise RunFailedError(f"the gradient's norm is {norm}: try a lower learning rate")
 
 
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:

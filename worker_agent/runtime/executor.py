@@ -43,10 +43,10 @@ Feed = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What the executor tells others: the instruction it is at, a batch's end with its loss, a checkpoint's moment."""
+    """What the executor tells others: the instruction it is at, an update with its loss, a checkpoint's moment."""
 
     on_instruction: Callable[[int, Instruction], None]
-    on_update: Callable[[int, float | None], None]
+    on_update: Callable[[int, Tensor | None], None]
     on_checkpoint: Callable[[Checkpoint], None]
 
 
@@ -225,13 +225,13 @@ class Executor:
         else:
             self._among_stages.agree_on_norm()
 
-    def _take_loss(self, version: int) -> float | None:
+    def _take_loss(self, version: int) -> Tensor | None:
         """Of the microbatches whose gradients made the version."""
         losses = self._exchanged.pop(version, None)
         if losses is None:
             losses, self._losses = self._losses, []
             self._gathers = False
-        return float(torch.stack(losses).mean()) if losses else None
+        return torch.stack(losses).mean() if losses else None
 
     def held_bytes(self) -> int:
         """Bytes of versions, sets of gradients, optimizer states, and microbatches kept whole, by input, or for p2."""

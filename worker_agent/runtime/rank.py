@@ -6,15 +6,15 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner_service.core.errors import PipeplanError, RunFailedError, require
 from planner_service.core.schedule.check import check
@@ -32,16 +32,18 @@ from planner_service.core.schedule.repeating import shortened
 from planner_service.core.schedule.text import format_instruction
 from worker_agent.device_memory import device_memory
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import moved, open_data
+from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
-from worker_agent.models.user_code import described, user_code
+from worker_agent.models.user_code import described
 from worker_agent.runtime import checkpoint, results
 from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.batches import BatchLog
 from worker_agent.runtime.channel import open_lines
-from worker_agent.runtime.executor import Executor, Feed, Hooks, run_together
+from worker_agent.runtime.executor import Executor, Hooks, run_together
+from worker_agent.runtime.feed import MicrobatchFeed
 from worker_agent.runtime.holdup import activity_of
 from worker_agent.runtime.job import RunJob, read_job, write_job
+from worker_agent.runtime.late import Late
 from worker_agent.runtime.lock import live_in
 from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.mail import Mail, edges_of
@@ -53,7 +55,7 @@ from worker_agent.runtime.replicas import ExchangeError, open_replica_group
 from worker_agent.runtime.results import RankResult, failure_of
 from worker_agent.runtime.stage import Stage
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, read_status
-from worker_agent.runtime.tied import open_tied_groups, stages_of, tied_groups
+from worker_agent.runtime.tied import Stages, open_tied_groups, stages_of, tied_groups
 from worker_agent.runtime.weights import Weights, find_slots
 
 
@@ -128,9 +130,9 @@ class Rank:
         status.at(MEETING)
         lines = open_lines(edges, self.stream.rank)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
-        among_stages = [self._among_stages(part) for part in self.parts]
+        groups = open_tied_groups(self.program, self.job.tied, self.stream.rank)
         status.at(STARTING)
-        feeds = self._feeds(status)
+        feed = self._feed(status)
         mails = [
             Mail(self.program, self.stream.rank, lines, self.device, chunk=chunk) for chunk in range(len(self.parts))
         ]
@@ -138,15 +140,20 @@ class Rank:
         status.at(MEETING)
         gc.freeze()  # a full collection over torch's own objects would stall a step
         log = BatchLog(self.job.directory.batches(self.stream.rank), status, self.job.first_step)
+        clock = clock_for(self.device, common_start_s())
+        late = Late(clock.lag)
         recorder = Recorder(
-            clock_for(self.device, common_start_s()),
+            clock,
             closes=self._closes_batch,
             on_batch=log.add,
             keep=self.job.window(self.program),
         )
-        executors = self._executors(mails, replicas, recorder, self._hooks(status, log), feeds, among_stages)
+        among_stages = [self._among_stages(part, groups, late) for part in self.parts]
+        hooks = self._hooks(status, log, feed, late)
+        executors = self._executors(mails, replicas, recorder, hooks, feed, among_stages)
         status.follow(recorder.finished)
         run_together(executors, self.stream.instructions)
+        late.flush()
         status.at(ENDING)
         for mail in mails:
             mail.flush()
@@ -168,7 +175,7 @@ class Rank:
         replicas: dist.ProcessGroup | None,
         recorder: Recorder,
         hooks: Hooks,
-        feeds: tuple[Feed | None, Feed | None],
+        feed: MicrobatchFeed | None,
         among_stages: Sequence[AmongStages],
     ) -> list[Executor]:
         """One for each of the rank's stages."""
@@ -181,23 +188,24 @@ class Rank:
                 replicas=replicas,
                 recorder=recorder,
                 hooks=hooks,
-                inputs=feeds[0] if part.first else None,
-                targets=feeds[1] if part.last else None,
+                inputs=feed.inputs if feed and part.first else None,
+                targets=feed.targets if feed and part.last else None,
                 update_microbatches=self.job.plan.microbatches,
                 among_stages=among_stages[chunk],
             )
             for chunk, part in enumerate(self.parts)
         ]
 
-    def _among_stages(self, part: Part) -> AmongStages:
+    def _among_stages(self, part: Part, groups: Mapping[Stages, dist.ProcessGroup], late: Late) -> AmongStages:
         return AmongStages(
             part.weights,
             homes=part.homes,
-            groups=open_tied_groups(self.program, self.job.tied, self.stream.rank),
+            groups=groups,
             counted=[part.stream.replica == 0 and stages[0] == part.stream.stage for stages in part.homes],
             clip_norm=self.job.clip_norm,
             loss_scale=part.loss_scale,
             device=self.device,
+            late=late,
         )
 
     def _closes_batch(self, instruction: Instruction) -> bool:
@@ -205,21 +213,32 @@ class Rank:
         is_last = isinstance(instruction, Update) and instruction.version % self.updates == 0
         return is_last and instruction.chunk == len(self.parts) - 1
 
-    def _hooks(self, status: StatusWriter, log: BatchLog) -> Hooks:
+    def _hooks(self, status: StatusWriter, log: BatchLog, feed: MicrobatchFeed | None, late: Late) -> Hooks:
         pipeline = self.program.pipeline
 
         def on_instruction(index: int, instruction: Instruction) -> None:
             status.at(index)
+            if feed:
+                feed.load_ahead()
             if isinstance(instruction, Forward):
                 self.parts[instruction.chunk].noted.forward_of(pipeline.batch_of(instruction.microbatch))
 
-        def on_update(version: int, loss: float | None) -> None:
-            if loss is not None:
-                self._require_finite(loss, version)
-                log.note_loss((version - 1) // self.updates, loss)
-            status.updated(version // self.updates, loss)
+        def look(version: int, loss: float) -> None:
+            self._require_finite(loss, version)
+            log.note_loss((version - 1) // self.updates, loss)
+            status.note_loss(loss)
 
-        return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=self._save)
+        def on_update(version: int, loss: Tensor | None) -> None:
+            if loss is not None:
+                late.add(loss, partial(look, version), batch=(version - 1) // self.updates + 1)
+            status.updated(version // self.updates)
+            late.batch_done(version // self.updates)
+
+        def on_checkpoint(instruction: Checkpoint) -> None:
+            late.flush()  # what is not finite is never saved
+            self._save(instruction)
+
+        return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=on_checkpoint)
 
     def _require_finite(self, loss: float, version: int) -> None:
         """A loss that is not a number any more never becomes one again: the run ends, with its checkpoints."""
@@ -242,20 +261,23 @@ class Rank:
             versions=range(instruction.oldest, instruction.version + 1),
         )
 
-    def _feeds(self, status: StatusWriter) -> tuple[Feed | None, Feed | None]:
-        """The first stage's inputs and the last one's targets, by microbatch number (from 1), if either is here."""
-        if not any(part.first or part.last for part in self.parts):
-            return None, None
-        source = open_data(self.job.data, microbatch_size=self.job.plan.microbatch_size, seed=self.job.seed)
-        dtype = getattr(torch, self.job.plan.dtype)
-
-        @lru_cache(maxsize=1)
-        def microbatch(k: int) -> tuple[Any, Any]:
-            with status.during(Activity.DATA), user_code(f"microbatch {k} of the data {self.job.data}"):
-                inputs, targets = source.microbatch(k - 1)
-            return moved(inputs, self.device, dtype), moved(targets, self.device, dtype)
-
-        return (lambda k: microbatch(k)[0]), (lambda k: microbatch(k)[1])
+    def _feed(self, status: StatusWriter) -> MicrobatchFeed | None:
+        """The first stage's inputs and the last one's targets, if either is here."""
+        fed = [part.first or part.last for part in self.parts]
+        if not any(fed):
+            return None
+        forwards = (i for i in self.stream.instructions if isinstance(i, Forward) and fed[i.chunk])
+        return MicrobatchFeed(
+            open_data(self.job.data, microbatch_size=self.job.plan.microbatch_size, seed=self.job.seed),
+            self.job.data,
+            (forward.microbatch for forward in forwards),
+            device=self.device,
+            dtype=getattr(torch, self.job.plan.dtype),
+            busy=status,
+            inputs=any(part.first for part in self.parts),
+            targets=any(part.last for part in self.parts),
+            ahead=self.device.type == "cuda",
+        )
 
 
 def require_match(job: RunJob, chain: Chain) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 _FORMAT = struct.Struct("<qdqdqdqddqqqq")
 """A Status, field by field."""
 
-_PLACE, _BATCH, _PULSE, _MEASURED, _ACTIVITY, _FINISHED = 0, 16, 40, 48, 88, 96
-"""Where the instruction, the batch, the pulse, what was measured, the activity, and the device's progress stand."""
+_PLACE, _BATCH, _LOSS, _PULSE, _MEASURED, _ACTIVITY, _FINISHED = 0, 16, 24, 40, 48, 88, 96
+"""Where the instruction, the batch, its loss, the pulse, what was measured, the activity, and what is finished are."""
 
 PULSE_S = 0.5
 """How often a rank gives a sign of life."""
@@ -108,12 +108,13 @@ class StatusWriter:
         """From now on, `finished` says how many instructions the device has finished. Another thread calls it."""
         self._finished = finished
 
-    def updated(self, batches_done: int, loss: float | None) -> None:
-        """Weights are updated. The newest loss stays where an update has none: those of other replicas, under ASP."""
-        if loss is None:
-            struct.pack_into("<q", self._memory, _BATCH, batches_done)
-        else:
-            struct.pack_into("<qd", self._memory, _BATCH, batches_done, loss)
+    def updated(self, batches_done: int) -> None:
+        """Weights are updated."""
+        struct.pack_into("<q", self._memory, _BATCH, batches_done)
+
+    def note_loss(self, loss: float) -> None:
+        """An update's loss is known."""
+        struct.pack_into("<d", self._memory, _LOSS, loss)
 
     def measured(self, batches: int, *, end_s: float, busy_s: float, memory_bytes: int, peak_memory_bytes: int) -> None:
         """So many batches have been measured, and came to this together."""

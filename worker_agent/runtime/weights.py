@@ -65,7 +65,7 @@ class Weights:
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
         self._gathered: list[Tensor | None] | None = None
-        self._factor = 1.0
+        self._factor: Tensor | None = None
         self._skips = False
         self._learning_rate = learning_rate
         self._spare: list[tuple[nn.Parameter, ...]] = []
@@ -123,9 +123,12 @@ class Weights:
         """Says what the next update takes instead of what has gathered on the leaves, which stays there."""
         self._gathered = list(gradients)
 
-    def scale_gradients(self, factor: float) -> None:
-        """Says that the next update multiplies the gathered gradients by a factor; float32 copies take it unrounded."""
-        self._factor = factor
+    def scale_gradients(self, factor: Tensor) -> None:
+        """Says that the next update multiplies the gathered gradients by a number; float32 copies take it unrounded.
+
+        The number is on the weights' device: where that is a GPU the host does not wait for it.
+        """
+        self._factor = None if factor.device.type == "cpu" and float(factor) == 1.0 else factor
 
     def skip_update(self) -> None:
         """Says that the next update makes a version that equals the one before."""
@@ -153,7 +156,7 @@ class Weights:
         if not keep_base:
             del self._versions[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
-        self._factor, self._skips = 1.0, False
+        self._factor, self._skips = None, False
         self._optimizer_bytes = None
 
     def _taken(self) -> list[Tensor | None]:
@@ -201,7 +204,11 @@ class Weights:
                 group["lr"] = self._learning_rate(version)
 
     def _scaled(self, gradient: Tensor | None) -> Tensor | None:
-        return gradient if gradient is None or self._factor == 1.0 else gradient.mul_(self._factor)
+        if gradient is None or self._factor is None:
+            return gradient
+        if gradient.dtype in SIXTEEN_BITS:  # else the factor would be rounded to as few
+            return gradient.copy_(gradient.float().mul_(self._factor))
+        return gradient.mul_(self._factor)
 
     def retire(self, version: int, *, keep: bool = True) -> None:
         """Gives a version's memory back, to be used by the next update, or (without `keep`) by anything else."""

@@ -73,8 +73,9 @@ def test_an_update_without_a_loss_keeps_the_newest(tmp_path: Path) -> None:
     """Under ASP the last update of a batch has the gradients, and the loss, of another replica."""
     path = tmp_path / "rank-0.status"
     writer = StatusWriter(path)
-    writer.updated(0, 0.5)
-    writer.updated(1, None)
+    writer.updated(0)
+    writer.note_loss(0.5)
+    writer.updated(1)
     found = read_status(path)
     assert found is not None
     assert (found.batches_done, found.loss) == (1, 0.5)

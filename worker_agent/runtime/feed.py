@@ -1,0 +1,124 @@
+"""Feed: the microbatches' inputs for a rank's first stage, and their targets for its last one."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker_agent.models.data import Microbatch, moved
+from worker_agent.models.user_code import user_code
+from worker_agent.models.values import Value
+from worker_agent.runtime.status import Activity
+
+
+class Source(Protocol):
+    """Microbatches by their number from 0."""
+
+    def microbatch(self, index: int) -> Microbatch:
+        """Inputs and targets."""
+
+
+class Busy(Protocol):
+    """Who is told what the host does meanwhile."""
+
+    def during(self, activity: Activity) -> AbstractContextManager[None]:
+        """While it is active."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    number: int
+    inputs: Value | None
+    targets: Value | None
+    there: torch.cuda.Event | None = None
+
+
+class MicrobatchFeed:
+    """Microbatches, numbered from 1, where and as the stages compute.
+
+    `order` are the numbers in the order in which they are asked for. With `ahead` the next one is loaded as soon as it
+    is known that the device has work, and copied beside that work, from pinned memory: on the same thread, so that
+    the data's own code is called in the same order as ever.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        name: str,
+        order: Iterator[int],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        busy: Busy,
+        inputs: bool,
+        targets: bool,
+        ahead: bool,
+    ) -> None:
+        self._source = source
+        self._name = name
+        self._order = order
+        self._device = device
+        self._dtype = dtype
+        self._busy = busy
+        self._inputs = inputs
+        self._targets = targets
+        self._ahead = ahead
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._current: _Loaded | None = None
+        self._next: _Loaded | None = None
+
+    def inputs(self, number: int) -> Value:
+        """A microbatch's inputs."""
+        inputs = self._taken(number).inputs
+        assert inputs is not None
+        return inputs
+
+    def targets(self, number: int) -> Value:
+        """A microbatch's targets."""
+        targets = self._taken(number).targets
+        assert targets is not None
+        return targets
+
+    def load_ahead(self) -> None:
+        """The device has work: loads the next microbatch, unless it is there."""
+        if not self._ahead or self._next is not None:
+            return
+        number = next(self._order, None)
+        if number is not None:
+            same = self._current is not None and self._current.number == number
+            self._next = self._current if same else self._load(number)
+
+    def _taken(self, number: int) -> _Loaded:
+        """The microbatch, there for what the current stream is given from now on."""
+        if self._next is not None and self._next.number == number:
+            self._current, self._next = self._next, None
+        elif self._current is None or self._current.number != number:
+            if self._ahead:
+                next(self._order, None)
+            self._current = self._load(number)
+        loaded = self._current
+        if loaded.there is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(loaded.there)
+            for tensor in (*_tensors(loaded.inputs), *_tensors(loaded.targets)):
+                tensor.record_stream(stream)
+        return loaded
+
+    def _load(self, number: int) -> _Loaded:
+        with self._busy.during(Activity.DATA), user_code(f"microbatch {number} of the data {self._name}"):
+            inputs, targets = self._source.microbatch(number - 1)
+        with torch.cuda.stream(self._copies):  # which does nothing where there is none
+            there = (
+                moved(inputs, self._device, self._dtype, pinned=self._copies is not None) if self._inputs else None,
+                moved(targets, self._device, self._dtype, pinned=self._copies is not None) if self._targets else None,
+            )
+            return _Loaded(number, *there, None if self._copies is None else self._copies.record_event())
+
+
+def _tensors(value: Value | None) -> tuple[Tensor, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, Tensor) else value
