@@ -1,6 +1,7 @@
 """Executor: the one loop over a stream's instructions. A schedule is the stream's business, not its."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -31,6 +32,7 @@ from planner_service.core.schedule.program import Stream
 from planner_service.core.schedule.repeating import retirements
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.among_stages import AmongStages
+from worker_agent.runtime.casts import keeping_casts
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.replicas import Replicas
@@ -137,6 +139,7 @@ class Executor:
             case Update(version=version):
                 self._stage.end_minibatch()
                 self._weights.update(version, keep_base=version - 1 not in retired)
+                self._stage.weights_changed()
                 self._hooks.on_update(version, self._take_loss(version))
             case Checkpoint():
                 self._hooks.on_checkpoint(instruction)
@@ -241,7 +244,7 @@ class Executor:
         deferred = sum(stage.deferred_bytes.values())
         gradient_sets = max(len(self._exchanged) + self._gathers, 1)
         fixed = gradient_sets * weights.version_bytes + weights.master_bytes + weights.optimizer_bytes
-        return fixed + weights.live_bytes + graphs + inputs + deferred
+        return fixed + weights.live_bytes + stage.cast_bytes + graphs + inputs + deferred
 
 
 def run_together(executors: Sequence[Executor], instructions: Sequence[Instruction]) -> None:
@@ -250,8 +253,9 @@ def run_together(executors: Sequence[Executor], instructions: Sequence[Instructi
     What was sent last may still be on its way when it returns: `Mail.flush` waits for it.
     """
     hooks, recorder = executors[0]._hooks, executors[0]._recorder
-    for index, instruction in enumerate(instructions):
-        hooks.on_instruction(index, instruction)
-        recorder.begin()
-        executors[instruction.chunk].step(instruction)
-        recorder.end(instruction, sum(executor.held_bytes() for executor in executors))
+    with keeping_casts() if any(executor._stage.autocasts for executor in executors) else nullcontext():
+        for index, instruction in enumerate(instructions):
+            hooks.on_instruction(index, instruction)
+            recorder.begin()
+            executors[instruction.chunk].step(instruction)
+            recorder.end(instruction, sum(executor.held_bytes() for executor in executors))

@@ -20,6 +20,7 @@ from worker_agent.models.user_code import user_code
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.runtime.backward import Added, Deferred, Split, add_weight_gradients
 from worker_agent.runtime.buffers import Buffers, Snapshot
+from worker_agent.runtime.casts import Casts
 from worker_agent.runtime.channel import Layouts, layouts_of
 from worker_agent.runtime.statistics import MinibatchStatistics
 
@@ -88,6 +89,7 @@ class Stage:
         self._device = device
         self._changes_inputs: bool | None = None
         self._buffers = Buffers(self.blocks) if recompute else None
+        self._casts = Casts(self._parameters) if autocast else None
         self._kept_bytes: dict[Layouts, int] = {}
         self._left_out_bytes: dict[Layouts, int] = {}
         self._in_backward_of = 0
@@ -172,6 +174,21 @@ class Stage:
         if self._statistics:
             self._statistics.merge(group)
 
+    @property
+    def autocasts(self) -> bool:
+        """Whether blocks compute under an autocast of ours. One of their own ends with each forward, copies and all."""
+        return self._casts is not None
+
+    @property
+    def cast_bytes(self) -> int:
+        """The bytes of the weights' copies that autocast has made and that all microbatches share."""
+        return self._casts.bytes if self._casts else 0
+
+    def weights_changed(self) -> None:
+        """An update has changed weights: what was cast of them is no longer theirs."""
+        if self._casts:
+            self._casts.forget()
+
     def end_minibatch(self) -> None:
         """Moves running statistics on, where they are those of minibatches."""
         if self._statistics:
@@ -223,9 +240,9 @@ class Stage:
         return tuple(t.detach() for t in outputs)
 
     def _run(self, microbatch: int, kept: Kept) -> Tensors:
-        if self._autocast is None:
+        if self._autocast is None or self._casts is None:
             return self._run_blocks(microbatch, kept)
-        with torch.autocast(self._device.type, self._autocast):
+        with self._casts.using(self._device.type, self._autocast):
             return self._run_blocks(microbatch, kept)
 
     def _run_blocks(self, microbatch: int, kept: Kept) -> Tensors:
@@ -257,20 +274,24 @@ class Stage:
         return outputs
 
     def _measure(self, microbatch: int, kept: Kept) -> tuple[Tensors, int]:
-        """The outputs, and the bytes of the storages that the graph keeps, without the weights."""
+        """The outputs, and the bytes of the storages that the graph keeps, without the weights and copies of them."""
         owned = self._owned_storages()
         saved: dict[int, int] = {}
+        copies: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in owned:
-                saved[storage.data_ptr()] = storage.nbytes()
+                shared = self._casts is not None and self._casts.holds(tensor)
+                (copies if shared else saved)[storage.data_ptr()] = storage.nbytes()
             return tensor.detach()
 
         for tensor in kept.inputs:
             pack(tensor)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             outputs = self._run(microbatch, kept)
+        if self._casts:
+            self._casts.found_bytes = max(self._casts.found_bytes, sum(copies.values()))
         return outputs, sum(saved.values())
 
 

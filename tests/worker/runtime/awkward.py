@@ -237,3 +237,21 @@ class Seeing(nn.Linear):
 def seeing(*, width: int = 8) -> list[nn.Module]:
     """`mlp` of depth 4, with modules that want to see their weights change."""
     return [*(nn.Sequential(Seeing(width, width), nn.Tanh()) for _ in range(3)), Seeing(width, width)]
+
+
+class Casting(nn.Module):
+    """A layer that computes in bfloat16 whoever calls it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.linear(x)
+        return torch.tanh(y.float())
+
+
+def casting(*, width: int) -> list[nn.Module]:
+    """(B, width) -> (B, width) in four blocks."""
+    return [Casting(width) for _ in range(4)]

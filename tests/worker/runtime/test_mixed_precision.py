@@ -20,6 +20,7 @@ from worker_agent.runtime.loss_scale import GROWTH_STEPS, LossScale
 from worker_agent.runtime.run import execute as run_job
 
 LOUD = "tests.worker.runtime.awkward:loud?width=8"
+CASTING = "tests.worker.runtime.awkward:casting?width=8"
 OVERFLOWS = 2.0**21
 """A loss scale with which the first updates overflow in float16."""
 
@@ -61,6 +62,14 @@ def test_bfloat16_autocast_equals_torchs_own_in_one_process(
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert distance(weights, expected(plan, autocast=torch.bfloat16)) < 1e-6
     assert distance(weights, expected(plan)) > 1e-5
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw"])
+def test_blocks_that_autocast_by_themselves_see_every_update(schedule: str, tmp_path: Path) -> None:
+    plan = plan_of(schedule, 2)
+    run_ranks(job_of(plan, tmp_path, model=CASTING))
+    wanted = train(plan, CASTING, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
+    assert distance(checkpoint_weights(tmp_path, STEPS), wanted) < 1e-6
 
 
 @pytest.mark.parametrize(
