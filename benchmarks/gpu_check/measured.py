@@ -3,10 +3,13 @@
 import gc
 import os
 import tempfile
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -213,7 +216,8 @@ def run(trial: Trial, plan: Plan) -> dict[str, Any]:
             timeout_s=TIMEOUT_S,
         )
         memory = _MemoryAccount()
-        run_as(job, 0, 1, port)
+        with _noting_waits() as waits:
+            run_as(job, 0, 1, port)
         result = read_result(job.directory.result(0))
         losses = read_batches(job.directory.batches(0))["loss"]
     if result is None:
@@ -226,7 +230,26 @@ def run(trial: Trial, plan: Plan) -> dict[str, Any]:
         "resident_bytes": result.peak_resident_bytes,
         "first_loss": float(losses[0]),
         "last_loss": float(losses[-1]),
+        "device_memory": None if result.device_memory is None else asdict(result.device_memory),
+        "host_waits": dict(waits),
     } | memory.figures()
+
+
+@contextmanager
+def _noting_waits() -> Iterator[Counter[str]]:
+    """Where a host waits for its GPU in the block, and how often, as far as torch can tell; nothing on a CPU."""
+    waits: Counter[str] = Counter()
+    if device().type == "cpu":
+        yield waits
+        return
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield waits
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits.update(f"{Path(w.filename).name}:{w.lineno}" for w in caught if "synchronizing CUDA" in str(w.message))
 
 
 class _MemoryAccount:

@@ -24,7 +24,10 @@ _FLAGS: dict[str, Any] = {
     "safe_batch": Annotated[bool, typer.Option("--safe-batch", help="The batch may be smaller, but not larger.")],
     "master_weights": Annotated[
         bool | None,
-        typer.Option("--master-weights/--no-master-weights", help="float32 copies; default: for 16-bit weights."),
+        typer.Option(
+            "--master-weights/--no-master-weights",
+            help="Gradients, weights and states in float32; default: for 16 bits.",
+        ),
     ],
     "semantics": Annotated[str | None, typer.Option(help="pipedream: paper, or release as its authors' program.")],
     "compression_ratio": Annotated[float | None, typer.Option(help="release: count boundaries, so compressed.")],

@@ -165,8 +165,8 @@ class Plan:
     `order` is there where the model is a graph: the profile's blocks in the order in which the stages hold them, so
     that a stage's [start, stop) are places in it. `estimated` says that the profile was computed, not measured.
     `calibration_id` names the calibration that corrected the costs, `pareto` the plans that no other beats in both
-    throughput and memory. `master_weights`: the optimizer works on float32
-    copies of 16-bit weights. `split_backward`: 2BP; `split_backward_half_way`: its memory-saving variant, figure 5.
+    throughput and memory. `master_weights`: gradients of 16-bit weights add up in float32, and the optimizer works on
+    float32 copies. `split_backward`: 2BP; `split_backward_half_way`: its memory-saving variant, figure 5.
     `chunks`: the stages that a rank holds (Narayanan et al. 2021); the placement then lists its first ones, of stages
     below depth / chunks, and a rank has the stages s, s + depth / chunks, ...
     `interpolated`: the microbatch size was not measured, the costs lie between those of the measured sizes next to it.

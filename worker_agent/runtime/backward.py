@@ -208,7 +208,7 @@ def _add_all(calls: list[Deferred], added: Added, *, joined: bool) -> None:
         for call, rows in parts:
             if call.bias is not None:
                 _add(call.bias, call.operation.bias_gradient(rows))
-        if len(parts) == 1 and weight.grad is not None:
+        if len(parts) == 1 and weight.grad is not None and weight.grad.dtype == weight.dtype:
             call, rows = parts[0]
             call.operation.weight_gradient(rows, weight, weight.grad)
         else:
@@ -238,6 +238,6 @@ def _add(parameter: nn.Parameter, gradient: Tensor, *others: Tensor) -> None:
     if parameter.grad is not None:
         parameter.grad.add_(gradient)
     elif gradient.stride() == parameter.stride():
-        parameter.grad = gradient
+        parameter.grad = gradient.to(parameter.grad_dtype)
     else:
-        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        parameter.grad = torch.empty_like(parameter, dtype=parameter.grad_dtype).copy_(gradient)

@@ -242,8 +242,9 @@ class Executor:
         graphs = sum(k.activation_bytes for k in kept if k.roots)
         inputs = sum(t.nbytes for k in kept if not k.roots for t in k.inputs)
         deferred = sum(stage.deferred_bytes.values())
-        gradient_sets = max(len(self._exchanged) + self._gathers, 1)
-        fixed = gradient_sets * weights.version_bytes + weights.master_bytes + weights.optimizer_bytes
+        exchanged = max(len(self._exchanged) + self._gathers, 1) - 1  # those on their way are as the weights are
+        gradients = weights.gradient_bytes + exchanged * weights.version_bytes
+        fixed = gradients + weights.master_bytes + weights.optimizer_bytes
         return fixed + weights.live_bytes + stage.cast_bytes + graphs + inputs + deferred
 
 

@@ -225,10 +225,13 @@ def _on_each(
 
 
 def packed(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
-    """Gradients of one dtype as one flat tensor: zeros for those that are None, and at its end a 1 for all others."""
+    """Gradients as one flat tensor of their parameters' type: zeros for those that are None, then a 1 for each other.
+
+    What has added up in float32 is rounded here, once, to what is exchanged.
+    """
     there = parameters[0].new_tensor([0.0 if gradient is None else 1.0 for gradient in gradients])
     pairs = zip(gradients, parameters, strict=True)
-    return torch.cat([*((torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs), there])
+    return torch.cat([*((torch.zeros_like(p) if g is None else g.to(p.dtype)).reshape(-1) for g, p in pairs), there])
 
 
 def unpacked(flat: Tensor, parameters: Sequence[Tensor], *, all_there: bool) -> list[Tensor | None]:

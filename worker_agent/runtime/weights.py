@@ -46,7 +46,8 @@ class Weights:
     The optimizer works on handles, parameters of its own that are pointed at the version to be made: its states
     belong to the weights, not to a version. With `master_weights` the handle of a 16-bit parameter is a float32 copy
     instead, which belongs to the weights as well: it takes the update, and the version to be made is rounded from it;
-    `master_bytes` are the bytes of these.
+    `master_bytes` are the bytes of these. The gradients of many microbatches then add up in float32 as well, on leaves
+    of 16 bits; `gradient_bytes` are the bytes of a set.
     `learning_rate` gives the one with which a version is made, where it is not the optimizer's own all the time.
     """
 
@@ -61,7 +62,9 @@ class Weights:
     ) -> None:
         self.slots = tuple(slots)
         self.version_bytes = sum(slot.parameter.nbytes for slot in slots)
-        self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: tuple(slot.parameter for slot in slots)}
+        self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
+        first = tuple(self._graded_in_float32(slot.parameter, place) for place, slot in enumerate(slots))
+        self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: first}
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
         self._gathered: list[Tensor | None] | None = None
@@ -69,12 +72,15 @@ class Weights:
         self._skips = False
         self._learning_rate = learning_rate
         self._spare: list[tuple[nn.Parameter, ...]] = []
-        self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
         self._handles = tuple(
             nn.Parameter(slot.parameter.detach().float() if master else slot.parameter.detach())
             for slot, master in zip(slots, self._has_master, strict=True)
         )
         self.master_bytes = sum(h.nbytes for h, master in zip(self._handles, self._has_master, strict=True) if master)
+        self.gradient_bytes = sum(
+            handle.nbytes if master else slot.parameter.nbytes
+            for slot, handle, master in zip(slots, self._handles, self._has_master, strict=True)
+        )
         self.optimizer = optimizer(self._handles) if slots else None
         self._optimizer_bytes: int | None = None
 
@@ -185,7 +191,7 @@ class Weights:
         optimizer = None if self._skips else self.optimizer
         for i in few:
             there = target[i]
-            leaf = target[i] = nn.Parameter(base[i].detach().clone()) if there is None else there
+            leaf = target[i] = self._clone(base[i], i) if there is None else there
             handle, master, gradient = self._handles[i], self._has_master[i], gradients[i]
             if not master:
                 handle.data = leaf.detach()
@@ -262,9 +268,18 @@ class Weights:
                 self.optimizer.state[handles[name]][key] = value.clone()
         self._optimizer_bytes = None
 
+    def _clone(self, parameter: nn.Parameter, place: int) -> nn.Parameter:
+        return self._graded_in_float32(nn.Parameter(parameter.detach().clone()), place)
+
+    def _graded_in_float32(self, leaf: nn.Parameter, place: int) -> nn.Parameter:
+        """The leaf, whose gradients add up in float32 where it has a master."""
+        if self._has_master[place]:
+            leaf.grad_dtype = torch.float32
+        return leaf
+
     def _copy(self, base: Sequence[nn.Parameter]) -> tuple[nn.Parameter, ...]:
         if not self._spare:
-            return tuple(nn.Parameter(parameter.detach().clone()) for parameter in base)
+            return tuple(self._clone(parameter, place) for place, parameter in enumerate(base))
         leaves = self._spare.pop()
         if leaves:
             torch._foreach_copy_([leaf.detach() for leaf in leaves], [parameter.detach() for parameter in base])

@@ -16,7 +16,7 @@ OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the weights that an optimizer keeps as its state."""
 
 MASTER_BYTES = 4
-"""A master weight is a float32, and so are the states that belong to it."""
+"""A master weight is a float32, and so are the gradient that it takes and the states that belong to it."""
 
 RECEIVES_AHEAD = 2
 """Messages for which a worker has receives posted on an edge, beyond those that it has taken."""
@@ -48,17 +48,18 @@ class Copies:
 
 
 def keeps_master_weights(dtype: str, asked: bool | None) -> bool:
-    """Whether the optimizer works on float32 copies: for 16-bit weights, unless told not to."""
+    """Whether gradients add up, and the optimizer works, in float32: for 16-bit weights, unless told not to."""
     return DTYPE_BYTES[dtype] < MASTER_BYTES and asked is not False
 
 
 def fixed_copies(dtype: str, optimizer: str, *, master_weights: bool) -> tuple[int, int, int]:
     """Gradients, master weights and optimizer states, in copies of the weights.
 
-    With mixed-precision Adam that is 2 + 4 + 8 bytes a parameter beside 2 for every version.
+    With mixed-precision Adam that is 4 + 4 + 8 bytes a parameter beside 2 for every version: gradients of many
+    microbatches add up in float32 (Micikevicius et al. 2018, section 3.3), and are exchanged as the weights are.
     """
     size = MASTER_BYTES // DTYPE_BYTES[dtype] if master_weights else 1
-    return 1, size if master_weights else 0, OPTIMIZER_COPIES[optimizer] * size
+    return size, size if master_weights else 0, OPTIMIZER_COPIES[optimizer] * size
 
 
 def copies(

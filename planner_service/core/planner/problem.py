@@ -31,7 +31,7 @@ class Options:
     `synchronisation`: PipeDream's gradient volume (2018, section 3.2: parameter server). `memory`: the accounting.
     `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
     `safe_batch`: the batch size is the largest that is safe (2BW 2021, algorithm 1), not the one that must be.
-    `master_weights`: whether an optimizer keeps weights and states in float32 (default: for 16-bit weights).
+    `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
     `semantics`: PipeDream's objective as published, or as its authors' program computes it; `compression_ratio` is an
     option of that program. `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
     `cuts`: where a model that is a graph may be cut. `forced_cuts`, `forbidden_cuts`: a cut k stands before block k.

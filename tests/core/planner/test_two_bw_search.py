@@ -158,8 +158,10 @@ def test_a_mixture_fits_where_neither_all_nor_no_stages_may_recompute() -> None:
 
 
 def test_a_bert_like_chain_gains_from_mixing() -> None:
-    """Piper (2021) beats uniform 2BW plans 1.30 times on BERT-32, 512 devices, 8 GB; ours split unevenly as well."""
-    problem = bert_like(devices=512, memory_bytes=8 * 10**9)
+    """Piper (2021) beats uniform 2BW plans 1.30 times on BERT-32, 512 devices, 8 GB; ours split unevenly as well, and
+    keep gradients in float32: where less fits, on 7 GB.
+    """
+    problem = bert_like(devices=512, memory_bytes=7 * 10**9)
     mixed, uniform = solve("pipedream-2bw", problem), best_uniform(problem)
     assert isinstance(mixed, Plan)
     assert mixed.throughput_samples_per_s > 1.1 * uniform

@@ -76,15 +76,19 @@ def train(
     for step in range(steps):
         versions = {name: history[max(step - behind[stage_of[name]], 0)][name] for name in newest}
         used = {name: version.clone().requires_grad_(trained[name]) for name, version in versions.items()}
+        sums: dict[str, Tensor] = {}
         for k in range(step * batch, (step + 1) * batch):
             inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
             with torch.autocast("cpu", autocast, enabled=autocast is not None):
                 outputs = functional_call(chain.root, used, (inputs,))
                 loss = build_loss(None)(outputs, targets)
             torch.autograd.backward(scaler.scale(loss / batch))
+            for name, version in used.items():
+                if version.grad is not None:
+                    sums[name] = version.grad.to(kept) + sums.get(name, 0.0)
+                    version.grad = None
         for name, parameter in newest.items():
-            gradient = used[name].grad
-            parameter.grad = gradient.to(kept) if gradient is not None else None
+            parameter.grad = sums.get(name)
         scaler.unscale_(optimizer)
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(weights, clip_norm)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train
 from tests.worker.runtime.test_executor import DATA, MODEL, RATE, SEED, STEPS, checkpoint_weights
+from worker_agent.models.chain import build_model
+from worker_agent.models.data import open_data
+from worker_agent.models.losses import build_loss
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.results import RankResult
 
@@ -27,21 +31,23 @@ def bfloat16_plan(schedule: str, optimizer: str, *, master_weights: bool = True)
     return make_plan(schedule, (0, 2, 4), optimizer=optimizer, dtype="bfloat16", master_weights=master_weights)
 
 
-def execute(plan: Plan, out: Path, *, first_step: int = 0, every: int = STEPS) -> tuple[RankResult, ...]:
-    return run_ranks(
-        RunJob(
-            plan=plan,
-            model=MODEL,
-            data=DATA,
-            steps=STEPS,
-            first_step=first_step,
-            seed=SEED,
-            learning_rate=RATE,
-            checkpoint_every=every,
-            out=str(out),
-            device="cpu",
-        )
+def job_of(plan: Plan, out: Path, *, first_step: int = 0, every: int = STEPS, steps: int = STEPS) -> RunJob:
+    return RunJob(
+        plan=plan,
+        model=MODEL,
+        data=DATA,
+        steps=steps,
+        first_step=first_step,
+        seed=SEED,
+        learning_rate=RATE,
+        checkpoint_every=every,
+        out=str(out),
+        device="cpu",
     )
+
+
+def execute(plan: Plan, out: Path, *, first_step: int = 0, every: int = STEPS) -> tuple[RankResult, ...]:
+    return run_ranks(job_of(plan, out, first_step=first_step, every=every))
 
 
 def equal(one: Weights, other: Weights) -> bool:
@@ -59,6 +65,31 @@ def test_weights_equal_the_single_process_reference_to_the_last_bit(
     expected = train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert equal(weights, expected)
+
+
+def one_at_a_time(plan: Plan, *, kept: torch.dtype) -> Weights:
+    """One step of plain SGD on float32 copies, with the sum of the microbatches' gradients kept in this type."""
+    chain = build_model(MODEL, seed=SEED, dtype=torch.bfloat16)
+    source = open_data(DATA, microbatch_size=plan.microbatch_size, seed=SEED)
+    parameters = dict(chain.root.named_parameters())
+    sums = {name: torch.zeros_like(p, dtype=kept) for name, p in parameters.items()}
+    microbatches = plan.batch_size // plan.microbatch_size
+    for k in range(microbatches):
+        inputs, targets = (t.bfloat16() for t in source.microbatch(k))  # type: ignore[union-attr]
+        loss = build_loss(None)(chain.root(inputs), targets)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), torch.full_like(loss, 1 / microbatches))
+        for name, gradient in zip(parameters, gradients, strict=True):
+            sums[name] += gradient
+    return {name: (p.detach().float() - RATE * sums[name].float()).bfloat16() for name, p in parameters.items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"split_backward": True}, {"recompute": True}], ids=str)
+def test_gradients_of_many_microbatches_add_up_in_float32(options: dict[str, Any], tmp_path: Path) -> None:
+    plan = make_plan("1f1b", (0, 2, 4), microbatches=64, dtype="bfloat16", master_weights=True, **options)
+    run_ranks(job_of(plan, tmp_path, steps=1, every=1))
+    weights = checkpoint_weights(tmp_path, 1)
+    assert equal(weights, one_at_a_time(plan, kept=torch.float32))
+    assert not equal(weights, one_at_a_time(plan, kept=torch.bfloat16))
 
 
 def test_without_master_weights_small_updates_are_lost(tmp_path: Path) -> None:
@@ -88,9 +119,9 @@ def two_linear_blocks_each() -> Profile:
     return replace(profile([Cell(weight_bytes=WEIGHT_BYTES)] * 4), dtype="bfloat16")
 
 
-@pytest.mark.parametrize(("schedule", "bytes_a_parameter"), [("1f1b", 16), ("pipedream-2bw", 18)])
+@pytest.mark.parametrize(("schedule", "bytes_a_parameter"), [("1f1b", 18), ("pipedream-2bw", 20)])
 def test_mixed_precision_adam_holds_what_the_plan_says(schedule: str, bytes_a_parameter: int, tmp_path: Path) -> None:
-    """2 for a version, 2 for its gradient, 4 for the master and 8 for Adam's moments; 2 more for a further version."""
+    """2 for a version, 4 for its gradient, 4 for the master and 8 for Adam's moments; 2 more for a further version."""
     options = Options(schedule=schedule, stages=2, microbatch_size=1, optimizer="adam", recompute=False)
     problem = Problem(profile=two_linear_blocks_each(), cluster=cluster((2, 1.0)), batch_size=4, options=options)
     plan = solve("pipedream-2bw", problem)
@@ -100,7 +131,7 @@ def test_mixed_precision_adam_holds_what_the_plan_says(schedule: str, bytes_a_pa
     assert memory is not None
     assert memory.total == plan.stages[0].memory_bytes == bytes_a_parameter * parameters
     assert (memory.gradients, memory.master_weights, memory.optimizer_states) == tuple(
-        size * parameters for size in (2, 4, 8)
+        size * parameters for size in (4, 4, 8)
     )
     steps = 4 * 4  # Adam counts its steps in a float32 for each of the four tensors
     for result in execute(plan, tmp_path):
