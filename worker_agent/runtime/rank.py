@@ -113,10 +113,13 @@ class Part:
 
 
 class Rank:
-    """One worker of a run: its stream, and its stages."""
+    """One worker of a run: its stream, and its stages. So many `processes` of the run are on its node."""
 
-    def __init__(self, job: RunJob, program: Program, chain: Chain, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, job: RunJob, program: Program, chain: Chain, rank: int, device: torch.device, *, processes: int = 1
+    ) -> None:
         self.job = job
+        self.processes = processes
         self.program = program
         self.stream: Stream = program.streams[rank]
         self.device = device
@@ -166,7 +169,7 @@ class Rank:
             busy_s=log.busy_s,
             peak_memory_bytes=log.peak_memory_bytes,
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            device_memory=device_memory(self.device, int(os.environ["LOCAL_WORLD_SIZE"])),
+            device_memory=device_memory(self.device, self.processes),
         )
 
     def _executors(
@@ -335,7 +338,7 @@ def _worker(job: RunJob, rank: int, device: torch.device) -> Rank:
     check(brief(program))
     if rank == 0:
         write_job(job)
-    return Rank(job, program, chain, rank, device)
+    return Rank(job, program, chain, rank, device, processes=int(os.environ["LOCAL_WORLD_SIZE"]))
 
 
 def _explained(error: RuntimeError, instructions: Sequence[Instruction], status: Path, rank: int) -> PipeplanError:
