@@ -48,19 +48,20 @@ class Wire(Protocol):
         """Starts to receive into the tensor."""
 
 
-@dataclass(frozen=True, slots=True)
 class GroupWire:
-    """A process group of torch's as a wire."""
+    """A process group of torch's as a wire, asked directly: `isend` and `irecv` check each time what is known here."""
 
-    group: dist.ProcessGroup
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._places = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
 
     def send(self, tensor: Tensor, target: int, tag: int) -> Work | None:
         """Starts to send."""
-        return dist.isend(tensor, target, group=self.group, tag=tag)
+        return self._group.send([tensor], self._places[target], tag)
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Work | None:
         """Starts to receive into the tensor."""
-        return dist.irecv(tensor, source, group=self.group, tag=tag)
+        return self._group.recv([tensor], self._places[source], tag)
 
 
 Posted = tuple[Work | None, Tensor]
@@ -103,8 +104,7 @@ class Layout:
     def on(self, memory: Tensor) -> Tensor:
         """The tensor that lies in some bytes of memory; it is no view of them, and has changes counted for itself."""
         empty = torch.empty(0, dtype=self.dtype, device=memory.device)
-        with torch.no_grad():
-            return empty.set_(memory.untyped_storage(), 0, self.shape)  # type: ignore[call-overload,no-any-return]
+        return empty.set_(memory.untyped_storage(), 0, self.shape)  # type: ignore[call-overload,no-any-return]
 
 
 Layouts = tuple[Layout, ...]
@@ -209,15 +209,13 @@ class Outbox:
         self._edge = edge
         self._lines = lines
         self._window = window
-        self._notices: dict[Layouts, Tensor] = {}
+        self._announced: dict[tuple[tuple[torch.Size, torch.dtype], ...], tuple[Tensor, Sizes]] = {}
         self._ahead = Ahead(messages, lines.ahead)
         self._pending: deque[list[Posted]] = deque()
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Hands the tensors over, in order."""
-        layouts = layouts_of(tensors)
-        sizes = tuple(layout.bytes for layout in layouts)
-        message = self._announce(layouts)
+        message, sizes = self._announce(tensors)
         if not self._ahead.fits(sizes):
             for size in self._ahead.sizes * self._ahead.posted:
                 message += self._post(self._filler(tensors), size)
@@ -240,19 +238,24 @@ class Outbox:
                 work.wait()
 
     def _payload(self, tensor: Tensor) -> Tensor:
-        return _bytes_of(tensor.cpu() if self._lines.through_host else tensor)
+        through_host = self._lines.through_host and tensor.device.type != "cpu"
+        return _bytes_of(tensor.cpu() if through_host else tensor)
 
     def _filler(self, tensors: Sequence[Tensor]) -> Tensor:
         device = torch.device("cpu") if self._lines.through_host else tensors[0].device
         return torch.zeros(1, dtype=torch.uint8, device=device)
 
-    def _announce(self, layouts: Layouts) -> list[Posted]:
-        notice = self._notices.get(layouts)
-        if notice is not None:
-            return [self._say(notice, NOTICE)]
-        number, text = len(self._notices), _written(layouts)
-        self._notices[layouts] = torch.tensor([number, 0])
-        return [self._say(torch.tensor([number, text.numel()]), NOTICE), self._say(text, LAYOUT)]
+    def _announce(self, tensors: Sequence[Tensor]) -> tuple[list[Posted], Sizes]:
+        """Sends a message's notice; returns what it sent, and the bytes of the tensors."""
+        kind = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        known = self._announced.get(kind)
+        if known is not None:
+            notice, sizes = known
+            return [self._say(notice, NOTICE)], sizes
+        layouts = layouts_of(tensors)
+        number, text, sizes = len(self._announced), _written(layouts), _sizes(layouts)
+        self._announced[kind] = (torch.tensor([number, 0]), sizes)
+        return [self._say(torch.tensor([number, text.numel()]), NOTICE), self._say(text, LAYOUT)], sizes
 
     def _say(self, tensor: Tensor, part: int) -> Posted:
         return self._lines.notices.send(tensor, self._edge.target, self._edge.tag(part)), tensor
@@ -281,7 +284,7 @@ class Inbox:
         self._device = device
         self._unannounced = messages
         self._notices: deque[Posted] = deque()
-        self._layouts: list[Layouts] = []
+        self._layouts: list[tuple[Layouts, Sizes]] = []
         self._ahead = Ahead(messages, lines.ahead)
         self._posted: deque[list[Posted]] = deque()
         self._free: list[tuple[Tensor, ...]] = []
@@ -289,8 +292,7 @@ class Inbox:
 
     def receive(self) -> Message:
         """Waits for the next message."""
-        layouts = self._next_layouts()
-        sizes = tuple(layout.bytes for layout in layouts)
+        layouts, sizes = self._next_layouts()
         if not self._ahead.fits(sizes):
             while self._posted:
                 self._arrived()
@@ -300,15 +302,17 @@ class Inbox:
         memory = self._arrived()
         for _ in range(self._ahead.pass_on()):
             self._post()
-        tensors = (layout.on(m) for layout, m in zip(layouts, memory, strict=True))
-        return Message(tuple(tensor.to(self._device) for tensor in tensors), memory)
+        tensors = tuple(layout.on(m) for layout, m in zip(layouts, memory, strict=True))
+        if self._lines.through_host and self._device.type != "cpu":
+            tensors = tuple(tensor.to(self._device) for tensor in tensors)
+        return Message(tensors, memory)
 
     def release(self, message: Message) -> None:
         """Takes a message's memory back, to use it again."""
         if tuple(memory.nbytes for memory in message.memory) == self._ahead.sizes:
             self._free.append(message.memory)
 
-    def _next_layouts(self) -> Layouts:
+    def _next_layouts(self) -> tuple[Layouts, Sizes]:
         work, notice = self._notices.popleft()
         if work is not None:
             work.wait()
@@ -318,7 +322,8 @@ class Inbox:
             described = self._lines.notices.receive(text, self._edge.source, self._edge.tag(LAYOUT))
             if described is not None:
                 described.wait()
-            self._layouts.append(_read(text))
+            layouts = _read(text)
+            self._layouts.append((layouts, _sizes(layouts)))
         self._listen()
         return self._layouts[int(number)]
 
@@ -352,9 +357,15 @@ class Inbox:
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
 
+def _sizes(layouts: Layouts) -> Sizes:
+    return tuple(layout.bytes for layout in layouts)
+
+
 def _bytes_of(tensor: Tensor) -> Tensor:
     """A tensor's numbers, in order, as bytes: what a lazy conjugate or negative stands for, not what it looks at."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    if tensor.is_complex() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _written(layouts: Layouts) -> Tensor:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from planner_service.core.errors import RunFailedError
-from worker_agent.models.user_code import user_code
+from planner_service.core.errors import PipeplanError, RunFailedError
+from worker_agent.models.user_code import UserCodeError, user_code
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.runtime.backward import Added, Deferred, Split, add_weight_gradients
 from worker_agent.runtime.buffers import Buffers, Snapshot
@@ -92,7 +91,7 @@ class Stage:
         self._casts = Casts(self._parameters) if autocast else None
         self._kept_bytes: dict[Layouts, int] = {}
         self._left_out_bytes: dict[Layouts, int] = {}
-        self._in_backward_of = 0
+        self._come_to: list[int] | None = None
         self._gradients_are_dense = False
         numbers = range(first_block, first_block + len(self.blocks))
         names = block_names or [type(block).__name__ for block in self.blocks]
@@ -129,23 +128,39 @@ class Stage:
         kept = self.kept.pop(microbatch)
         reached = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root is not None]
         if reached:
-            with kept.splitting(deferring=True):
-                self._backward([root for root, _ in reached], [gradient for _, gradient in reached])
+            try:
+                with kept.splitting(deferring=True):
+                    torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
+            except PipeplanError:
+                raise
+            except Exception as error:  # a block's own backward may raise anything
+                with user_code(f"the backward of {self._failing(microbatch, kept, gradients)}"):
+                    raise error
+            if not self._gradients_are_dense:
+                self._require_dense_gradients()
         if kept.split:
             self._defer(microbatch, layouts_of(kept.inputs), kept.split.deferred)
         given = {gradient.untyped_storage().data_ptr() for gradient in gradients}
         return tuple(_gradient_of(t, given) for t in kept.inputs if carries_gradient(t))
 
-    def _backward(self, roots: list[Any], gradients: list[Tensor]) -> None:
-        self._in_backward_of = len(self.blocks)
+    def _failing(self, microbatch: int, kept: Kept, gradients: Tensors) -> str:
+        """In which block the backward that has just failed did so: found by doing it again, the run being at its end.
+
+        To follow all backwards takes a call into Python for each block of each.
+        """
+        first, last = self._titles[0], self._titles[-1]
+        place = first if first == last else f"{first} to {last}"
+        self._come_to = [len(self.blocks)]
         try:
-            torch.autograd.backward(roots, gradients)
-        except Exception as error:  # a block's own backward may raise anything
-            place = "the loss" if self._in_backward_of == len(self.blocks) else self._titles[self._in_backward_of]
-            with user_code(f"the backward of {place}"):
-                raise error
-        if not self._gradients_are_dense:
-            self._require_dense_gradients()
+            self._run_with_graph(microbatch, kept)
+            reached = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root is not None]
+            torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
+        except UserCodeError:
+            return place  # not even its forward works once more
+        except Exception:  # what happened before
+            newest = self._come_to[-1]
+            return "the loss" if newest == len(self.blocks) else self._titles[newest]
+        return place
 
     def _require_dense_gradients(self) -> None:
         """Raises RunFailedError where the first backward leaves a sparse gradient: exchanges and updates take none."""
@@ -247,21 +262,26 @@ class Stage:
 
     def _run_blocks(self, microbatch: int, kept: Kept) -> Tensors:
         values: Any = tuple(_changeable(t) for t in kept.inputs)
-        for i, block in enumerate(self.blocks):
-            self._generator.manual_seed(random_seed(self._seed, microbatch, self._first_block + i))
-            with user_code(self._titles[i]):
+        i = 0
+        try:
+            for i, block in enumerate(self.blocks):
+                self._generator.manual_seed(random_seed(self._seed, microbatch, self._first_block + i))
                 values = as_values(block(*values))
-            for value in values:
-                if value.grad_fn is not None:
-                    value.grad_fn.register_prehook(partial(self._note_backward, i))
+                if self._come_to is not None:
+                    self._follow(i, values, self._come_to)
+        except (Exception, SystemExit) as error:  # user code may raise anything
+            with user_code(self._titles[i]):
+                raise error
         if self.criterion is None:
             return tuple(values)
         with user_code("the loss"):
             return (_checked_loss(self.criterion(values if len(values) > 1 else values[0], kept.targets)),)
 
-    def _note_backward(self, block: int, _gradients: Any) -> None:
-        """A backward comes to a block's outputs."""
-        self._in_backward_of = block
+    def _follow(self, block: int, outputs: Tensors, come_to: list[int]) -> None:
+        """Has a backward note when it comes to a block's outputs."""
+        for output in outputs:
+            if output.grad_fn is not None:
+                output.grad_fn.register_prehook(lambda _gradients: come_to.append(block))
 
     def _measured(self, microbatch: int, kept: Kept) -> Tensors:
         """Runs; where inputs are of a new layout with every saved tensor seen, to count what the graph keeps."""
