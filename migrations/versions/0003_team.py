@@ -6,19 +6,30 @@ Revises: 0002
 
 import json
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 
 import sqlalchemy as sa
 from alembic import op
-
-from planner_service.contract.documents import parse
-from planner_service.core.identity import canonical_json
-from planner_service.core.timeline import Timeline
-from planner_service.storage import timelines
 
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
+
+
+def _frozen(name: str) -> ModuleType:
+    """A copy, beside the revisions, of code that the service had when this one was written."""
+    spec = spec_from_file_location(f"pipeplan_{name}", Path(__file__).parents[1] / "frozen" / f"{name}.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(name)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+timelines = _frozen("timelines_0003")
 
 
 def _sequence() -> sa.Column[int]:
@@ -339,10 +350,10 @@ def _pack_timelines() -> None:
     for run_id in _measured_runs(connection):
         read = sa.text("SELECT report, timeline FROM runs WHERE id = :id")
         row = connection.execute(read, {"id": run_id}).one()
-        report, timeline = json.loads(row.report), parse(Timeline, row.timeline)
-        timelines.store(connection, run_id, timelines.chunks_of(timeline))
-        timelines.store(connection, run_id, timelines.chunks_of_losses(report["losses"]))
-        values = {"id": run_id, "report": canonical_json({**report, "losses": []}), "head": timelines.head(timeline)}
+        report, timeline = json.loads(row.report), json.loads(row.timeline)
+        timelines.store(connection, run_id, timeline, report["losses"])
+        emptied = timelines.canonical_json({**report, "losses": []})
+        values = {"id": run_id, "report": emptied, "head": timelines.head(timeline)}
         connection.execute(sa.text("UPDATE runs SET report = :report, timeline_head = :head WHERE id = :id"), values)
     op.drop_column("runs", "timeline")
     op.drop_index("ix_runs_plan_id", "runs")
@@ -358,8 +369,8 @@ def _unpack_timelines() -> None:
         read = sa.text("SELECT report, timeline_head FROM runs WHERE id = :id")
         row = connection.execute(read, {"id": run_id}).one()
         losses = timelines.read_losses(connection, run_id)
-        timeline = canonical_json(timelines.read(connection, run_id, row.timeline_head))
-        report = canonical_json({**json.loads(row.report), "losses": losses})
+        timeline = timelines.canonical_json(timelines.read(connection, run_id, row.timeline_head))
+        report = timelines.canonical_json({**json.loads(row.report), "losses": losses})
         values = {"id": run_id, "report": report, "timeline": timeline}
         connection.execute(sa.text("UPDATE runs SET report = :report, timeline = :timeline WHERE id = :id"), values)
     op.drop_column("runs", "timeline_head")

@@ -1,5 +1,6 @@
 """Migrations: they give exactly the declared tables, and run both ways with data in them."""
 
+import re
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,13 @@ def test_the_migrations_give_exactly_the_declared_tables(database: Database) -> 
         differences = compare_metadata(migration, metadata)
     assert differences == []
     database.close()
+
+
+def test_revisions_import_nothing_that_may_change() -> None:
+    for path in (*migrations_folder().glob("versions/*.py"), *migrations_folder().glob("frozen/*.py")):
+        assert not re.search(r"^\s*(?:from|import) (?:planner_service|worker_agent)", path.read_text(), re.MULTILINE), (
+            path
+        )
 
 
 def test_the_constraints_are_the_declared_ones(database: Database, empty_database_url: str) -> None:
