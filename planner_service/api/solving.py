@@ -160,8 +160,9 @@ async def _within(background: Background, context: Context, outcome: idempotency
 
 
 def _reply_of(created: plans.Created) -> Reply:
-    body = canonical_json(answer_document(created.answer) | {"solve_time_s": created.solve_time_s})
+    document = answer_document(created.answer) | {"solve_time_s": created.solve_time_s}
     if created.plan_id is None:
-        return Reply(status=HTTPStatus.OK, body=body)
+        return Reply(status=HTTPStatus.OK, body=canonical_json(document))
+    body = canonical_json(document | {"id": created.plan_id})
     status = HTTPStatus.CREATED if created.new else HTTPStatus.OK
     return Reply(status=status, body=body, location=f"/v1/plans/{created.plan_id}")

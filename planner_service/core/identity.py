@@ -1,13 +1,53 @@
-"""Content addressing: the same content has the same id, on every machine."""
+"""Identity: the same content has the same id, on every machine and under every release.
+
+An id is a hash of the document's canonical text. That text has every field of the document's first version, and a later
+one only where it is not at its default: a field that a release adds changes the id of nothing that was stored before,
+and no id has to be stored again. Whoever changes this rule makes a second version of it, and keeps this one for the ids
+that are out there.
+"""
 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-LEFT_OUT_AS_DEFAULT = {"left_out_as_default": True}
-"""Metadata of a field that came later: where it has its default, ids and documents stay those of before."""
+FIRST_FIELDS: Mapping[str, str] = {
+    "Alternative": "",
+    "Block": "",
+    "BlockFactors": "spread observations",
+    "Calibration": "forward backward backward_input backward_weight forward_without_graph recompute "
+    "backward_after_forward instruction_s update_s_per_byte version_s_per_byte exchange_factor levels "
+    "activation_factor context_bytes",
+    "Certificate": "witness",
+    "Cluster": "device groups",
+    "Device": "context_bytes allocator_reserve",
+    "DeviceGroup": "",
+    "Level": "latency_s",
+    "LevelTerms": "",
+    "Measurement": "backward_input_s backward_weight_s workspace_bytes forward_spread_s backward_spread_s "
+    "weight_gradient_bytes",
+    "Method": "concurrent_devices torch_version",
+    "Model": "spec",
+    "Overheads": "update_s_per_byte version_s_per_byte instruction_s forward_without_graph recompute "
+    "backward_after_forward exchange_factor",
+    "Plan": "simulated alternatives order certificate pareto master_weights split_backward split_backward_half_way "
+    "chunks estimated interpolated calibration_id",
+    "Profile": "overheads method edges estimated",
+    "RunUsed": "",
+    "Simulated": "extrapolated_from",
+    "Stage": "replicas recompute time_s memory_bytes memory device",
+    "StageCosts": "recompute_s update_s reduce_s activation_transfer_s gradient_transfer_s latency_s instruction_s "
+    "activation_bytes input_bytes version_bytes fixed_bytes activation_port_devices gradient_port_devices "
+    "reduce_port_devices weight_gradient_bytes reduce_tail_s gradient_bytes",
+    "StageMemory": "weights gradients master_weights optimizer_states activations transient buffers",
+    "Term": "spread observations",
+    "Worker": "replica",
+}
+"""By class, the fields with a default that are in every id. Frozen: no name is ever added to a class that is here; a
+class that documents begin to hold is added once, with none.
+"""
 
 
 def canonical_json(content: Any) -> str:
@@ -49,15 +89,15 @@ def _known_id(same: _Same) -> str:
 
 
 def left_out(content: Any) -> frozenset[str]:
-    """The fields that a dataclass's document does not have: those marked `LEFT_OUT_AS_DEFAULT`, at their default."""
+    """The fields that a dataclass's document does not have: later ones than its first version's, at their default."""
     kind: Any = type(content)
-    return frozenset(name for name, default in _optional(kind) if getattr(content, name) == default)
+    return frozenset(name for name, default in _later(kind) if getattr(content, name) == default)
 
 
 def _fields(content: Any) -> dict[str, Any]:
     """A dataclass as a dictionary, one level deep: the encoder asks for the rest."""
     kind: Any = type(content)
-    absent = left_out(content) if _optional(kind) else ()
+    absent = left_out(content) if _later(kind) else ()
     return {name: getattr(content, name) for name in _names(kind) if name not in absent}
 
 
@@ -67,8 +107,15 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 @cache
-def _optional(kind: type) -> tuple[tuple[str, Any], ...]:
-    fields = dataclasses.fields(kind)
-    return tuple(
-        (field.name, field.default) for field in fields if LEFT_OUT_AS_DEFAULT.items() <= field.metadata.items()
-    )
+def _later(kind: type) -> tuple[tuple[str, Any], ...]:
+    """The fields that came after a document's first version, with their defaults; of other classes none."""
+    first = FIRST_FIELDS.get(kind.__name__)
+    if first is None:
+        return ()
+    fields = [field for field in dataclasses.fields(kind) if field.name not in first.split()]
+    defaults = [(field.name, _default(field)) for field in fields]
+    return tuple((name, default) for name, default in defaults if default is not dataclasses.MISSING)
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

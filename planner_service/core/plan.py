@@ -1,10 +1,9 @@
 """Plan: the answer of a planner, complete enough to be executed; or Infeasible: why there is none."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count
-from planner_service.core.identity import LEFT_OUT_AS_DEFAULT
 from planner_service.core.names import require_line
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Model
 from planner_service.core.stage_costs import StageCosts
@@ -205,7 +204,7 @@ class Plan:
     estimated: bool = False
     interpolated: bool = False
     calibration_id: str | None = None
-    warnings: tuple[str, ...] = field(default=(), metadata=LEFT_OUT_AS_DEFAULT)
+    warnings: tuple[str, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -8,8 +8,9 @@ time, so that
 The ratio of two plans' speeds is the product of the ratios of these three.
 """
 
+from collections.abc import Sequence
+
 from planner_service.contract.comparisons import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
-from planner_service.core.identity import content_id
 from planner_service.core.plan import Plan
 from planner_service.core.stage_costs import StageCosts
 from planner_service.services import plans
@@ -20,7 +21,7 @@ _NOT_COMPARED = ("id", "stages")
 
 def compare(context: Context, plan_ids: list[str]) -> Comparison:
     """The plans side by side, in this order. Raises NotFoundError."""
-    return comparison([plans.get(context, plan_id) for plan_id in plan_ids])
+    return comparison([(plan_id, plans.get(context, plan_id)) for plan_id in plan_ids])
 
 
 def alternatives(context: Context, plan_id: str) -> Alternatives:
@@ -34,9 +35,9 @@ def alternatives(context: Context, plan_id: str) -> Alternatives:
     )
 
 
-def comparison(compared: list[Plan]) -> Comparison:
-    """The comparison of the plans with the first."""
-    facts = [_facts(plan) for plan in compared]
+def comparison(compared: Sequence[tuple[str, Plan]]) -> Comparison:
+    """The comparison of the plans, each with the id under which it is stored, with the first."""
+    facts = [_facts(plan_id, plan) for plan_id, plan in compared]
     fastest = max(facts, key=_rate)
     return Comparison(
         plans=tuple(facts),
@@ -86,13 +87,13 @@ def _compute_text(plan: PlanFacts, first: PlanFacts) -> str:
     return f"{times}; {counts}"
 
 
-def _facts(plan: Plan) -> PlanFacts:
+def _facts(plan_id: str, plan: Plan) -> PlanFacts:
     compute_s = sum(_compute_s(plan, index) / costs.microbatch_size for index, costs in enumerate(plan.costs))
     slowest = max(range(plan.depth), key=lambda index: plan.stages[index].time_s)
     played = plan.simulated
     rate = plan.throughput_samples_per_s if played is None else played.throughput_samples_per_s
     return PlanFacts(
-        id=content_id(plan),
+        id=plan_id,
         planner=plan.planner,
         model=plan.model.name,
         profile_id=plan.profile_id,

@@ -28,7 +28,8 @@ def _solved(devices: int, **options: object) -> Plan:
 
 
 def test_the_factors_of_a_speed_multiply_to_the_ratio() -> None:
-    compared = comparison([_solved(2), _solved(4), _solved(2, stages=2, recompute=True)])
+    solved = (_solved(2), _solved(4), _solved(2, stages=2, recompute=True))
+    compared = comparison([(content_id(plan), plan) for plan in solved])
     for speed, facts in zip(compared.speeds, compared.plans, strict=True):
         assert speed.ratio is not None
         assert prod(factor.ratio for factor in speed.because) == pytest.approx(speed.ratio)
@@ -114,7 +115,8 @@ def test_a_format_that_cannot_hold_the_plan_says_why(http: TestClient, context: 
     assert http.get(f"/v1/plans/{'0' * 32}/exports/slurm").status_code == 404
 
 
-def test_the_comparisons_ids_are_those_of_the_plans(context: Context) -> None:
-    plan = plans.get(context, store_plan(context))
-    assert comparison([plan]).plans[0].id == content_id(plan)
+def test_a_comparison_calls_plans_by_the_ids_under_which_they_are_stored(context: Context) -> None:
+    plan_id = store_plan(context)
+    plan = plans.get(context, plan_id)
+    assert [facts.id for facts in comparison([(plan_id, plan), ("another", plan)]).plans] == [plan_id, "another"]
     assert PLAN_REQUEST.batch_size == plan.batch_size

@@ -5,13 +5,12 @@ profile and a cluster whose figures are those that the runs showed, and know not
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from planner_service.core.cluster import Cluster
 from planner_service.core.device_types import is_same, is_unknown
 from planner_service.core.errors import require, require_amount, require_count
-from planner_service.core.identity import LEFT_OUT_AS_DEFAULT
 from planner_service.core.names import require_line
 from planner_service.core.profile import DTYPE_BYTES, STRICT, Block, Device, Measurement, Model, Profile
 
@@ -128,7 +127,7 @@ class Calibration:
     levels: tuple[LevelTerms, ...] = ()
     activation_factor: Term | None = None
     context_bytes: Term | None = None
-    allocator_reserve: Term | None = field(default=None, metadata=LEFT_OUT_AS_DEFAULT)
+    allocator_reserve: Term | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -138,14 +138,15 @@ def compare(services: Services, request: Request) -> HTMLResponse:
 def comparison(context: Context, plan_ids: tuple[str, ...]) -> Comparison:
     """Gathers the page's content. Raises NotFoundError."""
     found = [plans.get(context, plan_id) for plan_id in plan_ids]
-    compared = comparisons.comparison(found)
+    identified = list(zip(plan_ids, found, strict=True))
+    compared = comparisons.comparison(identified)
     fastest = plan_ids.index(compared.fastest)
     rows = [_row(quantity, found, compared.plans) for quantity in _QUANTITIES]
     most_bytes = max(plan.stages[fullest(plan)].memory_bytes for plan in found)
     return Comparison(
         summaries=tuple(plans.summary(context, plan_id) for plan_id in plan_ids),
         fastest=fastest,
-        against=tuple(_against(found[fastest], plan) for place, plan in enumerate(found) if place != fastest),
+        against=tuple(_against(identified[fastest], one) for place, one in enumerate(identified) if place != fastest),
         differing=tuple(row for row in rows if row.differs),
         equal=tuple(row for row in rows if not row.differs),
         stages=tuple(stage_drawing(plan) for plan in found),
@@ -162,9 +163,9 @@ def _row(quantity: _Quantity, found: list[Plan], facts: tuple[PlanFacts, ...]) -
     return Row(label=quantity.label, values=tuple(quantity.shown(*pair) for pair in pairs), best=best)
 
 
-def _against(fastest: Plan, plan: Plan) -> Against:
+def _against(fastest: tuple[str, Plan], other: tuple[str, Plan]) -> Against:
     """The strongest factor first."""
-    slower, speed = comparisons.comparison([plan, fastest]).speeds
+    slower, speed = comparisons.comparison([other, fastest]).speeds
     factors = sorted(speed.because, key=lambda factor: -abs(log(factor.ratio)))
     told = [factor for factor in factors if abs(factor.ratio - 1) > NEGLIGIBLE]
     ratio = None if speed.ratio is None or speed.ratio < 1 + NEGLIGIBLE else times(speed.ratio)
