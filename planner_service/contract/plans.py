@@ -8,13 +8,14 @@ from pydantic import Field
 from planner_service.contract.listing import ListQuery, Name
 from planner_service.contract.wire import Wire
 from planner_service.core.cost.calibration import Calibration
+from planner_service.core.plan import FIRST_VERSION
 from planner_service.core.planner.problem import Options
 
 MAX_BATCH_SIZE = 2**31 - 1
 
 
 class PlanRequest(Wire):
-    """Asks a planner for the fastest plan that fits. The same request always gives the same plan."""
+    """Asks a planner for the fastest plan that fits. The same request to the same version gives the same plan."""
 
     profile_id: str = Field(min_length=1, max_length=64, description="id of a stored profile")
     cluster_id: str = Field(min_length=1, max_length=64, description="id of a stored cluster")
@@ -53,6 +54,7 @@ class PlanSummary(Wire):
     device: str = Field(description="the type of the cluster's devices")
     devices: int = Field(description="the cluster's devices")
     asked_by: str | None = Field(default=None, description="the name of the token that asked first, or `local`")
+    planner_version: str = Field(default=FIRST_VERSION, description="which version of the planner made it")
 
 
 class PlanQuery(ListQuery):

@@ -31,6 +31,9 @@ STASHING = frozenset({"pipedream", VERTICAL_SYNC})
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
+FIRST_VERSION = "1.0.0"
+"""Of a planner, where a plan says nothing else."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
@@ -169,7 +172,8 @@ class Plan:
     `chunks`: the stages that a rank holds (Narayanan et al. 2021); the placement then lists its first ones, of stages
     below depth / chunks, and a rank has the stages s, s + depth / chunks, ...
     `interpolated`: the microbatch size was not measured, the costs lie between those of the measured sizes next to it.
-    `warnings`: sentences that say where the profile may not be of the cluster's devices.
+    `warnings`: sentences that say where the profile may not be of the cluster's devices. `planner_version`: the planner
+    with another version may answer the same request with another plan.
     """
 
     planner: str
@@ -205,6 +209,7 @@ class Plan:
     interpolated: bool = False
     calibration_id: str | None = None
     warnings: tuple[str, ...] = ()
+    planner_version: str = FIRST_VERSION
 
     __pydantic_config__: ClassVar = STRICT
 

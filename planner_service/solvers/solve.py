@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from planner_service.core.errors import MissingDependencyError, require
 from planner_service.core.identity import content_id
-from planner_service.core.plan import Answer, Plan
+from planner_service.core.plan import FIRST_VERSION, Answer, Plan
 from planner_service.core.planner.on_chain import on_chain
 from planner_service.core.planner.partition.pipedream import pipedream
 from planner_service.core.planner.pipelines.gpipe import gpipe
@@ -34,6 +34,11 @@ PLANNERS: dict[str, Planner] = {
 """Of these only pipedream plans graphs as they are."""
 PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
 
+VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, FIRST_VERSION)
+"""Semantic versions of what the planners answer. Whoever makes one answer a request differently gives it the next: a
+minor one where plans are faster or more problems have one, a major one where plans mean something else.
+"""
+
 
 def solve(planner: str, problem: Problem, observe: Observer = unobserved) -> Answer:
     """The planner's answer to the problem as its calibration corrects it, with the ids of what was given.
@@ -44,7 +49,10 @@ def solve(planner: str, problem: Problem, observe: Observer = unobserved) -> Ans
     _require_one_type(planner, problem)
     asked = on_chain(partial(exact, observe=observe)) if planner == "exact" else PLANNERS[planner]
     answer = asked(problem.corrected)
-    if problem.calibration is None or not isinstance(answer, Plan):
+    if not isinstance(answer, Plan):
+        return answer
+    answer = replace(answer, planner_version=VERSIONS[planner])
+    if problem.calibration is None:
         return answer
     return replace(
         answer,

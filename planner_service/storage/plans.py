@@ -68,6 +68,7 @@ def add(
         device_name=cluster.device_name,
         devices=cluster.devices,
         asked_by=asked_by,
+        planner_version=plan.planner_version,
     )
     return insert_once(connection, row)
 

@@ -134,6 +134,7 @@ plans = Table(
     Column("device_name", Text, nullable=False, server_default="unknown"),
     Column("devices", Integer, nullable=False, server_default="0"),
     Column("asked_by", String(200), nullable=True),
+    Column("planner_version", String(32), nullable=False, server_default="1.0.0"),
     *_orders("created_at", "throughput_samples_per_s", "memory_bytes"),
     *_orders(
         "created_at",

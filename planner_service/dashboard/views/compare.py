@@ -113,7 +113,7 @@ _QUANTITIES = (
     _Quantity(label="In flight at best", shown=lambda plan, facts: count(plan.optimal_in_flight)),
     _Quantity(label="Recomputes", shown=lambda plan, facts: "yes" if plan.recompute else "no"),
     _Quantity(label="Backward split (2BP)", shown=lambda plan, facts: "yes" if plan.split_backward else "no"),
-    _Quantity(label="Planner", shown=lambda plan, facts: plan.planner),
+    _Quantity(label="Planner", shown=lambda plan, facts: f"{plan.planner} {plan.planner_version}"),
     _Quantity(label="Cost model", shown=lambda plan, facts: plan.cost_model),
     _Quantity(label="Optimizer", shown=lambda plan, facts: plan.optimizer),
     _Quantity(label="Numbers", shown=lambda plan, facts: plan.dtype),
