@@ -5,6 +5,7 @@ FOLDER/result.json, and why it failed from its standard error.
 """
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from planner_service.contract.console import run_command
@@ -106,12 +107,9 @@ def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartRe
         plan=parse_plan(read_text(folder / "plan.json")),
         model=task.model,
         data=task.data,
-        loss=task.loss,
         steps=task.steps,
-        seed=task.seed,
-        learning_rate=task.learning_rate,
-        checkpoint_every=task.checkpoint_every,
         out=read_text(folder / "out.path"),
+        **asdict(task.training),
     )
 
     def tell(now: RunProgress) -> None:

@@ -1,5 +1,6 @@
 """Jobs: what the service asks of agents, and what they report back under a lease."""
 
+from dataclasses import fields
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -13,6 +14,7 @@ from planner_service.core.plan import Infeasible
 from planner_service.core.profile import Profile
 from planner_service.core.report import RunReport
 from planner_service.core.timeline import Timeline
+from planner_service.core.training import TrainingOptions
 
 NO_NULL = r"^[^\x00]*$"
 """PostgreSQL keeps no text with a null character."""
@@ -51,7 +53,10 @@ class LinksTask(Wire):
 
 
 class RunTask(Wire):
-    """Execute a plan through torchrun, on one node or spread evenly over several that share a folder."""
+    """Execute a plan through torchrun, on one node or spread evenly over several that share a folder.
+
+    Beside what names the run, the fields of TrainingOptions.
+    """
 
     kind: Literal["run"] = "run"
     plan_id: str = Field(min_length=1, max_length=64)
@@ -61,9 +66,24 @@ class RunTask(Wire):
     steps: int = Field(ge=1, le=10_000_000)
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
     learning_rate: float = Field(default=0.1, gt=0, le=1000)
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0, le=10_000_000)
+    decay_steps: int | None = Field(default=None, ge=1, le=10_000_000, description="by default the run's steps")
+    clip_norm: float | None = Field(default=None, gt=0, description="of the whole model's gradient")
+    batch_norm: Literal["microbatch", "minibatch"] | None = Field(
+        default=None, description="what its statistics are of"
+    )
+    autocast: Literal["bfloat16", "float16"] | None = None
+    loss_scale: float | None = Field(default=None, gt=0, description="where a dynamic scale begins")
     checkpoint_every: int = Field(default=0, ge=0)
+    concatenate: bool = Field(default=False, description="2BP: weight gradients of several microbatches as one product")
     nodes: int = Field(default=1, ge=1, le=1024, description="must divide the plan's workers")
     agents: Agents = ()
+
+    @property
+    def training(self) -> TrainingOptions:
+        """How it trains."""
+        return TrainingOptions(**{field.name: getattr(self, field.name) for field in fields(TrainingOptions)})
 
 
 class PlanTask(Wire):

@@ -3,116 +3,68 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from planner_service.core.errors import require, require_amount, require_count
 from planner_service.core.identity import canonical_json, content_id
 from planner_service.core.plan import Plan
 from planner_service.core.predict import long_program_of
-from planner_service.core.profile import STRICT
 from planner_service.core.records import read_record
 from planner_service.core.schedule.among_stages import AmongStages
 from planner_service.core.schedule.long_program import settled_batches
 from planner_service.core.schedule.program import FLUSHES, Program
-from worker_agent.runtime.learning_rate import LEARNING_RATES, share
+from planner_service.core.training import TrainingOptions
+from worker_agent.runtime.learning_rate import share
 from worker_agent.runtime.loss_scale import INITIAL
 from worker_agent.runtime.manifest import Manifest, describe
 from worker_agent.runtime.status import status_path
 
-AUTOCASTS = ("bfloat16", "float16")
 RECORDED_INSTRUCTIONS = 100_000
 """Of all ranks together, at a run's start and again at its end: some 10 MB of trace each."""
 
-BATCH_NORMS = ("microbatch", "minibatch")
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "host", "nccl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunJob:
+class RunJob(TrainingOptions):
     """An execution of a plan: batches [first_step, steps) of the data, from a seed or from a checkpoint.
 
-    Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank. `concatenate`: with a
-    split backward (2BP), weight gradients of several microbatches are computed as one product, not in a loop.
+    Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank.
     `transport` says how GPUs' tensors travel: by NCCL ("auto"), or through the host by gloo, where ranks may share one.
-    `learning_rate` is the largest one: it rises in `warmup_steps`, and `lr_schedule` says how it decays from there to
-    step `decay_steps` (None: the last).
-    `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
-    With `autocast` the blocks of a float32 plan compute in that type; `loss_scale` is where a dynamic scale of the loss
-    begins, by default torch's own for float16, and none for others.
     Of a run of more than twice `recorded_batches` every instruction of so many is recorded at its start and at its end
     (None: of as many as hold `RECORDED_INSTRUCTIONS`).
-    `clip_norm` is the largest norm that the whole model's mean gradient may have; `tied` the groups of stages that
-    share weights, which the ranks find.
+    `tied` are the groups of stages that share weights, which the ranks find.
     """
 
     plan: Plan
     model: str
     data: str
-    loss: str | None = None
     steps: int
     first_step: int = 0
-    seed: int = 0
-    learning_rate: float = 0.1
-    lr_schedule: str = "constant"
-    warmup_steps: int = 0
-    decay_steps: int | None = None
-    checkpoint_every: int = 0
     out: str
     device: str = "auto"
     transport: str = "auto"
     timeout_s: float = 300.0
-    concatenate: bool = False
-    clip_norm: float | None = None
-    batch_norm: str | None = None
-    autocast: str | None = None
-    loss_scale: float | None = None
     tied: tuple[tuple[int, ...], ...] = ()
     recorded_batches: int | None = None
 
-    __pydantic_config__: ClassVar = STRICT
-
     def __post_init__(self) -> None:
+        TrainingOptions.__post_init__(self)  # a class with slots is made anew, and `super` finds the one before
         require_count("steps", self.steps)
         require_count("first_step", self.first_step, at_least=0)
         rule = f"must be above the {self.first_step} steps that the checkpoint has done"
         require(self.steps > self.first_step, "steps", rule, self.steps)
-        require_count("seed", self.seed, at_least=0)
-        require_amount("learning_rate", self.learning_rate, positive=True)
-        self._check_schedule()
-        self._check_batch_norm()
-        self._check_autocast()
-        require_count("checkpoint_every", self.checkpoint_every, at_least=0)
+        rule = f"must be microbatch for {self.plan.schedule}, whose minibatches are not apart"
+        apart = self.plan.schedule in FLUSHES
+        require(apart or self.batch_norm != "minibatch", "batch_norm", rule, self.batch_norm)
+        rule = f"must be left out for a plan in {self.plan.dtype}: it is for those in float32"
+        require(self.autocast is None or self.plan.dtype == "float32", "autocast", rule, self.autocast)
         require_amount("timeout_s", self.timeout_s, positive=True)
-        if self.clip_norm is not None:
-            require_amount("clip_norm", self.clip_norm, positive=True)
         if self.recorded_batches is not None:
             require_count("recorded_batches", self.recorded_batches)
         require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)
         rule = f"must be one of {', '.join(TRANSPORTS)}"
         require(self.transport in TRANSPORTS, "transport", rule, self.transport)
-
-    def _check_schedule(self) -> None:
-        rule = f"must be one of {', '.join(LEARNING_RATES)}"
-        require(self.lr_schedule in LEARNING_RATES, "lr_schedule", rule, self.lr_schedule)
-        require_count("warmup_steps", self.warmup_steps, at_least=0)
-        if self.decay_steps is not None:
-            require_count("decay_steps", self.decay_steps)
-
-    def _check_batch_norm(self) -> None:
-        rule = f"must be one of {', '.join(BATCH_NORMS)}"
-        require(self.batch_norm in (None, *BATCH_NORMS), "batch_norm", rule, self.batch_norm)
-        rule = f"must be microbatch for {self.plan.schedule}, whose minibatches are not apart"
-        apart = self.plan.schedule in FLUSHES
-        require(apart or self.batch_norm != "minibatch", "batch_norm", rule, self.batch_norm)
-
-    def _check_autocast(self) -> None:
-        rule = f"must be one of {', '.join(AUTOCASTS)}"
-        require(self.autocast in (None, *AUTOCASTS), "autocast", rule, self.autocast)
-        rule = f"must be left out for a plan in {self.plan.dtype}: it is for those in float32"
-        require(self.autocast is None or self.plan.dtype == "float32", "autocast", rule, self.autocast)
-        if self.loss_scale is not None:
-            require_amount("loss_scale", self.loss_scale, positive=True)
 
     @property
     def first_loss_scale(self) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import cos, pi
 
-LEARNING_RATES: dict[str, Callable[[float], float]] = {
+_DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: (1.0 + cos(pi * done)) / 2.0,
@@ -20,4 +20,4 @@ def share(schedule: str, step: int, *, warmup_steps: int, decay_steps: int) -> f
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     decaying = max(decay_steps - warmup_steps, 1)
-    return LEARNING_RATES[schedule](min((step - warmup_steps) / decaying, 1.0))
+    return _DECAYS[schedule](min((step - warmup_steps) / decaying, 1.0))

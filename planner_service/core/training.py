@@ -1,0 +1,63 @@
+"""Training: what a run is told beside its plan, its model and its data. The command, jobs and ranks all take this."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from planner_service.core.errors import require, require_amount, require_count
+from planner_service.core.profile import STRICT
+
+LEARNING_RATES = ("constant", "linear", "cosine")
+"""How a learning rate decays after its warm-up."""
+
+AUTOCASTS = ("bfloat16", "float16")
+"""What blocks with float32 weights may compute in."""
+
+BATCH_NORMS = ("microbatch", "minibatch")
+"""What running statistics may be of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """How a plan is trained.
+
+    `learning_rate` is the largest one: it rises in `warmup_steps`, and `lr_schedule` says how it decays from there to
+    step `decay_steps` (None: the last). `clip_norm` is the largest norm that the whole model's mean gradient may have.
+    `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
+    With `autocast` the blocks of a float32 plan compute in that type; `loss_scale` is where a dynamic scale of the loss
+    begins, by default torch's own for float16, and none for others.
+    `concatenate`: with a split backward (2BP), weight gradients of several microbatches are computed as one product.
+    `loss` names a function, None is the model's own; `checkpoint_every` so many steps, 0: never.
+    """
+
+    loss: str | None = None
+    seed: int = 0
+    learning_rate: float = 0.1
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    clip_norm: float | None = None
+    batch_norm: str | None = None
+    autocast: str | None = None
+    loss_scale: float | None = None
+    checkpoint_every: int = 0
+    concatenate: bool = False
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("seed", self.seed, at_least=0)
+        require_amount("learning_rate", self.learning_rate, positive=True)
+        require_count("warmup_steps", self.warmup_steps, at_least=0)
+        require_count("checkpoint_every", self.checkpoint_every, at_least=0)
+        if self.decay_steps is not None:
+            require_count("decay_steps", self.decay_steps)
+        for field in ("clip_norm", "loss_scale"):
+            if getattr(self, field) is not None:
+                require_amount(field, getattr(self, field), positive=True)
+        for field, names in (
+            ("lr_schedule", LEARNING_RATES),
+            ("batch_norm", (None, *BATCH_NORMS)),
+            ("autocast", (None, *AUTOCASTS)),
+        ):
+            rule = f"must be one of {', '.join(name for name in names if name)}"
+            require(getattr(self, field) in names, field, rule, getattr(self, field))
