@@ -146,7 +146,7 @@ def _at_once(
 
 
 def _names_the_largest(server: Server, token: str, largest_bytes: int, poll: Poll) -> None:
-    """What names the largest profile that is stored: plans at once and as jobs, its page."""
+    """Asks for plans of the largest stored profile, then for its page."""
     profile, cluster = VALID["/v1/profiles"](largest_bytes), VALID["/v1/clusters"](1000)
     stored = [_stored(server, token, path, body) for path, body in (("profiles", profile), ("clusters", cluster))]
     asked = {"profile_id": stored[0], "cluster_id": stored[1], "planner": "gpipe", "batch_size": 1}
