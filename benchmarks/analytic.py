@@ -19,14 +19,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
+from pipeplan.costs.estimate import estimate
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Stage, Worker
+from pipeplan.documents.profile import Profile
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.planners.complete import Decision, complete
+from pipeplan.planners.problem import Options, PlanningProblem
 from planner_service.contract.jobs import ProfileTask
-from planner_service.core.cluster import Cluster
-from planner_service.core.cost.estimate import estimate
-from planner_service.core.plan import Stage, Worker
-from planner_service.core.planner.complete import Decision, complete
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Profile
-from planner_service.core.stage_costs import StageCosts
 from worker_agent.profiler.analytic import ModelCounts, count_model, estimate_cluster, profile_of
 from worker_agent.profiler.datasheets import find_datasheet
 from worker_agent.profiler.job import ProfileJob
@@ -145,7 +145,7 @@ class Predictor:
             optimal_in_flight=row.depth,
             configurations_considered=1,
         )
-        problem = Problem(
+        problem = PlanningProblem(
             profile=self._profile(row),
             cluster=self._cluster(row),
             batch_size=row.batch_size,

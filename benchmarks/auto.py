@@ -3,18 +3,18 @@
 import time
 from dataclasses import replace
 
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.inverse.smallest import rate
-from planner_service.core.plan import Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Block, Device, Measurement, Model, Profile
-from planner_service.solvers.solve import solve
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.questions.smallest import rate
 
 GPU = Device(name="gpu", memory_bytes=16 * 10**9)
 ASKED = (("pipedream", None), ("pipedream-2bw", None), ("pipedream-2bw", "1f1b"), ("pipedream-2bw", "data-parallel"))
 
 
-def transformer(blocks: int, servers: int, batch_size: int) -> Problem:
+def transformer(blocks: int, servers: int, batch_size: int) -> PlanningProblem:
     """Equal blocks of 14 million parameters in 16 bits, on servers of 8 joined at 10 Gb/s."""
     sizes = (1, 2, 4, 8)
     measured = tuple(
@@ -38,7 +38,7 @@ def transformer(blocks: int, servers: int, batch_size: int) -> Problem:
         Level(size=8, bandwidth_bytes_per_s=5e10, latency_s=5e-6),
         Level(size=servers, bandwidth_bytes_per_s=1.25e9, latency_s=2e-5),
     )
-    return Problem(profile=profile, cluster=Cluster(device=GPU, levels=levels), batch_size=batch_size)
+    return PlanningProblem(profile=profile, cluster=Cluster(device=GPU, levels=levels), batch_size=batch_size)
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
             _row(problem, f"{planner} {schedule or ''}".strip(), plan, seconds, rate(best))
 
 
-def _timed(planner: str, problem: Problem) -> tuple[Plan, float]:
+def _timed(planner: str, problem: PlanningProblem) -> tuple[Plan, float]:
     start_s = time.perf_counter()
     answer = solve(planner, problem)
     seconds = time.perf_counter() - start_s
@@ -64,7 +64,7 @@ def _timed(planner: str, problem: Problem) -> tuple[Plan, float]:
     return answer, seconds
 
 
-def _row(problem: Problem, planner: str, plan: Plan, seconds: float, best: float) -> None:
+def _row(problem: PlanningProblem, planner: str, plan: Plan, seconds: float, best: float) -> None:
     machines, blocks = problem.cluster.devices, len(problem.profile.blocks)
     found = f"{plan.schedule} {plan.depth} x {plan.width or 'mixed'}"
     print(

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.workload import CUTS, DATA, LEARNING_RATE, MICROBATCH_SIZE, MODEL, Ours, plan_for
-from planner_service.core.plan import ASP, Plan, Stage
-from planner_service.core.schedule.program import pipelines_in_a_row
+from pipeplan.documents.plan import ASP, Plan, Stage
+from pipeplan.programs.program import pipelines_in_a_row
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss

@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from planner_service.core.cluster import Cluster, DeviceGroup, Level
-from planner_service.core.plan import Answer, Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Block, Device, Measurement, Model, Profile
-from planner_service.solvers.progress import Progress
-from planner_service.solvers.solve import PLANNERS, exact
+from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
+from pipeplan.documents.plan import Answer, Plan
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.planners.problem import Options, PlanningProblem, SearchProgress
+from pipeplan.planners.solve import PLANNERS, exact
 
 ROUNDS = 5
 GIB = 2**30
@@ -21,7 +20,7 @@ class Case:
     """A problem, and the recurrence that answers it too, where one does."""
 
     name: str
-    problem: Problem
+    problem: PlanningProblem
     recurrence: str | None
 
 
@@ -54,7 +53,7 @@ def cases() -> list[Case]:
     """One type of device with and without a limit of memory, PipeDream's own replicas, and two types."""
     roomy, small = (Device(name=name, memory_bytes=size * GIB) for name, size in (("roomy", 80), ("small", 14)))
     ethernet = Level(size=16, bandwidth_bytes_per_s=3e9)
-    one = Problem(
+    one = PlanningProblem(
         profile=chain(96, device=roomy),
         cluster=Cluster(device=roomy, levels=(ethernet,)),
         batch_size=64,
@@ -62,7 +61,7 @@ def cases() -> list[Case]:
     )
     tight = replace(one, cluster=Cluster(device=small, levels=(ethernet,)))
     free = replace(tight, options=Options(schedule="pipedream-2bw"))
-    pipedream = Problem(
+    pipedream = PlanningProblem(
         profile=chain(40, device=roomy),
         cluster=Cluster(device=roomy, levels=(replace(ethernet, size=8),)),
         batch_size=1,
@@ -91,7 +90,7 @@ def main() -> None:
         "| problem | exact, s | deterministic s | gap | recurrence, s | exact / recurrence |\n|---|---|---|---|---|---|"
     )
     for case in cases():
-        seen: list[Progress] = []
+        seen: list[SearchProgress] = []
         ours_s, theirs_s = [], []
         for _ in range(ROUNDS):
             answer, seconds = _timed(lambda: exact(case.problem, seen.append))  # noqa: B023

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planner_service.core.plan import Plan
-from planner_service.core.predict import program_of
-from planner_service.core.schedule.instructions import (
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.instructions import (
     Backward,
     Forward,
     Instruction,
@@ -27,6 +26,7 @@ from planner_service.core.schedule.instructions import (
     SendGradient,
     Update,
 )
+from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.channel import open_lines

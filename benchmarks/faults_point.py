@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.faults_work import CHECKPOINT_EVERY, STEPS, arguments, job_for, plan_for, reads_folder
-from planner_service.contract.documents import dump, plan_document
-from planner_service.core.plan import Plan
-from planner_service.core.schedule.instructions import Checkpoint, Forward
-from planner_service.core.schedule.program import Program
-from planner_service.core.schedule.text import format_instruction
+from pipeplan.documents.files import dump, plan_document
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.instructions import Checkpoint, Forward
+from pipeplan.programs.program import Program
+from pipeplan.programs.text import format_instruction
 from tests.worker.runtime.recorded import reads_of
 from worker_agent.runtime.status import Status, read_status
 

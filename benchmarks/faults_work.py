@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from planner_service.core.plan import Plan
+from pipeplan.documents.plan import Plan
 from tests.worker.runtime.plans import make_plan
 from worker_agent.models.presets import SleepBlock
 from worker_agent.runtime.job import RunJob

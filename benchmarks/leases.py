@@ -24,12 +24,12 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.plan import Answer
+from pipeplan.documents.profile import Device
+from pipeplan.errors import LeaseLostError, ServiceError
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.contract.jobs import Completion, LeaseRequest, LinksResult, LinksTask
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.errors import LeaseLostError, ServiceError
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
-from planner_service.core.profile import Device
 from planner_service.services import jobs
 from planner_service.services.context import Context
 from planner_service.storage import jobs as storage
@@ -168,7 +168,7 @@ def _one(context: Context, say: Callable[[str], object], name: str) -> None:
     say(f"done {lease.job.id}\n")
 
 
-def _no_planner(planner: str, problem: Problem) -> Answer:
+def _no_planner(planner: str, problem: PlanningProblem) -> Answer:
     raise LookupError("nothing is planned here")
 
 

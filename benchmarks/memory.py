@@ -16,17 +16,17 @@ from pathlib import Path
 
 from torch.distributed.launcher.api import elastic_launch
 
-from planner_service.contract.documents import read
-from planner_service.core.cluster import Cluster
-from planner_service.core.cost.boundaries import boundaries
-from planner_service.core.cost.memory import training_copies
-from planner_service.core.plan import INTERLEAVED, Plan, Stage
-from planner_service.core.planner.complete import Decision, complete
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.predict import predict, program_of
-from planner_service.core.profile import Profile
-from planner_service.core.schedule.footprint import footprints
-from planner_service.core.schedule.program import pipelines_in_a_row
+from pipeplan.costs.graph import boundaries
+from pipeplan.costs.memory import training_copies
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import read
+from pipeplan.documents.plan import INTERLEAVED, Plan, Stage
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.complete import Decision, complete
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.programs.footprint import footprints
+from pipeplan.programs.program import pipelines_in_a_row
+from pipeplan.simulation.predict import predict, program_of
 from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.torchrun import one_node
 
@@ -89,7 +89,9 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
         optimal_in_flight=depth,
         configurations_considered=1,
     )
-    problem = Problem(profile=profile, cluster=cluster, batch_size=batch_size, options=Options(optimizer=OPTIMIZER))
+    problem = PlanningProblem(
+        profile=profile, cluster=cluster, batch_size=batch_size, options=Options(optimizer=OPTIMIZER)
+    )
     return replace(
         complete(problem, decision),
         schedule=case.schedule,

@@ -17,14 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.plan import Plan
-from planner_service.core.planner.partition.graph_states import cut_states
-from planner_service.core.planner.partition.pipedream import pipedream
-from planner_service.core.planner.partition.states import States
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Block, Device, Measurement, Model, Profile
-from planner_service.imports.pipedream_graph import import_pipedream_graph
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.imports.pipedream_graph import import_pipedream_graph
+from pipeplan.planners.pipedream.planner import pipedream
+from pipeplan.planners.pipedream.states import States, cut_states
+from pipeplan.planners.problem import Options, PlanningProblem
 
 PROFILES = Path(__file__).parents[1] / "tests" / "data" / "profiles"
 REPETITIONS = 5
@@ -43,11 +42,11 @@ class Case:
     peer: bool = False
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> PlanningProblem:
         """For one minibatch of the profile's only size."""
         (size,) = self.profile.microbatch_sizes
         cluster = Cluster(device=DEVICE, levels=self.levels)
-        return Problem(
+        return PlanningProblem(
             profile=self.profile,
             cluster=cluster,
             batch_size=size,

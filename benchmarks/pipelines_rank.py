@@ -24,8 +24,8 @@ from benchmarks.workload import (
     batches_a_round,
     plan_for,
 )
-from planner_service.core.predict import program_of
-from planner_service.core.schedule.instructions import Instruction, Update
+from pipeplan.programs.instructions import Instruction, Update
+from pipeplan.simulation.predict import program_of
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss

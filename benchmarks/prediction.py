@@ -15,18 +15,18 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.idle import busy_cores, watched_others
-from planner_service.contract.documents import dump, plan_document, read
+from pipeplan.calibration.calibrate import calibrate, predicted_samples_per_s
+from pipeplan.calibration.samples import MeasuredRun
+from pipeplan.documents.calibration import Calibration, apply
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import dump, plan_document, read
+from pipeplan.documents.plan import Plan, Stage
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.complete import Decision, complete
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.programs.program import pipelines_in_a_row
+from pipeplan.programs.timeline import throughput_samples_per_s
 from planner_service.contract.run_files import read_run
-from planner_service.core.calibrate.calibrate import calibrate, predicted_samples_per_s
-from planner_service.core.calibrate.samples import MeasuredRun
-from planner_service.core.cluster import Cluster
-from planner_service.core.cost.calibration import Calibration, apply
-from planner_service.core.plan import Plan, Stage
-from planner_service.core.planner.complete import Decision, complete
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Profile
-from planner_service.core.schedule.program import pipelines_in_a_row
-from planner_service.core.throughput import throughput_samples_per_s
 from planner_service.demo.main_job import DATA, MODEL
 
 SAMPLES = 480
@@ -134,7 +134,9 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
         optimal_in_flight=len(stages),
         configurations_considered=1,
     )
-    problem = Problem(profile=profile, cluster=cluster, batch_size=batch_size, options=Options(optimizer=OPTIMIZER))
+    problem = PlanningProblem(
+        profile=profile, cluster=cluster, batch_size=batch_size, options=Options(optimizer=OPTIMIZER)
+    )
     return complete(problem, decision)
 
 

@@ -8,18 +8,18 @@ time, the same one, so that the ratio is of two ways to the same plan.
 import time
 from collections.abc import Callable
 
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.plan import Plan
-from planner_service.core.planner.pipelines.bounds import expand
-from planner_service.core.planner.pipelines.candidate import Evaluator
-from planner_service.core.planner.pipelines.gpipe import gpipe
-from planner_service.core.planner.pipelines.search import Search
-from planner_service.core.planner.pipelines.shapes import Space
-from planner_service.core.planner.pipelines.sizes import profiled
-from planner_service.core.planner.pipelines.two_bw import two_bw
-from planner_service.core.planner.play import play
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.planners.complete import play
+from pipeplan.planners.gpipe import gpipe
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.two_bw.bounds import expand
+from pipeplan.planners.two_bw.candidate import Evaluator
+from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.planners.two_bw.planner import two_bw
+from pipeplan.planners.two_bw.search import BestFirstSearch
+from pipeplan.planners.two_bw.shapes import ShapeSpace
 
 REPETITIONS = 5
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -54,14 +54,16 @@ def _block(index: int, blocks: int) -> Block:
     )
 
 
-def instance(blocks: int, servers: int, gigabytes: float, batch_size: int, options: Options | None = None) -> Problem:
+def instance(
+    blocks: int, servers: int, gigabytes: float, batch_size: int, options: Options | None = None
+) -> PlanningProblem:
     """Servers of 8 devices."""
     levels = (
         Level(size=8, bandwidth_bytes_per_s=150e9),
         Level(size=servers, bandwidth_bytes_per_s=12e9),
     )
     device = Device(name="device", memory_bytes=int(gigabytes * 1e9))
-    return Problem(
+    return PlanningProblem(
         profile=chain(blocks),
         cluster=Cluster(device=device, levels=levels),
         batch_size=batch_size,
@@ -80,12 +82,12 @@ INSTANCES = {
 }
 
 
-def plain(problem: Problem) -> float:
+def plain(problem: PlanningProblem) -> float:
     """The highest rate, with every configuration split on its own."""
     measured = profiled(problem)
-    space = Space(problem=problem, measured=measured)
+    space = ShapeSpace(problem=problem, measured=measured)
     evaluator = Evaluator(problem=problem, measured=measured)
-    search = Search(space=space, evaluator=evaluator)
+    search = BestFirstSearch(space=space, evaluator=evaluator)
     best = 0.0
     for rows in space.rows:
         found = expand(rows)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from sqlalchemy import insert
 
+from pipeplan.documents.cluster import Level
+from pipeplan.documents.files import plan_document
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.plan import Plan
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.contract.documents import plan_document
-from planner_service.core.cluster import Level
-from planner_service.core.identity import canonical_json, content_id
-from planner_service.core.plan import Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.solvers.solve import solve
 from planner_service.storage import clusters, profiles
 from planner_service.storage.database import Database
 from planner_service.storage.migrations import upgrade
@@ -30,7 +30,7 @@ def fill(path: Path, count: int) -> list[str]:
     database = Database(f"sqlite:///{path}")
     upgrade(database)
     cluster = replace(CLUSTER, levels=(Level(size=4, bandwidth_bytes_per_s=3e11),))
-    answer = solve("auto", Problem(profile=PROFILE, cluster=cluster, batch_size=32, options=Options()))
+    answer = solve("auto", PlanningProblem(profile=PROFILE, cluster=cluster, batch_size=32, options=Options()))
     if not isinstance(answer, Plan):
         raise LookupError("no plan fits")
     text = canonical_json(plan_document(answer))

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from sqlalchemy import Text, create_engine, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from planner_service.core.cluster import Cluster
+from pipeplan.documents.cluster import Cluster
 
 engine = create_engine(f"sqlite:///{os.environ.get('PEER_DATABASE', 'peer.sqlite3')}")
 app = FastAPI()

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import Program, build
-from planner_service.core.simulate import simulate
-from planner_service.core.stage_costs import StageCosts
-from planner_service.core.throughput import throughput_samples_per_s
-from planner_service.core.timeline import Timeline
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.program import Program
+from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
+from pipeplan.schedules.registry import build
+from pipeplan.simulation.play import simulate
 
 ROUNDS = 3
 LINKS = StageCosts(

@@ -6,9 +6,9 @@ The stages wait instead of computing (forward, p1 and p2 alike), so that two cor
 import tempfile
 
 from benchmarks.idle import busy_cores
-from planner_service.core.plan import INTERLEAVED, Plan
-from planner_service.core.predict import predict
-from planner_service.core.report import RunReport
+from pipeplan.documents.plan import INTERLEAVED, Plan
+from pipeplan.simulation.predict import predict
+from pipeplan.simulation.report import RunReport
 from tests.worker.runtime.plans import make_plan
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.run import execute

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import PLAN_EXTRAS, dump, parse, parse_plan
+from pipeplan.documents.plan import Answer, Infeasible, Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError, NotFoundError, ServiceError
+from pipeplan.programs.timeline import Timeline
 from planner_service.contract.agents import Agent
 from planner_service.contract.aliases import Alias, AliasMove, AliasTarget, is_plan_id, require_name
 from planner_service.contract.clusters import ClusterSummary
 from planner_service.contract.comparisons import Alternatives, Comparison
-from planner_service.contract.documents import PLAN_EXTRAS, dump, parse, parse_plan
 from planner_service.contract.events import Event, events_in
 from planner_service.contract.http import DEFAULT_URL, Connection
 from planner_service.contract.jobs import Job, Task
@@ -19,11 +24,6 @@ from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams
 from planner_service.contract.profiles import ProfileSummary
 from planner_service.contract.runs import Run, RunSummary
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError, NotFoundError, ServiceError
-from planner_service.core.plan import Answer, Infeasible, Plan
-from planner_service.core.profile import Profile
-from planner_service.core.timeline import Timeline
 
 POLL_S = 0.3
 PATIENCE_S = 60.0

@@ -5,15 +5,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from pipeplan.errors import LeaseLostError, NotFoundError, PipeplanError, ServiceError, TooManyRequestsError
 from planner_service.contract.agents import Presence
 from planner_service.contract.jobs import Lease, LeaseRequest
-from planner_service.core.errors import (
-    LeaseLostError,
-    NotFoundError,
-    PipeplanError,
-    ServiceError,
-    TooManyRequestsError,
-)
 from worker_agent.client import AgentClient
 from worker_agent.node import Port, registration
 from worker_agent.processes import kill_left_behind

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from planner_service.contract.documents import parse
+from pipeplan.documents.files import parse
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.jobs import Progress
-from planner_service.core.errors import InvalidInputError
 from worker_agent.processes import Mark, kill_marked
 
 LOST_PEER = 75

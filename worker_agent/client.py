@@ -2,12 +2,12 @@
 
 import httpx
 
+from pipeplan.documents.files import dump, parse, parse_plan
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import PipeplanError
 from planner_service.contract.agents import Agent, Presence, Registration
-from planner_service.contract.documents import dump, parse, parse_plan
 from planner_service.contract.http import DEFAULT_URL, Clock, Connection
 from planner_service.contract.jobs import Heartbeat, HeartbeatAnswer, Job, Lease, LeaseRequest, Progress, Release
-from planner_service.core.errors import PipeplanError
-from planner_service.core.plan import Plan
 
 PATIENCE_S = 2.0
 """How long a report is sent again before it waits for the next time; it lies in the spool meanwhile."""

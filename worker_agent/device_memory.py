@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from planner_service.core.profile import Device, DeviceMemory
+from pipeplan.documents.profile import Device, DeviceMemory
 
 
 def device_memory(device: torch.device, processes: int) -> DeviceMemory | None:

@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from pipeplan.errors import LeaseLostError, PipeplanError
 from planner_service.contract.jobs import Lease, Progress
-from planner_service.core.errors import LeaseLostError, PipeplanError
 from worker_agent.client import AgentClient, is_cut_off
 
 _TELL_S = 0.3

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from planner_service.core.profile import STRICT
+from pipeplan.documents.profile import STRICT
 
 _OURS = "PIPEPLAN_"
 _WORDS = (

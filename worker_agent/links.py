@@ -14,11 +14,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
-from planner_service.contract.documents import parse, read_text
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.files import parse, read_text
+from pipeplan.documents.profile import STRICT, Device
+from pipeplan.errors import RunFailedError
 from planner_service.contract.jobs import LinksTask
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.errors import RunFailedError
-from planner_service.core.profile import STRICT, Device
 from worker_agent.place import OtherNodeError, Place
 from worker_agent.torchrun import node_of
 

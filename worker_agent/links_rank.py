@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from planner_service.contract.documents import dump
+from pipeplan.documents.files import dump
 from worker_agent.device_memory import with_context
 from worker_agent.links import Measured, RankLink
 from worker_agent.parent import exit_with_parent

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+from pipeplan.documents.files import parse
+from pipeplan.documents.profile import STRICT
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.agents import Registration
-from planner_service.contract.documents import parse
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.profile import STRICT
 from worker_agent.settings import BUILT_IN, AgentSettings
 
 MOST_ON_CORES = 64

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from planner_service.core.errors import RunFailedError
-from planner_service.core.profile import STRICT
+from pipeplan.documents.profile import STRICT
+from pipeplan.errors import RunFailedError
 
 
 class OtherNodeError(RunFailedError):

@@ -15,16 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from planner_service.contract.documents import dump, parse, read_text
+from pipeplan.documents.files import dump, parse, read_text
+from pipeplan.documents.profile import STRICT
+from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError, PipeplanError
 from planner_service.contract.jobs import AgentResult, Completion, Failure, Lease
-from planner_service.core.errors import (
-    ConflictError,
-    InvalidInputError,
-    LeaseLostError,
-    NotFoundError,
-    PipeplanError,
-)
-from planner_service.core.profile import STRICT
 
 Send = Callable[[str, str], object]
 """Posts a body to a path. Raises what the service tells of."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from planner_service.contract.documents import dump, parse, plan_document, read_text
+from pipeplan.documents.files import dump, parse, plan_document, read_text
+from pipeplan.errors import RunFailedError, require
 from planner_service.contract.jobs import (
     AgentResult,
     Lease,
@@ -17,7 +18,6 @@ from planner_service.contract.jobs import (
     RunResult,
     RunTask,
 )
-from planner_service.core.errors import RunFailedError, require
 from worker_agent.allow import require_allowed
 from worker_agent.child import LOST_PEER, Child, start
 from worker_agent.client import AgentClient

@@ -4,7 +4,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.gpu_check.measured import SEED, Trial
-from planner_service.core.profile import Model, Profile
+from pipeplan.documents.profile import Model, Profile
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from benchmarks.gpu_check.here import device
 from benchmarks.gpu_check.ranks import Ranks
-from planner_service.core.plan import Plan
-from planner_service.core.predict import predict
-from planner_service.core.schedule.instructions import Checkpoint
-from planner_service.core.timeline import Lane
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.instructions import Checkpoint
+from pipeplan.programs.timeline import Lane
+from pipeplan.simulation.predict import predict
 from tests.worker.runtime.reference import Weights, train
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import moved, open_data

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 
 from benchmarks.gpu_check.findings import Findings
-from planner_service.core.device_types import known_types
+from pipeplan.documents.cluster import known_types
 from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.datasheets import DATASHEETS
 

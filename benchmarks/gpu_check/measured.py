@@ -20,11 +20,10 @@ from torch import nn
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.here import CPU_MEMORY_BYTES, device, device_name
 from benchmarks.gpu_check.ranks import run_as
-from planner_service.core.plan import Plan
-from planner_service.core.predict import predict
-from planner_service.core.profile import DTYPE_BYTES, Block, Device, Measurement, Method, Model, Overheads, Profile
-from planner_service.core.throughput import batch_s
-from planner_service.core.timeline import Timeline
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Measurement, Method, Model, Overheads, Profile
+from pipeplan.programs.timeline import Timeline, batch_s
+from pipeplan.simulation.predict import predict
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import Microbatch, MicrobatchSource, moved, open_data
 from worker_agent.models.losses import build_loss

@@ -10,7 +10,7 @@ from benchmarks.gpu_check.findings import Case, Findings
 from benchmarks.gpu_check.here import is_short
 from benchmarks.gpu_check.ranks import Ranks
 from benchmarks.gpu_check.schedules import CUTS, on_ranks
-from planner_service.core.plan import SCHEDULES
+from pipeplan.documents.plan import SCHEDULES
 from tests.worker.runtime.plans import make_plan
 
 

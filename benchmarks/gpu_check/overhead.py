@@ -14,10 +14,10 @@ from benchmarks.gpu_check.blocks import Gpt2Layer
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.here import device, is_short
 from benchmarks.gpu_check.timing import synchronise
-from planner_service.core.plan import Plan
-from planner_service.core.predict import program_of
-from planner_service.core.schedule.instructions import Backward, Forward, Instruction, Update
-from planner_service.core.schedule.program import Program
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
+from pipeplan.programs.program import Program
+from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
 from worker_agent.models.losses import mean_of_squares
 from worker_agent.runtime.executor import Executor, Hooks

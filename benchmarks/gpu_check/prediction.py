@@ -13,11 +13,11 @@ from benchmarks.gpu_check.estimated import estimated_profile
 from benchmarks.gpu_check.findings import Findings, NotRunError
 from benchmarks.gpu_check.here import datasheet, device, is_installed, is_short
 from benchmarks.gpu_check.measured import Trial
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.plan import Plan
-from planner_service.core.planner.pipelines.two_bw import two_bw
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Device, Profile
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Device, Profile
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.two_bw.planner import two_bw
 from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.datasheets import DATASHEETS
 
@@ -166,7 +166,7 @@ def sheet_for(findings: Findings) -> tuple[Datasheet | None, bool]:
 
 def planned(trial: Trial, profile: Profile, cluster: Cluster, options: Options) -> Plan | str:
     """The fastest plan for one device, or why none fits."""
-    problem = Problem(profile=profile, cluster=cluster, batch_size=trial.batch_size, options=options)
+    problem = PlanningProblem(profile=profile, cluster=cluster, batch_size=trial.batch_size, options=options)
     answer = two_bw(problem)
     return answer if isinstance(answer, Plan) else answer.reasons[0].detail
 

@@ -8,7 +8,7 @@ from benchmarks.gpu_check.exactness import DATA, MODEL, RATE, SEED, STEPS, Exact
 from benchmarks.gpu_check.findings import Case, Findings
 from benchmarks.gpu_check.here import is_short
 from benchmarks.gpu_check.ranks import Ranks
-from planner_service.core.plan import ASP, DATA_PARALLEL, INTERLEAVED, SCHEDULES, STASHING, Plan
+from pipeplan.documents.plan import ASP, DATA_PARALLEL, INTERLEAVED, SCHEDULES, STASHING, Plan
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.reference import Weights, train_in_turn, train_on_replicas
 

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
 from planner_service.api.auth import Caller, scope
 from planner_service.api.bodies import SMALL, Services, document, mark_created, takes
 from planner_service.api.caching import REVALIDATE, UNCHANGED, document_response, stored
@@ -12,8 +14,6 @@ from planner_service.api.listing import page_response
 from planner_service.api.problems import described
 from planner_service.contract.aliases import MAX_CHARACTERS, PATTERN, Alias, AliasMove, AliasQuery, AliasTarget
 from planner_service.contract.listing import ListQuery, Page
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Plan
 from planner_service.services import aliases, plans
 from planner_service.services.aliases import Expected
 

@@ -12,12 +12,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from pipeplan.errors import ForbiddenError, PipeplanError, UnauthorizedError
 from planner_service.api.identities import Identities
 from planner_service.api.limits import Rates, address_of
 from planner_service.api.problems import API_PREFIX, problem_response
 from planner_service.contract.problems import headers_of, problem_of
 from planner_service.contract.tokens import LOCAL, NOBODY, Identity, Scope
-from planner_service.core.errors import ForbiddenError, PipeplanError, UnauthorizedError
 
 KEY = "pipeplan.caller"
 """Where a request's caller stands in its ASGI scope."""

@@ -10,8 +10,8 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import RouteContext, iter_route_contexts
 
-from planner_service.contract.documents import parse_sent
-from planner_service.core.errors import PipeplanError, TooLargeError
+from pipeplan.documents.files import parse_sent
+from pipeplan.errors import PipeplanError, TooLargeError
 from planner_service.services.context import Context
 from planner_service.storage.listing import Cut
 

@@ -13,13 +13,13 @@ from fastapi import Request, Response
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeplan.errors import PipeplanError
 from planner_service.api.auth import KEY
 from planner_service.api.problems import problem_response
 from planner_service.contract.aliases import is_plan_id as is_content_id
 from planner_service.contract.problems import headers_of, problem_of
 from planner_service.contract.tokens import Identity
 from planner_service.contract.tokens import Scope as TokenScope
-from planner_service.core.errors import PipeplanError
 from planner_service.services.context import Context
 from planner_service.services.document_cache import Noun
 

@@ -4,13 +4,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from pipeplan.documents.cluster import Cluster
 from planner_service.api.auth import scope
 from planner_service.api.bodies import MEBIBYTE, Services, mark_created, sent, takes
 from planner_service.api.caching import UNCHANGED, Lane, document_response, stored
 from planner_service.api.listing import page_response
 from planner_service.contract.clusters import ClusterQuery, ClusterSummary
 from planner_service.contract.listing import Page
-from planner_service.core.cluster import Cluster
 from planner_service.services import clusters
 from planner_service.storage.clusters import PackedCluster
 

@@ -3,13 +3,13 @@
 from dataclasses import asdict
 from typing import Any
 
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.planners.problem import Options, PlanningProblem
 from planner_service.contract.jobs import Progress
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Block, Device, Measurement, Model, Profile
 from planner_service.services.context import Solve
 
 MIB = 2**20
@@ -90,6 +90,6 @@ def request_examples(solve: Solve) -> dict[str, dict[str, Any]]:
 
 def _plan_id(solve: Solve) -> str:
     options = PLAN_REQUEST.options
-    problem = Problem(profile=PROFILE, cluster=CLUSTER, batch_size=PLAN_REQUEST.batch_size, options=options)
+    problem = PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=PLAN_REQUEST.batch_size, options=options)
     answer = solve(PLAN_REQUEST.planner, problem)
     return content_id(answer) if isinstance(answer, Plan) else "0" * 32

@@ -5,9 +5,9 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from pipeplan.errors import ServiceError
 from planner_service.api.auth import scope
 from planner_service.api.bodies import Services
-from planner_service.core.errors import ServiceError
 from planner_service.storage.migrations import head, revision_of
 
 router = APIRouter(tags=["health"])

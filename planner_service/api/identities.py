@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from pipeplan.errors import PipeplanError
 from planner_service.contract.tokens import SESSION_PREFIX, TOKEN_PREFIX, Credential, Identity, parse_credential
-from planner_service.core.errors import PipeplanError
 from planner_service.services import sessions, tokens
 from planner_service.services.context import Context
 from planner_service.services.token_keys import TokenKey, token_key

@@ -9,9 +9,9 @@ from ipaddress import IPv6Address, ip_address, ip_network
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeplan.errors import TooManyRequestsError
 from planner_service.api.problems import problem_response
 from planner_service.contract.problems import Problem
-from planner_service.core.errors import TooManyRequestsError
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024

@@ -8,8 +8,8 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.listing import Page
-from planner_service.core.errors import InvalidInputError
 
 Q = TypeVar("Q", bound=BaseModel)
 

@@ -5,10 +5,10 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from pipeplan.errors import ForbiddenError, PipeplanError
 from planner_service.api.auth import COOKIE, Admission, from_own_page, scope, session_text
 from planner_service.api.bodies import MAX_FORM_BYTES, Form, takes
 from planner_service.contract.problems import headers_of, problem_of
-from planner_service.core.errors import ForbiddenError, PipeplanError
 from planner_service.services.sessions import SESSION_S
 
 router = APIRouter(include_in_schema=False)

@@ -10,6 +10,10 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import iter_route_contexts
 from pydantic import TypeAdapter
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError
 from planner_service.api.auth import demands_of, is_public, scope
 from planner_service.api.bodies import limit_of, size_of
 from planner_service.api.examples import request_examples
@@ -19,10 +23,6 @@ from planner_service.contract.jobs import Completion, Failure, Heartbeat, LeaseR
 from planner_service.contract.plans import PlanRequest
 from planner_service.contract.problems import MEDIA_TYPE, Problem, problem_of
 from planner_service.contract.tokens import NewToken
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import ConflictError, InvalidInputError, NotFoundError
-from planner_service.core.plan import Infeasible, Plan
-from planner_service.core.profile import Profile
 from planner_service.services.context import Context
 
 REQUEST_ID = "X-Request-ID"

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.timeline import Timeline
 from planner_service.api.auth import scope
 from planner_service.api.bodies import CALIBRATED, Batches, Services, document, takes
 from planner_service.api.caching import (
@@ -26,9 +29,6 @@ from planner_service.contract.comparisons import Alternatives, Comparison
 from planner_service.contract.jobs import Job
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams
-from planner_service.core.identity import canonical_json
-from planner_service.core.plan import Plan
-from planner_service.core.timeline import Timeline
 from planner_service.services import comparisons, exports, plans
 from planner_service.services.context import Context
 

@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeplan.errors import PipeplanError
 from planner_service.contract.problems import MEDIA_TYPE, BrokenRule, Problem, headers_of, problem_of, shown
-from planner_service.core.errors import PipeplanError
 from planner_service.logs import REQUEST_ID
 
 Page = Callable[[Request, Problem], Response]

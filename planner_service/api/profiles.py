@@ -4,13 +4,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from pipeplan.documents.profile import Profile
 from planner_service.api.auth import scope
 from planner_service.api.bodies import GENERAL_LIMIT, Services, mark_created, sent, takes
 from planner_service.api.caching import UNCHANGED, Lane, document_response, stored
 from planner_service.api.listing import page_response
 from planner_service.contract.listing import Page
 from planner_service.contract.profiles import ProfileQuery, ProfileSummary
-from planner_service.core.profile import Profile
 from planner_service.services import profiles
 from planner_service.storage.profiles import PackedProfile
 

@@ -5,14 +5,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from pipeplan.documents.identity import canonical_json
+from pipeplan.errors import require
+from pipeplan.programs.timeline import Timeline
 from planner_service.api.auth import scope
 from planner_service.api.bodies import Services, raw_json
 from planner_service.api.listing import page_response
 from planner_service.contract.listing import Page
 from planner_service.contract.runs import Losses, Run, RunQuery, RunSummary
-from planner_service.core.errors import require
-from planner_service.core.identity import canonical_json
-from planner_service.core.timeline import Timeline
 from planner_service.services import runs
 from planner_service.storage.timelines import Window
 

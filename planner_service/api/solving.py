@@ -10,12 +10,12 @@ from fastapi import Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from pipeplan.documents.files import answer_document
+from pipeplan.documents.identity import canonical_json
+from pipeplan.errors import DeadlineError, UnavailableError
 from planner_service.api.auth import caller
 from planner_service.api.idempotency import model_reply, once_response
-from planner_service.contract.documents import answer_document
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.errors import DeadlineError, UnavailableError
-from planner_service.core.identity import canonical_json
 from planner_service.services import idempotency, jobs, plan_jobs, plans
 from planner_service.services.background import Background
 from planner_service.services.context import Context

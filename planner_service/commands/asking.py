@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import read
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.problem import Options, Planner, PlanningProblem
+from pipeplan.planners.solve import PLANNERS, solve
 from planner_service.commands.calibrate import read_calibration
-from planner_service.contract.documents import read
-from planner_service.core.cluster import Cluster
-from planner_service.core.planner.problem import Options, Planner, Problem
-from planner_service.core.profile import Profile
-from planner_service.solvers.solve import PLANNERS, solve
 
 ProfileFile = Annotated[Path, typer.Option("--profile", help="The profile's file.")]
 ClusterFile = Annotated[Path, typer.Option("--cluster", help="The cluster's file.")]
@@ -24,9 +24,11 @@ CalibrationFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 
-def read_problem(profile: Path, cluster: Path, batch_size: int, options: Options, calibration: Path | None) -> Problem:
+def read_problem(
+    profile: Path, cluster: Path, batch_size: int, options: Options, calibration: Path | None
+) -> PlanningProblem:
     """The problem in these files."""
-    return Problem(
+    return PlanningProblem(
         profile=read(Profile, profile),
         cluster=read(Cluster, cluster),
         batch_size=batch_size,
@@ -35,7 +37,7 @@ def read_problem(profile: Path, cluster: Path, batch_size: int, options: Options
     )
 
 
-def show_warnings(problem: Problem, *, err: bool = False) -> None:
+def show_warnings(problem: PlanningProblem, *, err: bool = False) -> None:
     """What its plans say of profiles that may not be of the cluster's devices."""
     for warning in problem.warnings:
         typer.echo(f"warning: {warning}", err=err)

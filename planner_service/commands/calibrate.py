@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
+from pipeplan.calibration.calibrate import calibrate as fit
+from pipeplan.documents.calibration import Calibration
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import dump, read
+from pipeplan.documents.profile import Profile
 from planner_service.commands.files import write_document
-from planner_service.contract.documents import dump, read
 from planner_service.contract.run_files import read_run
-from planner_service.core.calibrate.calibrate import calibrate as fit
-from planner_service.core.cluster import Cluster
-from planner_service.core.cost.calibration import Calibration
-from planner_service.core.profile import Profile
 
 
 def calibrate(

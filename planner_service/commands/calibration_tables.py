@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.documents.calibration import BlockFactors, Calibration, Term, mean_absolute_error
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.profile import Profile
 from planner_service.commands.plan_tables import PIPED_WIDTH
-from planner_service.core.cluster import Cluster
-from planner_service.core.cost.calibration import BlockFactors, Calibration, Term, mean_absolute_error
-from planner_service.core.identity import content_id
-from planner_service.core.profile import Profile
 from planner_service.dashboard.formats import size
 
 Row = tuple[str, str, str, str, str]

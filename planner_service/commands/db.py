@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.extras import require_extra
-from planner_service.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from planner_service.storage.database import Database
@@ -71,9 +71,9 @@ def prune(
     """
     age_s = _age_s(older_than)
     with _opened(database, config) as opened:
+        from pipeplan.planners.solve import solve
         from planner_service.services import retention
         from planner_service.services.context import Context
-        from planner_service.solvers.solve import solve
         from planner_service.storage.migrations import upgrade
 
         upgrade(opened)

@@ -60,8 +60,8 @@ def demo(
 def _show(outcome: "Outcome", url: str, *, as_json: bool) -> None:
     from rich.console import Console
 
+    from pipeplan.documents.files import dump
     from planner_service.commands.solution import picture
-    from planner_service.contract.documents import dump
     from planner_service.demo.show import outcome_document, show_candidates, show_run
 
     if as_json:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from planner_service.core.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError
 
 
 def write_document(path: Path, text: str) -> None:

@@ -5,6 +5,12 @@ from typing import Annotated
 
 import typer
 
+from pipeplan.documents.files import dump
+from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.planners.problem import Options
+from pipeplan.planners.two_bw.planner import NAME
+from pipeplan.questions.largest import LargestSize, inner_blocks
+from pipeplan.questions.largest import largest as ask
 from planner_service.commands.asking import (
     AsJson,
     BatchSize,
@@ -18,12 +24,6 @@ from planner_service.commands.asking import (
 )
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
-from planner_service.contract.documents import dump
-from planner_service.core.errors import InvalidInputError, require, require_count
-from planner_service.core.inverse.largest import Size, inner_blocks
-from planner_service.core.inverse.largest import largest as ask
-from planner_service.core.planner.pipelines.two_bw import NAME
-from planner_service.core.planner.problem import Options
 
 MOST_DEPTHS = 64
 
@@ -86,7 +86,7 @@ def _depths(text: str, devices: int) -> list[int]:
     return wanted
 
 
-def _show(sizes: Sequence[Size], blocks: range) -> None:
+def _show(sizes: Sequence[LargestSize], blocks: range) -> None:
     from planner_service.commands.tables import show_table
     from planner_service.dashboard.formats import size as readable
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import answer_document, invalid_input, plan_document, read
+from pipeplan.documents.plan import Infeasible
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import require
+from pipeplan.planners.problem import Options
 from planner_service.commands.calibrate import read_calibration
 from planner_service.commands.files import write_document
 from planner_service.commands.planner_options import takes_options
 from planner_service.commands.solver_progress import waiting
 from planner_service.contract.console import INFEASIBLE
-from planner_service.contract.documents import answer_document, invalid_input, plan_document, read
 from planner_service.contract.http import DEFAULT_URL
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, PlanSummary
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import require
-from planner_service.core.plan import Infeasible
-from planner_service.core.planner.problem import Options
-from planner_service.core.profile import Profile
 
 if TYPE_CHECKING:
     from planner_service.client import PlanAnswer, ServiceClient

@@ -7,12 +7,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.documents.files import plan_document
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Infeasible, Plan
 from planner_service.contract.comparisons import Alternatives, Comparison
-from planner_service.contract.documents import plan_document
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanSummary
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Infeasible, Plan
 from planner_service.dashboard.formats import size
 
 PIPED_WIDTH = 200

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner_service.core.planner.problem import Options
+from pipeplan.planners.problem import Options
 
 _FLAGS: dict[str, Any] = {
     "microbatch_size": Annotated[int | None, typer.Option(help="Samples in a microbatch; default: the best.")],

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
+from pipeplan.documents.files import dump, read_text
+from pipeplan.documents.profile import DTYPE_BYTES, Device, Model
+from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.imports.pipedream_graph import import_pipedream_graph
+from pipeplan.planners.problem import CUTS
 from planner_service.commands.files import write_document
-from planner_service.contract.documents import dump, read_text
-from planner_service.core.errors import InvalidInputError, require, require_count
-from planner_service.core.planner.problem import CUTS
-from planner_service.core.profile import DTYPE_BYTES, Device, Model
-from planner_service.imports.pipedream_graph import import_pipedream_graph
 
 app = typer.Typer(no_args_is_help=True, help="Profiles from other systems' files.")
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeplan.errors import PipeplanError
 from planner_service.commands.settings import Config
 from planner_service.contract.extras import require_extra
-from planner_service.core.errors import PipeplanError
 from planner_service.logs import configure, tell
 
 if TYPE_CHECKING:

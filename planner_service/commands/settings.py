@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from planner_service.contract.documents import dump
+from pipeplan.documents.files import dump
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="A TOML file of settings, for what nothing else sets. [PIPEPLAN_CONFIG]")

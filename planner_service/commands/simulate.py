@@ -7,21 +7,22 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeplan.documents.files import dump
+from pipeplan.documents.plan import DATA_PARALLEL, INTERLEAVED, STASHING
+from pipeplan.documents.stage_costs import StageCosts, unit_costs
+from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count
+from pipeplan.programs.check import check
+from pipeplan.programs.footprint import footprints
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.text import format_stream
+from pipeplan.programs.timeline import Timeline
+from pipeplan.schedules.registry import GENERATORS, build
+from pipeplan.simulation.draw import draw
+from pipeplan.simulation.play import simulate as play
+from pipeplan.simulation.split_backward import split_backward
+from pipeplan.simulation.trace import chrome_trace
 from planner_service.commands.files import write_document
-from planner_service.contract.documents import dump
-from planner_service.core.draw import draw
-from planner_service.core.errors import LEAST_AMOUNT, require, require_amount, require_count
-from planner_service.core.plan import DATA_PARALLEL, INTERLEAVED, STASHING
-from planner_service.core.schedule.check import check
-from planner_service.core.schedule.footprint import footprints
-from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import GENERATORS, Program, Stream, build
-from planner_service.core.schedule.text import format_stream
-from planner_service.core.simulate import simulate as play
-from planner_service.core.split_backward import split_backward
-from planner_service.core.stage_costs import StageCosts, unit_costs
-from planner_service.core.timeline import Timeline
-from planner_service.core.trace import chrome_trace
 
 SCHEDULES = tuple(name for name in GENERATORS if name not in DATA_PARALLEL)
 """All but those that have no stages."""

@@ -5,6 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeplan.documents.files import dump, plan_document
+from pipeplan.planners.problem import Options
+from pipeplan.questions.smallest import Smallest, SmallestStep
+from pipeplan.questions.smallest import smallest as ask
 from planner_service.commands.asking import (
     AsJson,
     BatchSize,
@@ -19,10 +23,6 @@ from planner_service.commands.asking import (
 )
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
-from planner_service.contract.documents import dump, plan_document
-from planner_service.core.inverse.smallest import Smallest, Step
-from planner_service.core.inverse.smallest import smallest as ask
-from planner_service.core.planner.problem import Options
 
 
 @takes_options
@@ -73,6 +73,6 @@ def _show(found: Smallest) -> None:
     show_solution(found.plan)
 
 
-def _step(step: Step) -> str:
+def _step(step: SmallestStep) -> str:
     gives = step.reason if step.throughput_samples_per_s is None else f"{step.throughput_samples_per_s:,.4g} samples/s"
     return f"{step.devices} devices, {gives}"

@@ -7,11 +7,11 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.documents.plan import Alternative, Plan, Simulated
+from pipeplan.planners.complete import one_pipeline
+from pipeplan.programs.instructions import is_compute
+from pipeplan.simulation.draw import draw
 from planner_service.commands.plan_tables import PIPED_WIDTH, show_plan
-from planner_service.core.draw import draw
-from planner_service.core.plan import Alternative, Plan, Simulated
-from planner_service.core.planner.play import one_pipeline
-from planner_service.core.schedule.instructions import is_compute
 from planner_service.dashboard.formats import memory_items, proven, size
 
 SHOWN_ALTERNATIVES = 10

@@ -7,19 +7,18 @@ from typing import Annotated
 
 import typer
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import answer_document, dump, read
+from pipeplan.documents.plan import Answer, Infeasible
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.problem import Options, PlanningProblem, unobserved
+from pipeplan.planners.solve import PLANNERS
+from pipeplan.planners.solve import solve as ask
 from planner_service.commands.calibrate import read_calibration
 from planner_service.commands.files import write_document
 from planner_service.commands.planner_options import takes_options
 from planner_service.commands.solver_progress import shown
 from planner_service.contract.console import INFEASIBLE
-from planner_service.contract.documents import answer_document, dump, read
-from planner_service.core.cluster import Cluster
-from planner_service.core.plan import Answer, Infeasible
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Profile
-from planner_service.solvers.progress import unobserved
-from planner_service.solvers.solve import PLANNERS
-from planner_service.solvers.solve import solve as ask
 
 
 @takes_options
@@ -34,7 +33,7 @@ def solve(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
 ) -> None:
     """Finds the fastest plan that fits; where none does, says by how much (exit status 3)."""
-    problem = Problem(
+    problem = PlanningProblem(
         profile=read(Profile, profile[0]),
         cluster=read(Cluster, cluster),
         batch_size=batch_size,

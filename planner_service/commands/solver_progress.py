@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pipeplan.planners.problem import Observer, SearchProgress, unobserved
 from planner_service.contract.jobs import Job
-from planner_service.solvers.progress import Observer, Progress, unobserved
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def _state(job: Job) -> str:
     return f"job {job.id}: " + (job.progress.message if job.progress else "searching")
 
 
-def sentence(progress: Progress) -> str:
+def sentence(progress: SearchProgress) -> str:
     """The best and the bound, as rates."""
     best = "none yet" if progress.best_s is None else f"{1 / progress.best_s:,.4g} samples/s"
     bound = f", no plan beyond {1 / progress.bound_s:,.4g}" if progress.bound_s > 0 else ""

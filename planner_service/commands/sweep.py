@@ -5,6 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeplan.documents.files import dump, plan_document
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.planners.problem import Options
+from pipeplan.questions.sweep import VARIED, SweepRow
+from pipeplan.questions.sweep import sweep as ask
 from planner_service.commands.asking import (
     AsJson,
     CalibrationFile,
@@ -18,11 +23,6 @@ from planner_service.commands.asking import (
 )
 from planner_service.commands.planner_options import takes_options
 from planner_service.contract.console import INFEASIBLE
-from planner_service.contract.documents import dump, plan_document
-from planner_service.core.errors import InvalidInputError, require
-from planner_service.core.inverse.sweep import VARIED, Row
-from planner_service.core.inverse.sweep import sweep as ask
-from planner_service.core.planner.problem import Options
 
 MOST_VALUES = 1000
 
@@ -69,12 +69,12 @@ def _parsed(text: str) -> tuple[str, list[float]]:
     return name, values
 
 
-def _document(row: Row) -> dict[str, Any]:
+def _document(row: SweepRow) -> dict[str, Any]:
     plan = plan_document(row.plan) if row.plan is not None else None
     return {"value": row.value, "feasible": row.plan is not None, "plan": plan, "reason": row.reason}
 
 
-def _show(name: str, rows: Sequence[Row]) -> None:
+def _show(name: str, rows: Sequence[SweepRow]) -> None:
     from planner_service.commands.tables import show_table
 
     headings = (
@@ -90,7 +90,7 @@ def _show(name: str, rows: Sequence[Row]) -> None:
     show_table(headings, [_cells(row) for row in rows])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: SweepRow) -> tuple[str, ...]:
     from planner_service.dashboard.formats import size
 
     plan, value = row.plan, f"{row.value:,.12g}"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner_service.contract.documents import parse
+from pipeplan.documents.files import parse
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.extras import require_extra
 from planner_service.contract.tokens import DAY_S, SCOPES, NewToken, Token
-from planner_service.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from planner_service.services.context import Context
@@ -109,9 +109,9 @@ def duration_s(text: str) -> int | None:
 def _context(database: str | None, config: Path | None) -> "Iterator[Context]":
     """What the services need, on the database with the present tables."""
     require_extra("service")
+    from pipeplan.planners.solve import solve
     from planner_service.services.context import Context
     from planner_service.settings import load_settings
-    from planner_service.solvers.solve import solve
     from planner_service.storage.database import Database
     from planner_service.storage.migrations import upgrade
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipeplan.errors import require
 from planner_service.contract.listing import ListQuery, Name
 from planner_service.contract.wire import Wire
-from planner_service.core.errors import require
 
 MAX_CHARACTERS = 200
 PATTERN = r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$"

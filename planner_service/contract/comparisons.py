@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import Field
 
+from pipeplan.documents.plan import Alternative, Stage
 from planner_service.contract.wire import Wire
-from planner_service.core.plan import Alternative, Stage
 
 
 class PlanFacts(Wire):

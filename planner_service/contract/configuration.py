@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
-from planner_service.contract.documents import invalid_input
+from pipeplan.documents.files import invalid_input
+from pipeplan.errors import InvalidInputError, require
 from planner_service.contract.secrets import HIDDEN, masked
-from planner_service.core.errors import InvalidInputError, require
 
 S = TypeVar("S", bound=BaseSettings)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import typer
 from pydantic import ValidationError
 
-from planner_service.core.errors import (
+from pipeplan.errors import (
     ConflictError,
     ForbiddenError,
     InvalidInputError,

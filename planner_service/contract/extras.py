@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import Literal
 
-from planner_service.core.errors import MissingDependencyError
+from pipeplan.errors import MissingDependencyError
 
 MODULES = {
     "service": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "jinja2", "prometheus_client"),

@@ -5,9 +5,8 @@ chooses an agent for a job, the agent before it runs one.
 from collections.abc import Iterable, Iterator
 from urllib.parse import unquote
 
-from planner_service.core.errors import InvalidInputError, require
-from planner_service.core.names import require_line
-from planner_service.core.spec import MAX_LENGTH, parse_spec
+from pipeplan.documents.names import MAX_LENGTH, parse_spec, require_line
+from pipeplan.errors import InvalidInputError, require
 
 RULE = "must be a factory that this agent's operator allows (pipeplan-agent start --allow)"
 FIELDS = ("model", "data", "loss")

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 from pydantic import ValidationError
 
-from planner_service.contract.problems import Problem, error_of
-from planner_service.core.errors import (
+from pipeplan.errors import (
     InvalidInputError,
     PipeplanError,
     ServiceError,
@@ -19,6 +18,7 @@ from planner_service.core.errors import (
     UnavailableError,
     require,
 )
+from planner_service.contract.problems import Problem, error_of
 
 DEFAULT_URL = "http://127.0.0.1:8437"
 TIMEOUT_S = 60.0

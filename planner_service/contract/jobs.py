@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Infeasible
+from pipeplan.documents.profile import Profile
+from pipeplan.programs.timeline import Timeline
+from pipeplan.simulation.report import RunReport
 from planner_service.contract.listing import ListQuery, Name
 from planner_service.contract.plans import PlanRequest
 from planner_service.contract.wire import Wire
-from planner_service.core.cluster import Cluster
-from planner_service.core.plan import Infeasible
-from planner_service.core.profile import Profile
-from planner_service.core.report import RunReport
-from planner_service.core.timeline import Timeline
 from planner_service.core.training import TrainingOptions
 
 NO_NULL = r"^[^\x00]*$"

@@ -5,11 +5,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipeplan.documents.calibration import Calibration
+from pipeplan.documents.plan import FIRST_VERSION
+from pipeplan.planners.problem import Options
 from planner_service.contract.listing import ListQuery, Name
 from planner_service.contract.wire import Wire
-from planner_service.core.cost.calibration import Calibration
-from planner_service.core.plan import FIRST_VERSION
-from planner_service.core.planner.problem import Options
 
 MAX_BATCH_SIZE = 2**31 - 1
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from planner_service.contract.documents import parse
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.planner.problem import Problem
-from planner_service.core.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class Posed:
         """How many characters there are to read."""
         return len(self.profile) + len(self.cluster) + sum(map(len, self.other_profiles))
 
-    def problem(self) -> Problem:
+    def problem(self) -> PlanningProblem:
         """The problem. Raises InvalidInputError for documents that do not go together."""
-        return Problem(
+        return PlanningProblem(
             profile=_profile("profile_id", self.profile),
             cluster=parse(Cluster, self.cluster),
             batch_size=self.request.batch_size,

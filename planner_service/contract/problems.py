@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner_service.core.errors import (
+from pipeplan.errors import (
     ConflictError,
     DeadlineError,
     ForbiddenError,

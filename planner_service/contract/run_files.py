@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from planner_service.contract.documents import parse, read, read_text
-from planner_service.core.calibrate.samples import MeasuredRun
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Plan
-from planner_service.core.report import RankReport
-from planner_service.core.timeline import Timeline
+from pipeplan.calibration.samples import MeasuredRun
+from pipeplan.documents.files import parse, read, read_text
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.programs.timeline import Timeline
+from pipeplan.simulation.report import RankReport
 
 PLAN, TIMELINE, REPORT = "plan.json", "timeline.json", "run.json"
 

@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipeplan.simulation.report import RunReport
 from planner_service.contract.jobs import JobState, Progress, RunTask
 from planner_service.contract.listing import ListQuery, Name
 from planner_service.contract.wire import Wire
-from planner_service.core.report import RunReport
 
 
 class RunSummary(Wire):

@@ -2,10 +2,10 @@
 
 from typing import cast
 
-from planner_service.contract.documents import parse_sent
+from pipeplan.documents.files import parse_sent
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.factories import require_specs
 from planner_service.contract.jobs import Completion, LinksTask, PlanTask, ProfileTask, RunTask, Task
-from planner_service.core.errors import InvalidInputError
 
 KINDS = ("profile", "links", "run", "plan", "part")
 

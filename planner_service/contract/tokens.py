@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from planner_service.core.errors import require
+from pipeplan.errors import require
 
 Scope = Literal["read", "plan", "agent", "admin"]
 """What a route asks for: to look, to plan and enqueue, to work as an agent, to manage."""

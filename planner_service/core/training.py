@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from planner_service.core.errors import require, require_amount, require_count
-from planner_service.core.profile import STRICT
+from pipeplan.documents.profile import STRICT
+from pipeplan.errors import require, require_amount, require_count
 
 LEARNING_RATES = ("constant", "linear", "cosine")
 """How a learning rate decays after its warm-up."""

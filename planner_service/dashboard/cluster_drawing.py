@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner_service.core.cluster import Cluster, Level
+from pipeplan.documents.cluster import Cluster, Level
 from planner_service.dashboard.formats import bandwidth, count, seconds
 
 WIDTH = 1160.0

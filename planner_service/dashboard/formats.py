@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
 
-from planner_service.core.plan import Certificate, Plan, StageMemory
-from planner_service.core.planner.problem import Options
+from pipeplan.documents.plan import Certificate, Plan, StageMemory
+from pipeplan.planners.problem import Options
 
 NONE = "–"
 

@@ -2,7 +2,7 @@
 
 from fastapi import Depends, Request
 
-from planner_service.core.errors import ForbiddenError
+from pipeplan.errors import ForbiddenError
 
 
 async def _own_page(request: Request) -> None:

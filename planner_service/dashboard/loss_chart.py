@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner_service.core.report import RunReport
+from pipeplan.simulation.report import RunReport
 from planner_service.dashboard.axes import Tick, ticks
 
 WIDTH = 1160.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from planner_service.core.plan import Plan, Stage, StageMemory
+from pipeplan.documents.plan import Plan, Stage, StageMemory
 from planner_service.dashboard.formats import size
 
 WIDTH = 1160.0

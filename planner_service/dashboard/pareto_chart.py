@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner_service.core.plan import Plan
+from pipeplan.documents.plan import Plan
 from planner_service.dashboard.axes import Tick, memory_ticks, ticks
 from planner_service.dashboard.formats import rate, size
 

@@ -5,7 +5,7 @@ from typing import TypeVar, get_origin
 from fastapi import Request
 from pydantic import ValidationError
 
-from planner_service.contract.documents import invalid_input
+from pipeplan.documents.files import invalid_input
 from planner_service.contract.listing import ListQuery
 from planner_service.dashboard.addresses import address_of
 

@@ -6,8 +6,8 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from pipeplan.documents.files import dump
 from planner_service.api.auth import KEY
-from planner_service.contract.documents import dump
 from planner_service.contract.tokens import LOCAL, Identity
 from planner_service.dashboard import formats
 from planner_service.dashboard.addresses import address_of

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner_service.core.schedule.instructions import Instruction, StartReduce, is_compute, microbatches_of
-from planner_service.core.timeline import Event, Lane, Timeline
+from pipeplan.programs.instructions import Instruction, StartReduce, is_compute, microbatches_of
+from pipeplan.programs.timeline import Lane, Timeline, TimelineEvent
 from planner_service.dashboard.axes import Tick, time_ticks
 
 WIDTH = 1160.0
@@ -88,7 +88,7 @@ class Window:
         shown_s = min(span_s, self.span_s)
         return Window(start_s=self.start_s + self.span_s - shown_s, span_s=shown_s)
 
-    def shows(self, event: Event) -> bool:
+    def shows(self, event: TimelineEvent) -> bool:
         """Whether any of the event is inside."""
         return event.end_s > self.start_s and event.start_s < self.start_s + self.span_s
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner_service.core.plan import Plan, Stage
+from pipeplan.documents.plan import Plan, Stage
 from planner_service.dashboard.formats import seconds, size
 
 WIDTH = 1160.0

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import RunFailedError
+from pipeplan.planners.problem import Options
+from pipeplan.simulation.report import RunReport
 from planner_service.client import PlanAnswer, ServiceClient
 from planner_service.contract.jobs import Job, ProfileTask, RunTask
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import RunFailedError
-from planner_service.core.plan import Infeasible, Plan
-from planner_service.core.planner.problem import Options
-from planner_service.core.profile import Profile
-from planner_service.core.report import RunReport
 from planner_service.demo.processes import Child
 
 MODEL = "hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0"

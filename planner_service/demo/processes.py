@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from planner_service.core.errors import PipeplanError
+from pipeplan.errors import PipeplanError
 
 _READY = "pipeplan serves "
 _START_S = 60.0

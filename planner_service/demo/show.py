@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from planner_service.contract.documents import answer_document
-from planner_service.core.plan import Infeasible
-from planner_service.core.report import Compared, RunReport
+from pipeplan.documents.files import answer_document
+from pipeplan.documents.plan import Infeasible
+from pipeplan.simulation.report import Compared, RunReport
 from planner_service.demo.main_job import BATCH_SIZE, Candidate, Outcome
 
 MIB = 2**20

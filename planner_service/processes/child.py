@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import BinaryIO, TypeVar
 
-from planner_service.core.errors import PipeplanError
+from pipeplan.errors import PipeplanError
 from planner_service.processes.messages import Done, Exhausted, Message, News, Refused
 
 Q = TypeVar("Q")

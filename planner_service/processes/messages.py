@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from planner_service.core.errors import PipeplanError
+from pipeplan.errors import PipeplanError
 
 N = TypeVar("N")
 A = TypeVar("A")

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from planner_service.core.errors import PipeplanError, UnavailableError
+from pipeplan.errors import PipeplanError, UnavailableError
 from planner_service.processes.worker import Worker
 
 Q = TypeVar("Q")

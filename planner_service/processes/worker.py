@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar, assert_never
 
 import planner_service
-from planner_service.core.errors import PipeplanError
+from pipeplan.errors import PipeplanError
 from planner_service.processes.child import OUT_OF_MEMORY
 from planner_service.processes.messages import Done, Exhausted, Message, News, Refused
 

@@ -5,11 +5,11 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
+from pipeplan.documents.names import require_line
+from pipeplan.errors import ConflictError
 from planner_service.contract.agents import Agent, AgentQuery, Presence, Registration
 from planner_service.contract.jobs import LeaseRequest
 from planner_service.contract.listing import Page
-from planner_service.core.errors import ConflictError
-from planner_service.core.names import require_line
 from planner_service.services.context import Context, found
 from planner_service.services.needs import most_processes
 from planner_service.storage import agents as storage

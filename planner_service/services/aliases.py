@@ -5,9 +5,9 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
+from pipeplan.errors import InvalidInputError, PreconditionFailedError
 from planner_service.contract.aliases import Alias, AliasMove, AliasQuery, require_name
 from planner_service.contract.listing import ListQuery, Page
-from planner_service.core.errors import InvalidInputError, PreconditionFailedError
 from planner_service.services.context import Context, found
 from planner_service.storage import aliases as storage
 

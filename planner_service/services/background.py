@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from planner_service.core.errors import ServiceError
+from pipeplan.errors import ServiceError
 from planner_service.services import idempotency
 from planner_service.services.context import Context
 from planner_service.services.feed import Feed

@@ -1,9 +1,9 @@
 """Clusters: stored by content, never changed."""
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse_sent
 from planner_service.contract.clusters import ClusterQuery, ClusterSummary
-from planner_service.contract.documents import parse_sent
 from planner_service.contract.listing import Page
-from planner_service.core.cluster import Cluster
 from planner_service.services.context import Context, found
 from planner_service.storage import clusters as storage
 from planner_service.storage.clusters import PackedCluster

@@ -10,9 +10,9 @@ The ratio of two plans' speeds is the product of the ratios of these three.
 
 from collections.abc import Sequence
 
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.stage_costs import StageCosts
 from planner_service.contract.comparisons import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
-from planner_service.core.plan import Plan
-from planner_service.core.stage_costs import StageCosts
 from planner_service.services import plans
 from planner_service.services.context import Context
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from planner_service.core.errors import NotFoundError
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
+from pipeplan.documents.plan import Answer
+from pipeplan.errors import NotFoundError
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.metrics import Metrics
 from planner_service.services.document_cache import DocumentCache
 from planner_service.services.parsing import Parsing
@@ -15,7 +15,7 @@ from planner_service.storage.database import Database
 
 T = TypeVar("T")
 
-Solve = Callable[[str, Problem], Answer]
+Solve = Callable[[str, PlanningProblem], Answer]
 """A planner's name and a problem in, the answer out."""
 
 

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-from planner_service.contract.documents import parse
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Plan
-from planner_service.core.profile import Profile
-from planner_service.exports.chrome_trace import BATCHES
-from planner_service.exports.formats import FORMATS, Format, format_named
-from planner_service.exports.source import Source
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.exports.formats import BATCHES, FORMATS, Format, format_named
+from pipeplan.exports.source import ExportSource
 from planner_service.services import clusters, plans, profiles
 from planner_service.services.context import Context
 
@@ -46,7 +45,7 @@ def offers(context: Context, plan_id: str, plan: Plan) -> tuple[Offer, ...]:
     return tuple(Offer(name=name, refusal=_refusal(name, one, source)) for name, one in FORMATS.items())
 
 
-def _refusal(name: str, one: Format, source: Source) -> str | None:
+def _refusal(name: str, one: Format, source: ExportSource) -> str | None:
     """Why the format cannot express the plan. A trace is not played to find out."""
     try:
         if name == "chrome-trace":
@@ -58,10 +57,10 @@ def _refusal(name: str, one: Format, source: Source) -> str | None:
     return None
 
 
-def _source(context: Context, plan_id: str, plan: Plan) -> Source:
+def _source(context: Context, plan_id: str, plan: Plan) -> ExportSource:
     asked = plans.summary(context, plan_id)
     profile = profiles.document(context, asked.profile_id)
-    return Source(
+    return ExportSource(
         plan_id=plan_id,
         plan=plan,
         cluster=parse(Cluster, clusters.document(context, asked.cluster_id)),

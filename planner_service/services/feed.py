@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 
+from pipeplan.errors import ServiceError, UnavailableError
 from planner_service.contract.events import Event
-from planner_service.core.errors import ServiceError, UnavailableError
 from planner_service.services import events
 from planner_service.services.context import Context
 from planner_service.storage.events import Subject

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from sqlalchemy import Connection
 
-from planner_service.core.errors import ConflictError, InFlightError, InvalidInputError, require
+from pipeplan.errors import ConflictError, InFlightError, InvalidInputError, require
 from planner_service.services.context import Context
 from planner_service.storage import idempotency as storage
 from planner_service.storage.idempotency import Name, Reply

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
+from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, ServiceError, require
 from planner_service.contract.jobs import (
     Completion,
     Failure,
@@ -33,7 +34,6 @@ from planner_service.contract.jobs import (
     Task,
 )
 from planner_service.contract.listing import Page
-from planner_service.core.errors import ConflictError, InvalidInputError, LeaseLostError, ServiceError, require
 from planner_service.services import agents, events, gangs, leases, needs, results
 from planner_service.services.context import Context, found
 from planner_service.services.gangs import Hold

@@ -5,7 +5,7 @@ from datetime import timedelta
 from sqlalchemy import QueuePool, event
 from sqlalchemy.engine import ExceptionContext
 
-from planner_service.core.errors import PipeplanError
+from pipeplan.errors import PipeplanError
 from planner_service.metrics import Stored
 from planner_service.services.context import Context
 from planner_service.storage import metrics as storage

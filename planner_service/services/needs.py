@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, assert_never
 
-from planner_service.contract.documents import parse
+from pipeplan.documents.files import parse
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.profile import STRICT
 from planner_service.contract.factories import allows, factory_of, specs_of
 from planner_service.contract.jobs import LinksTask, PlanTask, ProfileTask, RunTask, Task
-from planner_service.core.identity import canonical_json, content_id
-from planner_service.core.profile import STRICT
 from planner_service.storage.agents import Known
 from planner_service.storage.jobs import NO_NEEDS
 

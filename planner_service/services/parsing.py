@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
-from planner_service.core.errors import PipeplanError, TooLargeError, UnavailableError
+from pipeplan.errors import PipeplanError, TooLargeError, UnavailableError
 from planner_service.processes.pool import RETRY_AFTER_S, Pool, Words
 from planner_service.processes.worker import Child, End, Worker, WorkerProcess
 

@@ -4,11 +4,11 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection
 
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.plan import Infeasible, Plan
 from planner_service.contract.jobs import Heartbeat, Job, Lease, LeaseRequest, PlanTask, Progress
 from planner_service.contract.plans import PlanRequest
 from planner_service.contract.posed import Posed
-from planner_service.core.identity import canonical_json
-from planner_service.core.plan import Infeasible, Plan
 from planner_service.services import jobs, plans
 from planner_service.services.context import Context
 from planner_service.solvers.messages import Answered

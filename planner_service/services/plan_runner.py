@@ -13,13 +13,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from pipeplan.errors import DeadlineError, LeaseLostError, PipeplanError, ServiceError, UnavailableError
+from pipeplan.planners.problem import SearchProgress as Search
 from planner_service.contract.jobs import Failure, Lease, Progress, Release
-from planner_service.core.errors import DeadlineError, LeaseLostError, PipeplanError, ServiceError, UnavailableError
 from planner_service.services import jobs, plan_jobs
 from planner_service.services.context import Context
 from planner_service.services.solver import SolverPool, SolverTicket
 from planner_service.solvers.messages import Answered, Question
-from planner_service.solvers.progress import Progress as Search
 
 T = TypeVar("T")
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from planner_service.contract.documents import parse_plan
+from pipeplan.documents.files import parse_plan
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.plan import Answer, Plan
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.programs.text import format_stream
+from pipeplan.programs.timeline import Timeline
+from pipeplan.simulation.predict import predict, program_of
+from pipeplan.simulation.trace import chrome_trace
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary, Streams, StreamText
 from planner_service.contract.posed import Posed
-from planner_service.core.errors import InvalidInputError, require
-from planner_service.core.identity import canonical_json, content_id
-from planner_service.core.plan import Answer, Plan
-from planner_service.core.predict import predict, program_of
-from planner_service.core.schedule.text import format_stream
-from planner_service.core.timeline import Timeline
-from planner_service.core.trace import chrome_trace
 from planner_service.services.context import Context, found
 from planner_service.services.document_cache import Noun
 from planner_service.solvers.messages import Answered

@@ -1,9 +1,9 @@
 """Profiles: stored by content, never changed."""
 
-from planner_service.contract.documents import parse_sent
+from pipeplan.documents.files import parse_sent
+from pipeplan.documents.profile import Profile
 from planner_service.contract.listing import Page
 from planner_service.contract.profiles import ProfileQuery, ProfileSummary
-from planner_service.core.profile import Profile
 from planner_service.services.context import Context, found
 from planner_service.storage import profiles as storage
 from planner_service.storage.listing import Cut

@@ -6,6 +6,8 @@ from typing import assert_never
 
 from sqlalchemy import Connection
 
+from pipeplan.documents.identity import content_id
+from pipeplan.errors import InvalidInputError, require
 from planner_service.contract.jobs import (
     AgentResult,
     Completion,
@@ -16,8 +18,6 @@ from planner_service.contract.jobs import (
     RunResult,
 )
 from planner_service.contract.tagged import parse_completion
-from planner_service.core.errors import InvalidInputError, require
-from planner_service.core.identity import content_id
 from planner_service.services.context import Context, found
 from planner_service.services.gangs import Hold
 from planner_service.storage import clusters, profiles, runs

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
-from planner_service.core.errors import ConflictError, UnavailableError, require
+from pipeplan.errors import ConflictError, UnavailableError, require
 from planner_service.services.context import Context
 from planner_service.storage.retention import REMOVERS, Remove
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from pipeplan.errors import NotFoundError, require
+from pipeplan.programs.timeline import Timeline
+from pipeplan.simulation.predict import predict
+from pipeplan.simulation.trace import chrome_trace
 from planner_service.contract.listing import Page
 from planner_service.contract.runs import Losses, Run, RunQuery, RunSummary
-from planner_service.core.errors import NotFoundError, require
-from planner_service.core.predict import predict
-from planner_service.core.timeline import Timeline
-from planner_service.core.trace import chrome_trace
 from planner_service.services import plans
 from planner_service.services.context import Context, found
 from planner_service.services.jobs import settle

@@ -5,25 +5,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from planner_service.core.errors import SolverError
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
+from pipeplan.documents.plan import Answer
+from pipeplan.errors import SolverError
+from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress
 from planner_service.processes.pool import IDLE_S, Pool, Ticket, Words
 from planner_service.processes.worker import Child, End, Worker, WorkerProcess
 from planner_service.services.context import Solve
 from planner_service.solvers.messages import Answered, Question
-from planner_service.solvers.progress import Observer, Progress
 
-Solver: TypeAlias = Worker[Question, Progress, Answered]
-SolverPool: TypeAlias = Pool[Question, Progress, Answered]
-SolverTicket: TypeAlias = Ticket[Question, Progress, Answered]
+Solver: TypeAlias = Worker[Question, SearchProgress, Answered]
+SolverPool: TypeAlias = Pool[Question, SearchProgress, Answered]
+SolverTicket: TypeAlias = Ticket[Question, SearchProgress, Answered]
 
 WORDS = Words(at_work="plans are being made", stopped="the search was stopped")
 
 
 def solver_process(
     memory_bytes: int, program: str = "planner_service.solvers.process"
-) -> WorkerProcess[Question, Progress, Answered]:
+) -> WorkerProcess[Question, SearchProgress, Answered]:
     """A process that runs planners; OR-tools is loaded nowhere else. `program` is the module that it executes."""
     return WorkerProcess(Child(program=program, arguments=(str(memory_bytes),), ended=partial(_ended, memory_bytes)))
 
@@ -65,8 +64,8 @@ class FunctionSolver:
         self.alive = False
 
 
-def solve_here(planner: str, problem: Problem) -> Answer:
+def solve_here(planner: str, problem: PlanningProblem) -> Answer:
     """The planner's answer, searched in this process, which loads the planners only then."""
-    from planner_service.solvers.solve import solve
+    from pipeplan.planners.solve import solve
 
     return solve(planner, problem)

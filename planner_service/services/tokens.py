@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from pipeplan.errors import ConflictError, NotFoundError, PipeplanError
 from planner_service.contract.listing import Page
 from planner_service.contract.tokens import (
     SCOPES,
@@ -15,7 +16,6 @@ from planner_service.contract.tokens import (
     allowed,
     new_credential,
 )
-from planner_service.core.errors import ConflictError, NotFoundError, PipeplanError
 from planner_service.services.context import Context, found
 from planner_service.services.token_keys import TokenKey, token_key
 from planner_service.storage import tokens as storage

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
+from pipeplan.documents.plan import Answer
+from pipeplan.planners.problem import PlanningProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,7 @@ class Question:
     """What a planner is asked. `pose` makes the problem where the planner is: to read its documents takes a while."""
 
     planner: str
-    pose: Callable[[], Problem]
+    pose: Callable[[], PlanningProblem]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
+from pipeplan.documents.plan import Answer
+from pipeplan.planners.problem import Observer, PlanningProblem
+from pipeplan.planners.solve import solve
 from planner_service.processes.child import serve
 from planner_service.solvers.messages import Answered, Question
-from planner_service.solvers.progress import Observer
-from planner_service.solvers.solve import solve
 
-Ask = Callable[[str, Problem, Observer], Answer]
+Ask = Callable[[str, PlanningProblem, Observer], Answer]
 """A planner's name, a problem and who listens in, the answer out."""
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlalchemy import Connection, false, func, insert, select
 from sqlalchemy.engine import URL
 
-from planner_service.core.errors import ConflictError, ServiceError, require
+from pipeplan.errors import ConflictError, ServiceError, require
 from planner_service.storage.database import Database
 from planner_service.storage.migrations import head, revision_of, upgrade
 from planner_service.storage.tables import metadata

@@ -14,12 +14,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 
-from planner_service.core.errors import (
-    InvalidInputError,
-    MissingDependencyError,
-    ServiceError,
-    require,
-)
+from pipeplan.errors import InvalidInputError, MissingDependencyError, ServiceError, require
 from planner_service.storage.failures import reporting
 from planner_service.storage.turns import Turns
 

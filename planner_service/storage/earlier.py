@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from planner_service.core.names import on_one_line
+from pipeplan.documents.names import on_one_line
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Column, Connection, Insert, bindparam, func, insert, select
 
+from pipeplan.documents.identity import canonical_json
 from planner_service.contract.events import Event, SubjectKind
-from planner_service.core.identity import canonical_json
 from planner_service.storage.tables import events, jobs, runs
 
 Subject = tuple[SubjectKind, str]

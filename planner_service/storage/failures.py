@@ -14,7 +14,7 @@ from sqlalchemy.exc import (
     TimeoutError,
 )
 
-from planner_service.core.errors import ConflictError, PipeplanError, ServiceError, UnavailableError
+from pipeplan.errors import ConflictError, PipeplanError, ServiceError, UnavailableError
 
 BUSY_RETRY_S = 1.0
 CONNECTION_RETRY_S = 2.0

@@ -33,8 +33,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
+from pipeplan.errors import InvalidInputError, require
 from planner_service.contract.listing import ListQuery, Page
-from planner_service.core.errors import InvalidInputError, require
 from planner_service.storage.failures import is_duplicate
 from planner_service.storage.tables import UtcTime
 

@@ -12,7 +12,7 @@ from alembic.util import CommandError
 from sqlalchemy import func, select
 
 import planner_service
-from planner_service.core.errors import PipeplanError, ServiceError
+from pipeplan.errors import PipeplanError, ServiceError
 from planner_service.storage.database import Database
 
 UPGRADING = 0x70697065706C616E

@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, Row, bindparam, insert, select
 
-from planner_service.contract.documents import plan_document
+from pipeplan.documents.files import plan_document
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import ConflictError
 from planner_service.contract.listing import Page
 from planner_service.contract.plans import PlanQuery, PlanRequest, PlanSummary
-from planner_service.core.errors import ConflictError
-from planner_service.core.identity import canonical_json, content_id
-from planner_service.core.plan import Plan
 from planner_service.storage import listing
 from planner_service.storage.earlier import read_stored
 from planner_service.storage.listing import Filter, Listing, at_least, equal, insert_once

@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, insert, select
 
+from pipeplan.documents.identity import canonical_json, text_id
+from pipeplan.documents.profile import Profile
 from planner_service.contract.listing import Page
 from planner_service.contract.profiles import ProfileQuery, ProfileSummary
-from planner_service.core.identity import canonical_json, text_id
-from planner_service.core.profile import Profile
 from planner_service.storage import listing
 from planner_service.storage.listing import Listing, equal, insert_once
 from planner_service.storage.tables import profiles

@@ -6,12 +6,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
-from planner_service.contract.documents import parse
+from pipeplan.documents.files import parse
+from pipeplan.documents.identity import canonical_json
+from pipeplan.simulation.report import Compared, RunReport
 from planner_service.contract.jobs import JobState, Progress, RunResult, RunTask
 from planner_service.contract.listing import Page
 from planner_service.contract.runs import Run, RunQuery, RunSummary
-from planner_service.core.identity import canonical_json
-from planner_service.core.report import Compared, RunReport
 from planner_service.storage import listing, timelines
 from planner_service.storage.tables import jobs, plans, runs
 from planner_service.storage.timelines import Chunk

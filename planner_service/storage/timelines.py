@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, select
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.timeline import Lane, Timeline
+from pipeplan.errors import InvalidInputError
+from pipeplan.programs.timeline import Lane, Timeline
 from planner_service.storage.series import (
     NS_PER_S,
     Integers,

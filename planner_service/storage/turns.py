@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from planner_service.core.errors import ServiceError, UnavailableError
+from pipeplan.errors import ServiceError, UnavailableError
 
 try:
     import fcntl

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from planner_service.contract.documents import dump, plan_document, read
-from planner_service.core.calibrate.samples import MeasuredRun
-from planner_service.core.cost.calibration import Calibration
-from planner_service.core.identity import content_id
+from pipeplan.calibration.samples import MeasuredRun
+from pipeplan.documents.calibration import Calibration
+from pipeplan.documents.files import dump, plan_document, read
+from pipeplan.documents.identity import content_id
 from tests.commands.commands import pipeplan
 from tests.core.measured import CLUSTER, PROFILE, executed, network, plan_for, scaled
 

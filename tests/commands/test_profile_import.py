@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.contract.documents import read
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.profile import Device, Model, Profile
-from planner_service.imports.pipedream_graph import import_pipedream_graph
+from pipeplan.documents.files import read
+from pipeplan.documents.profile import Device, Model, Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.imports.pipedream_graph import import_pipedream_graph
 from tests.commands.commands import PROFILES, cluster_document, pipeplan, write
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.contract.documents import parse
-from planner_service.core.schedule.text import parse_stream
-from planner_service.core.timeline import Timeline
+from pipeplan.documents.files import parse
+from pipeplan.programs.text import parse_stream
+from pipeplan.programs.timeline import Timeline
 from tests.commands.commands import Ended, pipeplan
 
 

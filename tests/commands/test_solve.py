@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.contract.documents import parse_plan
+from pipeplan.documents.files import parse_plan
 from tests.commands.commands import Ended, cluster_document, pipeplan, pipeplan_process, profile_document, write
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeplan.errors import InvalidInputError
 from planner_service.commands.token import duration_s
-from planner_service.core.errors import InvalidInputError
 from tests.service.servers import pipeplan, serving
 
 

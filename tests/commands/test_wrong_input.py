@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.contract.console import run_command
-from planner_service.core.errors import (
+from pipeplan.errors import (
     ConflictError,
     ForbiddenError,
     InFlightError,
@@ -20,6 +19,7 @@ from planner_service.core.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from planner_service.contract.console import run_command
 from tests.commands.commands import Ended, cluster_document, pipeplan, profile_document, write
 
 SOLVE = ("--planner", "gpipe", "--batch-size", "4")

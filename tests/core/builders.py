@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.profile import Block, Device, Measurement, Model, Profile
-from planner_service.core.stage_costs import StageCosts, unit_costs
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.stage_costs import StageCosts, unit_costs
 
 PLENTY = 10**15
 

@@ -6,7 +6,7 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
-from planner_service.core.profile import Profile
+from pipeplan.documents.profile import Profile
 from tests.core.builders import Cell, cells, profile
 
 Edges = tuple[tuple[int, int], ...]

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from planner_service.core.calibrate.observed import costs_of
-from planner_service.core.calibrate.samples import MeasuredRun
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.plan import Plan, Stage
-from planner_service.core.planner.complete import Decision, complete
-from planner_service.core.planner.problem import Problem
-from planner_service.core.predict import predict
-from planner_service.core.profile import Overheads, Profile
-from planner_service.core.schedule.program import pipelines_in_a_row
+from pipeplan.calibration.observed import costs_of
+from pipeplan.calibration.samples import MeasuredRun
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.plan import Plan, Stage
+from pipeplan.documents.profile import Overheads, Profile
+from pipeplan.planners.complete import Decision, complete
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.programs.program import pipelines_in_a_row
+from pipeplan.simulation.predict import predict
 from tests.core.builders import Cell, cluster, profile
 
 CELLS = [
@@ -53,7 +53,7 @@ def plan_for(schedule: str, stops: tuple[int, ...], replicas: int, *, recompute:
         optimal_in_flight=len(stages),
         configurations_considered=1,
     )
-    return complete(Problem(profile=PROFILE, cluster=CLUSTER, batch_size=4), decision)
+    return complete(PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=4), decision)
 
 
 def batches_of(plan: Plan) -> int:

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from planner_service.core.schedule.instructions import (
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
     BackwardWeight,
@@ -19,8 +20,7 @@ from planner_service.core.schedule.instructions import (
     StartReduce,
     Update,
 )
-from planner_service.core.schedule.program import Program
-from planner_service.core.stage_costs import StageCosts
+from pipeplan.programs.program import Program
 
 Port = tuple[bool, int, int]
 """Outwards or inwards, the devices behind it, and the number of its unit."""

@@ -7,14 +7,14 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
+from pipeplan.documents.cluster import MAX_DEVICES, Cluster
+from pipeplan.documents.files import parse, parse_sent, read
+from pipeplan.documents.profile import Profile
+from pipeplan.documents.validators import MISTAKEN_KEYS, validator_of
+from pipeplan.errors import InvalidInputError
 from planner_service.api.openapi import BODIES
-from planner_service.contract.documents import parse, parse_sent, read
 from planner_service.contract.jobs import Completion, LeaseRequest, ProfileTask
 from planner_service.contract.plans import PlanRequest
-from planner_service.contract.validators import MISTAKEN_KEYS, validator_of
-from planner_service.core.cluster import MAX_DEVICES, Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.profile import Profile
 from tests.core.test_documents_in import MEASUREMENT, cluster_document, profile_document
 
 MANY = 20_000

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from planner_service.core.device_types import KNOWN_TYPES, differ, is_same, is_unknown, known_types, words
+from pipeplan.documents.cluster import KNOWN_TYPES, differ, is_same, is_unknown, known_types, words
 
 SPELLINGS = {
     "v100-16gb": ("Tesla V100-SXM2-16GB", "NVIDIA Tesla V100-SXM2-16GB", "v100-16gb", "V100 16 GB"),

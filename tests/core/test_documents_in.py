@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from planner_service.contract.documents import dump, parse, read
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.planner.problem import Options
-from planner_service.core.profile import Profile
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import dump, parse, read
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options
 
 MEASUREMENT = {
     "microbatch_size": 1,

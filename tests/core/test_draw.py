@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner_service.core.draw import draw
-from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import build
-from planner_service.core.simulate import simulate
-from planner_service.core.stage_costs import unit_costs
+from pipeplan.documents.stage_costs import unit_costs
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.schedules.registry import build
+from pipeplan.simulation.draw import draw
+from pipeplan.simulation.play import simulate
 
 ONE_EACH = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=0.0)
 

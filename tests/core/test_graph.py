@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from planner_service.core.graph import (
+from pipeplan.costs.graph import (
     closures,
     crossing_bytes,
     graph_of,
@@ -14,8 +14,8 @@ from planner_service.core.graph import (
     membership,
     on_or_behind_a_cycle,
 )
-from planner_service.core.least_crossing import least_crossing
-from planner_service.core.profile import Profile
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.pipedream.least_crossing import least_crossing
 from tests.core.builders import Cell
 from tests.core.graphs import DIAMOND, crossing, cuts_by_definition, graph, graphs
 

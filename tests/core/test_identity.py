@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from pipeplan.documents.calibration import Calibration
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.identity import FIRST_FIELDS, canonical_json, content_id, left_out
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.core.cluster import Cluster
-from planner_service.core.cost.calibration import Calibration
-from planner_service.core.identity import FIRST_FIELDS, canonical_json, content_id, left_out
-from planner_service.core.plan import Plan
-from planner_service.core.planner.problem import Problem
-from planner_service.core.profile import Profile
 from tests.service.answers import halve
 
-PLAN = halve("pipedream-2bw", Problem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
+PLAN = halve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
 
 
 def classes_of(kind: Any, seen: set[type]) -> Iterator[type]:

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner_service.contract.documents import dump, parse_plan, plan_document
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Plan, Stage, Worker
-from planner_service.core.profile import Model
-from planner_service.core.stage_costs import unit_costs
+from pipeplan.documents.files import dump, parse_plan, plan_document
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Plan, Stage, Worker
+from pipeplan.documents.profile import Model
+from pipeplan.documents.stage_costs import unit_costs
+from pipeplan.errors import InvalidInputError
 from tests.worker.runtime.plans import make_plan
 
 

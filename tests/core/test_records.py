@@ -6,9 +6,9 @@ from typing import Literal
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError, require
-from planner_service.core.identity import canonical_json
-from planner_service.core.records import read_record
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.records import read_record
+from pipeplan.errors import InvalidInputError, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,18 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.plan import DATA_PARALLEL, INTERLEAVED, STASHING, Plan
-from planner_service.core.planner.play import one_pipeline
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.predict import predict
-from planner_service.core.schedule.overlap import overlap_exchanges
-from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import FUSED, GENERATORS, build, stages_in_a_row
-from planner_service.core.simulate import simulate
-from planner_service.core.split_backward import split_backward
-from planner_service.core.stage_costs import StageCosts
-from planner_service.core.timeline import Timeline
-from planner_service.solvers.solve import solve
+from pipeplan.documents.plan import DATA_PARALLEL, INTERLEAVED, STASHING, Plan
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.planners.complete import one_pipeline
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.programs.overlap import overlap_exchanges
+from pipeplan.programs.pipeline import FUSED, Pipeline
+from pipeplan.programs.program import stages_in_a_row
+from pipeplan.programs.timeline import Timeline
+from pipeplan.schedules.registry import GENERATORS, build
+from pipeplan.simulation.play import simulate
+from pipeplan.simulation.predict import predict
+from pipeplan.simulation.split_backward import split_backward
 from tests.core.builders import Cell, cluster, profile
 from tests.core.plain_simulate import Plain
 from tests.worker.runtime.plans import make_plan
@@ -126,7 +127,7 @@ def test_one_pipeline_stands_for_replicas_that_share_ports(schedule: str, orient
     blocks = [Cell(weight_bytes=8, output_bytes=6, activation_bytes=3), Cell(weight_bytes=2, activation_bytes=1)]
     levels = ((2, 8.0), (4, 4.0))
     options = Options(schedule=schedule, stages=2, microbatch_size=1)
-    problem = Problem(profile=profile(blocks), cluster=cluster(*levels), batch_size=16, options=options)
+    problem = PlanningProblem(profile=profile(blocks), cluster=cluster(*levels), batch_size=16, options=options)
     plan = solve("pipedream-2bw", problem)
     assert isinstance(plan, Plan)
     assert plan.width == 4
@@ -160,7 +161,9 @@ def test_one_pipeline_with_2bp_does_what_every_replica_does_in_every_batch(half_
 def test_estimates_name_the_ports_of_the_slowest_level_that_is_crossed() -> None:
     blocks = [Cell(weight_bytes=8, output_bytes=6)] * 4
     options = Options(schedule="1f1b", stages=4, microbatch_size=1)
-    problem = Problem(profile=profile(blocks), cluster=cluster((2, 8.0), (2, 1.0)), batch_size=8, options=options)
+    problem = PlanningProblem(
+        profile=profile(blocks), cluster=cluster((2, 8.0), (2, 1.0)), batch_size=8, options=options
+    )
     plan = solve("pipedream-2bw", problem)
     assert isinstance(plan, Plan)
     assert [stage.activation_port_devices for stage in plan.costs] == [1, 2, 1, 0]

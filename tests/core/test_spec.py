@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import dump, parse, parse_plan, plan_document
+from pipeplan.documents.names import MAX_LENGTH, on_one_line, parse_spec, query_of, require_line
+from pipeplan.documents.profile import Model, Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.contract.documents import dump, parse, parse_plan, plan_document
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.names import on_one_line, require_line
-from planner_service.core.planner.problem import Problem
-from planner_service.core.profile import Model, Profile
-from planner_service.core.spec import MAX_LENGTH, parse_spec, query_of
 from tests.service.answers import halve
 
 CONTROLS = ["\n", "\r", "\t", "\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u2029"]
@@ -140,6 +139,6 @@ def test_a_cluster_with_a_line_break_in_a_text_is_refused_by_its_field() -> None
 
 @pytest.mark.parametrize("path", ["model.name", "model.spec", "stages.0.device", "planner", "cost_model"])
 def test_a_plan_with_a_line_break_in_a_text_is_refused_by_its_field(path: str) -> None:
-    plan: Any = halve("pipedream-2bw", Problem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
+    plan: Any = halve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
     with pytest.raises(InvalidInputError, match=f"^{path}: must hold"):
         parse_plan(_with(json.loads(dump(plan_document(plan))), path, "a:b\nreboot"))

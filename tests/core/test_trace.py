@@ -9,13 +9,12 @@ from typing import Any, get_args
 
 import pytest
 
-from planner_service.core.plan import STASHING
-from planner_service.core.predict import predict
-from planner_service.core.run_ends import predict_ends
-from planner_service.core.schedule.instructions import Transfer
-from planner_service.core.schedule.program import GENERATORS
-from planner_service.core.timeline import Lane, Timeline
-from planner_service.core.trace import FIRST_TRACK, chrome_trace
+from pipeplan.documents.plan import STASHING
+from pipeplan.programs.instructions import Transfer
+from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.schedules.registry import GENERATORS
+from pipeplan.simulation.predict import predict, predict_ends
+from pipeplan.simulation.trace import FIRST_TRACK, chrome_trace
 from tests.worker.runtime.plans import make_plan
 
 Event = dict[str, Any]

@@ -12,30 +12,30 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.files import parse_plan
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Plan, Stage, Worker
+from pipeplan.documents.profile import Model
+from pipeplan.errors import InvalidInputError
+from pipeplan.exports.formats import FORMATS, format_named
+from pipeplan.exports.source import ExportSource
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
 from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.contract.documents import parse_plan
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Plan, Stage, Worker
-from planner_service.core.planner.problem import Problem
-from planner_service.core.profile import Model
-from planner_service.core.schedule.program import pipelines_in_a_row, stages_in_a_row
-from planner_service.exports.formats import FORMATS, format_named
-from planner_service.exports.source import Source
 from tests.service.answers import halve
 
 LAYERS = ("embedding", "layer.0", "layer.1", "layer.2", "layer.3", "head")
 
 
 def _plan(**changes: Any) -> Plan:
-    answer = halve("pipedream-2bw", Problem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
+    answer = halve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
     assert isinstance(answer, Plan)
     return replace(answer, **changes)
 
 
-def _source(plan: Plan, names: tuple[str, ...] = LAYERS, cluster: Cluster = CLUSTER) -> Source:
-    return Source(plan_id=content_id(plan), plan=plan, cluster=cluster, block_names=names)
+def _source(plan: Plan, names: tuple[str, ...] = LAYERS, cluster: Cluster = CLUSTER) -> ExportSource:
+    return ExportSource(plan_id=content_id(plan), plan=plan, cluster=cluster, block_names=names)
 
 
 def _stages(*replicas: int, recompute: tuple[bool, ...] = ()) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeplan.documents.cluster import Level
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Model
+from pipeplan.exports.formats import FORMATS, format_named
+from pipeplan.exports.source import ExportSource
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.core.cluster import Level
-from planner_service.core.plan import Plan
-from planner_service.core.planner.problem import Problem
-from planner_service.core.profile import Model
-from planner_service.exports.formats import FORMATS, format_named
-from planner_service.exports.source import Source
 from tests.service.answers import halve
 
 CANARY = "touch canary"
@@ -57,12 +57,12 @@ def _spoilt(value: Any, text: str) -> Any:
     return copy
 
 
-def _source(text: str, nodes: int = 1) -> Source:
-    answer = halve("pipedream-2bw", Problem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
+def _source(text: str, nodes: int = 1) -> ExportSource:
+    answer = halve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
     assert isinstance(answer, Plan)
     plan = replace(answer, optimizer="adam", stages=tuple(replace(stage, device="A") for stage in answer.stages))
     levels = (Level(size=2 // nodes, bandwidth_bytes_per_s=1e11), Level(size=nodes, bandwidth_bytes_per_s=1e9))
-    source = Source(
+    source = ExportSource(
         plan_id="0123456789abcdef" * 2,
         plan=plan,
         cluster=replace(CLUSTER, levels=levels),
@@ -95,7 +95,7 @@ def _run(script: str, folder: Path, **more: str) -> subprocess.CompletedProcess[
     )
 
 
-def _script(name: str, source: Source, folder: Path) -> str:
+def _script(name: str, source: ExportSource, folder: Path) -> str:
     """The script in an export, as the target would run it."""
     text = FORMATS[name].write(source)
     if name != "kubernetes":

@@ -1,12 +1,12 @@
 """A planner for the service's tests: answers at once, and says no when the devices' memory is too small."""
 
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Alternative, Answer, Infeasible, Plan, Reason, Stage, Worker
-from planner_service.core.planner.problem import Problem
-from planner_service.core.stage_costs import StageCosts
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan, Reason, Stage, Worker
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.planners.problem import PlanningProblem
 
 
-def halve(planner: str, problem: Problem) -> Answer:
+def halve(planner: str, problem: PlanningProblem) -> Answer:
     """Cuts the model in two halves, under 1F1B; infeasible where a half's weights do not fit."""
     blocks = problem.profile.blocks
     middle = len(blocks) // 2
@@ -23,7 +23,7 @@ def halve(planner: str, problem: Problem) -> Answer:
     return _plan(planner, problem, tuple(stages))
 
 
-def _plan(planner: str, problem: Problem, stages: tuple[Stage, ...]) -> Plan:
+def _plan(planner: str, problem: PlanningProblem, stages: tuple[Stage, ...]) -> Plan:
     costs = StageCosts(
         microbatch_size=2, forward_s=0.01, backward_s=0.02, backward_input_s=0.01, backward_weight_s=0.01
     )

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 from sqlalchemy import select
 
+from pipeplan.documents.identity import canonical_json
 from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.core.identity import canonical_json
 from planner_service.storage.database import Database
 from planner_service.storage.tables import jobs, profiles, runs
 from tests.service.documents import profile_document, request_document, run_task

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
+from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.contract.agents import Registration
 from planner_service.contract.jobs import Completion, Failure, Heartbeat, LeaseRequest, Progress
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.cluster import Cluster, DeviceGroup, Level
-from planner_service.core.identity import content_id
-from planner_service.core.profile import Block, Device, Model, Profile
 from planner_service.services import agents, aliases, clusters, jobs, plans, profiles
 from planner_service.services.context import Context
 from tests.service.documents import PROFILE_TASK, request_document, run_result, run_task, store_plan

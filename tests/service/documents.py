@@ -3,13 +3,13 @@
 from dataclasses import asdict
 from typing import Any
 
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.simulation.predict import predict
+from pipeplan.simulation.report import Compared, RankReport, RunReport, StageReport, compare_stages
 from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
 from planner_service.contract.jobs import LeaseRequest, ProfileResult, ProfileTask, RunResult, RunTask
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.plan import Plan
-from planner_service.core.predict import predict
-from planner_service.core.report import Compared, RankReport, RunReport, StageReport, compare_stages
-from planner_service.core.timeline import Lane, Timeline
 from planner_service.services import clusters, plans, profiles
 from planner_service.services.context import Context
 

@@ -2,11 +2,11 @@
 
 import random
 
+from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.planners.problem import Options, PlanningProblem
 from planner_service.client import ServiceClient
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.cluster import Cluster, DeviceGroup, Level
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Block, Device, Measurement, Model, Profile
 
 MIB, GIB = 2**20, 2**30
 BLOCKS = 30
@@ -26,11 +26,11 @@ def profiles() -> tuple[Profile, ...]:
     return tuple(_profile(DEVICES[name], slowness) for name, slowness in SLOWNESS.items())
 
 
-def problem(time_limit_s: float) -> Problem:
+def problem(time_limit_s: float) -> PlanningProblem:
     """The problem, to be searched for at most so long."""
     first, *others = profiles()
     options = Options(time_limit_s=time_limit_s)
-    return Problem(profile=first, cluster=CLUSTER, batch_size=64, options=options, other_profiles=tuple(others))
+    return PlanningProblem(profile=first, cluster=CLUSTER, batch_size=64, options=options, other_profiles=tuple(others))
 
 
 def stored_request(service: ServiceClient, time_limit_s: float) -> PlanRequest:

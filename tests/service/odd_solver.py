@@ -4,14 +4,13 @@ import os
 import signal
 import time
 
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
+from pipeplan.documents.plan import Answer
+from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress
+from pipeplan.planners.solve import solve
 from planner_service.solvers.process import main
-from planner_service.solvers.progress import Observer, Progress
-from planner_service.solvers.solve import solve
 
 
-def misbehave(planner: str, problem: Problem, observe: Observer) -> Answer:
+def misbehave(planner: str, problem: PlanningProblem, observe: Observer) -> Answer:
     """Does what the planner's name says."""
     if planner == "greedy":
         bytearray(2**40)
@@ -23,7 +22,7 @@ def misbehave(planner: str, problem: Problem, observe: Observer) -> Answer:
         os.write(1, b"a library prints something")
         return solve("pipedream-2bw", problem)
     if planner == "endless":
-        observe(Progress(best_s=0.5, bound_s=0.25, open_shapes=3, spent=1.0, limit=4.0))
+        observe(SearchProgress(best_s=0.5, bound_s=0.25, open_shapes=3, spent=1.0, limit=4.0))
         time.sleep(1000)
     return solve(planner, problem, observe)
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError
 from planner_service.api.examples import CLUSTER, REGISTRATION
 from planner_service.contract.agents import Presence, Registration
 from planner_service.contract.jobs import (
@@ -19,7 +20,6 @@ from planner_service.contract.jobs import (
     ProfileTask,
     Release,
 )
-from planner_service.core.errors import ConflictError, InvalidInputError, LeaseLostError
 from planner_service.services import agents, jobs, plans
 from planner_service.services.context import Context
 from tests.service.conftest import Clock

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.exports.formats import FORMATS
 from planner_service.commands.plan import FORMAT_NAMES
-from planner_service.exports.formats import FORMATS
 from tests.service.test_plan_command import Run, _create, folder, run, url
 
 __all__ = ["folder", "run", "url"]

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.errors import PreconditionFailedError
 from planner_service.contract.aliases import Alias
-from planner_service.core.errors import PreconditionFailedError
 from planner_service.services import aliases
 from planner_service.services.aliases import Expected
 from planner_service.services.context import Context

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from pipeplan.errors import ConflictError, InvalidInputError, ServiceError
 from planner_service.client import ServiceClient
 from planner_service.contract.jobs import Completion
-from planner_service.core.errors import ConflictError, InvalidInputError, ServiceError
 from planner_service.services import jobs, plans, runs
 from planner_service.services.context import Context
 from planner_service.storage.backup import backup, restore

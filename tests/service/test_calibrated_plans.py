@@ -7,15 +7,15 @@ from dataclasses import asdict, replace
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.calibration.calibrate import calibrate
+from pipeplan.calibration.samples import MeasuredRun
+from pipeplan.documents.calibration import Calibration
+from pipeplan.documents.files import dump, parse_plan
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Plan
+from pipeplan.simulation.predict import predict
 from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.app import create_app
-from planner_service.contract.documents import dump, parse_plan
-from planner_service.core.calibrate.calibrate import calibrate
-from planner_service.core.calibrate.samples import MeasuredRun
-from planner_service.core.cost.calibration import Calibration
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Plan
-from planner_service.core.predict import predict
 from planner_service.settings import Settings
 from tests.service.documents import profile_document, request_document
 

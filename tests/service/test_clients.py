@@ -8,19 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError, ServiceError
 from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
 from planner_service.client import ServiceClient
 from planner_service.contract.http import Clock
 from planner_service.contract.jobs import Job, Lease, LeaseRequest, Progress
 from planner_service.contract.problems import problem_of
-from planner_service.core.errors import (
-    ConflictError,
-    InvalidInputError,
-    LeaseLostError,
-    NotFoundError,
-    ServiceError,
-)
-from planner_service.core.plan import Infeasible, Plan
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK, run_result, run_task
 from tests.service.reporting import complete, fail
 from tests.service.servers import serving

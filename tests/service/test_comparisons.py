@@ -6,15 +6,15 @@ from math import prod
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.documents.cluster import Level
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Answer, Plan
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
-from planner_service.core.cluster import Level
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Answer, Plan
-from planner_service.core.planner.problem import Options, Problem
 from planner_service.services import plans
 from planner_service.services.comparisons import comparison
 from planner_service.services.context import Context
-from planner_service.solvers.solve import solve
 from tests.service.answers import halve
 from tests.service.documents import store_plan
 
@@ -22,7 +22,7 @@ from tests.service.documents import store_plan
 def _solved(devices: int, **options: object) -> Plan:
     cluster = replace(CLUSTER, levels=(Level(size=devices, bandwidth_bytes_per_s=3e11),))
     chosen = Options(**options)  # type: ignore[arg-type]
-    answer = solve("pipedream-2bw", Problem(profile=PROFILE, cluster=cluster, batch_size=16, options=chosen))
+    answer = solve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=cluster, batch_size=16, options=chosen))
     assert isinstance(answer, Plan)
     return answer
 
@@ -87,7 +87,7 @@ def test_a_plan_is_exported_in_every_format(http: TestClient, context: Context, 
 
 
 def test_a_target_version_chooses_what_torchtitan_reads(http: TestClient, context: Context) -> None:
-    def with_adam(planner: str, problem: Problem) -> Answer:
+    def with_adam(planner: str, problem: PlanningProblem) -> Answer:
         answer = halve(planner, problem)
         return replace(answer, optimizer="adam") if isinstance(answer, Plan) else answer
 

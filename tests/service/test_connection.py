@@ -6,14 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeplan.errors import ForbiddenError, InvalidInputError, ServiceError, TooManyRequestsError, UnauthorizedError
 from planner_service.contract.http import Clock, Connection
-from planner_service.core.errors import (
-    ForbiddenError,
-    InvalidInputError,
-    ServiceError,
-    TooManyRequestsError,
-    UnauthorizedError,
-)
 from tests.service.servers import pipeplan, serving
 
 TOKEN = "ppl_" + "0" * 32 + "_" + "1" * 72

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from pipeplan.documents.files import dump
 from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
-from planner_service.contract.documents import dump
 from tests.service.chromium import Tab, browsing, found
 from tests.service.dashboard_content import NAMES
 from tests.service.servers import pipeplan, serving

@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
+from pipeplan.errors import InvalidInputError, ServiceError, UnavailableError
 from planner_service.app import create_app
-from planner_service.core.errors import InvalidInputError, ServiceError, UnavailableError
 from planner_service.settings import Settings
 from planner_service.storage.database import Database
 from planner_service.storage.migrations import upgrade

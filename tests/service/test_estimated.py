@@ -7,12 +7,12 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.plan import Answer, Plan
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.commands.plan_tables import show_comparison, show_list, show_plan
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.identity import canonical_json, content_id
-from planner_service.core.plan import Answer, Plan
-from planner_service.core.planner.problem import Problem
 from planner_service.services import clusters, plans, profiles
 from planner_service.services.context import Context
 from planner_service.storage import profiles as storage
@@ -26,7 +26,7 @@ from tests.service.documents import request_document
 ESTIMATED = replace(PROFILE, estimated=True)
 
 
-def _answer(planner: str, problem: Problem) -> Answer:
+def _answer(planner: str, problem: PlanningProblem) -> Answer:
     answer = halve(planner, problem)
     return replace(answer, estimated=problem.profile.estimated) if isinstance(answer, Plan) else answer
 

@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, delete, func, select
 
+from pipeplan.errors import UnavailableError
 from planner_service.app import create_app
 from planner_service.contract.events import Event, events_in
 from planner_service.contract.jobs import Completion, Failure, Heartbeat, Lease, Progress
-from planner_service.core.errors import UnavailableError
 from planner_service.services import jobs
 from planner_service.services.context import Context
 from planner_service.services.feed import Feed

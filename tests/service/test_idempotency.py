@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.documents.plan import Answer
+from pipeplan.errors import ConflictError, InFlightError, InvalidInputError, ServiceError
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.api.examples import CLUSTER
 from planner_service.app import create_app
-from planner_service.core.errors import ConflictError, InFlightError, InvalidInputError, ServiceError
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
 from planner_service.services import idempotency, jobs
 from planner_service.services.context import Context
 from planner_service.services.idempotency import Key, key_of, perform
@@ -103,7 +103,7 @@ def test_a_plan_and_a_plan_job_are_answered_again_as_they_were(http: TestClient)
 def test_a_request_in_flight_is_a_409_that_says_when_to_come_back(database_url: str) -> None:
     asked, opened = threading.Event(), threading.Event()
 
-    def slowly(planner: str, problem: Problem) -> Answer:
+    def slowly(planner: str, problem: PlanningProblem) -> Answer:
         asked.set()
         opened.wait()
         return halve(planner, problem)

@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, inspect, select
 
+from pipeplan.errors import InvalidInputError, ServiceError
 from planner_service.contract.secrets import masked
 from planner_service.contract.tokens import new_credential
-from planner_service.core.errors import InvalidInputError, ServiceError
 from planner_service.logs import HumanFormatter, JsonFormatter
 from planner_service.services.context import Context
 from planner_service.storage import tables

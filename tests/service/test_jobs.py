@@ -2,10 +2,10 @@
 
 import pytest
 
+from pipeplan.documents.identity import content_id
+from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError
 from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.contract.jobs import Completion, Failure, Heartbeat, Lease, LeaseRequest, ProfileResult, Progress
-from planner_service.core.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError
-from planner_service.core.identity import content_id
 from planner_service.services import jobs, plans, profiles, runs
 from planner_service.services.context import Context
 from planner_service.storage.listing import Cut

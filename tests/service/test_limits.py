@@ -7,9 +7,9 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
+from pipeplan.errors import TooManyRequestsError
 from planner_service.api.limits import MAX_CALLERS, Limits, Rates, address_of
 from planner_service.contract.tokens import new_credential
-from planner_service.core.errors import TooManyRequestsError
 from tests.service.conftest import Clock
 from tests.service.guarded import context_of, guarding
 from tests.service.tokens import bearer, made

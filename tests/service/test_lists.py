@@ -9,8 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event
 
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.plans import PlanQuery
-from planner_service.core.errors import InvalidInputError
 from planner_service.services import plans
 from planner_service.services.context import Context
 from planner_service.storage import listing

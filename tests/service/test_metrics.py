@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
-from planner_service.core.errors import PipeplanError
+from pipeplan.errors import PipeplanError
 from planner_service.metrics import CACHED_S, Metrics, Stored
 from planner_service.services import jobs
 from planner_service.services.context import Context

@@ -11,9 +11,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 
+from pipeplan.documents.identity import canonical_json
+from pipeplan.errors import InvalidInputError, ServiceError
 from planner_service.contract.jobs import Completion
-from planner_service.core.errors import InvalidInputError, ServiceError
-from planner_service.core.identity import canonical_json
 from planner_service.services import jobs, plans, runs
 from planner_service.services.context import Context
 from planner_service.storage.database import Database

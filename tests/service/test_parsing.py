@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from pipeplan.errors import PipeplanError, TooLargeError, UnavailableError
 from planner_service.app import create_app
-from planner_service.core.errors import PipeplanError, TooLargeError, UnavailableError
 from planner_service.processes.worker import WorkerProcess
 from planner_service.services import profiles
 from planner_service.services.parsing import SMALL_BYTES, Limits, Parsing, Sent, parser_process

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import DeadlineError, ServiceError
 from planner_service.client import ServiceClient
 from planner_service.contract.jobs import Job, PlanTask
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.errors import DeadlineError, ServiceError
-from planner_service.core.plan import Plan
 from planner_service.services.context import Context
 from planner_service.services.plan_runner import PlanRunner
 from planner_service.services.solver import FunctionSolver, solver_pool

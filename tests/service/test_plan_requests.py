@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.documents.files import parse_plan
+from pipeplan.documents.plan import Answer
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.api.examples import CLUSTER
 from planner_service.api.solving import Preference, preference_of
 from planner_service.app import create_app
-from planner_service.contract.documents import parse_plan
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
 from planner_service.services.context import Solve
 from planner_service.settings import Settings
 from tests.service.answers import halve
@@ -39,7 +39,7 @@ class Gate:
     def __init__(self) -> None:
         self.asked, self.opened = threading.Semaphore(0), threading.Event()
 
-    def __call__(self, planner: str, problem: Problem) -> Answer:
+    def __call__(self, planner: str, problem: PlanningProblem) -> Answer:
         """Waits."""
         self.asked.release()
         self.opened.wait()
@@ -76,7 +76,7 @@ def test_other_requests_are_answered_while_planners_work_and_too_many_are_a_503(
 
 
 def test_what_the_planner_raises_is_the_requests_problem(database_url: str) -> None:
-    def refuse(planner: str, problem: Problem) -> Answer:
+    def refuse(planner: str, problem: PlanningProblem) -> Answer:
         raise InvalidInputError("options.stages", "must divide the devices", 3)
 
     with _service(database_url, refuse) as http:
@@ -135,7 +135,7 @@ def test_a_job_that_no_planner_could_be_asked_is_refused_at_once(database_url: s
 
 
 def test_a_planner_that_raises_fails_its_job_with_the_sentence(database_url: str) -> None:
-    def refuse(planner: str, problem: Problem) -> Answer:
+    def refuse(planner: str, problem: PlanningProblem) -> Answer:
         raise InvalidInputError("options.stages", "must divide the devices", 3)
 
     with _service(database_url, refuse) as http:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.documents.files import parse, parse_plan
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Answer, Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.programs.timeline import Timeline
+from pipeplan.simulation.predict import predict
 from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
-from planner_service.contract.documents import parse, parse_plan
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Answer, Plan
-from planner_service.core.planner.problem import Problem
-from planner_service.core.predict import predict
-from planner_service.core.timeline import Timeline
 from planner_service.services import plans
 from planner_service.services.context import Context
 from planner_service.storage.listing import Cut
@@ -83,7 +83,7 @@ def test_a_prediction_that_is_no_finite_number_is_refused_and_stores_nothing(con
     """Found by sending times of 5e-324 s: the throughput was infinite, which JSON does not have."""
     store_plan(context, batch_size=2)
 
-    def boundless(planner: str, problem: Problem) -> Answer:
+    def boundless(planner: str, problem: PlanningProblem) -> Answer:
         return replace(_halved(planner, problem), throughput_samples_per_s=float("inf"))
 
     with pytest.raises(InvalidInputError, match=r"profile_id: .*finite"):
@@ -94,14 +94,14 @@ def test_a_prediction_that_is_no_finite_number_is_refused_and_stores_nothing(con
 def test_counts_beyond_what_a_column_holds_are_refused(context: Context) -> None:
     store_plan(context, batch_size=2)
 
-    def huge(planner: str, problem: Problem) -> Answer:
+    def huge(planner: str, problem: PlanningProblem) -> Answer:
         return replace(_halved(planner, problem), batch_size=2**63)
 
     with pytest.raises(InvalidInputError):
         plans.create(replace(context, solve=huge), PLAN_REQUEST)
 
 
-def _halved(planner: str, problem: Problem) -> Plan:
+def _halved(planner: str, problem: PlanningProblem) -> Plan:
     answer = halve(planner, problem)
     if not isinstance(answer, Plan):
         raise LookupError("no plan fits")

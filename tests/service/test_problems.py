@@ -7,9 +7,9 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from pipeplan import errors
+from pipeplan.errors import InvalidInputError, PipeplanError, ServiceError
 from planner_service.contract.problems import KINDS, Problem, error_of, problem_of
-from planner_service.core import errors
-from planner_service.core.errors import InvalidInputError, PipeplanError, ServiceError
 from planner_service.storage.migrations import head
 
 

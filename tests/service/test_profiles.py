@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.documents.files import parse
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.profile import Profile
 from planner_service.api.examples import PROFILE
-from planner_service.contract.documents import parse
-from planner_service.core.identity import canonical_json, content_id
-from planner_service.core.profile import Profile
 from tests.service.documents import profile_document
 
 

@@ -7,13 +7,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Table, delete, func, select
 
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Answer
+from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError
+from pipeplan.planners.problem import PlanningProblem
 from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.contract.jobs import Completion
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.errors import ConflictError, InvalidInputError, NotFoundError
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
 from planner_service.services import clusters, jobs, plans, profiles, retention, runs
 from planner_service.services.context import Context
 from planner_service.services.solver import solve_here
@@ -153,7 +153,7 @@ def test_a_plan_whose_profile_or_cluster_is_removed_while_it_is_made_is_refused(
     profiles.create(context, PROFILE)
     clusters.create(context, CLUSTER)
 
-    def solve_while_pruned(planner: str, problem: Problem) -> Answer:
+    def solve_while_pruned(planner: str, problem: PlanningProblem) -> Answer:
         with context.database.write() as connection:
             connection.execute(delete(table))
         return solve_here(planner, problem)

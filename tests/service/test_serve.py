@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.errors import LeaseLostError, ServiceError
 from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.client import ServiceClient
 from planner_service.contract.jobs import LeaseRequest
-from planner_service.core.errors import LeaseLostError, ServiceError
 from planner_service.storage.migrations import head
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK
 from tests.service.reporting import complete, fail

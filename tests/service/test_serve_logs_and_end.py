@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeplan.documents.files import dump
 from planner_service.api.examples import CLUSTER
-from planner_service.contract.documents import dump
 from tests.service.servers import PIPEPLAN, announced_url, environment, serving
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError
 from planner_service.settings import DEFAULT_PORT, Settings, load_settings, resolve_settings
 from tests.service.servers import pipeplan
 

@@ -9,13 +9,14 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.plan import Answer
+from pipeplan.errors import InvalidInputError, SolverError, UnavailableError
+from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress, unobserved
+from pipeplan.planners.solve import solve
 from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.contract.plans import PlanRequest
 from planner_service.contract.posed import Posed
-from planner_service.core.errors import InvalidInputError, SolverError, UnavailableError
-from planner_service.core.identity import canonical_json
-from planner_service.core.plan import Answer
-from planner_service.core.planner.problem import Problem
 from planner_service.processes.worker import WorkerProcess
 from planner_service.services.solver import (
     FunctionSolver,
@@ -25,10 +26,8 @@ from planner_service.services.solver import (
     solver_process,
 )
 from planner_service.solvers.messages import Answered, Question
-from planner_service.solvers.progress import Observer, Progress, unobserved
-from planner_service.solvers.solve import solve
 
-PROBLEM = Problem(profile=PROFILE, cluster=CLUSTER, batch_size=16)
+PROBLEM = PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16)
 POSED = Posed(
     request=PlanRequest(profile_id="p", cluster_id="c", planner="auto", batch_size=16),
     profile=canonical_json(PROFILE),
@@ -36,7 +35,7 @@ POSED = Posed(
 )
 MEMORY_BYTES = 2**30
 PATIENCE_S = 30.0
-_Process = WorkerProcess[Question, Progress, Answered]
+_Process = WorkerProcess[Question, SearchProgress, Answered]
 
 
 def _ask(pool: SolverPool, planner: str, observe: Observer = unobserved) -> SolverTicket:
@@ -95,7 +94,7 @@ def test_progress_is_heard_and_a_cancelled_search_ends_with_its_process() -> Non
         return started[-1]
 
     pool = solver_pool(start, solvers=1, queue=0)
-    heard: list[Progress] = []
+    heard: list[SearchProgress] = []
     ticket = _ask(pool, "endless", heard.append)
     assert _within(lambda: bool(heard))
     ticket.cancel()
@@ -153,7 +152,7 @@ def test_solvers_start_when_they_are_needed_are_used_again_and_end_when_idle() -
 def test_many_threads_share_few_solvers() -> None:
     at_once, most, lock = 0, 0, threading.Lock()
 
-    def count(planner: str, problem: Problem) -> Answer:
+    def count(planner: str, problem: PlanningProblem) -> Answer:
         nonlocal at_once, most
         with lock:
             at_once += 1

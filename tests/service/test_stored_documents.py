@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.documents import files as documents
 from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.app import create_app
-from planner_service.contract import documents
 from planner_service.services import clusters, profiles
 from planner_service.services.context import Context
 from planner_service.services.parsing import SMALL_STORED

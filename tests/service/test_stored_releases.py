@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.core.identity import FIRST_FIELDS
+from pipeplan.documents.identity import FIRST_FIELDS
 from tests.data.stored.read import use_database, use_documents
 from tests.service.postgresql import PostgreSQL
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import func, select, update
 
-from planner_service.contract.documents import parse
+from pipeplan.documents.files import parse
+from pipeplan.errors import InvalidInputError
+from pipeplan.programs.timeline import Lane, Timeline
 from planner_service.contract.jobs import Completion, RunResult
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.timeline import Lane, Timeline
 from planner_service.services import jobs, plans, runs
 from planner_service.services.context import Context
 from planner_service.storage.series import Rows, pack_floats, pack_rows, unpack_floats, unpack_rows

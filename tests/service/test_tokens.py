@@ -8,10 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select, update
 
+from pipeplan.documents.files import parse
+from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError, PipeplanError
 from planner_service.app import create_app
-from planner_service.contract.documents import parse
 from planner_service.contract.tokens import NewToken, parse_credential
-from planner_service.core.errors import ConflictError, InvalidInputError, NotFoundError, PipeplanError
 from planner_service.services import tokens
 from planner_service.services.context import Context
 from planner_service.services.token_keys import token_key

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from planner_service.core.predict import predict
-from planner_service.core.trace import FIRST_TRACK
+from pipeplan.simulation.predict import predict
+from pipeplan.simulation.trace import FIRST_TRACK
 from planner_service.services import plans
 from planner_service.services.context import Context
 from tests.service.documents import store_plan

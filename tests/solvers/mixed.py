@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner_service.core.cluster import Cluster, DeviceGroup, Level
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Block, Device, Profile
+from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
+from pipeplan.documents.profile import Block, Device, Profile
+from pipeplan.planners.problem import Options, PlanningProblem
 from tests.core.builders import PLENTY, Cell, profile
 
 
@@ -27,12 +27,12 @@ def mixed_problem(
     levels: Sequence[tuple[int, float]] = (),
     options: Options | None = None,
     sizes: Sequence[int] = (1,),
-) -> Problem:
+) -> PlanningProblem:
     """The cells on these devices, in a row; on one fast level unless levels are given."""
     devices = sum(gpu.count for gpu in gpus)
     chain = profile(cells, sizes=sizes)
     first, *others = {gpu.name: profile_on(chain, gpu) for gpu in gpus}.values()
-    return Problem(
+    return PlanningProblem(
         profile=first,
         other_profiles=tuple(others),
         cluster=Cluster(

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Infeasible, Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.solvers.exact import exact
-from planner_service.solvers.progress import Progress
-from planner_service.solvers.solve import solve
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.exact.planner import exact
+from pipeplan.planners.problem import Options, PlanningProblem, SearchProgress
+from pipeplan.planners.solve import solve
 from tests.core.builders import PLENTY, Cell, cells, cluster, clusters, profile
 
 SIZES = (1, 2)
@@ -46,7 +45,7 @@ flat = st.builds(
 )
 
 
-def plan_of(problem: Problem) -> Plan:
+def plan_of(problem: PlanningProblem) -> Plan:
     answer = exact(problem)
     assert isinstance(answer, Plan)
     return answer
@@ -61,7 +60,9 @@ def test_it_proves_the_optimum_that_two_bws_recurrence_finds(
         options = replace(options, stages=None)
     if options.schedule == "gpipe":
         options = replace(options, recompute=True)
-    problem = Problem(profile=profile(blocks, sizes=SIZES), cluster=machines, batch_size=batch_size, options=options)
+    problem = PlanningProblem(
+        profile=profile(blocks, sizes=SIZES), cluster=machines, batch_size=batch_size, options=options
+    )
     _same_optimum(problem, "pipedream-2bw")
 
 
@@ -72,12 +73,12 @@ def test_it_proves_the_optimum_that_pipedreams_recurrence_finds(
 ) -> None:
     if machines.devices > len(blocks):
         options = replace(options, straight=False)
-    problem = Problem(profile=profile(blocks), cluster=machines, batch_size=1, options=options)
+    problem = PlanningProblem(profile=profile(blocks), cluster=machines, batch_size=1, options=options)
     asked = replace(problem, options=replace(options, recompute=False))
     _same_optimum(problem, "pipedream", asked)
 
 
-def _same_optimum(problem: Problem, recurrence: str, asked: Problem | None = None) -> None:
+def _same_optimum(problem: PlanningProblem, recurrence: str, asked: PlanningProblem | None = None) -> None:
     """Both fit or neither does; the rates agree to the precision that is proven, and so do the nearest misses."""
     theirs, ours = solve(recurrence, problem), exact(asked or problem)
     assert isinstance(ours, Plan) == isinstance(theirs, Plan)
@@ -95,7 +96,9 @@ def test_stages_recompute_only_where_memory_makes_them() -> None:
     blocks = [Cell(activation_bytes=4)] * 3
     options = Options(schedule="1f1b", stages=3)
     plan = plan_of(
-        Problem(profile=profile(blocks), cluster=cluster((3, 1.0), memory_bytes=8), batch_size=6, options=options)
+        PlanningProblem(
+            profile=profile(blocks), cluster=cluster((3, 1.0), memory_bytes=8), batch_size=6, options=options
+        )
     )
     assert [stage.recompute for stage in plan.stages] == [True, False, False]
     assert [stage.memory_bytes for stage in plan.stages] == [4, 8, 4]
@@ -104,7 +107,7 @@ def test_stages_recompute_only_where_memory_makes_them() -> None:
 
 def test_a_forbidden_cut_keeps_two_blocks_together() -> None:
     """Tied embeddings: whoever forbids every cut between the two has them on one stage."""
-    problem = Problem(
+    problem = PlanningProblem(
         profile=profile([Cell()] * 4),
         cluster=cluster((2, 1.0)),
         batch_size=8,
@@ -118,7 +121,9 @@ def test_a_forbidden_cut_keeps_two_blocks_together() -> None:
 
 def test_a_forced_cut_is_made() -> None:
     options = Options(schedule="1f1b", forced_cuts=(1,))
-    plan = plan_of(Problem(profile=profile([Cell()] * 4), cluster=cluster((2, 1.0)), batch_size=8, options=options))
+    plan = plan_of(
+        PlanningProblem(profile=profile([Cell()] * 4), cluster=cluster((2, 1.0)), batch_size=8, options=options)
+    )
     assert [stage.stop for stage in plan.stages] == [1, 4]
 
 
@@ -131,7 +136,9 @@ def test_a_forced_cut_is_made() -> None:
     ],
 )
 def test_cuts_that_leave_no_stages_are_the_reason(options: Options, text: str) -> None:
-    answer = exact(Problem(profile=profile([Cell()] * 4), cluster=cluster((2, 1.0)), batch_size=8, options=options))
+    answer = exact(
+        PlanningProblem(profile=profile([Cell()] * 4), cluster=cluster((2, 1.0)), batch_size=8, options=options)
+    )
     assert isinstance(answer, Infeasible)
     assert text in answer.reasons[0].detail
 
@@ -141,7 +148,7 @@ def test_the_nearest_miss_names_its_stage_and_bytes() -> None:
     options = Options(stages=2)
     machines = cluster((2, 1.0), memory_bytes=22)
     answer = exact(
-        Problem(profile=profile([Cell(weight_bytes=10)] * 2), cluster=machines, batch_size=2, options=options)
+        PlanningProblem(profile=profile([Cell(weight_bytes=10)] * 2), cluster=machines, batch_size=2, options=options)
     )
     assert isinstance(answer, Infeasible)
     assert (answer.reasons[0].stage, answer.reasons[0].missing_bytes) == (0, 8)
@@ -162,7 +169,7 @@ def uneven(blocks: int) -> list[Cell]:
 
 def test_when_time_is_up_the_best_plan_comes_with_its_gap() -> None:
     options = Options(schedule="pipedream", time_limit_s=0.02)
-    problem = Problem(profile=profile(uneven(30)), cluster=cluster((12, 0.5)), batch_size=1, options=options)
+    problem = PlanningProblem(profile=profile(uneven(30)), cluster=cluster((12, 0.5)), batch_size=1, options=options)
     plan = plan_of(problem)
     assert plan.certificate is not None
     assert "within 0.02 deterministic seconds" in plan.certificate.claim
@@ -176,7 +183,7 @@ def test_when_time_is_up_the_best_plan_comes_with_its_gap() -> None:
 def test_time_that_is_up_before_there_is_an_answer_is_not_called_infeasible() -> None:
     options = Options(schedule="pipedream", time_limit_s=1e-6)
     machines = cluster((8, 1.0), memory_bytes=40)
-    problem = Problem(profile=profile(uneven(16)), cluster=machines, batch_size=1, options=options)
+    problem = PlanningProblem(profile=profile(uneven(16)), cluster=machines, batch_size=1, options=options)
     with pytest.raises(InvalidInputError, match="no plan was found in this time, nor was it proven that none fits"):
         exact(problem)
 
@@ -185,23 +192,25 @@ def test_the_same_problem_gives_the_same_plan_to_the_byte() -> None:
     for limit_s in (0.05, None):
         options = Options(schedule="pipedream", time_limit_s=limit_s)
         machines = cluster((6, 20.0), memory_bytes=900)
-        problem = Problem(profile=profile(uneven(16)), cluster=machines, batch_size=1, options=options)
+        problem = PlanningProblem(profile=profile(uneven(16)), cluster=machines, batch_size=1, options=options)
         assert content_id(exact(problem)) == content_id(exact(problem))
 
 
 def test_ninety_six_blocks_on_sixteen_stages_are_proven() -> None:
     options = Options(schedule="1f1b", stages=16, time_limit_s=5.0)
-    problem = Problem(profile=profile(uneven(96)), cluster=cluster((16, 10.0)), batch_size=64, options=options)
+    problem = PlanningProblem(profile=profile(uneven(96)), cluster=cluster((16, 10.0)), batch_size=64, options=options)
     certificate = plan_of(problem).certificate
     assert certificate is not None
     assert certificate.gap <= 1e-6
 
 
 def test_who_watches_sees_the_best_and_the_bound_come_together() -> None:
-    seen: list[Progress] = []
+    seen: list[SearchProgress] = []
     options = Options(schedule="pipedream")
     machines = cluster((4, 20.0))
-    plan = exact(Problem(profile=profile(uneven(8)), cluster=machines, batch_size=1, options=options), seen.append)
+    plan = exact(
+        PlanningProblem(profile=profile(uneven(8)), cluster=machines, batch_size=1, options=options), seen.append
+    )
     assert isinstance(plan, Plan)
     assert seen[-1].open_shapes == 0
     assert seen[-1].best_s == pytest.approx(1 / plan.throughput_samples_per_s)
@@ -230,19 +239,21 @@ def test_what_cannot_be_asked_is_refused_by_its_name(
     blocks: int, machines: Cluster, options: Options, field: str
 ) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        exact(Problem(profile=profile([Cell()] * blocks), cluster=machines, batch_size=8, options=options))
+        exact(PlanningProblem(profile=profile([Cell()] * blocks), cluster=machines, batch_size=8, options=options))
     assert caught.value.field == field
 
 
 def test_blocks_that_take_no_time_are_planned_around() -> None:
     blocks = [Cell(forward_s=0.0, backward_s=0.0), Cell(), Cell(forward_s=0.0, backward_s=0.0)]
     plan = plan_of(
-        Problem(profile=profile(blocks), cluster=cluster((2, 1.0)), batch_size=8, options=Options(schedule="pipedream"))
+        PlanningProblem(
+            profile=profile(blocks), cluster=cluster((2, 1.0)), batch_size=8, options=Options(schedule="pipedream")
+        )
     )
     assert plan.throughput_samples_per_s == pytest.approx(2 / 3.0)
 
 
 def test_one_block_on_one_device_is_a_plan() -> None:
-    plan = plan_of(Problem(profile=profile([Cell()]), cluster=cluster((1, 1.0)), batch_size=1))
+    plan = plan_of(PlanningProblem(profile=profile([Cell()]), cluster=cluster((1, 1.0)), batch_size=1))
     assert (plan.depth, plan.width) == (1, 1)
     assert plan.throughput_samples_per_s == pytest.approx(1 / 3.0)

@@ -5,8 +5,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from pipeplan.planners.problem import SearchProgress
 from planner_service.commands.solver_progress import sentence
-from planner_service.solvers.progress import Progress
 from tests.commands.commands import pipeplan, write
 from tests.core.builders import Cell
 from tests.solvers.mixed import Gpu, mixed_problem
@@ -43,7 +43,7 @@ def test_or_tools_is_imported_by_the_planner_that_needs_it_only() -> None:
 
 
 def test_progress_is_a_sentence() -> None:
-    progress = Progress(best_s=0.5, bound_s=0.25, open_shapes=3, spent=1.25, limit=20.0)
+    progress = SearchProgress(best_s=0.5, bound_s=0.25, open_shapes=3, spent=1.25, limit=20.0)
     assert sentence(progress) == "best 2 samples/s, no plan beyond 4; 3 combinations open, 1.2 of 20 s"
-    before = Progress(best_s=None, bound_s=0.0, open_shapes=3, spent=0.0, limit=20.0)
+    before = SearchProgress(best_s=None, bound_s=0.0, open_shapes=3, spent=0.0, limit=20.0)
     assert sentence(before) == "best none yet; 3 combinations open, 0.0 of 20 s"

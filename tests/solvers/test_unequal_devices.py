@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.contract.documents import parse
-from planner_service.core.cluster import Cluster, DeviceGroup, Level
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Infeasible, Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Device, Model
-from planner_service.solvers.exact import exact
-from planner_service.solvers.solve import solve
+from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
+from pipeplan.documents.files import parse
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.documents.profile import Device, Model
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.exact.planner import exact
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from tests.core.builders import PLENTY, Cell, cells, profile
 from tests.core.planner.every_partition import compositions
 from tests.solvers.mixed import Gpu, mixed_problem, profile_on
@@ -23,7 +23,7 @@ from tests.solvers.mixed import Gpu, mixed_problem, profile_on
 FAST, SLOW = Gpu(name="fast"), Gpu(name="slow", slowness=2.0)
 
 
-def plan_of(problem: Problem) -> Plan:
+def plan_of(problem: PlanningProblem) -> Plan:
     answer = solve("exact", problem)
     assert isinstance(answer, Plan)
     return answer
@@ -122,7 +122,7 @@ def test_it_finds_what_trying_every_stage_on_every_type_finds(
     assert 1 / answer.throughput_samples_per_s == pytest.approx(best_s, rel=1e-6)
 
 
-def every_sample_s(problem: Problem, schedule: str) -> list[float]:
+def every_sample_s(problem: PlanningProblem, schedule: str) -> list[float]:
     """Seconds a sample of every width, sequence of types and split that fits: the closed form, a stage at a time."""
     blocks, found = len(problem.profile.blocks), []
     types = [device.name for device in problem.cluster.types]
@@ -150,7 +150,12 @@ def taken(cluster: Cluster, sequence: Sequence[str], width: int) -> list[list[in
 
 
 def slowest_s(
-    problem: Problem, schedule: str, sequence: Sequence[str], ranks: list[list[int]], sizes: Sequence[int], m: int
+    problem: PlanningProblem,
+    schedule: str,
+    sequence: Sequence[str],
+    ranks: list[list[int]],
+    sizes: Sequence[int],
+    m: int,
 ) -> float | None:
     """The slowest stage with the better choice of recomputation; None if one does not fit."""
     worst, start, depth, width = 0.0, 0, len(sequence), len(ranks[0])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from planner_service.core.profile import Device, DeviceMemory
+from pipeplan.documents.profile import Device, DeviceMemory
 from worker_agent.device_memory import device_memory, with_context
 
 GPU = torch.device("cuda", 0)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner_service.contract.documents import dump, parse
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import dump, parse
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError, PipeplanError, require
 from planner_service.contract.extras import require_extra
 from planner_service.contract.jobs import ProfileTask
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError, PipeplanError, require
-from planner_service.core.profile import Profile
 
 if TYPE_CHECKING:
     from worker_agent.profiler.job import ProfileJob

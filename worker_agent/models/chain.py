@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from planner_service.core.errors import require
+from pipeplan.errors import require
 from worker_agent.models.hugging_face import TokenInputs, build_family
 from worker_agent.models.spec import Spec, call_factory, parse_spec
 

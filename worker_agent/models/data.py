@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner_service.core.errors import InvalidInputError, require, require_count
+from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.spec import call_factory, parse_spec
 from worker_agent.models.values import Value, matching_dtype
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from planner_service.core.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import Chain
 
 SEQUENCE_LENGTH = 512

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner_service.core.errors import InvalidInputError, MissingDependencyError, require
-from planner_service.core.spec import MAX_LENGTH, Spec, query_of
+from pipeplan.documents.names import MAX_LENGTH, Spec, query_of
+from pipeplan.errors import InvalidInputError, MissingDependencyError, require
 
 ATTENTION = ("sdpa", "eager")
 
@@ -135,7 +135,7 @@ def _config_file(path: str) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     """What a Hugging Face config.json says of the model; keys that would make another kind are left aside."""
-    from planner_service.contract.documents import read_text  # and pydantic, which other models do without
+    from pipeplan.documents.files import read_text
 
     text = read_text(path)
     try:

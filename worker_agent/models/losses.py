@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from planner_service.core.errors import InvalidInputError, require
+from pipeplan.errors import InvalidInputError, require
 from worker_agent.models.spec import load_factory, misfit, parse_spec
 
 Loss = Callable[[Any, Any], Tensor]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from planner_service.core.errors import require_amount, require_count
+from pipeplan.errors import require_amount, require_count
 from worker_agent.models.samples import Samples
 
 

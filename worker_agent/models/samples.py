@@ -5,7 +5,7 @@ from math import gcd
 
 from torch import Tensor, arange
 
-from planner_service.core.errors import require_count
+from pipeplan.errors import require_count
 
 Read = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Sample numbers (b,) -> inputs and targets with b rows."""

@@ -1,4 +1,4 @@
-"""Factories: how the callables that SPECs name are found and called (`planner_service.core.spec` has the grammar)."""
+"""Factories: how the callables that SPECs name are found and called (`pipeplan.documents.names` has the grammar)."""
 
 import importlib
 import inspect
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner_service.core.errors import InvalidInputError, require
-from planner_service.core.spec import Spec, Value, parse_spec
+from pipeplan.documents.names import Spec, Value, parse_spec
+from pipeplan.errors import InvalidInputError, require
 from worker_agent.models.user_code import user_code
 
 __all__ = ["PRESETS", "Spec", "Value", "accepts", "call_factory", "load_factory", "misfit", "parse_spec"]

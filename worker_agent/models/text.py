@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from planner_service.core.errors import require, require_count
+from pipeplan.errors import require, require_count
 from worker_agent.models.samples import Samples
 
 CORPUS_BYTES = 4 * 2**20

@@ -5,7 +5,7 @@ message and the place of what they raise: the sentence that ends a run names wha
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from planner_service.core.errors import PipeplanError, RunFailedError
+from pipeplan.errors import PipeplanError, RunFailedError
 
 SHOWN_CHARACTERS = 600
 

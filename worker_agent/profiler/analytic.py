@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.errors import InvalidInputError, require, require_count
-from planner_service.core.profile import Block, Measurement, Method, Model, Overheads, Profile
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.profile import Block, Measurement, Method, Model, Overheads, Profile
+from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import Microbatch, open_data
 from worker_agent.models.defaults import DefaultFeed, default_feed

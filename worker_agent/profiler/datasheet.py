@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from planner_service.core.errors import require, require_amount
-from planner_service.core.profile import DTYPE_BYTES, STRICT, Device
+from pipeplan.documents.profile import DTYPE_BYTES, STRICT, Device
+from pipeplan.errors import require, require_amount
 
 COMPUTE_EFFICIENCY = 0.7
 MEMORY_EFFICIENCY = 0.5

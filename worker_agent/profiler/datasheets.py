@@ -21,7 +21,7 @@ programs. The efficiencies are Datasheet's defaults.
 from collections.abc import Mapping
 from pathlib import Path
 
-from planner_service.core.errors import require
+from pipeplan.errors import require
 from worker_agent.profiler.datasheet import Datasheet
 
 GIB = 2**30
@@ -83,6 +83,6 @@ def find_datasheet(name_or_file: str) -> Datasheet:
         return DATASHEETS[name_or_file]
     rule = f"must be a datasheet's file, or one of {', '.join(sorted(DATASHEETS))}"
     require(Path(name_or_file).is_file(), "analytic", rule, name_or_file)
-    from planner_service.contract.documents import read  # and pydantic, which those known by name do without
+    from pipeplan.documents.files import read
 
     return read(Datasheet, Path(name_or_file))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from planner_service.core.profile import Device
+from pipeplan.documents.profile import Device
 from worker_agent.runtime.placement import place_process
 
 _MEMORY = Path("/proc/meminfo")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from planner_service.core.errors import InvalidInputError, PipeplanError
+from pipeplan.errors import InvalidInputError, PipeplanError
 from worker_agent.models.user_code import UserCodeError, described
 
 

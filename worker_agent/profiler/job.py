@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from planner_service.contract.documents import dump, parse, read_text
+from pipeplan.documents.files import dump, parse, read_text
+from pipeplan.documents.profile import STRICT
+from pipeplan.errors import require, require_unique
 from planner_service.contract.jobs import ProfileTask
-from planner_service.core.errors import require, require_unique
-from planner_service.core.profile import STRICT
 
 CLOCKS = ("auto", "processor", "wall")
 DEVICES = ("auto", "cpu", "cuda")

@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import elastic_launch
 
-from planner_service.core.errors import PipeplanError, RunFailedError
+from pipeplan.errors import PipeplanError, RunFailedError
 from worker_agent.profiler.job import ProfileDirectory
 from worker_agent.profiler.progress import OnProgress, following
 from worker_agent.profiler.results import RankFigures, read_figures

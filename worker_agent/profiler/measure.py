@@ -4,9 +4,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.profile import Profile
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.spec import parse_spec
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, write_job
 from worker_agent.profiler.launch import launch

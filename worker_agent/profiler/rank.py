@@ -13,7 +13,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from planner_service.core.errors import PipeplanError
+from pipeplan.errors import PipeplanError
 from worker_agent.device_memory import with_context
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import Microbatch, MicrobatchSource, moved, open_data

@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import ClassVar
 
-from planner_service.contract.documents import dump, parse
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.profile import STRICT, Block, Device, Measurement, Method, Model, Overheads, Profile
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.files import dump, parse
+from pipeplan.documents.profile import STRICT, Block, Device, Measurement, Method, Model, Overheads, Profile
 from worker_agent.profiler.job import ProfileJob
 
 

@@ -6,8 +6,8 @@ Patterson 2009, "Roofline"), each at the share of the peak that the datasheet st
 
 from collections.abc import Sequence
 
-from planner_service.core.cost.memory import OPTIMIZER_COPIES
-from planner_service.core.profile import DTYPE_BYTES
+from pipeplan.costs.memory import OPTIMIZER_COPIES
+from pipeplan.documents.profile import DTYPE_BYTES
 from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.operations import Operation
 

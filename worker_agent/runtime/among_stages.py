@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner_service.core.errors import RunFailedError
+from pipeplan.errors import RunFailedError
 from worker_agent.runtime.late import Late
 from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.replicas import total

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner_service.core.errors import RunFailedError
+from pipeplan.errors import RunFailedError
 from worker_agent.runtime.operations import RULES, Call, Operation, Rows
 
 Added = Callable[[nn.Parameter], None]

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from planner_service.core.errors import InvalidInputError, RunFailedError
+from pipeplan.errors import InvalidInputError, RunFailedError
 from worker_agent.runtime.loss_scale import LossScale
 from worker_agent.runtime.manifest import Manifest, commit, seal, stage_files, step_directory
 from worker_agent.runtime.weights import Weights

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner_service.core.errors import ScheduleError
-from planner_service.core.schedule.instructions import (
+from pipeplan.errors import ScheduleError
+from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
     BackwardWeight,
@@ -28,8 +28,8 @@ from planner_service.core.schedule.instructions import (
     StartReduce,
     Update,
 )
-from planner_service.core.schedule.program import Stream
-from planner_service.core.schedule.repeating import retirements
+from pipeplan.programs.program import Stream
+from pipeplan.programs.repeating import retirements
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.among_stages import AmongStages
 from worker_agent.runtime.casts import keeping_casts

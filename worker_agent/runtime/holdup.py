@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from planner_service.core.schedule.instructions import (
+from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
     BackwardWeight,

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from planner_service.core.schedule.instructions import (
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
     BackwardWeight,
@@ -28,9 +29,9 @@ from planner_service.core.schedule.instructions import (
     Update,
     microbatches_of,
 )
-from planner_service.core.schedule.program import Program, Stream, updates_a_batch
-from planner_service.core.schedule.text import format_instruction
-from planner_service.core.stage_costs import StageCosts
+from pipeplan.programs.pipeline import updates_a_batch
+from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.text import format_instruction
 from worker_agent.polling import polling
 from worker_agent.runtime.holdup import Holdup, holdup
 from worker_agent.runtime.job import RunJob, read_job

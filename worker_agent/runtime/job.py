@@ -4,14 +4,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_service.core.errors import require, require_amount, require_count
-from planner_service.core.identity import canonical_json, content_id
-from planner_service.core.plan import Plan
-from planner_service.core.predict import long_program_of
-from planner_service.core.records import read_record
-from planner_service.core.schedule.among_stages import AmongStages
-from planner_service.core.schedule.long_program import settled_batches
-from planner_service.core.schedule.program import FLUSHES, Program
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.records import read_record
+from pipeplan.errors import require, require_amount, require_count
+from pipeplan.programs.communicate import AmongStages
+from pipeplan.programs.pipeline import FLUSHES
+from pipeplan.programs.program import Program, settled_batches
+from pipeplan.simulation.predict import long_program_of
 from planner_service.core.training import TrainingOptions
 from worker_agent.runtime.learning_rate import share
 from worker_agent.runtime.loss_scale import INITIAL

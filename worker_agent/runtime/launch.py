@@ -14,9 +14,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
-from planner_service.core.errors import InvalidInputError, RunFailedError
-from planner_service.core.schedule.program import Program
-from planner_service.core.schedule.text import format_instruction
+from pipeplan.errors import InvalidInputError, RunFailedError
+from pipeplan.programs.program import Program
+from pipeplan.programs.text import format_instruction
 from worker_agent.models.user_code import described
 from worker_agent.place import OtherNodeError, Place
 from worker_agent.runtime.holdup import holdup

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from platform import node
 
-from planner_service.core.errors import InvalidInputError, RunFailedError
+from pipeplan.errors import InvalidInputError, RunFailedError
 
 _log = logging.getLogger(__name__)
 

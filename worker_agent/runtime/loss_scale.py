@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from planner_service.core.errors import RunFailedError, require
+from pipeplan.errors import RunFailedError, require
 
 INITIAL = 2.0**16
 GROWTH_STEPS = 2000

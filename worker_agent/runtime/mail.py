@@ -6,17 +6,10 @@ from collections.abc import Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
-from planner_service.core.schedule.footprint import footprints
-from planner_service.core.schedule.instructions import (
-    Instruction,
-    RecvActivation,
-    RecvGradient,
-    SendActivation,
-    SendGradient,
-)
-from planner_service.core.schedule.long_program import brief
-from planner_service.core.schedule.program import Program, Stream
-from planner_service.core.schedule.repeating import counted
+from pipeplan.programs.footprint import footprints
+from pipeplan.programs.instructions import Instruction, RecvActivation, RecvGradient, SendActivation, SendGradient
+from pipeplan.programs.program import Program, Stream, brief
+from pipeplan.programs.repeating import counted
 from worker_agent.runtime.channel import Edge, Inbox, Lines, Message, Outbox
 
 

@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import canonical_json
-from planner_service.core.plan import Plan
-from planner_service.core.profile import STRICT
-from planner_service.core.records import read_record
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import STRICT
+from pipeplan.documents.records import read_record
+from pipeplan.errors import InvalidInputError
 
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d+)")

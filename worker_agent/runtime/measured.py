@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner_service.core.summary import LaneSummary, Summary
-from planner_service.core.timeline import Lane, Timeline
+from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
 from worker_agent.runtime.batches import read_batches
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.results import RankResult

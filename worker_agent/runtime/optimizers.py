@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import OPTIMIZERS
+from pipeplan.documents.plan import OPTIMIZERS
+from pipeplan.errors import InvalidInputError
 
 Item = TypeVar("Item")
 

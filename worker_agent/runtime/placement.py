@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from planner_service.core.errors import require
+from pipeplan.errors import require
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """mallopt's names for when freed memory goes back to the system, and for what is never taken from the heap."""

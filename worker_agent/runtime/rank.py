@@ -16,20 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner_service.core.errors import PipeplanError, RunFailedError, require
-from planner_service.core.schedule.check import check
-from planner_service.core.schedule.footprint import first_versions
-from planner_service.core.schedule.instructions import (
-    BackwardInput,
-    Checkpoint,
-    Forward,
-    Instruction,
-    Update,
-)
-from planner_service.core.schedule.long_program import brief
-from planner_service.core.schedule.program import Program, Stream, ends_with_checkpoint, updates_a_batch
-from planner_service.core.schedule.repeating import shortened
-from planner_service.core.schedule.text import format_instruction
+from pipeplan.errors import PipeplanError, RunFailedError, require
+from pipeplan.programs.check import check
+from pipeplan.programs.footprint import first_versions
+from pipeplan.programs.instructions import BackwardInput, Checkpoint, Forward, Instruction, Update
+from pipeplan.programs.pipeline import ends_with_checkpoint, updates_a_batch
+from pipeplan.programs.program import Program, Stream, brief
+from pipeplan.programs.repeating import shortened
+from pipeplan.programs.text import format_instruction
 from worker_agent.device_memory import device_memory
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import open_data

@@ -17,9 +17,9 @@ from typing import Generic, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from planner_service.core.schedule.instructions import Instruction, is_compute
-from planner_service.core.schedule.text import format_instruction
-from planner_service.core.timeline import Lane
+from pipeplan.programs.instructions import Instruction, is_compute
+from pipeplan.programs.text import format_instruction
+from pipeplan.programs.timeline import Lane
 
 
 class Clock(Protocol):

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planner_service.core.cost.all_reduce import BUCKET_BYTES, FIRST_BUCKET_BYTES
-from planner_service.core.errors import PipeplanError, RunFailedError
+from pipeplan.costs.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from pipeplan.errors import PipeplanError, RunFailedError
 from worker_agent.models.user_code import described
 
 Bucket = tuple[int, ...]

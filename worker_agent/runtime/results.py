@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from planner_service.core.errors import InvalidInputError, PipeplanError, RunFailedError
-from planner_service.core.identity import canonical_json
-from planner_service.core.profile import STRICT, DeviceMemory
-from planner_service.core.records import read_record
-from planner_service.core.timeline import Lane
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.profile import STRICT, DeviceMemory
+from pipeplan.documents.records import read_record
+from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError
+from pipeplan.programs.timeline import Lane
 from worker_agent.models.user_code import described
 
 

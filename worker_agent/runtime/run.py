@@ -5,16 +5,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from planner_service.contract.documents import dump, plan_document
+from pipeplan.documents.files import dump, plan_document
+from pipeplan.documents.identity import content_id
+from pipeplan.errors import InvalidInputError, RunFailedError, require
+from pipeplan.programs.timeline import Summary, Timeline, summarise
+from pipeplan.simulation.predict import predict, predict_ends
+from pipeplan.simulation.report import RankReport, RunReport, report_run
+from pipeplan.simulation.trace import chrome_trace
 from planner_service.contract.run_files import PLAN, REPORT, TIMELINE
-from planner_service.core.errors import InvalidInputError, RunFailedError, require
-from planner_service.core.identity import content_id
-from planner_service.core.predict import predict
-from planner_service.core.report import RankReport, RunReport, report_run
-from planner_service.core.run_ends import predict_ends
-from planner_service.core.summary import Summary, summarise
-from planner_service.core.timeline import Timeline
-from planner_service.core.trace import chrome_trace
 from worker_agent.models.spec import parse_spec
 from worker_agent.place import Place
 from worker_agent.runtime.job import RunJob, read_job

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from planner_service.core.errors import PipeplanError, RunFailedError
+from pipeplan.errors import PipeplanError, RunFailedError
 from worker_agent.models.user_code import UserCodeError, user_code
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.runtime.backward import Added, Deferred, Split, add_weight_gradients

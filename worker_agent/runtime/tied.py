@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 import torch.distributed as dist
 from torch import nn
 
-from planner_service.core.plan import Plan
-from planner_service.core.schedule.program import Program
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.program import Program
 from worker_agent.models.chain import Chain
 
 Stages = tuple[int, ...]

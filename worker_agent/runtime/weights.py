@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from planner_service.core.errors import require
+from pipeplan.errors import require
 from worker_agent.runtime.optimizers import OptimizerFactory, in_buckets
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)

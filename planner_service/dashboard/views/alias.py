@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.errors import NotFoundError
 from planner_service.api.bodies import Services
 from planner_service.contract.aliases import Alias
 from planner_service.contract.listing import ListQuery
-from planner_service.core.errors import NotFoundError
 from planner_service.dashboard.queries import query_of
 from planner_service.dashboard.rendering import page
 from planner_service.services import aliases

@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse
 from planner_service.api.bodies import Services
-from planner_service.contract.documents import parse
-from planner_service.core.cluster import Cluster
 from planner_service.dashboard.cluster_drawing import cluster_drawing
 from planner_service.dashboard.rendering import page
 from planner_service.services import clusters

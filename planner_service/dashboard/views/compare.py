@@ -7,11 +7,11 @@ from math import log
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.documents.plan import Plan, StageMemory
+from pipeplan.errors import require
 from planner_service.api.bodies import Services
 from planner_service.contract.comparisons import PlanFacts
 from planner_service.contract.plans import PlanSummary
-from planner_service.core.errors import require
-from planner_service.core.plan import Plan, StageMemory
 from planner_service.dashboard.formats import NONE, count, percent, rate, seconds, shape, size, times
 from planner_service.dashboard.memory_drawing import MemoryBar, fullest, memory_bar
 from planner_service.dashboard.rendering import page

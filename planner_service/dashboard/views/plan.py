@@ -6,12 +6,12 @@ from statistics import fmean
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.simulation.predict import predict
 from planner_service.api.bodies import Services
 from planner_service.contract.aliases import Alias, AliasQuery
 from planner_service.contract.plans import PlanRequest, PlanSummary, Streams
 from planner_service.contract.runs import RunSummary
-from planner_service.core.plan import Alternative, Plan
-from planner_service.core.predict import predict
 from planner_service.dashboard.formats import memory_items
 from planner_service.dashboard.pareto_chart import ParetoChart, pareto_chart
 from planner_service.dashboard.rendering import page

@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.documents.plan import SCHEDULES
 from planner_service.api.bodies import Services
 from planner_service.contract.plans import PlanQuery
-from planner_service.core.plan import SCHEDULES
 from planner_service.dashboard.queries import query_of
 from planner_service.dashboard.rendering import page
 from planner_service.services import plans

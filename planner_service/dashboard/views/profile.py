@@ -6,10 +6,10 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.documents.files import parse
+from pipeplan.documents.profile import Block, Device, Measurement, Method, Model, Profile
+from pipeplan.errors import require
 from planner_service.api.bodies import Services
-from planner_service.contract.documents import parse
-from planner_service.core.errors import require
-from planner_service.core.profile import Block, Device, Measurement, Method, Model, Profile
 from planner_service.dashboard.block_chart import BlockChart, Column, memory_chart, time_chart
 from planner_service.dashboard.rendering import page
 from planner_service.services import profiles

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.programs.timeline import Timeline
 from planner_service.api.bodies import Services
 from planner_service.contract.runs import Run
-from planner_service.core.timeline import Timeline
 from planner_service.dashboard.loss_chart import LossChart, loss_chart
 from planner_service.dashboard.rendering import page
 from planner_service.dashboard.schedule_drawing import Drawing, Window, draw, last_batches, readable_s

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_service.core.cost.all_reduce import BUCKET_BYTES, FIRST_BUCKET_BYTES, outlasting_s
+from pipeplan.costs.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES, outlasting_s
 
 LARGE = 2 * BUCKET_BYTES
 

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.calibrate.calibrate import calibrate, predicted_samples_per_s
-from planner_service.core.calibrate.fit import StageSeconds, block_factors
-from planner_service.core.calibrate.observed import costs_of
-from planner_service.core.calibrate.samples import MeasuredRun
-from planner_service.core.cost.calibration import Calibration, Term, apply
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import content_id
-from planner_service.core.planner.problem import Problem
-from planner_service.core.profile import DeviceMemory, Model, Profile
-from planner_service.core.throughput import throughput_samples_per_s
+from pipeplan.calibration.calibrate import calibrate, predicted_samples_per_s
+from pipeplan.calibration.fit import StageSeconds, block_factors
+from pipeplan.calibration.observed import costs_of
+from pipeplan.calibration.samples import MeasuredRun
+from pipeplan.documents.calibration import Calibration, Term, apply
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.profile import DeviceMemory, Model, Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.programs.timeline import throughput_samples_per_s
 from tests.core.builders import profile
 from tests.core.measured import CELLS, CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
 
@@ -309,7 +309,7 @@ class TestRefusals:
     def test_a_calibration_for_another_profile(self, changed: Profile, field: str) -> None:
         found = calibrate(PROFILE, CLUSTER, [self.RUN])
         with pytest.raises(InvalidInputError) as refused:
-            Problem(profile=changed, cluster=CLUSTER, batch_size=4, calibration=found)
+            PlanningProblem(profile=changed, cluster=CLUSTER, batch_size=4, calibration=found)
         assert refused.value.field == field
 
 

@@ -5,14 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from planner_service.core.calibrate.observed import costs_of
-from planner_service.core.cost.estimate import backward_follows_forward, keeps_versions
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.predict import predict
-from planner_service.core.profile import Overheads
-from planner_service.core.schedule.footprint import last_uses
-from planner_service.core.schedule.instructions import Backward, Forward, Recompute, Update, is_compute
-from planner_service.core.stage_costs import StageCosts
+from pipeplan.calibration.observed import costs_of
+from pipeplan.costs.estimate import backward_follows_forward, keeps_versions
+from pipeplan.documents.profile import Overheads
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.errors import InvalidInputError
+from pipeplan.programs.footprint import last_uses
+from pipeplan.programs.instructions import Backward, Forward, Recompute, Update, is_compute
+from pipeplan.simulation.predict import predict
 from tests.core.measured import CLUSTER, PROFILE, plan_for
 
 SHAPES = (

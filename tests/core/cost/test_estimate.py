@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner_service.core.cost.estimate import estimate
-from planner_service.core.plan import Stage, Worker
-from planner_service.core.profile import Overheads
-from planner_service.core.schedule.program import pipelines_in_a_row, stages_in_a_row
+from pipeplan.costs.estimate import estimate
+from pipeplan.documents.plan import Stage, Worker
+from pipeplan.documents.profile import Overheads
+from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
 from tests.core.builders import Cell, cluster, profile
 
 CHAIN = profile(

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner_service.core.cost.memory import Copies, copies, in_flight
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.solvers.solve import solve
+from pipeplan.costs.memory import Copies, copies, in_flight
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from tests.core.builders import Cell, cluster, profile
 
 W, A, I = 1000, 30, 7  # noqa: E741 (the appendix's letters: bytes of a stage's weights, activations and input)
@@ -77,7 +77,8 @@ def test_training_memory_is_what_the_streams_hold(schedule: str, recompute: bool
     blocks = [Cell(weight_bytes=10 * i, output_bytes=i, activation_bytes=5 * i) for i in range(1, 5)]
     options = Options(schedule=schedule, stages=4, recompute=recompute, optimizer="adam")
     plan = solve(
-        "pipedream-2bw", Problem(profile=profile(blocks), cluster=cluster((4, 1.0)), batch_size=8, options=options)
+        "pipedream-2bw",
+        PlanningProblem(profile=profile(blocks), cluster=cluster((4, 1.0)), batch_size=8, options=options),
     )
     assert isinstance(plan, Plan)
     assert plan.simulated is not None
@@ -91,7 +92,7 @@ def test_vertical_syncs_memory_is_what_its_streams_hold() -> None:
     """Every stage holds as many versions as there are stages, and as many minibatches as with weight stashing."""
     blocks = [Cell(weight_bytes=10 * i, output_bytes=i, activation_bytes=5 * i) for i in range(1, 5)]
     options = Options(schedule="pipedream-vertical-sync", straight=True, optimizer="adam")
-    problem = Problem(profile=profile(blocks), cluster=cluster((4, 1.0)), batch_size=1, options=options)
+    problem = PlanningProblem(profile=profile(blocks), cluster=cluster((4, 1.0)), batch_size=1, options=options)
     plan = solve("pipedream", problem)
     assert isinstance(plan, Plan)
     assert (plan.schedule, plan.replicas) == ("pipedream-vertical-sync", (1, 1, 1, 1))
@@ -104,7 +105,7 @@ def test_vertical_syncs_memory_is_what_its_streams_hold() -> None:
 
 def test_pipedreams_memory_is_what_its_streams_hold() -> None:
     blocks = [Cell(forward_s=4.0, weight_bytes=5, output_bytes=1, activation_bytes=3), Cell(weight_bytes=100)]
-    plan = solve("pipedream", Problem(profile=profile(blocks), cluster=cluster((3, 1.0)), batch_size=1))
+    plan = solve("pipedream", PlanningProblem(profile=profile(blocks), cluster=cluster((3, 1.0)), batch_size=1))
     assert isinstance(plan, Plan)
     assert plan.replicas == (2, 1)
     assert plan.simulated is not None

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.inverse.largest import KINDS, inner_blocks, largest, repeated
-from planner_service.core.plan import Plan
-from planner_service.core.planner.pipelines.two_bw import two_bw
-from planner_service.core.planner.problem import Options, Problem
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.two_bw.planner import two_bw
+from pipeplan.questions.largest import KINDS, inner_blocks, largest, repeated
 from tests.core.builders import Cell, cluster, profile
 
 EMBEDDING = Cell(weight_bytes=30, output_bytes=1)
@@ -16,9 +16,9 @@ LAYER = Cell(weight_bytes=10, output_bytes=1, activation_bytes=5)
 HEAD = Cell(weight_bytes=20, activation_bytes=2)
 
 
-def problem(memory_bytes: int = 100) -> Problem:
+def problem(memory_bytes: int = 100) -> PlanningProblem:
     machines = cluster((4, 100.0), memory_bytes=memory_bytes)
-    return Problem(profile=profile([EMBEDDING, LAYER, HEAD], input_bytes=1), cluster=machines, batch_size=16)
+    return PlanningProblem(profile=profile([EMBEDDING, LAYER, HEAD], input_bytes=1), cluster=machines, batch_size=16)
 
 
 def test_inner_blocks_are_repeated_between_the_others() -> None:
@@ -27,7 +27,7 @@ def test_inner_blocks_are_repeated_between_the_others() -> None:
     assert inner_blocks(problem().profile) == range(1, 2)
 
 
-def fits(asked: Problem, times: int, depth: int, schedule: str, recompute: bool) -> bool:
+def fits(asked: PlanningProblem, times: int, depth: int, schedule: str, recompute: bool) -> bool:
     whole = repeated(asked.profile, range(1, 2), times)
     if len(whole.blocks) < depth:
         return False

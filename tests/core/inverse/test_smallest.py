@@ -6,27 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.inverse.smallest import rate, smallest
-from planner_service.core.inverse.sub_clusters import sub_cluster, sub_clusters
-from planner_service.core.plan import Plan
-from planner_service.core.planner.partition.pipedream import pipedream
-from planner_service.core.planner.pipelines.two_bw import two_bw
-from planner_service.core.planner.problem import Planner, Problem
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.pipedream.planner import pipedream
+from pipeplan.planners.problem import Planner, PlanningProblem
+from pipeplan.planners.two_bw.planner import two_bw
+from pipeplan.questions.smallest import rate, smallest, sub_cluster, sub_clusters
 from tests.core.builders import Cell, cluster, profile
 
 CELL = Cell(weight_bytes=4, output_bytes=2, activation_bytes=2)
 
 
-def problem(*, blocks: int = 4, memory_bytes: int = 10**6) -> Problem:
-    return Problem(
+def problem(*, blocks: int = 4, memory_bytes: int = 10**6) -> PlanningProblem:
+    return PlanningProblem(
         profile=profile([CELL] * blocks),
         cluster=cluster((3, 20.0), (3, 5.0), memory_bytes=memory_bytes),
         batch_size=12,
     )
 
 
-def best(asked: Problem, planner: Planner) -> dict[int, float]:
+def best(asked: PlanningProblem, planner: Planner) -> dict[int, float]:
     """The throughput of every sub-cluster's best plan, by its devices; 0 where none fits or none can be asked for."""
     rates = {}
     for machines in sub_clusters(asked.cluster):

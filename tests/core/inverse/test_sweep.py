@@ -4,17 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.inverse.sub_clusters import sub_cluster
-from planner_service.core.inverse.sweep import sweep
-from planner_service.core.planner.pipelines.two_bw import two_bw
-from planner_service.core.planner.problem import Problem
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.two_bw.planner import two_bw
+from pipeplan.questions.smallest import sub_cluster
+from pipeplan.questions.sweep import sweep
 from tests.core.builders import Cell, cluster, profile
 
 
-def problem() -> Problem:
+def problem() -> PlanningProblem:
     blocks = [Cell(weight_bytes=4, output_bytes=2, activation_bytes=2)] * 4
-    return Problem(profile=profile(blocks), cluster=cluster((2, 20.0), (2, 5.0), memory_bytes=10**6), batch_size=8)
+    return PlanningProblem(
+        profile=profile(blocks), cluster=cluster((2, 20.0), (2, 5.0), memory_bytes=10**6), batch_size=8
+    )
 
 
 def test_a_row_is_the_planners_answer_to_the_value() -> None:

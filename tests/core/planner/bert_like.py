@@ -1,22 +1,24 @@
 """A chain in the proportions of BERT-32: 32 equal blocks between a heavy embedding and a heavy head."""
 
-from planner_service.core.cluster import Cluster, Level
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.planners.problem import Options, PlanningProblem
 
 HIDDEN, SEQUENCE, VOCABULARY, HEADS = 2560, 512, 30_522, 32
 FLOPS = 60e12
 SIZES = (1, 2, 4, 8)
 
 
-def bert_like(*, devices: int, memory_bytes: int, options: Options | None = None, batch_size: int = 1024) -> Problem:
+def bert_like(
+    *, devices: int, memory_bytes: int, options: Options | None = None, batch_size: int = 1024
+) -> PlanningProblem:
     """fp16 blocks, servers of 8: NVLink inside, 100 Gb/s between."""
     levels = (
         Level(size=8, bandwidth_bytes_per_s=150e9),
         Level(size=devices // 8, bandwidth_bytes_per_s=12.5e9),
     )
     device = Device(name="V100", memory_bytes=memory_bytes)
-    return Problem(
+    return PlanningProblem(
         profile=_profile(),
         cluster=Cluster(device=device, levels=levels),
         batch_size=batch_size,

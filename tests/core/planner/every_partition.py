@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
 
-from planner_service.core.planner.partition.memory import Law
-from planner_service.core.planner.partition.space import LevelLinks
-from planner_service.core.planner.partition.states import States
+from pipeplan.planners.pipedream.fitting import Law
+from pipeplan.planners.pipedream.space import LevelLinks
+from pipeplan.planners.pipedream.states import States
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the weights that an optimizer keeps as its state."""

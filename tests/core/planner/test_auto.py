@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.contract.documents import answer_document, dump
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Answer, Infeasible, Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.predict import predict, program_of
-from planner_service.core.profile import Profile
-from planner_service.core.schedule.check import check
-from planner_service.core.schedule.instructions import BackwardInput, BackwardWeight
-from planner_service.solvers.solve import solve
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import answer_document, dump
+from pipeplan.documents.plan import Answer, Infeasible, Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.programs.check import check
+from pipeplan.programs.instructions import BackwardInput, BackwardWeight
+from pipeplan.simulation.predict import predict, program_of
 from tests.core.builders import Cell, cells, cluster, clusters, profile
 
 SINGLE = (
@@ -48,21 +48,21 @@ def rate(plan: Plan) -> float:
     return plan.simulated.throughput_samples_per_s if plan.simulated else plan.throughput_samples_per_s
 
 
-def transformer(*, memory_bytes: int = 3_000, latency_s: float = 0.01, blocks: int = 8) -> Problem:
+def transformer(*, memory_bytes: int = 3_000, latency_s: float = 0.01, blocks: int = 8) -> PlanningProblem:
     """Equal blocks on two servers of four, whose network is the bottleneck."""
     cell = Cell(forward_s=1.0, backward_s=2.0, weight_bytes=100, output_bytes=10, activation_bytes=50)
-    return Problem(
+    return PlanningProblem(
         profile=profile([cell] * blocks),
         cluster=cluster((4, 400.0), (2, 40.0), memory_bytes=memory_bytes, latency_s=latency_s),
         batch_size=16,
     )
 
 
-def fits_the_batch(plan: Plan, problem: Problem) -> bool:
+def fits_the_batch(plan: Plan, problem: PlanningProblem) -> bool:
     return max(plan.replicas) * plan.microbatch_size <= problem.batch_size
 
 
-def single_answers(problem: Problem) -> list[Answer]:
+def single_answers(problem: PlanningProblem) -> list[Answer]:
     answers: list[Answer] = []
     for planner, schedule in SINGLE:
         try:
@@ -83,7 +83,7 @@ def test_the_answer_is_never_slower_when_played_than_any_planners(
     blocks: Sequence[Cell], machines: Cluster, batch_size: int, latency_s: float
 ) -> None:
     levels = tuple(replace(level, latency_s=latency_s) for level in machines.levels)
-    problem = Problem(profile=profile(blocks), cluster=replace(machines, levels=levels), batch_size=batch_size)
+    problem = PlanningProblem(profile=profile(blocks), cluster=replace(machines, levels=levels), batch_size=batch_size)
     best, answers = solve("auto", problem), single_answers(problem)
     plans = [a for a in answers if isinstance(a, Plan) and fits_the_batch(a, problem)]
     assert isinstance(best, Plan) == bool(plans)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Infeasible, Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.solvers.solve import solve
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from tests.core.builders import PLENTY, Cell, cells, cluster, profile
 from tests.core.planner.every_partition import compositions
 
@@ -25,7 +25,7 @@ def answer_for(
     sizes: Sequence[int] = (1,),
     options: Options | None = None,
 ) -> Plan | Infeasible:
-    problem = Problem(
+    problem = PlanningProblem(
         profile=profile(blocks, sizes=sizes),
         cluster=cluster((devices, 1.0), memory_bytes=memory_bytes),
         batch_size=batch_size,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from planner_service.core.graph import members
-from planner_service.core.planner.partition.graph_states import CutStates, cut_states
-from planner_service.core.profile import Device, Model, Profile
-from planner_service.imports.pipedream_graph import import_pipedream_graph
+from pipeplan.costs.graph import members
+from pipeplan.documents.profile import Device, Model, Profile
+from pipeplan.imports.pipedream_graph import import_pipedream_graph
+from pipeplan.planners.pipedream.states import CutStates, cut_states
 from tests.commands.commands import PROFILES
 from tests.core.builders import Cell, profile
 from tests.core.graphs import DIAMOND, crossing, cuts_by_definition, graph, graphs

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Infeasible, Plan
-from planner_service.core.planner.on_chain import chain_of
-from planner_service.core.planner.partition.graph_states import cut_states
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Profile
-from planner_service.solvers.solve import solve
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.on_chain import chain_of
+from pipeplan.planners.pipedream.states import cut_states
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from tests.core.builders import PLENTY, Cell, cluster, profile
 from tests.core.graphs import Edges, graph, graphs
 
@@ -29,9 +29,9 @@ CELLS = [
 
 def problem_of(
     model: Profile, options: Options | None = None, *, devices: int = 2, memory_bytes: int = PLENTY
-) -> Problem:
+) -> PlanningProblem:
     machines = cluster((devices, 100.0), memory_bytes=memory_bytes)
-    return Problem(profile=model, cluster=machines, batch_size=4, options=options or Options())
+    return PlanningProblem(profile=model, cluster=machines, batch_size=4, options=options or Options())
 
 
 def test_what_lies_between_two_single_tensors_becomes_one_block() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_service.core.planner.ranking.pareto import pareto_front
+from pipeplan.planners.auto.proposals import pareto_front
 
 POINTS = st.lists(st.tuples(st.integers(0, 8).map(float), st.integers(0, 8)), max_size=20)
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.cost.compute import FloatArray
-from planner_service.core.planner.partition import partition as partition_module
-from planner_service.core.planner.partition.memory import Law
-from planner_service.core.planner.partition.partition import Partition, held_bytes, nearest, partition, search_of
-from planner_service.core.planner.partition.space import LevelLinks
-from planner_service.core.planner.partition.states import States
+from pipeplan.arrays import FloatArray
+from pipeplan.planners.pipedream import partition as partition_module
+from pipeplan.planners.pipedream.fitting import Law
+from pipeplan.planners.pipedream.partition import Partition, held_bytes, nearest, partition, search_of
+from pipeplan.planners.pipedream.space import LevelLinks
+from pipeplan.planners.pipedream.states import States
 from tests.core.planner.every_partition import World, flat
 
 PLENTY = Law(fixed=(0, 0, 0, 0), each=(1, 1, 0, 0), limit_bytes=1e15)

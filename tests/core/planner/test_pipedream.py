@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError, PipeplanError
-from planner_service.core.identity import content_id
-from planner_service.core.plan import Infeasible, Plan, Worker
-from planner_service.core.planner.partition.certificate import check_certificate
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Device, Model, Profile
-from planner_service.imports.pipedream_graph import import_pipedream_graph
-from planner_service.solvers.solve import solve
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Infeasible, Plan, Worker
+from pipeplan.documents.profile import Device, Model, Profile
+from pipeplan.errors import InvalidInputError, PipeplanError
+from pipeplan.imports.pipedream_graph import import_pipedream_graph
+from pipeplan.planners.pipedream.certificate import check_certificate
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from tests.core.builders import PLENTY, Cell, cells, cluster, clusters, profile
 from tests.core.graphs import graphs
 
@@ -39,8 +39,8 @@ def published(name: str) -> Profile:
     )
 
 
-def problem_of(blocks: list[Cell], machines: Cluster, options: Options | None = None) -> Problem:
-    return Problem(profile=profile(blocks), cluster=machines, batch_size=1, options=options or Options())
+def problem_of(blocks: list[Cell], machines: Cluster, options: Options | None = None) -> PlanningProblem:
+    return PlanningProblem(profile=profile(blocks), cluster=machines, batch_size=1, options=options or Options())
 
 
 def plan_of(blocks: list[Cell], machines: Cluster, options: Options | None = None) -> Plan | Infeasible:
@@ -97,14 +97,16 @@ def test_the_streams_reach_the_rate_of_the_closed_form_when_nothing_is_sent() ->
 def test_several_measured_sizes_ask_for_the_minibatch() -> None:
     measured = profile([Cell()], sizes=(1, 2))
     with pytest.raises(InvalidInputError, match="--microbatch-size"):
-        solve("pipedream", Problem(profile=measured, cluster=cluster((1, 1.0)), batch_size=4))
-    taken = solve("pipedream", Problem(profile=measured, cluster=cluster((1, 1.0)), batch_size=2))
+        solve("pipedream", PlanningProblem(profile=measured, cluster=cluster((1, 1.0)), batch_size=4))
+    taken = solve("pipedream", PlanningProblem(profile=measured, cluster=cluster((1, 1.0)), batch_size=2))
     assert isinstance(taken, Plan)
     assert taken.microbatch_size == 2
 
 
 def test_a_batch_that_is_no_multiple_of_the_minibatch_is_refused() -> None:
-    problem = Problem(profile=profile([Cell()], sizes=(2,)), cluster=cluster((1, 1.0)), batch_size=3, options=Options())
+    problem = PlanningProblem(
+        profile=profile([Cell()], sizes=(2,)), cluster=cluster((1, 1.0)), batch_size=3, options=Options()
+    )
     with pytest.raises(InvalidInputError, match=r"batch_size: must be a multiple of the minibatch \(2\), got 3"):
         solve("pipedream", problem)
 
@@ -145,7 +147,8 @@ def test_release_gives_what_the_authors_program_prints(case: dict[str, Any]) -> 
         fewer_machines=case["fewer_machines"],
     )
     plan = solve(
-        "pipedream", Problem(profile=published(case["profile"]), cluster=machines, batch_size=1, options=options)
+        "pipedream",
+        PlanningProblem(profile=published(case["profile"]), cluster=machines, batch_size=1, options=options),
     )
     assert isinstance(plan, Plan)
     assert plan.time_per_microbatch_s == pytest.approx(case["slowest_stage_s"], rel=1e-9)
@@ -235,7 +238,7 @@ certified = st.builds(
 )
 def test_certificates_hold(model: Profile, machines: Cluster, options: Options) -> None:
     roomy = replace(machines, device=replace(machines.device, memory_bytes=PLENTY))
-    problem = Problem(profile=model, cluster=roomy, batch_size=1, options=options)
+    problem = PlanningProblem(profile=model, cluster=roomy, batch_size=1, options=options)
     plan = solve("pipedream", problem)
     assert isinstance(plan, Plan) and plan.certificate is not None
     assert plan.certificate.gap < 1e-9
@@ -279,7 +282,7 @@ def test_a_witness_with_a_number_too_high_or_too_low_is_rejected() -> None:
 
 def test_published_profiles_come_with_certificates_that_hold() -> None:
     for name in ("vgg16", "gnmt"):
-        problem = Problem(profile=published(name), cluster=cluster((4, 3.125e9)), batch_size=1)
+        problem = PlanningProblem(profile=published(name), cluster=cluster((4, 3.125e9)), batch_size=1)
         plan = solve("pipedream", problem)
         assert isinstance(plan, Plan)
         check_certificate(plan, problem)

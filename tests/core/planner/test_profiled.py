@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from planner_service.core.cost.calibration import Calibration, Term
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import canonical_json
-from planner_service.core.plan import Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Device, Profile
-from planner_service.solvers.solve import PLANNERS, solve
+from pipeplan.documents.calibration import Calibration, Term
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Device, Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import PLANNERS, solve
 from tests.core.builders import PLENTY, Cell, cluster, profile
 from tests.solvers.mixed import Gpu, mixed_problem, profile_on
 
@@ -26,12 +26,12 @@ def on(name: str) -> Profile:
     return replace(profile(CELLS), device=device(name))
 
 
-def problem(profiled: str, present: str, **options: object) -> Problem:
+def problem(profiled: str, present: str, **options: object) -> PlanningProblem:
     made = replace(cluster((2, 1e9)), device=device(present))
-    return Problem(profile=on(profiled), cluster=made, batch_size=4, options=Options(**options))  # type: ignore[arg-type]
+    return PlanningProblem(profile=on(profiled), cluster=made, batch_size=4, options=Options(**options))  # type: ignore[arg-type]
 
 
-def mixed(*names: str, types: tuple[str, ...], as_if: bool = False) -> Problem:
+def mixed(*names: str, types: tuple[str, ...], as_if: bool = False) -> PlanningProblem:
     """Profiles of these names on a cluster of these types."""
     asked = mixed_problem(CELLS, [Gpu(name=name) for name in types])
     first, *others = (profile_on(profile(CELLS), Gpu(name=name)) for name in names)

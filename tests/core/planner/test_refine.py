@@ -6,42 +6,42 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.cluster import Cluster
-from planner_service.core.plan import Plan
-from planner_service.core.planner.partition.graph_states import cut_states
-from planner_service.core.planner.partition.partition import Partition, partition
-from planner_service.core.planner.partition.pipedream import pipedream
-from planner_service.core.planner.partition.refine import Refined, refine
-from planner_service.core.planner.partition.terms import search
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Profile
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.pipedream.partition import Partition, partition
+from pipeplan.planners.pipedream.planner import pipedream
+from pipeplan.planners.pipedream.refine import Refined, refine
+from pipeplan.planners.pipedream.states import cut_states
+from pipeplan.planners.pipedream.terms import search
+from pipeplan.planners.problem import Options, PlanningProblem
 from tests.core.builders import Cell, cluster, clusters
 from tests.core.graphs import Edges, graph, graphs
 
 NO_MORE = 1 + 1e-9
 
 
-def problem_of(profile: Profile, machines: Cluster, options: Options | None = None) -> Problem:
-    return Problem(profile=profile, cluster=machines, batch_size=1, options=options or Options())
+def problem_of(profile: Profile, machines: Cluster, options: Options | None = None) -> PlanningProblem:
+    return PlanningProblem(profile=profile, cluster=machines, batch_size=1, options=options or Options())
 
 
-def best(problem: Problem) -> Partition | None:
+def best(problem: PlanningProblem) -> Partition | None:
     """Over all cuts; None where none fits."""
     return partition(search(problem, cut_states(problem.profile, 1).states))
 
 
-def of_a_line(problem: Problem) -> Partition | None:
+def of_a_line(problem: PlanningProblem) -> Partition | None:
     """Over the places of one order."""
     return partition(search(problem, cut_states(problem.profile, 1, at_most=1).states))
 
 
-def refined(problem: Problem) -> Refined | None:
+def refined(problem: PlanningProblem) -> Refined | None:
     """As if there were too many cuts to list."""
     return refine(problem, 1, cut_states(problem.profile, 1, at_most=1))
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> PlanningProblem:
     options = Options(
         synchronisation=draw(st.sampled_from([None, "all-reduce"])),
         fewer_machines=draw(st.booleans()),
@@ -52,7 +52,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @given(problems())
 @settings(max_examples=60, deadline=None)
-def test_the_optimum_over_all_cuts_lies_between_bound_and_plan(problem: Problem) -> None:
+def test_the_optimum_over_all_cuts_lies_between_bound_and_plan(problem: PlanningProblem) -> None:
     optimum, line, found = best(problem), of_a_line(problem), refined(problem)
     if found is None:
         assert line is None

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.contract.documents import answer_document, dump, parse_plan
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import content_id
-from planner_service.core.plan import ASP, Plan
-from planner_service.core.planner.play import play
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.predict import predict, program_of
-from planner_service.core.profile import Device, Model, Profile
-from planner_service.core.schedule.check import check
-from planner_service.imports.pipedream_graph import import_pipedream_graph
-from planner_service.solvers.solve import PLANNERS, solve
+from pipeplan.documents.files import answer_document, dump, parse_plan
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import ASP, Plan
+from pipeplan.documents.profile import Device, Model, Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.imports.pipedream_graph import import_pipedream_graph
+from pipeplan.planners.complete import play
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import PLANNERS, solve
+from pipeplan.programs.check import check
+from pipeplan.simulation.predict import predict, program_of
 from tests.core.builders import Cell, cluster, profile
 
 PROFILES = Path(__file__).parents[2] / "data" / "profiles"
@@ -32,7 +32,7 @@ def public_profile(name: str) -> Profile:
 
 
 def test_an_unknown_planner_is_refused_by_name() -> None:
-    problem = Problem(profile=profile([Cell()]), cluster=cluster((1, 1.0)), batch_size=1)
+    problem = PlanningProblem(profile=profile([Cell()]), cluster=cluster((1, 1.0)), batch_size=1)
     with pytest.raises(InvalidInputError, match=r"planner: must be one of pipedream, .* got 'magic'"):
         solve("magic", problem)
 
@@ -41,7 +41,7 @@ def test_an_unknown_planner_is_refused_by_name() -> None:
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "gnmt"])
 def test_public_profiles_are_planned_and_their_streams_run(planner: str, name: str) -> None:
     machines = cluster((4, 1e10), (2, 1.25e9), memory_bytes=16 * 10**9)
-    plan = solve(planner, Problem(profile=public_profile(name), cluster=machines, batch_size=512))
+    plan = solve(planner, PlanningProblem(profile=public_profile(name), cluster=machines, batch_size=512))
     assert isinstance(plan, Plan)
     check(program_of(plan, batches=2))
     timeline = predict(plan, batches=2)
@@ -52,7 +52,7 @@ def test_public_profiles_are_planned_and_their_streams_run(planner: str, name: s
 @pytest.mark.parametrize(("machines", "replicas"), [(4, (3, 1)), (8, (7, 1)), (16, (15, 1))])
 def test_vgg16_keeps_its_dense_end_on_one_machine(machines: int, replicas: tuple[int, ...]) -> None:
     """PipeDream (2018), table 1, chose 2-1-1 and 7-1 on its own profile; this is its public one, at 10 Gb/s."""
-    problem = Problem(profile=public_profile("vgg16"), cluster=cluster((machines, 1.25e9)), batch_size=64)
+    problem = PlanningProblem(profile=public_profile("vgg16"), cluster=cluster((machines, 1.25e9)), batch_size=64)
     plan = solve("pipedream", problem)
     assert isinstance(plan, Plan)
     assert plan.replicas == replicas
@@ -61,7 +61,7 @@ def test_vgg16_keeps_its_dense_end_on_one_machine(machines: int, replicas: tuple
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_a_plans_document_parses_back_to_the_same_plan(planner: str) -> None:
     blocks = [Cell(weight_bytes=4, output_bytes=2)] * 3
-    problem = Problem(
+    problem = PlanningProblem(
         profile=profile(blocks), cluster=cluster((3, 1.0)), batch_size=6, options=Options(microbatch_size=1)
     )
     plan = solve(planner, problem)
@@ -75,7 +75,7 @@ def test_one_pipeline_stands_for_all_replicas_of_equal_width() -> None:
     """What is simulated for the plan is what playing every worker gives."""
     blocks = [Cell(weight_bytes=8, output_bytes=1, activation_bytes=3), Cell(weight_bytes=2, activation_bytes=1)]
     options = Options(schedule="pipedream-2bw", stages=2, microbatch_size=1, recompute=False)
-    problem = Problem(profile=profile(blocks), cluster=cluster((4, 8.0)), batch_size=8, options=options)
+    problem = PlanningProblem(profile=profile(blocks), cluster=cluster((4, 8.0)), batch_size=8, options=options)
     plan = solve("pipedream-2bw", problem)
     assert isinstance(plan, Plan)
     assert plan.width == 2
@@ -88,7 +88,7 @@ def test_one_pipeline_stands_for_all_replicas_of_equal_width() -> None:
 
 def test_a_plan_whose_batch_is_too_long_to_play_is_extrapolated_from_shorter_ones() -> None:
     """Equal stages of 3 s: a batch of m microbatches takes 3 (m + d - 1) s."""
-    problem = Problem(
+    problem = PlanningProblem(
         profile=profile([Cell()] * 4),
         cluster=cluster((4, 1.0)),
         batch_size=100_000,
@@ -108,7 +108,7 @@ def test_a_long_batch_beside_its_exchange_is_extrapolated_to_what_the_whole_give
     stages: int, bandwidth: float
 ) -> None:
     """2BW, 100 microbatches of 12 s a stage or less: the exchange is hidden, about as long as a batch, or longer."""
-    problem = Problem(
+    problem = PlanningProblem(
         profile=profile([Cell(weight_bytes=4, output_bytes=0)] * 4),
         cluster=cluster((4, bandwidth)),
         batch_size=400 // stages,
@@ -125,7 +125,7 @@ def test_a_long_batch_beside_its_exchange_is_extrapolated_to_what_the_whole_give
 @pytest.mark.parametrize("bandwidth", [1e6, 1.5, 1.2])
 def test_asp_is_planned_with_room_for_all_gradients_and_the_link_that_they_share(bandwidth: float) -> None:
     """A batch of 4 microbatches of 12 s on each of 4 replicas; 4 exchanges of 16 bytes."""
-    problem = Problem(
+    problem = PlanningProblem(
         profile=profile([Cell(weight_bytes=4)] * 4),
         cluster=cluster((4, bandwidth)),
         batch_size=16,

@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_service.core.cost.compute import FloatArray, interval_sums, no_stage
-from planner_service.core.planner.pipelines.split import (
+from pipeplan.arrays import FloatArray
+from pipeplan.costs.compute import interval_sums, no_stage
+from pipeplan.planners.two_bw.split import (
     Costs,
-    Search,
+    SplitSearch,
     Starts,
     every_start,
     least_squares,
@@ -43,9 +44,9 @@ class Chain:
     def limits(self, depth: int, limit: float) -> list[list[list[tuple[list[float], float]]]]:
         return [[[([0.0, *accumulate(self.work)], limit)]]] * depth
 
-    def search(self, depth: int) -> Search:
+    def search(self, depth: int) -> SplitSearch:
         about = max(sum(self.work) / depth, *self.work)
-        return Search(
+        return SplitSearch(
             costs=lambda *_: self.costs,
             limits=partial(self.limits, depth),
             starts=every_start(len(self.work), depth),

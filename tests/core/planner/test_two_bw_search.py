@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Infeasible, Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Block, Device, Measurement, Profile
-from planner_service.solvers.solve import solve
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.documents.profile import Block, Device, Measurement, Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from tests.core.builders import Cell, cells, cluster, clusters, profile
 from tests.core.planner.bert_like import bert_like
 
@@ -21,7 +21,7 @@ LINE = cluster((4, 1.0))
 def answer_for(
     measured: Profile, machines: Cluster, batch_size: int, options: Options | None = None
 ) -> Plan | Infeasible:
-    problem = Problem(profile=measured, cluster=machines, batch_size=batch_size, options=options or Options())
+    problem = PlanningProblem(profile=measured, cluster=machines, batch_size=batch_size, options=options or Options())
     return solve("pipedream-2bw", problem)
 
 
@@ -74,7 +74,7 @@ def test_sizes_beyond_the_measured_ones_are_refused() -> None:
 
 
 def test_pipedream_still_plans_measured_minibatches_only() -> None:
-    problem = Problem(
+    problem = PlanningProblem(
         profile=profile([Cell()], sizes=(2, 8)), cluster=LINE, batch_size=3, options=Options(microbatch_size=3)
     )
     with pytest.raises(InvalidInputError, match="microbatch_size: must be one of the measured sizes"):
@@ -167,7 +167,7 @@ def test_a_bert_like_chain_gains_from_mixing() -> None:
     assert mixed.throughput_samples_per_s > 1.1 * uniform
 
 
-def best_uniform(problem: Problem) -> float:
+def best_uniform(problem: PlanningProblem) -> float:
     """The rate of the fastest plan whose stages all recompute, or none; 0 if none fits."""
     answers = [
         solve("pipedream-2bw", replace(problem, options=replace(problem.options, recompute=recompute)))

@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError, ScheduleError
-from planner_service.core.plan import ASP
-from planner_service.core.schedule.among_stages import AmongStages, exchange_among_stages
-from planner_service.core.schedule.check import check
-from planner_service.core.schedule.instructions import Backward, ReduceNorm
-from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import Program, build
-from planner_service.core.schedule.text import format_stream, parse_stream
-from planner_service.core.simulate import simulate
-from planner_service.core.stage_costs import unit_costs
+from pipeplan.documents.plan import ASP
+from pipeplan.documents.stage_costs import unit_costs
+from pipeplan.errors import InvalidInputError, ScheduleError
+from pipeplan.programs.check import check
+from pipeplan.programs.communicate import AmongStages, exchange_among_stages
+from pipeplan.programs.instructions import Backward, ReduceNorm
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.program import Program
+from pipeplan.programs.text import format_stream, parse_stream
+from pipeplan.schedules.registry import build
+from pipeplan.simulation.play import simulate
 
 BOTH = AmongStages(tied=((0, 2), (0, 1, 2)), norm=True)
 

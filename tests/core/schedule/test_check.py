@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_service.core.errors import ScheduleError
-from planner_service.core.schedule.check import check
-from planner_service.core.schedule.instructions import (
+from pipeplan.errors import ScheduleError
+from pipeplan.programs.check import check
+from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
     Compute,
@@ -19,10 +19,11 @@ from planner_service.core.schedule.instructions import (
     SendActivation,
     Update,
 )
-from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import Program, build
-from planner_service.core.schedule.text import parse_stream
-from planner_service.core.simulate import simulate
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.program import Program
+from pipeplan.programs.text import parse_stream
+from pipeplan.schedules.registry import build
+from pipeplan.simulation.play import simulate
 from tests.core.builders import equal_thirds
 
 Change = Callable[[list[Instruction], int], None]

@@ -11,28 +11,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from planner_service.core.plan import DATA_PARALLEL, STASHING, Worker
-from planner_service.core.schedule.check import check
-from planner_service.core.schedule.footprint import footprints
-from planner_service.core.schedule.instructions import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    SendActivation,
-    Update,
-)
-from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import GENERATORS, Program, Stream, build, updates_a_batch, versions_behind
-from planner_service.core.schedule.text import format_instruction, parse_stream
-from planner_service.core.schedule.two_bp import (
-    with_half_way_weight_gradients,
-    with_weight_gradients,
-    without_weight_gradients,
-)
-from planner_service.core.simulate import simulate
-from planner_service.core.split_backward import split_backward
-from planner_service.core.stage_costs import StageCosts, unit_costs
+from pipeplan.documents.plan import DATA_PARALLEL, STASHING, Worker
+from pipeplan.documents.stage_costs import StageCosts, unit_costs
+from pipeplan.programs.check import check
+from pipeplan.programs.footprint import footprints
+from pipeplan.programs.instructions import Backward, BackwardInput, BackwardWeight, Forward, SendActivation, Update
+from pipeplan.programs.pipeline import Pipeline, updates_a_batch, versions_behind
+from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.text import format_instruction, parse_stream
+from pipeplan.programs.two_bp import with_half_way_weight_gradients, with_weight_gradients, without_weight_gradients
+from pipeplan.schedules.registry import GENERATORS, build
+from pipeplan.simulation.play import simulate
+from pipeplan.simulation.split_backward import split_backward
 from tests.core.builders import equal_thirds
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.plan import ASP, STASHING, Plan
-from planner_service.core.predict import long_program_of, program_of
-from planner_service.core.schedule.among_stages import AmongStages
-from planner_service.core.schedule.check import check
-from planner_service.core.schedule.footprint import footprints, last_uses
-from planner_service.core.schedule.instructions import Checkpoint, Instruction
-from planner_service.core.schedule.long_program import brief, short_batches
-from planner_service.core.schedule.pipeline import pipeline_of
-from planner_service.core.schedule.program import FUSED, GENERATORS, Program
-from planner_service.core.schedule.repeating import counted, retirements
+from pipeplan.documents.plan import ASP, STASHING, Plan
+from pipeplan.programs.check import check
+from pipeplan.programs.communicate import AmongStages
+from pipeplan.programs.footprint import footprints, last_uses
+from pipeplan.programs.instructions import Checkpoint, Instruction
+from pipeplan.programs.pipeline import FUSED, pipeline_of
+from pipeplan.programs.program import Program, brief, short_batches
+from pipeplan.programs.repeating import counted, retirements
+from pipeplan.schedules.registry import GENERATORS
+from pipeplan.simulation.predict import long_program_of, program_of
 from tests.worker.runtime.plans import make_plan
 
 FLAT = {"data-parallel", "data-parallel-asp"}

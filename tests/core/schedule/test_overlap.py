@@ -6,27 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner_service.core.errors import ScheduleError
-from planner_service.core.plan import ASP, DATA_PARALLEL, INTERLEAVED, STASHING
-from planner_service.core.schedule.among_stages import AmongStages, exchange_among_stages
-from planner_service.core.schedule.check import check
-from planner_service.core.schedule.footprint import footprints
-from planner_service.core.schedule.instructions import (
-    Backward,
-    Forward,
-    ReduceGradients,
-    StartReduce,
-    Update,
-    is_compute,
-)
-from planner_service.core.schedule.overlap import overlap_exchanges
-from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import FUSED, GENERATORS, Program, build
-from planner_service.core.schedule.text import format_stream, parse_stream
-from planner_service.core.simulate import simulate
-from planner_service.core.split_backward import split_backward
-from planner_service.core.stage_costs import StageCosts, unit_costs
-from planner_service.core.throughput import throughput_samples_per_s
+from pipeplan.documents.plan import ASP, DATA_PARALLEL, INTERLEAVED, STASHING
+from pipeplan.documents.stage_costs import StageCosts, unit_costs
+from pipeplan.errors import ScheduleError
+from pipeplan.programs.check import check
+from pipeplan.programs.communicate import AmongStages, exchange_among_stages
+from pipeplan.programs.footprint import footprints
+from pipeplan.programs.instructions import Backward, Forward, ReduceGradients, StartReduce, Update, is_compute
+from pipeplan.programs.overlap import overlap_exchanges
+from pipeplan.programs.pipeline import FUSED, Pipeline
+from pipeplan.programs.program import Program
+from pipeplan.programs.text import format_stream, parse_stream
+from pipeplan.programs.timeline import throughput_samples_per_s
+from pipeplan.schedules.registry import GENERATORS, build
+from pipeplan.simulation.play import simulate
+from pipeplan.simulation.split_backward import split_backward
 
 COSTS = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
 

@@ -4,20 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner_service.contract.documents import dump, parse
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.schedule import instructions as kinds
-from planner_service.core.schedule.instructions import BackwardWeight, Checkpoint, Instruction
-from planner_service.core.schedule.pipeline import Pipeline
-from planner_service.core.schedule.program import build
-from planner_service.core.schedule.text import (
-    format_instruction,
-    format_stream,
-    parse_instruction,
-    parse_stream,
-)
-from planner_service.core.simulate import simulate
-from planner_service.core.timeline import Timeline
+from pipeplan.documents.files import dump, parse
+from pipeplan.errors import InvalidInputError
+from pipeplan.programs import instructions as kinds
+from pipeplan.programs.instructions import BackwardWeight, Checkpoint, Instruction
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.text import format_instruction, format_stream, parse_instruction, parse_stream
+from pipeplan.programs.timeline import Timeline
+from pipeplan.schedules.registry import build
+from pipeplan.simulation.play import simulate
 from tests.core.builders import equal_thirds
 
 numbers = st.integers(0, 10**6)

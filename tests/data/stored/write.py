@@ -18,11 +18,11 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from pipeplan.documents.calibration import Calibration
+from pipeplan.documents.files import parse, parse_plan
+from pipeplan.documents.identity import content_id
 from planner_service.api.examples import CLUSTER
 from planner_service.app import create_app
-from planner_service.contract.documents import parse, parse_plan
-from planner_service.core.cost.calibration import Calibration
-from planner_service.core.identity import content_id
 from planner_service.settings import Settings
 from tests.service.documents import profile_document, request_document, run_result, run_task
 from tests.service.postgresql import running

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.documents.files import dump, parse, plan_document
+from pipeplan.planners.problem import Options
 from planner_service.client import ServiceClient
-from planner_service.contract.documents import dump, parse, plan_document
 from planner_service.contract.jobs import Job, ProfileTask, Progress, RunResult
 from planner_service.contract.plans import PlanRequest
-from planner_service.core.planner.problem import Options
 from tests.service.servers import serving
 from tests.worker.agent.nodes import (
     DATA,

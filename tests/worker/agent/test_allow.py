@@ -10,9 +10,9 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.errors import InvalidInputError
 from planner_service.app import create_app
 from planner_service.contract.jobs import Job, ProfileTask, RunTask
-from planner_service.core.errors import InvalidInputError
 from planner_service.settings import Settings
 from worker_agent.agent import Agent
 from worker_agent.allow import require_allowed

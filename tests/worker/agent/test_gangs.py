@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeplan.errors import ServiceError
 from planner_service.client import ServiceClient
 from planner_service.contract.jobs import Job, LinksTask
-from planner_service.core.errors import ServiceError
 from tests.service.servers import serving
 from tests.worker.agent.nodes import ENDLESS, SLEEP, processes, run_task, store_plan, wait_until, working
 

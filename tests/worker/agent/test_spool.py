@@ -9,11 +9,11 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.errors import LeaseLostError, ServiceError
 from planner_service.api.examples import CLUSTER
 from planner_service.app import create_app
 from planner_service.contract.http import Clock
 from planner_service.contract.jobs import Job, Lease, LinksResult, LinksTask
-from planner_service.core.errors import LeaseLostError, ServiceError
 from planner_service.services.context import Context
 from planner_service.settings import Settings
 from planner_service.storage import jobs

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner_service.contract.documents import dump, parse, plan_document
+from pipeplan.documents.files import dump, parse, plan_document
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.jobs import RunResult, RunTask
-from planner_service.core.errors import InvalidInputError
 from planner_service.core.training import TrainingOptions
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks

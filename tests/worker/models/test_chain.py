@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from planner_service.core.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import build_model
 
 FACTORIES = "tests.worker.models.factories"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeplan.errors import InvalidInputError
 from planner_service.api import examples
-from planner_service.core.errors import InvalidInputError
 from worker_agent.models.data import MicrobatchSource, moved, open_data
 from worker_agent.models.values import Value
 

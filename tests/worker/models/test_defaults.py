@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner_service.core.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.defaults import default_feed

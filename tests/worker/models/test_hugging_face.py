@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.spec import parse_spec
+from pipeplan.documents.names import parse_spec
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss
 

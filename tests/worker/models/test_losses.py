@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from planner_service.core.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.losses import build_loss, default_loss, mean_of_squares
 
 OUTPUTS = torch.tensor([[1.0, 3.0], [2.0, 0.0]])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.spec import PRESETS as BUILT_IN_PRESETS
+from pipeplan.documents.names import PRESETS as BUILT_IN_PRESETS
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.spec import PRESETS, Value, call_factory, load_factory, parse_spec
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from planner_service.contract.documents import parse, read
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse, read
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.jobs import ProfileTask
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.profile import Profile
 from tests.commands.commands import pipeplan
 from worker_agent.cli import app
 from worker_agent.models.chain import build_model

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from planner_service.core.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss, mean_of_squares
 from worker_agent.profiler.counts import BlockCounts, count_blocks

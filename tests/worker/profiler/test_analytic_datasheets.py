@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from planner_service.core.device_types import KNOWN_TYPES
-from planner_service.core.errors import InvalidInputError
+from pipeplan.documents.cluster import KNOWN_TYPES
+from pipeplan.errors import InvalidInputError
 from worker_agent.profiler.datasheet import Datasheet
 from worker_agent.profiler.datasheets import DATASHEETS, find_datasheet
 from worker_agent.profiler.operations import Operation

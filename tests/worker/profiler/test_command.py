@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from planner_service.contract.documents import parse
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.profile import Profile
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
 from worker_agent.cli import app
 
 ROOT = Path(__file__).parents[3]

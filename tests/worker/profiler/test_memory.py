@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from planner_service.core.profile import DTYPE_BYTES
+from pipeplan.documents.profile import DTYPE_BYTES
 from worker_agent.models.chain import build_model
 from worker_agent.models.losses import default_loss, mean_of_squares
 from worker_agent.profiler.memory import BlockMemory, measure_memory

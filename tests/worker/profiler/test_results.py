@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.contract.documents import dump, parse
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import dump, parse
+from pipeplan.documents.profile import Device, Profile
+from pipeplan.errors import InvalidInputError
 from planner_service.contract.jobs import ProfileTask
-from planner_service.core.cluster import Cluster
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.profile import Device, Profile
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, read_job, write_job
 from worker_agent.profiler.progress import ProgressWriter, following
 from worker_agent.profiler.results import (

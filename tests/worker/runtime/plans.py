@@ -2,10 +2,10 @@
 
 from math import lcm
 
-from planner_service.core.plan import Plan, Stage
-from planner_service.core.profile import Model
-from planner_service.core.schedule.program import pipelines_in_a_row
-from planner_service.core.stage_costs import unit_costs
+from pipeplan.documents.plan import Plan, Stage
+from pipeplan.documents.profile import Model
+from pipeplan.documents.stage_costs import unit_costs
+from pipeplan.programs.program import pipelines_in_a_row
 
 
 def make_plan(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from planner_service.core.plan import Plan
+from pipeplan.documents.plan import Plan
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from planner_service.core.errors import RunFailedError
+from pipeplan.errors import RunFailedError
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.backward import Split, add_weight_gradients
 

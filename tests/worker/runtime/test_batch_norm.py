@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Plan
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights

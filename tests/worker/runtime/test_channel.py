@@ -9,16 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner_service.core.plan import DATA_PARALLEL, SCHEDULES, STASHING
-from planner_service.core.predict import program_of
-from planner_service.core.schedule.instructions import (
-    Instruction,
-    RecvActivation,
-    RecvGradient,
-    SendActivation,
-    SendGradient,
-)
-from planner_service.core.schedule.program import Program
+from pipeplan.documents.plan import DATA_PARALLEL, SCHEDULES, STASHING
+from pipeplan.programs.instructions import Instruction, RecvActivation, RecvGradient, SendActivation, SendGradient
+from pipeplan.programs.program import Program
+from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
 from worker_agent.runtime.channel import Edge, Inbox, Lines, Outbox, meet
 from worker_agent.runtime.mail import Mail, edges_of

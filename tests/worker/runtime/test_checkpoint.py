@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from planner_service.core.errors import InvalidInputError, RunFailedError
+from pipeplan.errors import InvalidInputError, RunFailedError
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import fork_server
 from worker_agent.runtime.checkpoint import load_stage, save_stage

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.plan import Plan
-from planner_service.core.predict import predict
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.simulation.predict import predict
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from planner_service.core.plan import ASP, STASHING, Plan
-from planner_service.core.predict import predict
-from planner_service.core.schedule.instructions import Checkpoint
-from planner_service.core.timeline import Lane
+from pipeplan.documents.plan import ASP, STASHING, Plan
+from pipeplan.programs.instructions import Checkpoint
+from pipeplan.programs.timeline import Lane
+from pipeplan.simulation.predict import predict
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train, train_in_turn, train_on_replicas

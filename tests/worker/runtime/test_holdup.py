@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.core.schedule.text import parse_instruction, parse_stream
+from pipeplan.programs.text import parse_instruction, parse_stream
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from worker_agent.runtime.holdup import Holdup, activity_of, holdup

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.core.schedule.instructions import (
+from pipeplan.programs.instructions import (
     Backward,
     Checkpoint,
     Forward,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from planner_service.core.plan import STASHING, Plan
-from planner_service.core.predict import program_of
-from planner_service.core.schedule.repeating import Repeating
-from planner_service.core.schedule.text import format_instruction
+from pipeplan.documents.plan import STASHING, Plan
+from pipeplan.programs.repeating import Repeating
+from pipeplan.programs.text import format_instruction
+from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import train, train_on_replicas

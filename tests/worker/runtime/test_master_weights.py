@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from planner_service.core.plan import Plan
-from planner_service.core.planner.problem import Options, Problem
-from planner_service.core.profile import Profile
-from planner_service.solvers.solve import solve
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from tests.core.builders import Cell, cluster, profile
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
@@ -123,7 +123,9 @@ def two_linear_blocks_each() -> Profile:
 def test_mixed_precision_adam_holds_what_the_plan_says(schedule: str, bytes_a_parameter: int, tmp_path: Path) -> None:
     """2 for a version, 4 for its gradient, 4 for the master and 8 for Adam's moments; 2 more for a further version."""
     options = Options(schedule=schedule, stages=2, microbatch_size=1, optimizer="adam", recompute=False)
-    problem = Problem(profile=two_linear_blocks_each(), cluster=cluster((2, 1.0)), batch_size=4, options=options)
+    problem = PlanningProblem(
+        profile=two_linear_blocks_each(), cluster=cluster((2, 1.0)), batch_size=4, options=options
+    )
     plan = solve("pipedream-2bw", problem)
     assert isinstance(plan, Plan)
     parameters = 2 * WEIGHT_BYTES // 2

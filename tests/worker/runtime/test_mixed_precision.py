@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from planner_service.core.errors import InvalidInputError, RunFailedError
-from planner_service.core.plan import Plan
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError, RunFailedError
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train

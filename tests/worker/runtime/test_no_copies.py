@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner_service.core.predict import program_of
+from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.mail import Mail

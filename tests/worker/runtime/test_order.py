@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError
 from tests.worker.runtime.plans import make_plan
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.run import execute

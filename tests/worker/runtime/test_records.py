@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from planner_service.core.errors import InvalidInputError
-from planner_service.core.identity import canonical_json
-from planner_service.core.records import read_record
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.records import read_record
+from pipeplan.errors import InvalidInputError
 from tests.worker.runtime.plans import make_plan
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.results import RankFailure

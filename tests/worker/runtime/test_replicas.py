@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planner_service.core.cost.all_reduce import BUCKET_BYTES, FIRST_BUCKET_BYTES
-from planner_service.core.errors import RunFailedError
-from planner_service.core.plan import ASP
-from planner_service.core.schedule.footprint import footprints
+from pipeplan.costs.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from pipeplan.documents.plan import ASP
+from pipeplan.errors import RunFailedError
+from pipeplan.programs.footprint import footprints
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import train

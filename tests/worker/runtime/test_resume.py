@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from planner_service.core.errors import InvalidInputError, RunFailedError
-from planner_service.core.plan import Plan
-from planner_service.core.profile import Model
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Model
+from pipeplan.errors import InvalidInputError, RunFailedError
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.recorded import reads_of

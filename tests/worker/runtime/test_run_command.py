@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.contract.documents import dump, plan_document
+from pipeplan.documents.files import dump, plan_document
+from pipeplan.documents.plan import Plan
 from planner_service.contract.run_files import read_run
-from planner_service.core.plan import Plan
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.test_executor import checkpoint_weights
 from worker_agent.runtime.status import read_status

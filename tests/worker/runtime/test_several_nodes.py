@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_service.core.plan import Plan
+from pipeplan.documents.plan import Plan
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.test_executor import checkpoint_weights
 from tests.worker.runtime.test_run_command import command

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from planner_service.core.plan import Plan
-from planner_service.core.predict import predict, program_of
-from planner_service.core.schedule.instructions import BackwardWeight
-from planner_service.core.schedule.program import Program
-from planner_service.core.timeline import Lane
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.instructions import BackwardWeight
+from pipeplan.programs.program import Program
+from pipeplan.programs.timeline import Lane
+from pipeplan.simulation.predict import predict, program_of
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import OPTIMIZERS, Weights

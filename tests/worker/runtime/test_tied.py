@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeplan.documents.plan import Plan
 from planner_service.contract.run_files import read_run
-from planner_service.core.plan import Plan
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train

@@ -1,0 +1,1 @@
+"""The library: profiles, clusters and plans, the schedules' programs, what they cost, and the planners."""

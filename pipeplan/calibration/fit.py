@@ -1,0 +1,113 @@
+"""Fit: observations of sums -> the factors and terms that explain them, held near what is known where they do not say.
+
+Both fits are linear least squares in relative errors with a Gaussian prior: an observation counts for as much as it is
+certain, and what no observation separates keeps its proportions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+
+COMMON_DEVIATION = 3.0
+"""How far the factor that all blocks share is expected from 1: hardly any limit."""
+
+BLOCK_DEVIATION = 0.05
+"""How far a block's own factor is expected from the one that all share."""
+
+LEAST_DEVIATION, MOST_DEVIATION = 1e-5, 0.05
+"""No observation is taken for more certain than this, nor for less: medians leave out what disturbed it."""
+
+LEAST_SLOWNESS = 0.1
+"""A bandwidth ten times the known one is no longer what a few delays can say: both terms are then scaled alike."""
+
+LEAST_FACTOR = 1e-3
+"""A block costs some time: a fit that says otherwise is cut off here."""
+
+BANDWIDTH_DEVIATION, LATENCY_DEVIATION = 3.0, 0.1
+"""How far the seconds a byte are expected from those of the cluster, and the latency, as shares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSeconds:
+    """A stage's blocks with the seconds that a profile has for each, and the seconds that were measured for all.
+
+    `hot`: its backwards come right after their forwards.
+    """
+
+    blocks: tuple[int, ...]
+    profile_s: tuple[float, ...]
+    measured_s: float
+    relative_spread: float
+    hot: bool = False
+
+    @property
+    def total_s(self) -> float:
+        """What the profile has for all."""
+        return sum(self.profile_s)
+
+    @property
+    def factor(self) -> float:
+        """Measured over profile."""
+        return self.measured_s / self.total_s
+
+    def with_factors(self, factors: Sequence[float]) -> float:
+        """What the profile has for all, with a factor for every block of the model."""
+        return sum(factors[i] * seconds for i, seconds in zip(self.blocks, self.profile_s, strict=True))
+
+
+def block_factors(stages: Sequence[StageSeconds], blocks: int) -> FloatArray:
+    """Every block's factor, from stages whose profiles take some time.
+
+    factor of block i = common + own_i, with own_i near 0; a stage's factor is the mean of its blocks', weighted by the
+    profile's seconds, so that within a stage the measured time is shared out in proportion, and runs that cut the model
+    at different places tell blocks apart. Solved in the space of the observations: linear in the number of blocks.
+    """
+    weights = [np.asarray(stage.profile_s) / sum(stage.profile_s) for stage in stages]
+    shared = np.empty((len(stages), len(stages)))
+    for row, stage in enumerate(stages):
+        dense = np.zeros(blocks)
+        dense[list(stage.blocks)] = weights[row]
+        shared[row] = [dense[list(other.blocks)] @ weights[column] for column, other in enumerate(stages)]
+    measured = np.asarray([stage.factor for stage in stages])
+    spreads = np.asarray([stage.relative_spread for stage in stages])
+    noise = np.clip(spreads, LEAST_DEVIATION, MOST_DEVIATION) * measured
+    covariance = COMMON_DEVIATION**2 + BLOCK_DEVIATION**2 * shared + np.diag(noise**2)
+    pulls = np.linalg.solve(covariance, measured - 1.0)
+    factors = np.full(blocks, 1.0 + COMMON_DEVIATION**2 * pulls.sum())
+    for stage, weight, pull in zip(stages, weights, pulls, strict=True):
+        factors[list(stage.blocks)] += BLOCK_DEVIATION**2 * pull * weight
+    return np.asarray(np.maximum(factors, LEAST_FACTOR), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """A transfer: its bytes, and the seconds that it was under way."""
+
+    size_bytes: float
+    seconds: float
+    relative_spread: float
+
+
+def link_terms(delays: Sequence[Delay], bandwidth_bytes_per_s: float, latency_s: float) -> tuple[float, float]:
+    """Bandwidth and latency of a link that explain its transfers, near those that are known.
+
+    Messages of one size cannot tell the two apart: they correct the bandwidth first.
+    """
+    typical_s = float(np.median([delay.seconds for delay in delays]))
+    s_per_byte = 1.0 / bandwidth_bytes_per_s
+    latency_deviation_s = LATENCY_DEVIATION * max(latency_s, typical_s)
+    rows = [[0.0, 1 / latency_deviation_s], [1 / BANDWIDTH_DEVIATION, 0.0]]
+    wanted = [latency_s / latency_deviation_s, 1 / BANDWIDTH_DEVIATION]
+    for delay in delays:
+        certainty = 1 / max(delay.relative_spread, LEAST_DEVIATION)
+        rows.append([certainty * delay.size_bytes * s_per_byte / delay.seconds, certainty / delay.seconds])
+        wanted.append(certainty)
+    slowness, found_latency_s = np.linalg.lstsq(np.asarray(rows), np.asarray(wanted), rcond=None)[0]
+    if slowness < LEAST_SLOWNESS or found_latency_s < 0:
+        known_s = [delay.size_bytes * s_per_byte + latency_s for delay in delays]
+        ratio = float(np.median([delay.seconds / known for delay, known in zip(delays, known_s, strict=True)]))
+        return bandwidth_bytes_per_s / ratio, latency_s * ratio
+    return bandwidth_bytes_per_s / float(slowness), float(found_latency_s)

@@ -1,0 +1,119 @@
+"""Network: what runs show of the links between stages, and of gradient exchanges."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import sqrt
+
+from pipeplan.calibration.fit import LEAST_SLOWNESS, Delay, link_terms
+from pipeplan.calibration.observed import Observed, costs_of, played, term
+from pipeplan.calibration.samples import MeasuredRun, exchange_samples
+from pipeplan.costs.transfer import ranks_by_stage
+from pipeplan.documents.calibration import Calibration, LevelTerms, Term
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.profile import Profile
+from pipeplan.documents.stage_costs import StageCosts
+
+
+def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> tuple[LevelTerms, ...]:
+    """Bandwidth and latency of every level that transfers crossed, as the outermost one on their way.
+
+    A receive's own time is not the link's. Where that leaves nothing, a tenth of what is known is left.
+    """
+    delays: dict[int, list[Delay]] = {}
+    for o in seen:
+        ranks = ranks_by_stage(o.plan.placement)
+        for boundary, delay in o.transfers.delays_s.items():
+            members = (*ranks[boundary], *ranks[boundary + 1])
+            crossed, known_s = cluster.link(members), o.costs[boundary].activation_transfer_s
+            if known_s > 0:
+                seen_s = max(delay.value - instruction_s, LEAST_SLOWNESS * (known_s + crossed.latency_s))
+                found = Delay(
+                    size_bytes=known_s * crossed.bandwidth_bytes_per_s,
+                    seconds=seen_s,
+                    relative_spread=delay.spread / seen_s,
+                )
+                delays.setdefault(_level(cluster, members), []).append(found)
+    return tuple(_level_terms(level, cluster.levels[level], found) for level, found in sorted(delays.items()))
+
+
+def _level_terms(level: int, known: Level, delays: Sequence[Delay]) -> LevelTerms:
+    bandwidth_bytes_per_s, latency_s = link_terms(delays, known.bandwidth_bytes_per_s, known.latency_s)
+    return LevelTerms(
+        level=level, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, observations=len(delays)
+    )
+
+
+def _level(cluster: Cluster, ranks: Sequence[int]) -> int:
+    low, high = min(ranks), max(ranks)
+    unit = 1
+    for index, level in enumerate(cluster.levels):
+        unit *= level.size
+        if low // unit == high // unit:
+            return index
+    return len(cluster.levels) - 1
+
+
+def exchange_factor(seen: Sequence[Observed], profile: Profile, cluster: Cluster) -> Term | None:
+    """How many times longer an exchange takes than its bytes over the corrected link.
+
+    A run shows what is left of an exchange when its workers wait for it. The factor is the one with which they wait as
+    long in the simulated run. Where next to nothing is left, and the exchange could as well be shorter, none is known.
+    """
+    found = (
+        _exchange_factor(o, stage, sample.value, profile, cluster)
+        for o in seen
+        for stage, sample in o.exchanges.items()
+    )
+    return term([factor for factor in found if factor is not None])
+
+
+def _exchange_factor(o: Observed, stage: int, seen_s: float, profile: Profile, cluster: Cluster) -> float | None:
+    batches = min(o.run.timeline.batches, _PLAYED_BATCHES)
+
+    def costs(factor: float) -> tuple[StageCosts, ...]:
+        slow = replace(profile, overheads=replace(profile.overheads, exchange_factor=factor))
+        return costs_of(o.plan, slow, cluster)
+
+    def waits_s(factor: float) -> float:
+        timeline = played(o.plan, costs(factor), batches=batches)
+        return exchange_samples(MeasuredRun(plan=o.plan, timeline=timeline))[stage].value
+
+    factor = _where(waits_s, seen_s)
+    if factor is None:
+        return None
+    shown = seen_s > _SHOWN * costs(factor)[stage].reduce_s or waits_s(factor / 2) > seen_s / 4
+    return factor if shown else None
+
+
+_PLAYED_BATCHES = 6
+_SHOWN = 0.05
+"""An exchange of which so small a share is waited for may be hidden by other work, whatever it takes."""
+
+_FACTORS = (2.0**-10, 2.0**10)
+_BISECTIONS = 48
+
+
+def _where(waits_s: Callable[[float], float], seconds: float) -> float | None:
+    """The factor at which so long is waited; None if it is at none. More than that is waited with a larger one."""
+    low, high = _FACTORS
+    if not waits_s(low) < seconds < waits_s(high):
+        return None
+    for _ in range(_BISECTIONS):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if waits_s(middle) < seconds else (low, middle)
+    return high
+
+
+def unseen_exchange(found: Calibration, profile: Profile, cluster: Cluster) -> Term | None:
+    """Where no run exchanged gradients: messages that pass faster than known do not make exchanges faster.
+
+    Part of a message's way may lie in what its send costs, and no send hides an exchange. Slower links slow both.
+    """
+    faster = {terms.level: terms.bandwidth_bytes_per_s for terms in found.levels}
+    ratios = [
+        faster.get(i, level.bandwidth_bytes_per_s) / level.bandwidth_bytes_per_s
+        for i, level in enumerate(cluster.levels)
+    ]
+    if min(ratios) <= 1:
+        return None
+    return Term(value=profile.overheads.exchange_factor * min(ratios))

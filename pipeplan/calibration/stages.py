@@ -1,0 +1,198 @@
+"""Compute: what runs show of the blocks, of what an instruction costs beside them, and of updates.
+
+Memory: what runs show of activations, and of what a process holds beside tensors.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from statistics import fmean, median
+
+from pipeplan.calibration.fit import StageSeconds, block_factors
+from pipeplan.calibration.observed import Observed, overhead_s, simulated, term
+from pipeplan.calibration.samples import MeasuredRun, StageSamples, sample, steps
+from pipeplan.costs.estimate import keeps_versions
+from pipeplan.documents.calibration import BlockFactors, Calibration, Term
+from pipeplan.documents.profile import Measurement, Profile
+
+Seconds = Callable[[Measurement], float]
+
+
+def instruction_s(seen: Sequence[Observed]) -> Term | None:
+    """What sends, and receives that need not wait, take: what every instruction takes beside its work.
+
+    Where there are none, the time between two instructions, if there is any.
+    """
+    kinds = [[s for o in seen for s in o.transfers.send_s], [s for o in seen for s in o.transfers.found_s]]
+    samples = [sample(kind) for kind in kinds if kind]
+    if samples:
+        return Term(
+            value=fmean(found.value for found in samples),
+            spread=max(found.spread for found in samples),
+            observations=sum(found.count for found in samples),
+        )
+    gaps = _gaps_s(seen)
+    return term(gaps) if gaps and median(gaps) > 0 else None
+
+
+def _gaps_s(seen: Sequence[Observed]) -> list[float]:
+    lanes = [lane for o in seen for lane in o.run.timeline.lanes]
+    return [
+        step.duration_s - (end_s - start_s)
+        for lane in lanes
+        for step, start_s, end_s in zip(steps(lane), lane.start_s, lane.end_s, strict=True)
+    ]
+
+
+def with_compute(found: Calibration, seen: Sequence[Observed], profile: Profile) -> Calibration:
+    """Adds what the blocks take: by block, and as shares of it where the caches or the graph make a difference."""
+    instruction_s = overhead_s(found, profile)
+    forwards = _stages(seen, instruction_s, lambda m: m.forward_s, "forward")
+    again = _stages(seen, instruction_s, lambda m: m.forward_s, "recompute")
+    after_updates = _stages(seen, instruction_s, lambda m: m.forward_s, "forward-after-update")
+    backwards = _stages(seen, instruction_s, lambda m: m.backward_s, "backward")
+    first_halves = _stages(seen, instruction_s, lambda m: m.backward_input_s or 0.0, "backward-input")
+    second_halves = _stages(seen, instruction_s, lambda m: m.backward_weight_s or 0.0, "backward-weight")
+    hot_share = _hot_share(backwards)
+    hot = hot_share.value if hot_share else profile.overheads.backward_after_forward
+    plain, redone = forwards or after_updates, profile.overheads.recompute
+    if not plain:
+        plain, again = [_slowed(stage, 1 / redone) for stage in again], []
+    found = replace(
+        found,
+        forward=_block_factors(plain, profile),
+        backward=_block_factors(_cooled(backwards, hot), profile),
+        backward_input=_block_factors(_cooled(first_halves, hot), profile),
+        backward_weight=_block_factors(second_halves, profile),
+        backward_after_forward=hot_share,
+    )
+    without_graph = _stages(seen, instruction_s, lambda m: m.forward_s, "forward-without-graph")
+    return replace(
+        found,
+        recompute=_share_of_forward(found, again),
+        forward_without_graph=_share_of_forward(found, without_graph),
+    )
+
+
+def _stages(seen: Sequence[Observed], instruction_s: float, seconds: Seconds, kind: str) -> list[StageSeconds]:
+    """Every stage on which this kind was seen, without what an instruction takes beside its work."""
+    return [
+        StageSeconds(
+            blocks=blocks,
+            profile_s=profile_s,
+            measured_s=found.value - instruction_s,
+            relative_spread=found.relative_spread,
+            hot=o.is_hot(stage),
+        )
+        for o in seen
+        for stage, found in o.seen(kind)
+        if (blocks := o.blocks_of(stage))
+        and sum(profile_s := tuple(seconds(o.measured[i]) for i in blocks)) > 0
+        and found.value > instruction_s
+    ]
+
+
+def _slowed(stage: StageSeconds, factor: float) -> StageSeconds:
+    return replace(stage, measured_s=stage.measured_s * factor)
+
+
+def _cooled(stages: Iterable[StageSeconds], hot: float) -> list[StageSeconds]:
+    """What the backwards would take if none came right after its forward."""
+    return [_slowed(stage, 1 / hot) if stage.hot else stage for stage in stages]
+
+
+def _hot_share(backwards: Sequence[StageSeconds]) -> Term | None:
+    """What a backward takes right after its forward, as a share of what others take; None where one kind is missing."""
+    hot = [stage.factor for stage in backwards if stage.hot]
+    cold = [stage.factor for stage in backwards if not stage.hot]
+    if not hot or not cold:
+        return None
+    return Term(value=fmean(hot) / fmean(cold), spread=sample(hot).spread / fmean(cold), observations=len(backwards))
+
+
+def _block_factors(stages: Sequence[StageSeconds], profile: Profile) -> BlockFactors | None:
+    if not stages:
+        return None
+    values = tuple(block_factors(stages, len(profile.blocks)).tolist())
+    misses = [1 - stage.with_factors(values) / stage.measured_s for stage in stages]
+    return BlockFactors(values=values, spread=fmean(miss**2 for miss in misses) ** 0.5, observations=len(stages))
+
+
+def _share_of_forward(found: Calibration, stages: Iterable[StageSeconds]) -> Term | None:
+    """Of a forward as corrected, what forwards of another kind take."""
+    return term(
+        [
+            stage.measured_s / (stage.with_factors(found.forward.values) if found.forward else stage.total_s)
+            for stage in stages
+        ]
+    )
+
+
+def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile) -> Calibration:
+    """Adds what updates take by byte of weights, in place and into a copy.
+
+    What they make the next forward slower, for they have been through all weights, gradients and states, is theirs.
+    """
+    corrected = found.forward.values if found.forward else (1.0,) * len(profile.blocks)
+    instruction_s = overhead_s(found, profile)
+    in_place: list[float] = []
+    copied: list[float] = []
+    for o in seen:
+        for stage, seen_update in o.seen("update"):
+            weight_bytes = sum(profile.blocks[i].weight_bytes for i in o.blocks_of(stage))
+            if weight_bytes == 0:
+                continue
+            plain_s = instruction_s + sum(o.measured[i].forward_s * corrected[i] for i in o.blocks_of(stage))
+            s_per_byte = (seen_update.value + _slowed_s(o.stages, stage, plain_s)) / weight_bytes
+            copies = keeps_versions(o.plan.schedule, o.plan.replicas, stage)
+            (copied if copies else in_place).append(s_per_byte)
+    known = profile.overheads
+    if not in_place and copied:
+        in_place = [max(s - known.version_s_per_byte, 0.0) for s in copied]
+    update = term(in_place)
+    more = term([s - update.value for s in copied]) if update else None
+    return replace(found, update_s_per_byte=update, version_s_per_byte=more)
+
+
+def _slowed_s(stages: StageSamples, stage: int, plain_s: float) -> float:
+    """How much longer a forward takes after an update: than the stage's others, or than it should where all are."""
+    after, others = stages.get((stage, "forward-after-update")), stages.get((stage, "forward"))
+    if after is None:
+        return 0.0
+    return after.value - (others.value if others else plain_s)
+
+
+def activation_factor(seen: Sequence[Observed]) -> Term | None:
+    """What a microbatch keeps, measured over profile: from the peaks beyond what is there whatever is in flight."""
+    factors = []
+    for o in seen:
+        predicted = simulated(o.run, o.costs).timeline
+        for ours, theirs in zip(predicted.lanes, o.run.timeline.lanes, strict=True):
+            costs = o.costs[ours.stage]
+            in_flight = ours.peak_memory_bytes - min(ours.memory_bytes, default=0)
+            if costs.activation_bytes > 0 and in_flight > 0 and not o.plan.stages[ours.stage].recompute:
+                factors.append(1 + (theirs.peak_memory_bytes - ours.peak_memory_bytes) / in_flight)
+    return term([factor for factor in factors if factor > 0])
+
+
+def context_bytes(seen: Sequence[Observed]) -> Term | None:
+    """What a process held beside tensors: on a GPU beside its allocator, on the host beside those that are counted."""
+    return term([held_bytes for o in seen for held_bytes in _beside_tensors(o.run)])
+
+
+def allocator_reserve(seen: Sequence[Observed]) -> Term | None:
+    """The share of what the allocator of a GPU took at most that was no tensor which the runtime counts."""
+    return term(
+        [
+            max(1 - lane.peak_memory_bytes / memory.reserved_bytes, 0.0)
+            for o in seen
+            for memory, lane in zip(o.run.device_memory, o.run.timeline.lanes, strict=False)
+            if memory.reserved_bytes and lane.peak_memory_bytes
+        ]
+    )
+
+
+def _beside_tensors(run: MeasuredRun) -> list[float]:
+    if run.device_memory:
+        return [float(memory.context_bytes) for memory in run.device_memory]
+    pairs = zip(run.peak_resident_bytes, run.timeline.lanes, strict=False)
+    return [float(max(resident_bytes - lane.peak_memory_bytes, 0)) for resident_bytes, lane in pairs]

@@ -1,0 +1,299 @@
+"""Graph: a model whose blocks read one another's outputs in any pattern, and where it can be cut.
+
+A cut is a set of blocks that holds all that its members read (a down-set, or ideal; the antichains of PipeDream's
+optimizer, SOSP 2019, are their maximal blocks): what is done before the cut. Sets are whole numbers, bit v for block v.
+
+The tensors at a stage's ends: one in a chain, in a graph all that cross the cut; a stage forwards what it skips.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.documents.plan import Stage
+from pipeplan.documents.profile import Measurement, Profile
+
+Edges = Iterable[tuple[int, int]]
+"""(source, reader) pairs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """For every block whose outputs it reads, and who reads its own."""
+
+    reads: tuple[tuple[int, ...], ...]
+    read_by: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.reads)
+
+
+def graph_of(blocks: int, edges: Edges) -> Graph:
+    """The graph of so many blocks; an edge that is there twice counts once."""
+    reads: list[list[int]] = [[] for _ in range(blocks)]
+    read_by: list[list[int]] = [[] for _ in range(blocks)]
+    for source, reader in dict.fromkeys(edges):
+        reads[reader].append(source)
+        read_by[source].append(reader)
+    return Graph(reads=tuple(map(tuple, reads)), read_by=tuple(map(tuple, read_by)))
+
+
+def on_or_behind_a_cycle(graph: Graph) -> list[int]:
+    """The blocks that can never be computed, ascending."""
+    computed = set(_sources_first(graph))
+    return [block for block in range(len(graph)) if block not in computed]
+
+
+def depths(graph: Graph) -> list[int]:
+    """Blocks on the longest path to each, itself included. Without a cycle."""
+    depth = [1] * len(graph)
+    for block in _sources_first(graph):
+        for reader in graph.read_by[block]:
+            depth[reader] = max(depth[reader], depth[block] + 1)
+    return depth
+
+
+def _sources_first(graph: Graph) -> list[int]:
+    """Every block behind what it reads; without those on a cycle or behind one."""
+    missing = [len(sources) for sources in graph.reads]
+    ready = [block for block, count in enumerate(missing) if count == 0]
+    for block in ready:
+        for reader in graph.read_by[block]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                ready.append(reader)
+    return ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """All blocks in one order, every block behind what it reads, and the places that only one tensor crosses.
+
+    Place p stands before the p-th block of the order; both ends are places, and nothing crosses them.
+    """
+
+    order: tuple[int, ...]
+    single_tensor: tuple[int, ...]
+
+
+def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
+    """The order in which side inputs come as late as possible, cut wherever the output of one block alone is read on.
+
+        a -- b -+- c -- d -+- e        a | b | c d f e: behind d both d's and f's outputs would have to be sent
+                +--- f ----+
+
+    A chain is cut behind every block, a residual connection before and behind it. What costs nothing to send (an
+    output of no bytes) does not count. The model's output is the block that ends the longest path; what does not lead
+    to it stands behind the last block that it reads, and is not cut off from it.
+    """
+    depth = depths(graph)
+    main = _leading_to_the_output(graph, depth)
+    home = _homes(graph, depth, main)
+    attached: list[list[int]] = [[] for _ in range(len(main) + 1)]
+    for block in sorted(range(len(graph)), key=lambda block: (depth[block], block)):
+        if home[block] < 0 or main[home[block]] != block:
+            attached[home[block] + 1].append(block)
+    order, ends = list(attached[0]), []
+    for block, loose in zip(main, attached[1:], strict=True):
+        order += [block, *loose]
+        ends.append(len(order))
+    alone = _crossed_by_one(graph, home, len(main), output_bytes)
+    places = [end for end, cut in zip(ends, alone, strict=True) if cut]
+    return Line(order=tuple(order), single_tensor=(0, *places, len(graph)))
+
+
+def _leading_to_the_output(graph: Graph, depth: Sequence[int]) -> list[int]:
+    """What leads to the model's output. The deepest source of a block comes first, the others right before it."""
+    output = max(range(len(graph)), key=lambda block: (depth[block], block))
+    order: dict[int, None] = {}
+    stack = [(output, _deepest_first(graph, depth, output))]
+    while stack:
+        block, sources = stack[-1]
+        source = next((s for s in sources if s not in order), None)
+        if source is None:
+            order[block] = None
+            stack.pop()
+        else:
+            stack.append((source, _deepest_first(graph, depth, source)))
+    return list(order)
+
+
+def _deepest_first(graph: Graph, depth: Sequence[int], block: int) -> Iterator[int]:
+    return iter(sorted(graph.reads[block], key=lambda source: (-depth[source], source)))
+
+
+def _homes(graph: Graph, depth: Sequence[int], main: Sequence[int]) -> list[int]:
+    """By block its place among the main ones, or that of the last of them that it depends on (-1 for none)."""
+    home = [-1] * len(graph)
+    place = {block: index for index, block in enumerate(main)}
+    for block in sorted(range(len(graph)), key=lambda block: depth[block]):
+        home[block] = place.get(block, max((home[source] for source in graph.reads[block]), default=-1))
+    return home
+
+
+def _crossed_by_one(graph: Graph, home: Sequence[int], places: int, output_bytes: Sequence[float]) -> Iterator[bool]:
+    """By place: whether behind it the output of one block alone is read on, of a block behind the cut before."""
+    crossing, sum_of_blocks = np.zeros((2, places + 1), dtype=np.int64)
+    for block, readers in enumerate(graph.read_by):
+        first = max(home[block], 0)
+        last = max((home[reader] for reader in readers), default=first)
+        if output_bytes[block] > 0 and last > first:
+            crossing[[first, last]] += (1, -1)
+            sum_of_blocks[[first, last]] += (block, -block)
+    cut_before = -1
+    alone = np.cumsum(crossing)[:-1] == 1
+    for place, block in enumerate(np.cumsum(sum_of_blocks)[:-1].tolist()):
+        cut = bool(alone[place]) and home[block] > cut_before
+        cut_before = place if cut else cut_before
+        yield cut
+
+
+def crossing_bytes(graph: Graph, order: Sequence[int], output_bytes: Sequence[float]) -> FloatArray:
+    """What crosses every place of an order: each output once that a block behind the place reads from one before."""
+    place = places_of(order).tolist()
+    change = np.zeros(len(graph) + 1)
+    for block, readers in enumerate(graph.read_by):
+        if readers:
+            change[place[block] + 1] += output_bytes[block]
+            change[max(place[reader] for reader in readers) + 1] -= output_bytes[block]
+    crossing = np.cumsum(change)
+    crossing[-1] = 0.0
+    return crossing
+
+
+def ideals(graph: Graph, limit: int, *, late: frozenset[int] = frozenset()) -> list[int] | None:
+    """All cuts, the empty and the full one included, by size and then by value; None where there are more than `limit`.
+
+    `late` blocks, which must read late ones only, are there where a member reads them (and at the end).
+    """
+    everything = (1 << len(graph)) - 1
+    if len(graph) - len(late) >= limit:
+        return None
+    needed = [sum(1 << source for source in sources if source not in late) for sources in graph.reads]
+    found = {0}
+    stack = [(0, tuple(block for block in range(len(graph)) if block not in late and not needed[block]))]
+    while stack:
+        before, ready = stack.pop()
+        for block in ready:
+            after = before | 1 << block
+            if after in found:
+                continue
+            found.add(after)
+            if len(found) > limit:
+                return None
+            opened = (reader for reader in graph.read_by[block] if not needed[reader] & ~after)
+            stack.append((after, (*(other for other in ready if other != block), *opened)))
+    found.remove(everything & ~sum(1 << block for block in late))
+    cuts = {everything, *(with_late(graph, cut, late) for cut in found)}
+    return sorted(cuts, key=lambda cut: (cut.bit_count(), cut))
+
+
+def with_late(graph: Graph, cut: int, late: frozenset[int]) -> int:
+    """The cut with the late blocks that its members read, for blocks that stand behind what they read."""
+    for block in sorted(late, reverse=True):
+        if any(cut >> reader & 1 for reader in graph.read_by[block]):
+            cut |= 1 << block
+    return cut
+
+
+def members(cut: int) -> list[int]:
+    """The blocks of a cut, ascending."""
+    text = bin(cut)[:1:-1]
+    return [block for block, bit in enumerate(text) if bit == "1"]
+
+
+def membership(cuts: Sequence[int], blocks: int) -> FloatArray:
+    """A row a cut, a column a block: 1 for a member."""
+    width = -(-blocks // 8)
+    packed = np.frombuffer(b"".join(cut.to_bytes(width, "little") for cut in cuts), dtype=np.uint8)
+    bits = np.unpackbits(packed.reshape(len(cuts), width), axis=1, bitorder="little")
+    return np.asarray(bits[:, :blocks], dtype=np.float64)
+
+
+def crossing_by_cut(graph: Graph, inside: FloatArray, output_bytes: FloatArray) -> FloatArray:
+    """By cut, a row of `membership`, the outputs of its blocks that a block behind it reads."""
+    sources = [block for block, readers in enumerate(graph.read_by) if readers and output_bytes[block] > 0]
+    if not sources:
+        return np.zeros(len(inside))
+    readers = [graph.read_by[block] for block in sources]
+    starts = np.cumsum([0, *map(len, readers[:-1])])
+    all_read = np.minimum.reduceat(inside[:, [reader for each in readers for reader in each]], starts, axis=1)
+    return np.asarray((inside[:, sources] - all_read) @ output_bytes[sources])
+
+
+def places_of(order: Sequence[int]) -> IntArray:
+    """By block its place in the order."""
+    place = np.empty(len(order), dtype=np.int64)
+    place[np.asarray(order)] = np.arange(len(order))
+    return place
+
+
+def closures(graph: Graph) -> tuple[list[int], list[int]]:
+    """By block, the cut of it and all that it depends on; and the set of it and all that depends on it.
+
+    For blocks that stand behind what they read.
+    """
+    forwards = range(len(graph))
+    return _closed(graph.reads, forwards), _closed(graph.read_by, reversed(forwards))
+
+
+def _closed(neighbours: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+    closed = [0] * len(neighbours)
+    for block in order:
+        own = 1 << block
+        for other in neighbours[block]:
+            own |= closed[other]
+        closed[block] = own
+    return closed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends on.
+
+    The first stage receives nothing and the last one sends nothing; what stands there is not used.
+    """
+
+    input_bytes: int
+    received_bytes: int
+    sent_bytes: int
+
+
+def in_order(profile: Profile, order: Sequence[int]) -> Profile:
+    """The profile with its blocks in an order of stages, in which edges count no longer."""
+    return replace(profile, blocks=tuple(profile.blocks[block] for block in order), edges=None)
+
+
+def boundaries(
+    profile: Profile, microbatch_size: int, stages: Sequence[Stage], order: Sequence[int] | None
+) -> list[Boundary]:
+    """By stage, whose [start, stop) are places in the order, or blocks of a chain."""
+    measured = profile.at(microbatch_size)
+    if order is None or profile.edges is None:
+        return [_in_chain(measured, stage) for stage in stages]
+    graph = graph_of(len(measured), profile.edges)
+    crossing = crossing_bytes(graph, order, [block.output_bytes for block in measured])
+    loaded = loaded_bytes(graph, measured)
+    return [
+        Boundary(
+            input_bytes=int(crossing[stage.start]) if stage.start > 0 else loaded,
+            received_bytes=int(crossing[stage.start]),
+            sent_bytes=int(crossing[stage.stop]),
+        )
+        for stage in stages
+    ]
+
+
+def loaded_bytes(graph: Graph, measured: Sequence[Measurement]) -> int:
+    """What the data loader hands over: the inputs of the blocks that read no other."""
+    return sum(block.input_bytes for block, reads in zip(measured, graph.reads, strict=True) if not reads)
+
+
+def _in_chain(measured: Sequence[Measurement], stage: Stage) -> Boundary:
+    return Boundary(
+        input_bytes=measured[stage.start].input_bytes,
+        received_bytes=measured[stage.start - 1].output_bytes,
+        sent_bytes=measured[stage.stop - 1].output_bytes,
+    )

@@ -1,0 +1,173 @@
+"""The memory term: what a worker of a stage holds at its peak, as counts of a few quantities.
+
+`paper` is the law of PipeDream-2BW, appendix A.1.2, to the byte: weight versions, activations and inputs, nothing
+else. `training` is what a user's device holds: besides the versions the gradients, the float32 master weights and the
+optimizer's states, the activations that are really in flight on this stage, the largest transient of one block, and
+the buffers of what is being sent and received.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pipeplan.documents.plan import ASP
+from pipeplan.documents.profile import DTYPE_BYTES
+
+OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+"""Copies of the weights that an optimizer keeps as its state."""
+
+MASTER_BYTES = 4
+"""A master weight is a float32, and so are the gradient that it takes and the states that belong to it."""
+
+RECEIVES_AHEAD = 2
+"""Messages for which a worker has receives posted on an edge, beyond those that it has taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """How often a stage's quantities are held.
+
+    Of its weights: `versions`, `gradients`, `master_weights` and `optimizer_states`. Of a microbatch: its
+    `activations`, its `inputs`, and the largest of its `transients`; and messages under way as large as its input
+    (`input_buffers`) and its output (`output_buffers`).
+    """
+
+    versions: int
+    gradients: int = 0
+    master_weights: int = 0
+    optimizer_states: int = 0
+    activations: int
+    inputs: int
+    transients: int
+    input_buffers: int = 0
+    output_buffers: int = 0
+
+    @property
+    def weights(self) -> int:
+        """All that is as large as the weights."""
+        return self.versions + self.gradients + self.master_weights + self.optimizer_states
+
+
+def keeps_master_weights(dtype: str, asked: bool | None) -> bool:
+    """Whether gradients add up, and the optimizer works, in float32: for 16-bit weights, unless told not to."""
+    return DTYPE_BYTES[dtype] < MASTER_BYTES and asked is not False
+
+
+def fixed_copies(dtype: str, optimizer: str, *, master_weights: bool) -> tuple[int, int, int]:
+    """Gradients, master weights and optimizer states, in copies of the weights.
+
+    With mixed-precision Adam that is 4 + 4 + 8 bytes a parameter beside 2 for every version: gradients of many
+    microbatches add up in float32 (Micikevicius et al. 2018, section 3.3), and are exchanged as the weights are.
+    """
+    size = MASTER_BYTES // DTYPE_BYTES[dtype] if master_weights else 1
+    return size, size if master_weights else 0, OPTIMIZER_COPIES[optimizer] * size
+
+
+def copies(
+    accounting: str,
+    schedule: str,
+    optimizer: str,
+    *,
+    recompute: bool,
+    depth: int,
+    stage: int,
+    microbatches: int,
+    dtype: str = "float32",
+    master_weights: bool = False,
+    replicas: int = 1,
+) -> Copies:
+    """What a worker of a stage holds in a pipeline whose stages have equal replicas."""
+    if accounting == "paper":
+        return paper_copies(schedule, recompute=recompute, depth=depth, microbatches=microbatches)
+    held = in_flight(schedule, depth=depth, stage=stage, microbatches=microbatches)
+    before = in_flight(schedule, depth=depth, stage=stage - 1, microbatches=microbatches) if stage > 0 else None
+    return training_copies(
+        schedule,
+        optimizer,
+        recompute=recompute,
+        held=held,
+        dtype=dtype,
+        master_weights=master_weights,
+        held_before=before,
+        sends_on=stage < depth - 1,
+        replicas=replicas,
+    )
+
+
+def in_flight(schedule: str, *, depth: int, stage: int, microbatches: int) -> int:
+    """Microbatches between forward and backward on a stage of a pipeline whose stages have equal replicas.
+
+    The 1F1B family holds depth - stage (PipeDream 2018, section 3.3), GPipe the whole batch, the others one.
+    """
+    match schedule:
+        case "gpipe":
+            return microbatches
+        case "1f1b":
+            return min(depth - stage, microbatches)
+        case "pipedream" | "pipedream-2bw":
+            return depth - stage
+        case _:
+            return 1
+
+
+def weight_versions(schedule: str, held: int) -> int:
+    """Weight versions alive on a stage with `held` microbatches in flight: as many for PipeDream, two for 2BW."""
+    if schedule == "pipedream":
+        return held
+    return 2 if schedule == "pipedream-2bw" else 1
+
+
+def exchanged_sets(schedule: str, replicas: int) -> int:
+    """Sets of gradients that are exchanged beside the stage's own: under ASP those of all other replicas.
+
+    Under 2BW a batch's are exchanged while the next batch's gather, but so long only one of the two versions is there.
+    """
+    return replicas - 1 if schedule == ASP else 0
+
+
+def paper_copies(schedule: str, *, recompute: bool, depth: int, microbatches: int) -> Copies:
+    """Appendix A.1.2 on every stage: 2|W| + d|A| + d|I|, with recomputation 2|W| + |A| + d|I|.
+
+    PipeDream-Flush holds one version, GPipe (which recomputes) |W| + |A| + m|I|; without pipelining d is 1.
+    """
+    kept = in_flight(schedule, depth=depth, stage=0, microbatches=microbatches)
+    if schedule == "1f1b":
+        kept = depth
+    return Copies(
+        versions=weight_versions(schedule, kept), activations=1 if recompute else kept, inputs=kept, transients=0
+    )
+
+
+@lru_cache(maxsize=65_536)
+def training_copies(
+    schedule: str,
+    optimizer: str,
+    *,
+    recompute: bool,
+    held: int,
+    dtype: str = "float32",
+    master_weights: bool = False,
+    held_before: int | None = None,
+    sends_on: bool = False,
+    replicas: int = 1,
+) -> Copies:
+    """What is there for training, and what `held` microbatches in flight keep.
+
+    A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs.
+
+    `held_before` are those in flight on the stage before, None where there is none; `sends_on`: there is a stage
+    behind. A message that is sent counts until nothing of its edge can be under way any more, which is as many
+    messages later as the earlier stage of the edge has in flight; receives are posted ahead, and a gradient that was
+    received is held while its backward runs. An input that was received is kept as the stage's own.
+    """
+    gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
+    return Copies(
+        versions=weight_versions(schedule, held),
+        gradients=gradients + exchanged_sets(schedule, replicas),
+        master_weights=masters,
+        optimizer_states=states,
+        activations=1 if recompute else held,
+        inputs=held if recompute else 0,
+        transients=1,
+        input_buffers=0 if held_before is None else RECEIVES_AHEAD + held_before,
+        output_buffers=RECEIVES_AHEAD + 1 + held if sends_on else 0,
+    )

@@ -1,0 +1,91 @@
+"""The transfer term: what moves between neighbouring stages, and which level of the network it crosses.
+
+The ports through which transfers leave and enter a unit of devices: where a level's bandwidth is shared.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf, lcm
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.plan import Worker
+
+
+def boundary_bytes(output_bytes: float) -> float:
+    """The activations of a boundary and their gradients, which are as large: 2 a_l (PipeDream 2018, section 3.2)."""
+    return 2.0 * output_bytes
+
+
+class Bandwidths:
+    """`Cluster.link` for many pairs of devices at once: the bandwidth between devices, from a table by level.
+
+    `units` are the devices below one unit of each level but the outermost.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        sizes = [level.size for level in cluster.levels]
+        self.units = np.cumprod(np.asarray(sizes, dtype=np.int64))[:-1]
+        speeds = np.asarray([level.bandwidth_bytes_per_s for level in cluster.levels], dtype=np.float64)
+        self._by_level = np.minimum.accumulate(speeds)
+
+    def levels(self, low: IntArray, high: IntArray) -> IntArray:
+        """The level (from 0) that the devices low..high, both included, reach up to."""
+        crossed = np.zeros(np.broadcast(low, high).shape, dtype=np.int64)
+        for unit in self.units:
+            crossed += low // unit != high // unit
+        return crossed
+
+    def of_levels(self, levels: IntArray) -> FloatArray:
+        """The slowest bandwidth up to each level."""
+        return self._by_level[levels]
+
+    def spanning(self, low: IntArray, high: IntArray) -> FloatArray:
+        """The slowest bandwidth among the devices low..high, both included."""
+        return self.of_levels(self.levels(low, high))
+
+
+def ranks_by_stage(placement: Sequence[Worker]) -> tuple[tuple[int, ...], ...]:
+    """Every stage's ranks, by replica."""
+    ranks: dict[int, dict[int, int]] = defaultdict(dict)
+    for rank, worker in enumerate(placement):
+        ranks[worker.stage][worker.replica] = rank
+    return tuple(tuple(ranks[stage][r] for r in sorted(ranks[stage])) for stage in sorted(ranks))
+
+
+def boundary_link(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> Level:
+    """The slowest link between the ranks of two stages: minibatches go round robin over the replicas of both."""
+    rounds = np.arange(lcm(len(senders), len(receivers)))
+    sending = np.asarray(senders)[rounds % len(senders)]
+    receiving = np.asarray(receivers)[rounds % len(receivers)]
+    low, high = np.minimum(sending, receiving), np.maximum(sending, receiving)
+    farthest = Bandwidths(cluster).levels(low, high).argmax()
+    return replace(cluster.link((int(low[farthest]), int(high[farthest]))), size=2)
+
+
+def port_devices(cluster: Cluster, ranks: Sequence[int]) -> int:
+    """How many devices share the port at which a transfer among these ranks is slowest.
+
+    A level's bandwidth is what one unit of the level inside it, a server or a device, sends or receives at a time.
+    Among equally slow levels that is the outermost, whose port most devices share.
+    """
+    unit = devices = 1
+    slowest = inf
+    for level in cluster.levels:
+        if level.bandwidth_bytes_per_s <= slowest:
+            slowest, devices = level.bandwidth_bytes_per_s, unit
+        unit *= level.size
+        if min(ranks) // unit == max(ranks) // unit:
+            break
+    return devices
+
+
+def boundary_port_devices(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> int:
+    """The same for the pair of senders and receivers that reaches farthest: its link is the slowest."""
+    rounds = np.arange(lcm(len(senders), len(receivers)))
+    pairs = np.stack([np.asarray(senders)[rounds % len(senders)], np.asarray(receivers)[rounds % len(receivers)]])
+    farthest = int(Bandwidths(cluster).levels(pairs.min(axis=0), pairs.max(axis=0)).argmax())
+    return port_devices(cluster, pairs[:, farthest].tolist())

@@ -1,0 +1,216 @@
+"""Device types: which name stands for which accelerator, however a vendor, a driver or a user spells it.
+
+A name is compared by its words: in lower case, without the vendor's and the brand's, memory as `80gb`. A known type has
+the words that its names use; a name may stand for every known type that has all of the name's words.
+
+    NVIDIA A100-SXM4-80GB -> a100 sxm4 80gb -> a100-80gb
+    A100                  -> a100           -> a100-40gb or a100-80gb
+    NVIDIA A100 80GB PCIe -> a100 80gb pcie -> none that is known
+
+Cluster: how many devices there are, and what lies between any two of them.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar
+
+from pipeplan.documents.profile import STRICT, Device
+from pipeplan.errors import InvalidInputError, require, require_amount, require_count, require_unique
+
+KNOWN_TYPES = {
+    "v100-16gb": "V100-SXM2-16GB",
+    "v100-32gb": "V100-SXM2-32GB",
+    "a100-40gb": "A100-SXM4-40GB",
+    "a100-80gb": "A100-SXM4-80GB",
+    "h100-sxm": "H100-SXM5-80GB",
+    "h100-pcie": "H100-PCIe-80GB",
+    "h200-sxm": "H200-SXM-141GB",
+    "l4": "L4",
+    "t4": "T4",
+    "a10g": "A10G",
+    "rtx-3090": "RTX 3090",
+    "rtx-4090": "RTX 4090",
+}
+"""Keys of the datasheets, and the names that profiles and clusters made from them give their device."""
+
+_MODELS = frozenset({"v100", "a100", "h100", "h200", "l4", "t4", "a10g", "3090", "4090"})
+"""The word of a name that says which chip it is: without it the name stands for no type."""
+
+_MORE_WORDS = {
+    "v100-16gb": ("sxm",),
+    "v100-32gb": ("sxm",),
+    "a100-40gb": ("sxm",),
+    "a100-80gb": ("sxm",),
+    "h100-sxm": ("sxm", "hbm3"),
+    "h100-pcie": ("hbm2e",),
+    "h200-sxm": ("sxm5", "hbm3e"),
+    "l4": ("24gb", "pcie"),
+    "t4": ("16gb", "pcie"),
+    "a10g": ("24gb", "pcie"),
+    "rtx-3090": ("24gb",),
+    "rtx-4090": ("24gb",),
+}
+"""Words that names of a type may have beside those of its key and its name, as the vendor's driver has them."""
+
+_BRANDS = frozenset({"nvidia", "corporation", "tesla", "geforce", "gpu"})
+_MARKETING = re.compile(r"\btensor[\W_]+core\b")
+_MEMORY = re.compile(r"(?<![a-z0-9])(\d+)[\s_-]*gi?b?(?![a-z0-9])")
+_RTX = re.compile(r"\brtx(?=\d)")
+_SEPARATORS = re.compile(r"[\W_]+")
+
+
+def words(name: str) -> tuple[str, ...]:
+    """The words of a name that are compared, in their order; the brands only where there is nothing else."""
+    text = _MARKETING.sub(" ", name.casefold())
+    text = _MEMORY.sub(r" \1gb ", _RTX.sub("rtx ", text))
+    every = tuple(word for word in _SEPARATORS.split(text) if word)
+    return tuple(word for word in every if word not in _BRANDS) or every
+
+
+def is_unknown(name: str) -> bool:
+    """Whether a name says nothing of the device, as in an imported profile: `unknown`, or empty."""
+    return name.strip().casefold() in ("", "unknown")
+
+
+def known_types(name: str) -> frozenset[str]:
+    """The known types that a name may stand for, by their keys: none, one, or several where it is short."""
+    asked = set(words(name))
+    if asked.isdisjoint(_MODELS):
+        return frozenset()
+    return frozenset(key for key, of_type in _WORDS.items() if asked <= of_type)
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two names surely stand for one type: the same words, or spellings of one known type."""
+    types = known_types(one)
+    return words(one) == words(other) or (len(types) == 1 and types == known_types(other))
+
+
+def differ(one: str, other: str) -> bool:
+    """Whether two names surely stand for two types: of two known chips, or of known types without a common one."""
+    models, others = _MODELS.intersection(words(one)), _MODELS.intersection(words(other))
+    if models and others and models.isdisjoint(others):
+        return True
+    types, other_types = known_types(one), known_types(other)
+    return bool(types and other_types) and types.isdisjoint(other_types)
+
+
+_WORDS = {key: {*words(key), *words(name), *_MORE_WORDS[key]} for key, name in KNOWN_TYPES.items()}
+
+
+MAX_DEVICES = 2**17
+SHOWN_LEVELS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the network: `size` units of the level inside it, joined by links of this speed."""
+
+    size: int
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("size", self.size)
+        require_amount("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, positive=True)
+        require_amount("latency_s", self.latency_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """So many devices of one type, in a row."""
+
+    device: Device
+    count: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("count", self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Devices under levels, from the inside out: 8 GPUs a server over NVLink, 8 servers over Ethernet.
+
+    Devices are numbered so that neighbours are near: device r sits in server `r // levels[0].size`. All are of the type
+    `device`, unless there are `groups`, in the order of the devices; `device` is then the first group's and may be left
+    out. A type may come in several groups.
+    """
+
+    device: Device = field(default=None)  # type: ignore[assignment]  # filled in from the groups, never None
+    levels: tuple[Level, ...]
+    groups: tuple[DeviceGroup, ...] = ()
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require(len(self.levels) > 0, "levels", "must hold at least one level", self.levels)
+        self._check_size()
+        if self.groups:
+            self._check_groups()
+        require(self.device is not None, "device", "is required where there are no groups", None)
+
+    def _check_size(self) -> None:
+        """Multiplies no further than needed: the product of many large sizes takes time by the square of their number.
+
+        The error shows the product of the first levels, which are all of them in any cluster that there is.
+        """
+        devices = 1
+        for level in self.levels:
+            devices *= level.size
+            if devices > MAX_DEVICES:
+                shown = prod(level.size for level in self.levels[:SHOWN_LEVELS])
+                raise InvalidInputError("levels", f"must make at most {MAX_DEVICES} devices together", shown)
+
+    def _check_groups(self) -> None:
+        counted = sum(group.count for group in self.groups)
+        require(counted == self.devices, "groups", f"must count the {self.devices} devices of the levels", counted)
+        first = self.groups[0].device
+        require(self.device in (None, first), "device", "must be the first group's, or left out", self.device)
+        object.__setattr__(self, "device", first)
+        types = {group.device for group in self.groups}
+        rule = "must describe devices of one name in one way"
+        require_unique("groups", rule, sorted(device.name for device in types))
+
+    @property
+    def types(self) -> tuple[Device, ...]:
+        """The types of its devices, in the order in which they come."""
+        return tuple(dict.fromkeys(group.device for group in self.groups)) or (self.device,)
+
+    def ranks_of(self, device: Device) -> tuple[int, ...]:
+        """The devices of a type, ascending."""
+        if not self.groups:
+            return tuple(range(self.devices)) if device == self.device else ()
+        every = (group.device for group in self.groups for _ in range(group.count))
+        return tuple(rank for rank, kind in enumerate(every) if kind == device)
+
+    @property
+    def devices(self) -> int:
+        """The number of devices: the product of the sizes."""
+        return prod(level.size for level in self.levels)
+
+    def link(self, ranks: Iterable[int]) -> Level:
+        """What a transfer among these devices crosses: slowest bandwidth, longest latency on the way.
+
+        Devices [0, size of level 0) share level 0, and so on outwards. A single device crosses nothing: the
+        innermost level is returned, which costs nothing where nothing is sent.
+        """
+        members = list(ranks)
+        low, high = min(members), max(members)
+        unit = 1
+        crossed = []
+        for level in self.levels:
+            unit *= level.size
+            crossed.append(level)
+            if low // unit == high // unit:
+                break
+        return Level(
+            size=len(members),
+            bandwidth_bytes_per_s=min(level.bandwidth_bytes_per_s for level in crossed),
+            latency_s=max(level.latency_s for level in crossed),
+        )

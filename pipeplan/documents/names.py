@@ -1,0 +1,177 @@
+"""Names: what a model, a block or a device may be called. Scripts, logs and terminals print these texts.
+
+SPEC strings: the one grammar by which models, data and losses are named.
+
+    hf:FAMILY?key=value&...                 a Hugging Face family by config
+    hf:PATH?key=value&...                   the family and config in a file, or in a folder's config.json; a path ends
+                                            with .json or holds a slash
+    preset:NAME?key=value&...               one of pipeplan's own models, data or losses
+    package.module:factory?key=value&...    a callable; the query holds its keyword arguments
+
+All characters are printable and none is a space; in a path or a query %XX stands for a byte of any other one. A value
+reads as a whole number, a number, true, false or null; one that begins with [ or { as JSON; anything else is text.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+from pipeplan.errors import InvalidInputError, require
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""C0, DEL, C1, the line and paragraph separators, and half characters."""
+
+_RULE = "must hold no control character, line separator or lone surrogate"
+
+
+def require_name(field: str, value: str) -> None:
+    """Raises InvalidInputError for a name that is empty, or that does not print as the one line that it is.
+
+    Letters of every script, spaces and emoji pass.
+    """
+    require(bool(value.strip()), field, "must not be empty", value)
+    require_line(field, value)
+
+
+def require_line(field: str, value: str) -> None:
+    """Raises InvalidInputError for a text that does not print as one line."""
+    require(_UNPRINTABLE.search(value) is None, field, _RULE, value)
+
+
+def on_one_line(text: str) -> str:
+    """The text with escapes in place of what `require_line` refuses: it prints as one line, whatever it was."""
+    return _UNPRINTABLE.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+Value = int | float | bool | str | list[Any] | dict[str, Any] | None
+
+MAX_LENGTH = 2000
+FAMILIES = ("bert", "gpt2", "llama", "mistral", "qwen2", "qwen3")
+"""The Hugging Face families that the worker builds."""
+
+PRESETS = (
+    "mean_of_squares",
+    "mlp",
+    "random_features",
+    "random_tokens",
+    "regression",
+    "sleep",
+    "standard_library",
+)
+"""The models, data and losses that the worker brings."""
+
+_WORDS: dict[str, Value] = {"true": True, "false": False, "null": None}
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_FAMILY = re.compile(r"[A-Za-z_][\w-]*")
+_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_SHAPE = "must be hf:FAMILY?key=value&..., hf:PATH?..., preset:NAME?... or package.module:factory?key=value&..."
+_CHARACTERS = "must hold printable characters and no spaces; %XX stands for others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A parsed SPEC: `scheme` is a module, "hf" or "preset", `name` a callable in it, a family or a path, `options` the
+    query."""
+
+    text: str
+    scheme: str
+    name: str
+    options: Mapping[str, Value]
+
+    @property
+    def is_hugging_face(self) -> bool:
+        """Whether it names a Hugging Face family or config."""
+        return self.scheme == "hf"
+
+    @property
+    def is_preset(self) -> bool:
+        """Whether it names something of pipeplan's own."""
+        return self.scheme == "preset"
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether every worker builds it, from nothing but the SPEC and pipeplan's own code."""
+        return self.name in {"hf": FAMILIES, "preset": PRESETS}.get(self.scheme, ())
+
+    @property
+    def path(self) -> str | None:
+        """The file or folder with a Hugging Face config that it names, if it does."""
+        return self.name if self.is_hugging_face and _is_path(self.name) else None
+
+    @property
+    def target(self) -> str:
+        """The SPEC without its query and its escapes: what an operator allows or does not."""
+        return f"{self.scheme}:{self.name}"
+
+
+def parse_spec(text: str, *, field: str) -> Spec:
+    """The SPEC that a text holds. Raises InvalidInputError naming the field ("model", "data" or "loss")."""
+    require(len(text) <= MAX_LENGTH, field, f"must have at most {MAX_LENGTH} characters", text)
+    require(" " not in text and text.isprintable(), field, _CHARACTERS, text)
+    target, _, query = text.partition("?")
+    scheme, colon, name = target.partition(":")
+    if scheme == "hf":
+        name = _unescaped(name, field)
+        path = _is_path(name) and name.isprintable() and bool(name.strip("/"))
+        fits = path or _FAMILY.fullmatch(name) is not None
+    else:
+        fits = all(_DOTTED.fullmatch(part) for part in (scheme, name))
+    require(bool(colon) and fits, field, _SHAPE, text)
+    return Spec(text=text, scheme=scheme, name=name, options=_options(query, field))
+
+
+def query_of(options: Mapping[str, Any]) -> str:
+    """The query that reads as these options. Raises InvalidInputError for a text that would read as something else."""
+    return "&".join(f"{key}={quote(_written(key, value), safe='')}" for key, value in options.items())
+
+
+def _written(key: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    require(_value(text, key) == value, key, "must be a value that a SPEC can hold", value)
+    return text
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".json") or "/" in name
+
+
+def _options(query: str, field: str) -> dict[str, Value]:
+    options: dict[str, Value] = {}
+    for item in query.split("&") if query else ():
+        key, equals, value = (_unescaped(part, field) for part in item.partition("="))
+        require(bool(equals) and key.isidentifier(), field, "must have a query of key=value&...", item)
+        require(key not in options, field, "must not name an option twice", key)
+        options[key] = _value(value, field)
+    return options
+
+
+def _unescaped(text: str, field: str) -> str:
+    require(_ESCAPE.search(text) is None, field, "must have two hexadecimal digits after a percent sign", text)
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(field, "must have escapes that are UTF-8", text) from error
+
+
+def _value(text: str, field: str) -> Value:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if text[:1] in ("[", "{"):
+        return _json(text, field)
+    return text
+
+
+def _json(text: str, field: str) -> Value:
+    try:
+        found: list[Any] | dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(field, "must hold JSON in a value that begins with [ or {", text) from error
+    return found

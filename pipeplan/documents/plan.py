@@ -1,0 +1,313 @@
+"""Plan: the answer of a planner, complete enough to be executed; or Infeasible: why there is none."""
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from pipeplan.documents.names import require_line
+from pipeplan.documents.profile import DTYPE_BYTES, STRICT, Model
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.errors import require, require_amount, require_count
+
+SCHEDULES = (
+    "naive",
+    "data-parallel",
+    "data-parallel-asp",
+    "gpipe",
+    "1f1b",
+    "pipedream",
+    "pipedream-2bw",
+    "pipedream-vertical-sync",
+    "zb-h1",
+    "1f1b-interleaved",
+)
+ASP = "data-parallel-asp"
+DATA_PARALLEL = frozenset({"data-parallel", ASP})
+"""The schedules of a single stage: after a whole batch all replicas update together, or each by itself."""
+
+INTERLEAVED = "1f1b-interleaved"
+VERTICAL_SYNC = "pipedream-vertical-sync"
+STASHING = frozenset({"pipedream", VERTICAL_SYNC})
+"""PipeDream (2018): an update after every minibatch of each of a stage's replicas; these may differ by stage."""
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+
+FIRST_VERSION = "1.0.0"
+"""Of a planner, where a plan says nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """What a worker of a stage holds at its peak, by what it is. The sum is the stage's `memory_bytes`.
+
+    `activations` are those of the microbatches in flight (kept whole, or their inputs), `transient` the largest that a
+    block takes on top while it runs, `buffers` what is being sent and received.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    master_weights: int = 0
+    optimizer_states: int = 0
+    activations: int = 0
+    transient: int = 0
+    buffers: int = 0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(getattr(self, item.name) for item in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Blocks [start, stop) on `replicas` workers, with the planner's time a microbatch and memory a worker.
+
+    `device` names the type of its devices where a cluster has several.
+    """
+
+    start: int
+    stop: int
+    replicas: int = 1
+    recompute: bool = False
+    time_s: float = 0.0
+    memory_bytes: int = 0
+    memory: StageMemory | None = None
+    device: str | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("start", self.start, at_least=0)
+        require(self.stop > self.start, "stop", f"must be above start ({self.start})", self.stop)
+        require_count("replicas", self.replicas)
+        require_amount("time_s", self.time_s)
+        require_amount("memory_bytes", self.memory_bytes)
+        if self.device is not None:
+            require_line("device", self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One replica of one stage. A plan's placement lists them by rank."""
+
+    stage: int
+    replica: int = 0
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What the instruction streams give when they are played with the plan's costs.
+
+    Where a batch is too long to be played, two shorter ones were, the longer one of `extrapolated_from` microbatches:
+    time, work and memory grow with the microbatches in a straight line once the pipeline is full.
+    """
+
+    batches: int
+    throughput_samples_per_s: float
+    bubble_fraction: float
+    busy_fraction: tuple[float, ...]
+    peak_memory_bytes: tuple[int, ...]
+    extrapolated_from: int | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A configuration that was considered and not chosen, and why."""
+
+    schedule: str
+    depth: int
+    width: int | None
+    microbatch_size: int
+    microbatches: int
+    recompute: bool
+    throughput_samples_per_s: float | None
+    memory_bytes: int | None
+    reason: str
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Why no plan of the kind that was searched can be better than `bound`: a lower bound that a reader can check.
+
+    `value` is what the plan reaches of the `quantity`, which is to be small; `gap` is (value - bound) / bound, 0 for a
+    proven optimum. `claim` says it in words. `witness` holds the numbers that prove it, named in the claim.
+    """
+
+    method: str
+    quantity: str
+    value: float
+    bound: float
+    claim: str
+    witness: tuple[float, ...] = ()
+
+    __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def gap(self) -> float:
+        """How far the plan may be from the optimum."""
+        return max(self.value - self.bound, 0.0) / self.bound if self.bound > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which blocks run where, in which order, and what that was predicted to give.
+
+    `microbatches` counts a batch's microbatches on one replica of the pipeline: 1 for PipeDream, whose minibatch
+    is never divided. `time_per_microbatch_s`, `throughput_samples_per_s` and `bubble_fraction` come from the
+    closed form named by `cost_model`; `simulated` from the instruction streams, played with `costs`, a stage each:
+    whoever has the plan can play them again, for any number of batches.
+
+    `order` is there where the model is a graph: the profile's blocks in the order in which the stages hold them, so
+    that a stage's [start, stop) are places in it. `estimated` says that the profile was computed, not measured.
+    `calibration_id` names the calibration that corrected the costs, `pareto` the plans that no other beats in both
+    throughput and memory. `master_weights`: gradients of 16-bit weights add up in float32, and the optimizer works on
+    float32 copies. `split_backward`: 2BP; `split_backward_half_way`: its memory-saving variant, figure 5.
+    `chunks`: the stages that a rank holds (Narayanan et al. 2021); the placement then lists its first ones, of stages
+    below depth / chunks, and a rank has the stages s, s + depth / chunks, ...
+    `interpolated`: the microbatch size was not measured, the costs lie between those of the measured sizes next to it.
+    `warnings`: sentences that say where the profile may not be of the cluster's devices. `planner_version`: the planner
+    with another version may answer the same request with another plan.
+    """
+
+    planner: str
+    cost_model: str
+    model: Model
+    dtype: str
+    profile_id: str
+    cluster_id: str
+    batch_size: int
+    stages: tuple[Stage, ...]
+    costs: tuple[StageCosts, ...]
+    placement: tuple[Worker, ...]
+    schedule: str
+    microbatch_size: int
+    microbatches: int
+    optimizer: str
+    memory_accounting: str
+    time_per_microbatch_s: float
+    throughput_samples_per_s: float
+    bubble_fraction: float
+    optimal_in_flight: int
+    configurations_considered: int
+    simulated: Simulated | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    order: tuple[int, ...] | None = None
+    certificate: Certificate | None = None
+    pareto: tuple[Alternative, ...] = ()
+    master_weights: bool = False
+    split_backward: bool = False
+    split_backward_half_way: bool = False
+    chunks: int = 1
+    estimated: bool = False
+    interpolated: bool = False
+    calibration_id: str | None = None
+    warnings: tuple[str, ...] = ()
+    planner_version: str = FIRST_VERSION
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require(self.schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", self.schedule)
+        require(
+            self.optimizer in OPTIMIZERS,
+            "optimizer",
+            f"must be one of {', '.join(OPTIMIZERS)}",
+            self.optimizer,
+        )
+        require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
+        for name in ("planner", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
+            require_line(name, getattr(self, name))
+        for sentence in self.warnings:
+            require_line("warnings", sentence)
+        whole = self.split_backward or not self.split_backward_half_way
+        require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
+        for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
+            require_count(name, getattr(self, name))
+        self._check_stages()
+        self._check_placement()
+
+    def _check_stages(self) -> None:
+        require(len(self.stages) > 0, "stages", "must hold at least one stage", self.stages)
+        start = 0
+        for i, stage in enumerate(self.stages):
+            require(
+                stage.start == start,
+                f"stages.{i}.start",
+                f"must follow the stage before ({start})",
+                stage.start,
+            )
+            start = stage.stop
+        if self.order is not None:
+            rule = f"must hold each of the {start} blocks once"
+            require(sorted(self.order) == list(range(start)), "order", rule, self.order)
+        require(len(self.costs) == self.depth, "costs", f"must hold one entry a stage ({self.depth})", len(self.costs))
+
+    def _check_placement(self) -> None:
+        require_count("chunks", self.chunks)
+        divides = self.depth % self.chunks == 0 and (self.chunks == 1 or self.schedule == INTERLEAVED)
+        require(divides, "chunks", f"must divide the {self.depth} stages, and is 1 but for {INTERLEAVED}", self.chunks)
+        first_stages = self.stages[: self.depth // self.chunks]
+        expected = {(s, r) for s, stage in enumerate(first_stages) for r in range(stage.replicas)}
+        placed = [(w.stage, w.replica) for w in self.placement]
+        rule = f"must place each of the {len(expected)} replicas of the stages once"
+        require(len(placed) == len(expected) and set(placed) == expected, "placement", rule, placed)
+
+    @property
+    def depth(self) -> int:
+        """The number of stages."""
+        return len(self.stages)
+
+    @property
+    def width(self) -> int | None:
+        """The number of replicas where all stages have the same; None where they differ."""
+        counts = {stage.replicas for stage in self.stages}
+        return counts.pop() if len(counts) == 1 else None
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Every stage's replicas."""
+        return tuple(stage.replicas for stage in self.stages)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether any stage recomputes."""
+        return any(stage.recompute for stage in self.stages)
+
+    @property
+    def workers(self) -> int:
+        """The number of ranks that a run needs."""
+        return len(self.placement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a class of configurations is out. `stage` and `missing_bytes` are those of its nearest miss."""
+
+    rule: str
+    detail: str
+    configurations: int = 0
+    stage: int | None = None
+    missing_bytes: int | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasible:
+    """No configuration fits: an answer, with the nearest miss first."""
+
+    planner: str
+    reasons: tuple[Reason, ...]
+    configurations_considered: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+Answer = Plan | Infeasible

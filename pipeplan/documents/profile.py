@@ -1,0 +1,297 @@
+"""Profile: what a model costs, block by block, measured at one or more microbatch sizes."""
+
+from bisect import bisect
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pipeplan.documents.names import parse_spec, require_line, require_name
+from pipeplan.errors import require, require_amount, require_count, require_unique
+
+STRICT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
+"""How documents are validated: unknown keys, NaN and infinity are refused."""
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator (or core) and the memory that a worker on it may use.
+
+    `context_bytes` is what the framework, its kernels and communicators take before a tensor is made;
+    `allocator_reserve` the share of the rest that the allocator holds without a tensor being there.
+    """
+
+    name: str
+    memory_bytes: int
+    context_bytes: int = 0
+    allocator_reserve: float = 0.0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_line("name", self.name)
+        require_count("memory_bytes", self.memory_bytes)
+        require_count("context_bytes", self.context_bytes, at_least=0)
+        require(self.context_bytes < self.memory_bytes, "context_bytes", "must leave memory", self.context_bytes)
+        require_amount("allocator_reserve", self.allocator_reserve)
+        require(self.allocator_reserve < 1, "allocator_reserve", "must be below 1", self.allocator_reserve)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What tensors may take."""
+        return int((self.memory_bytes - self.context_bytes) * (1 - self.allocator_reserve))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """What one process has taken of a GPU: by tensors and by the allocator at most, and beside it in the end.
+
+    `context_bytes` is the driver's context, the kernels that are loaded, and communicators' buffers.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    context_bytes: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        for field in ("allocated_bytes", "reserved_bytes", "context_bytes"):
+            require_count(field, getattr(self, field), at_least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The model that was measured; `spec` is what an agent builds it from."""
+
+    name: str
+    spec: str | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_name("name", self.name)
+        if self.spec is not None:
+            parse_spec(self.spec, field="spec")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One block at one microbatch size. Times are for the whole microbatch, bytes for all its samples.
+
+    `backward_s` is the fused backward; `backward_input_s` and `backward_weight_s` are 2BP's p1 and p2, where they
+    were measured, and `weight_gradient_bytes` what stays allocated between them (None: not known).
+    `activation_bytes` is what stays allocated from forward to backward, parameters excluded; `workspace_bytes` the
+    transient peak above it. The spreads are interquartile ranges.
+    """
+
+    microbatch_size: int
+    forward_s: float
+    backward_s: float
+    input_bytes: int
+    output_bytes: int
+    activation_bytes: int
+    backward_input_s: float | None = None
+    backward_weight_s: float | None = None
+    workspace_bytes: int = 0
+    forward_spread_s: float | None = None
+    backward_spread_s: float | None = None
+    weight_gradient_bytes: int | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("microbatch_size", self.microbatch_size)
+        for field in (
+            "forward_s",
+            "backward_s",
+            "input_bytes",
+            "output_bytes",
+            "activation_bytes",
+            "workspace_bytes",
+        ):
+            require_amount(field, getattr(self, field))
+        spreads = ("forward_spread_s", "backward_spread_s")
+        for field in ("backward_input_s", "backward_weight_s", "weight_gradient_bytes", *spreads):
+            if getattr(self, field) is not None:
+                require_amount(field, getattr(self, field))
+        split = (self.backward_input_s is None, self.backward_weight_s is None)
+        require(
+            split[0] == split[1],
+            "backward_input_s",
+            "comes together with backward_weight_s",
+            self.backward_input_s,
+        )
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward together: PipeDream's T_l."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The unit that is profiled and never cut: its weights and its measurements by microbatch size."""
+
+    name: str
+    weight_bytes: int
+    measurements: tuple[Measurement, ...]
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_name("name", self.name)
+        require_amount("weight_bytes", self.weight_bytes)
+        require(
+            len(self.measurements) > 0,
+            "measurements",
+            "must hold at least one measurement",
+            self.measurements,
+        )
+        sizes = [m.microbatch_size for m in self.measurements]
+        require_unique("measurements", "must not measure a microbatch size twice", sizes)
+
+    def at(self, microbatch_size: int) -> Measurement:
+        """The measurement at this size; one must exist (the profile holds the same sizes for all blocks)."""
+        return next(m for m in self.measurements if m.microbatch_size == microbatch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """What a step costs beside the blocks, measured.
+
+    `update_s_per_byte` is the optimizer's update by byte of weights, `version_s_per_byte` what it takes longer where
+    the version before it is still needed and must not be written to. `instruction_s` comes on top of every forward,
+    backward, send and receive. `exchange_factor` says how many times longer gradients take to exchange than their bytes
+    take over the slowest link.
+
+    Shares of what the blocks take: `forward_without_graph` of a forward, by one that keeps nothing for a backward (of a
+    stage that recomputes), `recompute` by the forward that is run again; `backward_after_forward` of a backward, by one
+    right after the forward of its microbatch (of last stages, and where it is run again): what it reads is in caches.
+    """
+
+    update_s_per_byte: float = 0.0
+    version_s_per_byte: float = 0.0
+    instruction_s: float = 0.0
+    forward_without_graph: float = 1.0
+    recompute: float = 1.0
+    backward_after_forward: float = 1.0
+    exchange_factor: float = 1.0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        for field in ("update_s_per_byte", "version_s_per_byte", "instruction_s"):
+            require_amount(field, getattr(self, field))
+        for field in ("forward_without_graph", "recompute", "backward_after_forward", "exchange_factor"):
+            require_amount(field, getattr(self, field), positive=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How a profile was measured: rounds before and during, the clock, and how many devices were loaded at once.
+
+    A profile that was computed from a datasheet has 0 rounds.
+    """
+
+    warm_up_rounds: int
+    rounds: int
+    clock: str
+    concurrent_devices: int = 1
+    torch_version: str | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("warm_up_rounds", self.warm_up_rounds, at_least=0)
+        require_count("rounds", self.rounds, at_least=0)
+        require_count("concurrent_devices", self.concurrent_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A model's blocks, in the order in which data passes them, as measured on one type of device.
+
+    `edges` are there where the model is a graph: (i, j) says that block j reads the output of block i, and i < j. None
+    is a chain. `estimated` says that the measurements were computed from a datasheet, not measured.
+    """
+
+    model: Model
+    device: Device
+    dtype: str
+    blocks: tuple[Block, ...]
+    overheads: Overheads = Overheads()
+    method: Method | None = None
+    edges: tuple[tuple[int, int], ...] | None = None
+    estimated: bool = False
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
+        require(len(self.blocks) > 0, "blocks", "must hold at least one block", self.blocks)
+        require_unique("blocks", "must not hold a name twice", [b.name for b in self.blocks])
+        sizes = _sizes(self.blocks[0])
+        for i, block in enumerate(self.blocks):
+            rule = f"must measure the same microbatch sizes as the first block, {list(sizes)}"
+            require(_sizes(block) == sizes, f"blocks.{i}.measurements", rule, list(_sizes(block)))
+        for source, reader in self.edges or ():
+            rule = f"must join two of the {len(self.blocks)} blocks, the later one reading the earlier one"
+            require(0 <= source < reader < len(self.blocks), "edges", rule, (source, reader))
+        require_unique("edges", "must not hold an edge twice", self.edges or ())
+
+    @property
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """The sizes that were measured, ascending; the same for every block."""
+        return _sizes(self.blocks[0])
+
+    @property
+    def weight_bytes(self) -> int:
+        """The whole model's weights, in the profile's dtype."""
+        return sum(b.weight_bytes for b in self.blocks)
+
+    def at(self, microbatch_size: int) -> tuple[Measurement, ...]:
+        """Every block at one size: as measured, or interpolated between the two sizes measured next to it.
+
+        Raises InvalidInputError beyond the smallest and the largest size that was measured.
+        """
+        measured = self.microbatch_sizes
+        if microbatch_size in measured:
+            return tuple(b.at(microbatch_size) for b in self.blocks)
+        rule = f"must be one of the measured sizes {list(measured)}, or lie between them"
+        require(measured[0] < microbatch_size < measured[-1], "microbatch_size", rule, microbatch_size)
+        above = bisect(measured, microbatch_size)
+        below_size, above_size = measured[above - 1], measured[above]
+        return tuple(interpolate(b.at(below_size), b.at(above_size), microbatch_size) for b in self.blocks)
+
+
+def interpolate(below: Measurement, above: Measurement, microbatch_size: int) -> Measurement:
+    """A block between two sizes at which it was measured: linear in the size, bytes to the nearest whole one.
+
+    A split backward is there if both have one; spreads are those of measurements, and not there.
+    """
+    share = (microbatch_size - below.microbatch_size) / (above.microbatch_size - below.microbatch_size)
+
+    def between(field: str) -> float:
+        low: float = getattr(below, field)
+        high: float = getattr(above, field)
+        return low + share * (high - low)
+
+    split = below.backward_input_s is not None and above.backward_input_s is not None
+    kept = below.weight_gradient_bytes is not None and above.weight_gradient_bytes is not None
+    return Measurement(
+        microbatch_size=microbatch_size,
+        forward_s=between("forward_s"),
+        backward_s=between("backward_s"),
+        input_bytes=round(between("input_bytes")),
+        output_bytes=round(between("output_bytes")),
+        activation_bytes=round(between("activation_bytes")),
+        backward_input_s=between("backward_input_s") if split else None,
+        backward_weight_s=between("backward_weight_s") if split else None,
+        workspace_bytes=round(between("workspace_bytes")),
+        weight_gradient_bytes=round(between("weight_gradient_bytes")) if kept else None,
+    )
+
+
+def _sizes(block: Block) -> tuple[int, ...]:
+    return tuple(sorted(m.microbatch_size for m in block.measurements))

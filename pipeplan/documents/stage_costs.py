@@ -1,0 +1,96 @@
+"""StageCosts: what one stage's instructions cost on one worker. The simulator knows nothing else about a model."""
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from pipeplan.documents.profile import STRICT
+from pipeplan.errors import require_amount, require_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """Seconds and bytes of one stage on one worker, a microbatch.
+
+    `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient occupy a
+    link, `latency_s` what passes on top until they arrive. `version_bytes` is one version of its weights,
+    `fixed_bytes` what is there from start to end (gradients, optimizer states, buffers), `activation_bytes` a
+    microbatch kept whole, `input_bytes` one of which only the stage's input is kept, `weight_gradient_bytes` one
+    between 2BP's p1 and p2 (None: as much as one kept whole). `activation_port_devices` says how many devices share
+    the port through which its output leaves them, `gradient_port_devices` the same of its input's gradient,
+    `reduce_port_devices` of its gradient exchange; 0 is a link of its own.
+    `reduce_tail_s` is what is left of an exchange that goes on during the backward when that has ended (None: all of
+    it; `exchange_tail_s`); `gradient_bytes` a set of gradients beyond the one that is always there.
+    """
+
+    microbatch_size: int
+    forward_s: float
+    backward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    recompute_s: float = 0.0
+    update_s: float = 0.0
+    reduce_s: float = 0.0
+    activation_transfer_s: float = 0.0
+    gradient_transfer_s: float = 0.0
+    latency_s: float = 0.0
+    instruction_s: float = 0.0
+    activation_bytes: int = 0
+    input_bytes: int = 0
+    version_bytes: int = 0
+    fixed_bytes: int = 0
+    activation_port_devices: int = 0
+    gradient_port_devices: int = 0
+    reduce_port_devices: int = 0
+    weight_gradient_bytes: int | None = None
+    reduce_tail_s: float | None = None
+    gradient_bytes: int = 0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("microbatch_size", self.microbatch_size)
+        for field in fields(self):
+            if getattr(self, field.name) is not None:
+                require_amount(field.name, getattr(self, field.name))
+
+    def exchange_tail_s(self, *, split: bool) -> float:
+        """What is left of a gradient exchange when the backward that completes the gradients has ended, or the p2 of
+        one microbatch where the backward is `split`.
+
+        At the same pace over the blocks, what is left falls ever more slowly the longer the backward takes: a p2, which
+        is shorter, hides at least its share of what the backward hides.
+        """
+        if self.reduce_tail_s is None:
+            return self.reduce_s
+        hidden_s = self.reduce_s - self.reduce_tail_s
+        if split:
+            hidden_s *= min(self.backward_weight_s / self.backward_s, 1.0) if self.backward_s > 0 else 0.0
+        return self.reduce_s - hidden_s
+
+    def held_bytes(
+        self, *, versions: int, activations: int, inputs: int, weight_gradients: int = 0, gradients: int = 0
+    ) -> int:
+        """Bytes of so many weight versions, microbatches kept whole, by their input and for p2, of further sets of
+        gradients, and what is fixed.
+        """
+        deferred_bytes = self.activation_bytes if self.weight_gradient_bytes is None else self.weight_gradient_bytes
+        return (
+            self.fixed_bytes
+            + versions * self.version_bytes
+            + activations * self.activation_bytes
+            + inputs * self.input_bytes
+            + weight_gradients * deferred_bytes
+            + gradients * self.gradient_bytes
+        )
+
+
+def unit_costs(*, forward_s: float, backward_input_s: float, backward_weight_s: float) -> StageCosts:
+    """A stage in which only compute costs anything: what the papers' pictures assume."""
+    return StageCosts(
+        microbatch_size=1,
+        forward_s=forward_s,
+        backward_s=backward_input_s + backward_weight_s,
+        backward_input_s=backward_input_s,
+        backward_weight_s=backward_weight_s,
+        recompute_s=forward_s,
+    )

@@ -1,0 +1,1 @@
+"""Exports: plans as other systems read them."""

@@ -1,0 +1,53 @@
+"""DeepSpeed: the configuration, what its PipelineModule must be given, and notes, as one JSON document.
+
+Checked against DeepSpeed 0.19.5: `runtime/pipe/module.py`, `runtime/config.py`.
+"""
+
+import json
+from typing import Any
+
+from pipeplan.errors import require
+from pipeplan.exports.source import ExportSource, grid_notes, require_grid
+
+_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"type": "SGD", "params": {"momentum": 0.0}},
+    "momentum": {"type": "SGD", "params": {"momentum": 0.9}},
+    "adam": {"type": "Adam", "params": {"adam_w_mode": False}},
+    "adamw": {"type": "AdamW", "params": {}},
+}
+_PRECISIONS = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}
+
+
+def write(source: ExportSource) -> str:
+    """The document. Raises InvalidInputError for a plan whose stages have different replicas, or that interleaves."""
+    width = require_grid(source, "deepspeed")
+    plan = source.plan
+    rule = "cannot be deepspeed: its pipeline does not interleave, and this plan's ranks hold several stages each"
+    require(plan.chunks == 1, "format", rule, f"{plan.chunks} stages a rank")
+    config = {
+        "train_batch_size": plan.microbatch_size * plan.microbatches * width,
+        "train_micro_batch_size_per_gpu": plan.microbatch_size,
+        "gradient_accumulation_steps": plan.microbatches,
+        "optimizer": _OPTIMIZERS[plan.optimizer],
+        **_PRECISIONS.get(plan.dtype, {}),
+    }
+    longest = max(stage.stop - stage.start for stage in plan.stages)
+    pipeline = {
+        "num_stages": plan.depth,
+        "data_parallel_degree": width,
+        "activation_checkpoint_interval": longest if plan.recompute else 0,
+        "parts": [stage.start for stage in plan.stages] + [plan.stages[-1].stop],
+        "stages": [
+            {"blocks": list(source.block_names[stage.start : stage.stop]), "recompute": stage.recompute}
+            for stage in plan.stages
+        ],
+    }
+    notes = [
+        *source.heading,
+        "`config` is DeepSpeed's configuration; num_stages and activation_checkpoint_interval are PipelineModule's.",
+        "PipelineModule has no argument for given cuts: let a subclass's _partition_layers set self.parts to `parts`"
+        " and call _set_bounds with its stage's two numbers; layers are the plan's blocks, one each.",
+        *grid_notes(source, "DeepSpeed"),
+        "The learning rate is not the plan's: add it to optimizer.params.",
+    ]
+    return json.dumps({"notes": notes, "config": config, "pipeline": pipeline}, indent=2) + "\n"

@@ -1,0 +1,61 @@
+"""Formats: all exports by name, and the versions of the target where it matters which."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.exports import deepspeed, kubernetes, megatron, nodes, torchtitan
+from pipeplan.exports.source import ExportSource
+from pipeplan.simulation.predict import predict
+from pipeplan.simulation.trace import chrome_trace
+
+BATCHES = 2
+
+
+def write_chrome_trace(source: ExportSource) -> str:
+    """The trace of the first batches."""
+    return chrome_trace({"predicted": predict(source.plan, batches=BATCHES)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How an export is made, what it is sent as, and what its file is called.
+
+    `versions` are the same for versions of the target that read something else; the format itself is the first of them.
+    """
+
+    write: Callable[[ExportSource], str]
+    media_type: str
+    suffix: str
+    versions: Mapping[str, "Format"] = field(default_factory=dict)
+
+
+_TORCHTITAN = {
+    "0.2": Format(write=torchtitan.write_toml, media_type="application/toml", suffix=".toml"),
+    "2026-08": Format(write=torchtitan.write_python, media_type="text/x-python", suffix=".py"),
+}
+
+FORMATS = {
+    "torchrun": Format(write=nodes.write_torchrun, media_type="text/x-shellscript", suffix=".sh"),
+    "slurm": Format(write=nodes.write_slurm, media_type="text/x-shellscript", suffix=".sbatch"),
+    "kubernetes": Format(write=kubernetes.write, media_type="application/yaml", suffix=".yaml"),
+    "megatron": Format(write=megatron.write, media_type="text/x-shellscript", suffix=".sh"),
+    "deepspeed": Format(write=deepspeed.write, media_type="application/json", suffix=".json"),
+    "torchtitan": Format(
+        write=torchtitan.write_toml, media_type="application/toml", suffix=".toml", versions=_TORCHTITAN
+    ),
+    "chrome-trace": Format(write=write_chrome_trace, media_type="application/json", suffix=".json"),
+}
+
+
+def format_named(name: str, target_version: str | None = None) -> Format:
+    """The format, for a version of its target. Raises InvalidInputError for what does not exist."""
+    if name not in FORMATS:
+        raise InvalidInputError("format", f"must be one of {', '.join(FORMATS)}", name)
+    chosen = FORMATS[name]
+    if target_version is None:
+        return chosen
+    known = ", ".join(chosen.versions)
+    rule = f"must be one of {known} for {name}" if known else f"must be left out for {name}: one export fits all"
+    require(target_version in chosen.versions, "target_version", rule, target_version)
+    return chosen.versions[target_version]

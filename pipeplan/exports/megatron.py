@@ -1,0 +1,72 @@
+"""Megatron-LM: the plan's part of the arguments, as a bash array.
+
+The layout of stages is `--pipeline-model-parallel-layout` (E: embedding, t: transformer layer, L: loss, | between
+stages); the classic first and last stage flags could not express most plans. With more parts than
+`--pipeline-model-parallel-size` a rank holds several, as the plan's chunks, and Megatron interleaves them.
+
+Checked against core_v0.13.0 (the first with the layout) to core_v0.19.0 and the main branch of 2026-08-22:
+`megatron/training/arguments.py`, `megatron/core/transformer/pipeline_parallel_layer_layout.py`.
+"""
+
+from pipeplan.documents.plan import Plan
+from pipeplan.exports.nodes import commented
+from pipeplan.exports.source import ExportSource, Layers, grid_notes, layers_of, require_grid
+
+_OPTIMIZERS = {
+    "sgd": ["--optimizer sgd", "--sgd-momentum 0.0"],
+    "momentum": ["--optimizer sgd", "--sgd-momentum 0.9"],
+    "adam": ["--optimizer adam"],
+    "adamw": ["--optimizer adam"],
+}
+_PRECISIONS = {"bfloat16": ["--bf16"], "float16": ["--fp16"]}
+
+
+UNTIED = "--untie-embeddings-and-output-weights"
+TIES = (
+    "The profile does not say whether the embedding and the head share weights. Megatron's default is assumed:"
+    f" they do. For a model where they do not, add {UNTIED}."
+)
+
+
+def write(source: ExportSource) -> str:
+    """The arguments. Raises InvalidInputError for a plan whose stages have different replicas."""
+    width = require_grid(source, "megatron")
+    plan = source.plan
+    stages, assumed = layers_of(source)
+    arguments = [
+        f"--num-layers {stages[-1].stop}",
+        "--tensor-model-parallel-size 1",
+        f"--pipeline-model-parallel-size {source.pipeline_ranks}",
+        *([f"--pipeline-model-parallel-layout '{_layout(stages)}'"] if source.pipeline_ranks > 1 else []),
+        f"--micro-batch-size {plan.microbatch_size}",
+        f"--global-batch-size {_global_batch(plan, width)}",
+        *_OPTIMIZERS[plan.optimizer],
+        *_PRECISIONS.get(plan.dtype, []),
+        *([UNTIED] if source.tied is False else []),
+        *(["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * plan.recompute),
+    ]
+    notes = [
+        *source.heading,
+        "For Megatron Core 0.13 and later.",
+        *assumed,
+        *([TIES] if source.tied is None else []),
+        *grid_notes(source, "Megatron-LM"),
+        f"Start it on {plan.workers} ranks: {width} replicas of the pipeline follow from that.",
+        *(["Megatron keeps every layer's input where it recomputes, the plan a stage's only."] * plan.recompute),
+        *(["Megatron's adam decays weights decoupled (AdamW): --weight-decay."] * plan.optimizer.startswith("adam")),
+        "The model's sizes, data, learning rate and checkpoints are not the plan's: add their arguments.",
+    ]
+    lines = "".join(f"  {argument}\n" for argument in arguments)
+    return commented(notes) + f"MEGATRON_ARGS=(\n{lines})\n"
+
+
+def _layout(stages: tuple[Layers, ...]) -> str:
+    return "|".join("E" * s.embedding + _layers(s.stop - s.start) + "L" * s.head for s in stages)
+
+
+def _layers(count: int) -> str:
+    return "t" * count if count < 2 else f"t*{count}"
+
+
+def _global_batch(plan: Plan, width: int) -> int:
+    return plan.microbatch_size * plan.microbatches * width

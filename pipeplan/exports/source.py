@@ -1,0 +1,135 @@
+"""Source: what an export is made from, and the roles that a language model's blocks have."""
+
+import re
+from dataclasses import dataclass
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.names import Spec, parse_spec
+from pipeplan.documents.plan import INTERLEAVED, Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.programs.pipeline import FLUSHES
+from pipeplan.programs.program import pipelines_in_a_row
+
+ESTIMATED = "estimated: the plan's profile was computed from a datasheet, not measured"
+
+_EMBEDDING = re.compile(r"emb|wte", re.IGNORECASE)
+_HEAD = re.compile(r"head|output|logits|classifier", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSource:
+    """A plan with its id, the cluster that it is for, and its profile's block names."""
+
+    plan_id: str
+    plan: Plan
+    cluster: Cluster
+    block_names: tuple[str, ...]
+
+    @property
+    def heading(self) -> list[str]:
+        """Which plan this is, and whether its costs were measured."""
+        plan = self.plan
+        title = f"pipeplan {self.plan_id}: {plan.model.name!a}, {plan.planner}, {plan.schedule}, {plan.workers} workers"
+        return [title, *([ESTIMATED] if plan.estimated else [])]
+
+    @property
+    def short_id(self) -> str:
+        """The start of the plan's id, as names of files and jobs hold it."""
+        return re.sub(r"[^0-9a-z]", "", self.plan_id)[:8]
+
+    @property
+    def spec(self) -> Spec | None:
+        """The SPEC of the plan's model; None where the profile has none that could be read."""
+        try:
+            return parse_spec(self.plan.model.spec or "", field="model")
+        except InvalidInputError:
+            return None
+
+    @property
+    def tied(self) -> bool | None:
+        """Whether the embedding and the head share weights; None where the SPEC does not say."""
+        spec = self.spec
+        return bool(spec.options.get("tie_word_embeddings", False)) if spec and spec.is_hugging_face else None
+
+    @property
+    def pipeline_ranks(self) -> int:
+        """The ranks of one pipeline: fewer than stages where a rank holds several."""
+        return self.plan.depth // self.plan.chunks
+
+    @property
+    def devices_a_node(self) -> int:
+        """The devices of the cluster's innermost level, which is taken for a node."""
+        return self.cluster.levels[0].size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """A stage of a language model: transformer layers [start, stop), the embedding before and the head after them."""
+
+    embedding: bool
+    start: int
+    stop: int
+    head: bool
+
+
+def layers_of(source: ExportSource) -> tuple[tuple[Layers, ...], list[str]]:
+    """Every stage's layers, and what had to be assumed."""
+    names, stages = source.block_names, source.plan.stages
+    embedding = bool(names) and _EMBEDDING.search(names[0]) is not None
+    head = len(names) > 1 and _HEAD.search(names[-1]) is not None
+    first, last = int(embedding), stages[-1].stop - int(head)
+    layers = tuple(
+        Layers(
+            embedding=stage is stages[0],
+            start=max(stage.start, first) - first,
+            stop=max(min(stage.stop, last), first) - first,
+            head=stage is stages[-1],
+        )
+        for stage in stages
+    )
+    missing = [what for what, there in (("embedding", embedding), ("head", head)) if not there]
+    assumed = [
+        f"The profile has no block that is named as the {what}: every block there counts as a transformer layer."
+        for what in missing
+    ]
+    return layers, assumed
+
+
+def require_grid(source: ExportSource, target: str) -> int:
+    """The replicas of every stage. Raises InvalidInputError where they differ: the target knows one number for all."""
+    width = source.plan.width
+    if width is None:
+        rule = f"cannot be {target}: it has one number of replicas for all stages, and this plan's differ"
+        raise InvalidInputError("format", rule, ", ".join(map(str, source.plan.replicas)))
+    if source.plan.dtype == "float64":
+        raise InvalidInputError("format", f"cannot be {target}: it does not train in float64", source.plan.dtype)
+    if source.plan.order not in (None, tuple(range(source.plan.stages[-1].stop))):
+        rule = f"cannot be {target}: it cuts a chain of blocks, and this plan's stages take a graph's in another order"
+        raise InvalidInputError("format", rule, list(source.plan.order or ()))
+    return width
+
+
+def grid_notes(
+    source: ExportSource, engine: str, *, runs: tuple[str, ...] = ("1f1b", "data-parallel", INTERLEAVED)
+) -> list[str]:
+    """What an engine that runs these schedules, and else 1F1B, over equal pipelines cannot take from the plan."""
+    plan = source.plan
+    notes = []
+    if plan.schedule not in runs:
+        notes.append(
+            f"The plan's schedule is {plan.schedule}; {engine} runs 1F1B with a flush: expect another throughput,"
+            f" and another use of memory, than predicted{_staleness(plan)}."
+        )
+    if plan.split_backward:
+        notes.append(f"The plan splits the backward (2BP); {engine}'s schedule does not.")
+    if any(stage.recompute for stage in plan.stages) and not all(stage.recompute for stage in plan.stages):
+        recomputing = ", ".join(str(i) for i, stage in enumerate(plan.stages) if stage.recompute)
+        notes.append(f"Only stages {recomputing} recompute in the plan; here all do, which costs time.")
+    ranks = source.pipeline_ranks
+    if ranks > 1 and plan.width != 1 and plan.placement == pipelines_in_a_row(plan.replicas[:ranks]):
+        notes.append("The plan numbers its ranks pipeline after pipeline; here all replicas of a stage come in a row.")
+    return notes
+
+
+def _staleness(plan: Plan) -> str:
+    return ", and weights without staleness" if plan.schedule not in FLUSHES else ""

@@ -1,0 +1,1 @@
+"""Imports: profiles from other systems' files."""

@@ -1,0 +1,216 @@
+"""The lines of PipeDream's graph.txt: nodes, and indented edges.
+
+    node2 -- Conv2d(3, 64) -- forward_compute_time=8.5, backward_compute_time=12.1, activation_size=64.0, ...
+    <tab>node2 -- node3
+
+Times are milliseconds, sizes bytes; an output of several tensors is a list of sizes, `[6291456.0; 131072.0]`. Nodes
+of a partitioned graph end in one more field, `stage_id=0`, which is left aside.
+
+PipeDream's graph.txt (see `graph_lines`) -> Profile: a block a node, an edge for everything that one reads.
+
+As PipeDream's own optimizer (SOSP 2019) does it: `Input` nodes that read nothing stand for the data loader, which feeds
+any stage, and their time is not the device's; they are left out, their bytes are the input of the first block that
+reads them. `__getitem__` nodes that nobody reads are left out too. A block's activations are its output.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeplan.costs.graph import graph_of, line_of, on_or_behind_a_cycle
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.planners.on_chain import chain_of
+
+_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_STAGE = re.compile(r"stage_id=-?\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """An operation of the model: milliseconds, and the bytes of its output and its weights. `line` counts from 1."""
+
+    line: int
+    name: str
+    description: str
+    forward_ms: float
+    backward_ms: float
+    output_bytes: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedGraph:
+    """The nodes by name, in the order of the file, and for every node whose output it reads and who reads its own."""
+
+    nodes: Mapping[str, Node]
+    reads: Mapping[str, tuple[str, ...]]
+    read_by: Mapping[str, tuple[str, ...]]
+
+
+def parse_graph(text: str) -> ParsedGraph:
+    """The graph of a file's text. Raises InvalidInputError naming the line."""
+    nodes: dict[str, Node] = {}
+    edges: list[tuple[int, str, str]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        if line[0].isspace():
+            edges.append((number, *_edge(number, line)))
+        else:
+            node = _node(number, line)
+            _require(node.name not in nodes, number, "must not define a node twice", node.name)
+            nodes[node.name] = node
+    require(bool(nodes), "file", "must hold at least one node", text[:60])
+    for number, source, reader in edges:
+        for end in (source, reader):
+            _require(end in nodes, number, "must name a node that the file defines", end)
+        _require(source != reader, number, "must join two nodes", source)
+    return _graph(nodes, [(source, reader) for _, source, reader in edges])
+
+
+def _graph(nodes: Mapping[str, Node], edges: Sequence[tuple[str, str]]) -> ParsedGraph:
+    reads: dict[str, list[str]] = {name: [] for name in nodes}
+    read_by: dict[str, list[str]] = {name: [] for name in nodes}
+    for source, reader in dict.fromkeys(edges):
+        reads[reader].append(source)
+        read_by[source].append(reader)
+    return ParsedGraph(
+        nodes=nodes,
+        reads={name: tuple(sources) for name, sources in reads.items()},
+        read_by={name: tuple(readers) for name, readers in read_by.items()},
+    )
+
+
+def _edge(number: int, line: str) -> tuple[str, str]:
+    ends = line.strip().split(" -- ")
+    _require(len(ends) == 2, number, "must be `node -- node` where it is indented", line.strip())
+    return ends[0], ends[1]
+
+
+def _node(number: int, line: str) -> Node:
+    parts = line.strip().split(" -- ")
+    if len(parts) > 3 and _STAGE.fullmatch(parts[-1]):
+        parts.pop()
+    _require(len(parts) >= 3, number, "must be `name -- description -- times and sizes`", line.strip())
+    values = dict(_values(number, parts[-1]))
+    for field in _FIELDS:
+        _require(field in values, number, f"must give {field}", parts[-1])
+    return Node(
+        line=number,
+        name=parts[0],
+        description=" -- ".join(parts[1:-1]),
+        forward_ms=values["forward_compute_time"],
+        backward_ms=values["backward_compute_time"],
+        output_bytes=round(values["activation_size"]),
+        weight_bytes=round(values["parameter_size"]),
+    )
+
+
+def _values(number: int, text: str) -> Iterator[tuple[str, float]]:
+    for item in text.split(", "):
+        key, found, value = item.partition("=")
+        _require(bool(found) and key in _FIELDS, number, f"must be one of {', '.join(_FIELDS)}, as key=value", item)
+        yield key, sum(_amount(number, key, part) for part in value.strip("[]").split(";"))
+
+
+def _amount(number: int, key: str, text: str) -> float:
+    rule = f"{key} must be a finite number of at least 0"
+    try:
+        amount = float(text)
+    except ValueError as error:
+        raise InvalidInputError(f"line {number}", rule, text) from error
+    _require(math.isfinite(amount) and amount >= 0, number, rule, text)
+    return amount
+
+
+def _require(condition: bool, number: int, rule: str, value: object) -> None:
+    require(condition, f"line {number}", rule, value)
+
+
+def import_pipedream_graph(
+    text: str,
+    *,
+    microbatch_size: int,
+    model: Model,
+    device: Device,
+    dtype: str,
+    single_tensor: bool = False,
+) -> Profile:
+    """The profile of a graph file; one measurement a block, at the size that the file was measured with.
+
+    Blocks stand in the order of `core.graph.line_of`. With `single_tensor` the profile is a chain, whose blocks are
+    what lies between two places that one tensor crosses. Raises InvalidInputError, naming the line where it can, for
+    what is not such a file.
+    """
+    graph = parse_graph(text)
+    nodes = _in_order(graph, _kept(graph))
+    place = {node.name: index for index, node in enumerate(nodes)}
+    fed = _fed(graph, nodes)
+    profile = Profile(
+        model=model,
+        device=device,
+        dtype=dtype,
+        blocks=tuple(_block(graph, node, fed[node.name], microbatch_size) for node in nodes),
+        edges=tuple(
+            (place[source], place[node.name])
+            for node in nodes
+            for source in sorted(graph.reads[node.name], key=lambda name: place.get(name, -1))
+            if source in place
+        ),
+    )
+    return chain_of(profile) if single_tensor else profile
+
+
+def _kept(graph: ParsedGraph) -> list[Node]:
+    kept = [node for node in graph.nodes.values() if not (_is_loader(graph, node) or _is_unread_item(graph, node))]
+    require(bool(kept), "file", "must hold at least one node besides its inputs", ", ".join(list(graph.nodes)[:5]))
+    return kept
+
+
+def _is_loader(graph: ParsedGraph, node: Node) -> bool:
+    return node.description.startswith("Input") and not graph.reads[node.name]
+
+
+def _is_unread_item(graph: ParsedGraph, node: Node) -> bool:
+    return node.description.startswith("__getitem__") and not graph.read_by[node.name]
+
+
+def _in_order(graph: ParsedGraph, kept: Sequence[Node]) -> list[Node]:
+    number = {node.name: index for index, node in enumerate(kept)}
+    edges = [(number[s], number[node.name]) for node in kept for s in graph.reads[node.name] if s in number]
+    numbered = graph_of(len(kept), edges)
+    for index in on_or_behind_a_cycle(numbered):
+        raise InvalidInputError(f"line {kept[index].line}", "must not be on a cycle, or behind one", kept[index].name)
+    return [kept[index] for index in line_of(numbered, [node.output_bytes for node in kept]).order]
+
+
+def _fed(graph: ParsedGraph, nodes: Sequence[Node]) -> Mapping[str, int]:
+    """By node the bytes of the data loader's tensors that it is the first to read."""
+    fed = dict.fromkeys((node.name for node in nodes), 0)
+    seen: set[str] = set()
+    for node in nodes:
+        for source in graph.reads[node.name]:
+            if _is_loader(graph, graph.nodes[source]) and source not in seen:
+                seen.add(source)
+                fed[node.name] += graph.nodes[source].output_bytes
+    return fed
+
+
+def _block(graph: ParsedGraph, node: Node, fed_bytes: int, microbatch_size: int) -> Block:
+    read = [graph.nodes[source] for source in graph.reads[node.name]]
+    return Block(
+        name=f"{node.name} {node.description.partition('(')[0]}".strip(),
+        weight_bytes=node.weight_bytes,
+        measurements=(
+            Measurement(
+                microbatch_size=microbatch_size,
+                forward_s=node.forward_ms / 1000,
+                backward_s=node.backward_ms / 1000,
+                input_bytes=fed_bytes + sum(other.output_bytes for other in read if not _is_loader(graph, other)),
+                output_bytes=node.output_bytes,
+                activation_bytes=node.output_bytes,
+            ),
+        ),
+    )

@@ -1,0 +1,204 @@
+"""Pareto: what no other beats in both throughput and memory.
+
+Proposals: what all planners say to one problem: their answers, and the plans behind their best alternatives.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from pipeplan.documents.plan import Alternative, Infeasible, Plan
+from pipeplan.errors import InvalidInputError, MissingDependencyError, PipeplanError
+from pipeplan.planners.problem import Planner, PlanningProblem
+
+T = TypeVar("T")
+
+
+def pareto_front(
+    items: Iterable[T], *, throughput_samples_per_s: Callable[[T], float], memory_bytes: Callable[[T], int]
+) -> list[T]:
+    """The items that no other beats: as fast or faster with less memory, or faster with as little. The fastest first.
+
+    Of items that are equal in both the first stands for all. O(n log n).
+    """
+    front: list[T] = []
+    for item in sorted(items, key=lambda each: (-throughput_samples_per_s(each), memory_bytes(each))):
+        if not front or memory_bytes(item) < memory_bytes(front[-1]):
+            front.append(item)
+    return front
+
+
+NEXT_BEST = 3
+"""How many of a planner's alternatives are proposed by their throughput, and as many by their memory."""
+
+LARGE = 1_000_000
+"""Devices times blocks above which only answers are proposed: further questions would take minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposer:
+    """A planner, and the options with which it is asked on top of the user's."""
+
+    planner: str
+    schedule: str | None = None
+    microbatch_size: int | None = None
+
+    def asked(self, problem: PlanningProblem) -> PlanningProblem | None:
+        """The problem as it is put to the planner; None if the user wants another schedule."""
+        schedule = problem.options.schedule
+        if self.schedule is not None and schedule not in (None, self.schedule):
+            return None
+        options = replace(
+            problem.options,
+            schedule=self.schedule or schedule,
+            microbatch_size=self.microbatch_size or problem.options.microbatch_size,
+            split_backward=None,
+            split_backward_half_way=False,
+        )
+        return replace(problem, options=options)
+
+    def __str__(self) -> str:
+        schedule = "" if self.schedule is None else f" for {self.schedule}"
+        return f"{self.planner}{schedule}{f' at {self.microbatch_size}' if self.microbatch_size else ''}"
+
+
+SCHEDULES_OF_2BW = (None, "1f1b", "gpipe", "data-parallel")
+"""How PipeDream-2BW's planner is asked: for its own search, and for the schedules that this leaves out."""
+
+MINIBATCHES = 4
+"""For how many of the largest measured sizes PipeDream is asked: it plans one size at a time."""
+
+ONLY_EXACT = Proposer("exact")
+"""Asked where only it can express the problem: cuts that are forced or forbidden, or devices of several types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan, who proposed it, and where it stands in the order in which they were asked."""
+
+    plan: Plan
+    proposer: Proposer
+    order: int
+
+    @property
+    def configuration(self) -> object:
+        """What a run of it depends on: two proposals of one configuration are one."""
+        plan = self.plan
+        stages = tuple((stage.start, stage.stop, stage.replicas, stage.recompute) for stage in plan.stages)
+        batch = (plan.microbatch_size, plan.microbatches, plan.split_backward, plan.split_backward_half_way)
+        return plan.schedule, plan.order, stages, plan.placement, batch
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannersAsked:
+    """What the planners said. The first `answered` proposals are answers, the others were alternatives."""
+
+    proposals: list[Proposal] = field(default_factory=list)
+    answered: int = 0
+    answers: list[Plan] = field(default_factory=list)
+    infeasible: list[tuple[Proposer, Infeasible]] = field(default_factory=list)
+    refused: list[tuple[Proposer, PipeplanError]] = field(default_factory=list)
+
+    @property
+    def considered(self) -> int:
+        """The configurations that all planners considered."""
+        plans = sum(plan.configurations_considered for plan in self.answers)
+        return plans + sum(answer.configurations_considered for _, answer in self.infeasible)
+
+    def propose(self, plan: Plan, proposer: Proposer) -> None:
+        """Adds a plan, unless the same has been proposed."""
+        proposal = Proposal(plan=plan, proposer=proposer, order=len(self.proposals))
+        if proposal.configuration not in {known.configuration for known in self.proposals}:
+            self.proposals.append(proposal)
+
+
+def ask_all(problem: PlanningProblem, planners: Mapping[str, Planner]) -> PlannersAsked:
+    """Every planner's answer first, then the best of its alternatives and depths that are powers of two."""
+    asked = PlannersAsked()
+    answered: list[tuple[Proposer, Plan]] = []
+    for proposer in _proposers(problem, planners):
+        put = proposer.asked(problem)
+        if put is None:
+            continue
+        try:
+            answer = planners[proposer.planner](put)
+        except (InvalidInputError, MissingDependencyError) as error:
+            asked.refused.append((proposer, error))
+            continue
+        if isinstance(answer, Infeasible):
+            asked.infeasible.append((proposer, answer))
+        else:
+            asked.answers.append(answer)
+            asked.propose(answer, proposer)
+            answered.append((proposer, answer))
+    asked.answered = len(asked.proposals)
+    for proposer, answer in answered:
+        for put in _further(proposer, problem, answer.alternatives):
+            plan = _ask_again(planners[proposer.planner], put)
+            if plan is not None:
+                asked.propose(plan, proposer)
+    return asked
+
+
+def _proposers(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Iterator[Proposer]:
+    """The planners to be asked, in the order in which ties are decided; `exact` alone knows several types."""
+    if len(problem.cluster.types) > 1:
+        return iter([ONLY_EXACT] if ONLY_EXACT.planner in planners else [])
+    every = [Proposer("pipedream-2bw", schedule) for schedule in SCHEDULES_OF_2BW]
+    every += [Proposer("pipedream", microbatch_size=size) for size in _minibatches(problem)]
+    every += [Proposer("gpipe")]
+    options = problem.options
+    if options.forced_cuts or options.forbidden_cuts:
+        every += [ONLY_EXACT]
+    return (proposer for proposer in every if proposer.planner in planners)
+
+
+def _minibatches(problem: PlanningProblem) -> Sequence[int | None]:
+    """The sizes for which PipeDream is asked; none of its own choice where the user or the profile leaves only one."""
+    sizes = [size for size in problem.profile.microbatch_sizes if problem.batch_size % size == 0]
+    return sizes[-MINIBATCHES:] if problem.options.microbatch_size is None and len(sizes) > 1 else [None]
+
+
+def _next_best(alternatives: Sequence[Alternative]) -> list[Alternative]:
+    """The fastest that fit, and those of the front of throughput against memory that need the least."""
+    fitting = [other for other in alternatives if other.throughput_samples_per_s and other.memory_bytes is not None]
+    fastest = sorted(fitting, key=lambda other: -(other.throughput_samples_per_s or 0.0))[:NEXT_BEST]
+    front = pareto_front(
+        fitting,
+        throughput_samples_per_s=lambda other: other.throughput_samples_per_s or 0.0,
+        memory_bytes=lambda other: other.memory_bytes or 0,
+    )
+    return [*fastest, *(other for other in front[-NEXT_BEST:] if other not in fastest)]
+
+
+def _further(
+    proposer: Proposer, problem: PlanningProblem, alternatives: Sequence[Alternative]
+) -> Iterator[PlanningProblem]:
+    """What else a planner is asked: for the whole plans behind its best alternatives, and for depths of its own."""
+    put = proposer.asked(problem)
+    large = problem.cluster.devices * len(problem.profile.blocks) > LARGE
+    if put is None or large or proposer.planner == "pipedream":
+        return
+    for other in _next_best(alternatives):
+        options = replace(
+            put.options,
+            schedule=other.schedule,
+            stages=other.depth,
+            microbatch_size=other.microbatch_size,
+            recompute=other.recompute,
+        )
+        yield replace(put, options=options)
+    if proposer.planner == "pipedream-2bw" and put.options.stages is None:
+        deepest = min(problem.cluster.devices, len(problem.profile.blocks))
+        for depth in (2**power for power in range(1, deepest.bit_length())):
+            schedule = put.options.schedule or "pipedream-2bw"
+            yield replace(put, options=replace(put.options, schedule=schedule, stages=depth))
+
+
+def _ask_again(planner: Planner, put: PlanningProblem) -> Plan | None:
+    """The plan; None where there is none, or this cannot be asked."""
+    try:
+        answer = planner(put)
+    except InvalidInputError:
+        return None
+    return answer if isinstance(answer, Plan) else None

@@ -1,0 +1,184 @@
+"""Ranking: proposals, played as instruction streams, the best first."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipeplan.documents.plan import STASHING, Alternative, Plan, Stage
+from pipeplan.planners.auto.proposals import Proposal
+from pipeplan.planners.complete import length, play
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.reasons import shortfall
+from pipeplan.programs.pipeline import FUSED
+
+PLAYED_INSTRUCTIONS = 600_000
+"""Of all proposals together: about a second and a half."""
+
+LONGEST_PLAY = 60_000
+"""Of one proposal."""
+
+SPLIT_PROPOSALS = 3
+"""How many of the best proposals with a flush are also played with a split backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A proposal, played unless that takes too long; `over` says what it exceeds, a device or the batch."""
+
+    proposal: Proposal
+    samples_per_s: float
+    played: bool
+    over: str | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What is proposed."""
+        return self.proposal.plan
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its worst stage holds."""
+        return max(stage.memory_bytes for stage in self.plan.stages)
+
+    @property
+    def named(self) -> str:
+        """In a few words."""
+        width = self.plan.width or "mixed"
+        return f"{self.plan.schedule}, {self.plan.depth} stages x {width}, microbatches of {self.plan.microbatch_size}"
+
+    def preference(self) -> tuple[float, int, int, int]:
+        """Sorts the best first."""
+        return -self.samples_per_s, self.plan.workers, self.plan.depth, self.proposal.order
+
+    def alternative(self, reason: str) -> Alternative:
+        """As one of a plan's alternatives."""
+        plan = self.plan
+        return Alternative(
+            schedule=plan.schedule,
+            depth=plan.depth,
+            width=plan.width,
+            microbatch_size=plan.microbatch_size,
+            microbatches=plan.microbatches,
+            recompute=plan.recompute,
+            throughput_samples_per_s=self.samples_per_s if self.over is None else None,
+            memory_bytes=self.memory_bytes,
+            reason=reason,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Ranking:
+    """All proposals, the best first: those that fit, and those that do not when they are played."""
+
+    problem: PlanningProblem
+    fitting: list[Ranked] = field(default_factory=list)
+    exceeding: list[Ranked] = field(default_factory=list)
+    left: int = PLAYED_INSTRUCTIONS
+
+    def play(self, proposals: Sequence[Proposal], answers: int) -> None:
+        """Plays the planners' `answers` first, then the others by their closed form, and ranks all."""
+        others = sorted(proposals[answers:], key=lambda each: -each.plan.throughput_samples_per_s)
+        played = [self._played(proposal) for proposal in (*proposals[:answers], *others)]
+        ratios = [
+            each.plan.simulated.throughput_samples_per_s / each.plan.throughput_samples_per_s
+            for each in played
+            if each.plan.simulated is not None and each.plan.throughput_samples_per_s > 0
+        ]
+        ratio = min(ratios, default=1.0)
+        for ranked in sorted((self._ranked(proposal, ratio) for proposal in played), key=Ranked.preference):
+            (self.fitting if ranked.over is None else self.exceeding).append(ranked)
+
+    def split(self) -> None:
+        """Plays the best with a flush again, with a split backward: proposals like any other.
+
+        That is 2BP, or its memory-saving variant where 2BP does not fit; and for 1F1B, where the user names neither
+        schedule nor variant, ZB-H1, whose stages keep no more microbatches than 1F1B's first one.
+        """
+        if self.problem.options.split_backward is False or not has_split_backward(self.problem):
+            return
+        flushing = [each for each in self.fitting if each.plan.schedule in FUSED and each.plan.simulated is not None]
+        for ranked in flushing[:SPLIT_PROPOSALS]:
+            for variant in self._variants(ranked.proposal):
+                (self.fitting if variant.over is None else self.exceeding).append(variant)
+        self.fitting.sort(key=Ranked.preference)
+
+    def _played(self, proposal: Proposal) -> Proposal:
+        """With the play of the whole batch, where that is not too long."""
+        plan = proposal.plan
+        if plan.simulated is not None and plan.simulated.extrapolated_from is None:
+            return proposal
+        longest = min(LONGEST_PLAY, self.left)
+        self.left -= length(plan, instructions=longest)
+        simulated = play(plan, instructions=longest) or plan.simulated
+        return replace(proposal, plan=replace(plan, simulated=simulated))
+
+    def _ranked(self, proposal: Proposal, ratio: float) -> Ranked:
+        plan = proposal.plan
+        rate = plan.simulated.throughput_samples_per_s if plan.simulated else ratio * plan.throughput_samples_per_s
+        over = _over_the_batch(self.problem, plan) or _over_the_memory(self.problem, plan)
+        return Ranked(proposal=proposal, samples_per_s=rate, played=plan.simulated is not None, over=over)
+
+    def _variants(self, proposal: Proposal) -> Iterator[Ranked]:
+        """The same with a split backward. Of two that are as fast ZB-H1, which holds less, comes first."""
+        for variant in (self._zb_h1(proposal), self._two_bp(proposal)):
+            if variant is not None:
+                yield variant
+
+    def _zb_h1(self, proposal: Proposal) -> Ranked | None:
+        options, fused = self.problem.options, proposal.plan
+        free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
+        if not free or fused.schedule != "1f1b" or fused.depth == 1:
+            return None
+        return self._split(proposal, replace(fused, schedule="zb-h1"))
+
+    def _two_bp(self, proposal: Proposal) -> Ranked | None:
+        fast = replace(proposal.plan, split_backward=True)
+        saving = replace(fast, split_backward_half_way=True)
+        if self.problem.options.split_backward_half_way:
+            return self._split(proposal, saving)
+        split = self._split(proposal, fast)
+        return split if split is None or split.over is None else self._split(proposal, saving)
+
+    def _split(self, proposal: Proposal, split: Plan) -> Ranked | None:
+        """A variant of the proposal, with what its microbatches hold until their p2; None where it is too long."""
+        fused, whole = proposal.plan, replace(split, simulated=None)
+        simulated = play(whole, instructions=LONGEST_PLAY)
+        if simulated is None or fused.simulated is None:
+            return None
+        more_bytes = [0] * fused.depth
+        peaks = zip(fused.placement, simulated.peak_memory_bytes, fused.simulated.peak_memory_bytes, strict=True)
+        for worker, split_bytes, fused_bytes in peaks:
+            more_bytes[worker.stage] = max(more_bytes[worker.stage], split_bytes - fused_bytes)
+        stages = tuple(map(_holding_more, fused.stages, more_bytes))
+        return self._ranked(replace(proposal, plan=replace(whole, stages=stages, simulated=simulated)), 1.0)
+
+
+def _holding_more(stage: Stage, more_bytes: int) -> Stage:
+    memory = stage.memory and replace(stage.memory, activations=stage.memory.activations + more_bytes)
+    return replace(stage, memory_bytes=stage.memory_bytes + more_bytes, memory=memory)
+
+
+def has_split_backward(problem: PlanningProblem) -> bool:
+    """Whether 2BP's p2 was measured of any block."""
+    return any(m.backward_weight_s for block in problem.profile.blocks for m in block.measurements)
+
+
+def _over_the_batch(problem: PlanningProblem, plan: Plan) -> str | None:
+    """PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for."""
+    most = max(plan.replicas) * plan.microbatch_size
+    if plan.schedule not in STASHING or most <= problem.batch_size:
+        return None
+    return f"a stage of {max(plan.replicas)} replicas updates after {most} samples, more than the batch"
+
+
+def _over_the_memory(problem: PlanningProblem, plan: Plan) -> str | None:
+    """By how much a stage exceeds its device, in its planner's accounting (2BP holds more) or when it is played."""
+    device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}
+    own = problem.cluster.device.memory_bytes
+    most = [device_bytes.get(stage.device or "", own) for stage in plan.stages]
+    held = [stage.memory_bytes for stage in plan.stages]
+    if plan.simulated is not None and problem.options.memory == "training":
+        for worker, peak_bytes in zip(plan.placement, plan.simulated.peak_memory_bytes, strict=True):
+            held[worker.stage] = max(held[worker.stage], peak_bytes)
+    missing = [held_bytes - limit for held_bytes, limit in zip(held, most, strict=True)]
+    worst = max(missing)
+    return f"does not fit when played, {shortfall(missing.index(worst), worst)}" if worst > 0 else None

@@ -1,0 +1,1 @@
+"""The planner exact: what no recurrence expresses, by OR-tools' CP-SAT."""

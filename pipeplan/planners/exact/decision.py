@@ -1,0 +1,256 @@
+"""Decision: whether any stages stay within a limit of time, asked of OR-tools CP-SAT.
+
+The solver sees no seconds and no bytes. For every stage and every kind of place it gets the intervals of blocks that
+take at most the limit and fit, which the tables of `kinds` say exactly: as how far a stage that starts at a block can
+reach (an element constraint), and the exceptions below that. What is left is what a recurrence cannot express: where
+the cuts lie, which type of device each stage takes, how many of them, how many are there, and what lies between them.
+One worker and a limit in the solver's deterministic seconds make the same question give the same answer.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from pipeplan.arrays import BoolArray, IntArray
+from pipeplan.planners.exact.places import Places, Team
+
+_SEED = 1
+
+_EACH_MODEL, _EACH_ENTRY = 0.002, 2e-5
+"""Deterministic seconds that making and presolving a model counts, and every entry of its tables: measured, because the
+solver's own count leaves them out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Branch:
+    """A way for a stage to be: on this team, with these intervals allowed.
+
+    `workers` are how many there may be from this stage on. The levels are those up to which its replicas, and it and
+    the stage before and behind it, lie apart; None where they do not matter.
+    """
+
+    team: Team
+    allowed: BoolArray
+    workers: tuple[int, int] | None = None
+    own: int | None = None
+    before: int | None = None
+    after: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageQuestion:
+    """Every stage's branches. `places` is None where the stages' places are given with their branches.
+
+    `all_devices`: none may stay idle. `work` says nothing new, but what would take the solver long to find out.
+    """
+
+    blocks: int
+    branches: tuple[tuple[Branch, ...], ...]
+    places: Places | None = None
+    all_devices: bool = False
+    work: "SolverWork | None" = None
+
+    @property
+    def entries(self) -> int:
+        """The size of the model: of every branch how far each start reaches, and the exceptions."""
+        every = (branch.allowed for branches in self.branches for branch in branches)
+        return sum(len(allowed) + len(_exceptions(allowed)) for allowed in every)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SolverWork:
+    """The work of the blocks before each cut and behind it, and what a worker of each type can do, in whole units.
+
+    Blocks are rounded down and workers up: no stages whose workers do less are left out.
+    """
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    rates: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The teams and stops that were found; or None, and whether that there are none is `proven`."""
+
+    found: tuple[tuple[Team, ...], tuple[int, ...]] | None
+    proven: bool
+    spent: float
+
+
+def decide(question: StageQuestion, limit: float) -> Verdict:
+    """Finds stages, proves that there are none, or ends undecided after this many deterministic seconds."""
+    if not all(question.branches):
+        return Verdict(found=None, proven=True, spent=_EACH_MODEL)
+    making = _EACH_MODEL + _EACH_ENTRY * question.entries
+    if making >= limit:
+        return Verdict(found=None, proven=False, spent=limit)
+    model = _Model(question)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = _SEED
+    solver.parameters.cp_model_probing_level = 0  # it finds nothing here, and takes most of the time of small questions
+    solver.parameters.max_deterministic_time = limit - making
+    status = solver.solve(model.model)
+    spent = making + solver.response_proto.deterministic_time
+    found = model.read(solver) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
+    return Verdict(found=found, proven=status == cp_model.INFEASIBLE, spent=spent)
+
+
+def _reach(allowed: BoolArray) -> IntArray:
+    """The last stop that is allowed for every start; 0 where none is."""
+    reach = np.where(allowed.any(axis=1), len(allowed) - np.argmax(allowed[:, ::-1], axis=1), 0)
+    return np.asarray(reach, dtype=np.int64)
+
+
+def _exceptions(allowed: BoolArray) -> IntArray:
+    """The (start, stop) within reach that are not allowed all the same."""
+    blocks = len(allowed)
+    within = np.tri(blocks, dtype=bool).T & (np.arange(blocks) < _reach(allowed)[:, None])
+    return np.asarray(np.argwhere(within & ~allowed) + np.array([0, 1]), dtype=np.int64)
+
+
+class _Model:
+    """The variables: `cuts[s]`, where stage s starts, and `takes[s][k]`, that it takes its branch k."""
+
+    def __init__(self, question: StageQuestion) -> None:
+        self.question = question
+        self.model = cp_model.CpModel()
+        self.depth = len(question.branches)
+        blocks = question.blocks
+        inner = range(1, self.depth)
+        self.cuts = [
+            self.model.new_constant(0),
+            *(self.model.new_int_var(s, blocks - self.depth + s, f"cut{s}") for s in inner),
+            self.model.new_constant(blocks),
+        ]
+        for start, stop in pairwise(self.cuts):
+            self.model.add(start < stop)
+        self.takes = [
+            [self.model.new_bool_var(f"takes{s}_{k}") for k in range(len(branches))]
+            for s, branches in enumerate(question.branches)
+        ]
+        for stage, takes in enumerate(self.takes):
+            self.model.add_exactly_one(takes)
+            for branch, taken in zip(question.branches[stage], takes, strict=True):
+                self._intervals(stage, branch.allowed, taken)
+        if question.places is not None:
+            self._devices(question.places)
+
+    def _intervals(self, stage: int, allowed: BoolArray, taken: cp_model.IntVar) -> None:
+        """Where the stage stops, by where it starts."""
+        start, stop = self.cuts[stage], self.cuts[stage + 1]
+        blocks = self.question.blocks
+        reached = self.model.new_int_var(0, blocks, "")
+        self.model.add_element(start, [*_reach(allowed).tolist(), 0], reached)
+        self.model.add(stop <= reached).only_enforce_if(taken)
+        exceptions = _exceptions(allowed)
+        if len(exceptions):
+            self.model.add_forbidden_assignments([start, stop], exceptions.tolist()).only_enforce_if(taken)
+
+    def _devices(self, places: Places) -> None:
+        """Every type's devices are enough (or all used), and the workers from a stage on as its branch says."""
+        for kind, count in enumerate(places.counts):
+            used = self._used(kind, self.depth)
+            self.model.add(used == count if self.question.all_devices else used <= count)
+        for stage, branches in enumerate(self.question.branches):
+            later = range(stage, self.depth)
+            workers = cp_model.LinearExpr.sum([self._replicas(s) for s in later])
+            for branch, taken in zip(branches, self.takes[stage], strict=True):
+                if branch.workers is not None:
+                    self.model.add_linear_constraint(workers, *branch.workers).only_enforce_if(taken)
+        if self.question.work is not None:
+            self._work(self.question.work)
+        if any(branch.own is not None for branches in self.question.branches for branch in branches):
+            self._levels(places)
+
+    def _work(self, work: SolverWork) -> None:
+        """The workers before a stage, and from it on, can do what lies before its first block and behind it."""
+        total = cp_model.LinearExpr.sum([self._does(work, s) for s in range(self.depth)])
+        for stage in range(1, self.depth):
+            done = cp_model.LinearExpr.sum([self._does(work, s) for s in range(stage)])
+            before = self.model.new_int_var(0, work.before[-1], "")
+            behind = self.model.new_int_var(0, work.behind[0], "")
+            self.model.add_element(self.cuts[stage], work.before, before)
+            self.model.add_element(self.cuts[stage], work.behind, behind)
+            self.model.add(before <= done)
+            self.model.add(behind <= total - done)
+
+    def _does(self, work: SolverWork, stage: int) -> cp_model.LinearExprT:
+        rates = [b.team.replicas * work.rates[b.team.type] for b in self.question.branches[stage]]
+        return cp_model.LinearExpr.weighted_sum(self.takes[stage], rates)
+
+    def _replicas(self, stage: int, kind: int | None = None) -> cp_model.LinearExprT:
+        """The stage's replicas; with a type those of this type."""
+        branches = self.question.branches[stage]
+        counted = [b.team.replicas if kind in (None, b.team.type) else 0 for b in branches]
+        return cp_model.LinearExpr.weighted_sum(self.takes[stage], counted)
+
+    def _used(self, kind: int, stages: int) -> cp_model.LinearExprT:
+        """The devices of a type that the stages before this one take."""
+        return cp_model.LinearExpr.sum([self._replicas(s, kind) for s in range(stages)])
+
+    def _levels(self, places: Places) -> None:
+        """The levels that every stage and every boundary reaches up to, from where its type's devices begin."""
+        rows, pairs = _Rows(places), _pair_rows(places)
+        top = len(places.cluster.levels) - 1
+        owns: list[cp_model.IntVar] = []
+        anchors: list[cp_model.IntVar] = []
+        for stage in range(self.depth):
+            own, anchor = self.model.new_int_var(0, top, ""), self.model.new_int_var(0, places.cluster.devices, "")
+            first = self.model.new_int_var(0, places.cluster.devices, "")
+            for branch, taken in zip(self.question.branches[stage], self.takes[stage], strict=True):
+                self.model.add(first == self._used(branch.team.type, stage)).only_enforce_if(taken)
+                self.model.add_allowed_assignments([first, own, anchor], rows[branch.team]).only_enforce_if(taken)
+                if branch.own is not None:
+                    self.model.add(own == branch.own).only_enforce_if(taken)
+            owns.append(own)
+            anchors.append(anchor)
+        for boundary in range(1, self.depth):
+            apart, edge = self.model.new_int_var(0, top, ""), self.model.new_int_var(0, top, "")
+            self.model.add_allowed_assignments([anchors[boundary - 1], anchors[boundary], apart], pairs)
+            self.model.add_max_equality(edge, [owns[boundary - 1], owns[boundary], apart])
+            self._edge(boundary - 1, edge, "after")
+            self._edge(boundary, edge, "before")
+
+    def _edge(self, stage: int, edge: cp_model.IntVar, side: str) -> None:
+        for branch, taken in zip(self.question.branches[stage], self.takes[stage], strict=True):
+            level = getattr(branch, side)
+            if level is not None:
+                self.model.add(edge == level).only_enforce_if(taken)
+
+    def read(self, solver: cp_model.CpSolver) -> tuple[tuple[Team, ...], tuple[int, ...]]:
+        """What the solver found."""
+        teams = tuple(
+            next(b.team for b, taken in zip(branches, takes, strict=True) if solver.boolean_value(taken))
+            for branches, takes in zip(self.question.branches, self.takes, strict=True)
+        )
+        return teams, tuple(solver.value(cut) for cut in self.cuts[1:])
+
+
+class _Rows(dict[Team, list[tuple[int, int, int]]]):
+    """For a team: (first of its type's devices, the level its replicas reach up to, the unit its first device is in).
+
+    A unit is one of the innermost level: how far devices lie apart depends on their units alone.
+    """
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self._places = places
+
+    def __missing__(self, team: Team) -> list[tuple[int, int, int]]:
+        ranks = self._places.ranks[team.type]
+        lows, highs = ranks[: len(ranks) - team.replicas + 1], ranks[team.replicas - 1 :]
+        levels = self._places.bandwidths.levels(lows, highs)
+        units = lows // self._places.cluster.levels[0].size
+        self[team] = list(zip(range(len(lows)), levels.tolist(), units.tolist(), strict=True))
+        return self[team]
+
+
+def _pair_rows(places: Places) -> list[tuple[int, int, int]]:
+    """The level between any two units."""
+    size = places.cluster.levels[0].size
+    units = range(places.cluster.devices // size)
+    return [(low, high, places.level(low * size, high * size)) for low, high in product(units, units)]

@@ -1,0 +1,304 @@
+"""Intervals: a profile at one microbatch size as tables over all intervals of blocks (`core.cost.compute` says how).
+
+Kinds: what a stage's time and memory depend on besides its blocks, and the tables over all intervals of blocks.
+
+Everything that the solver is told of times and bytes is here: the closed forms of `core.cost`, a table a kind of stage,
+with the better of recomputing and not recomputing in every entry. Tables are those of `core.cost.compute`: entry [i, j]
+is the stage [i, j + 1), and infinity stands where there is none.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.arrays import BoolArray, FloatArray
+from pipeplan.costs.collectives import EXCHANGES
+from pipeplan.costs.compute import compute_s, interval_maxima, interval_sums, no_stage
+from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, training_copies
+from pipeplan.costs.transfer import boundary_bytes
+from pipeplan.documents.plan import StageMemory
+from pipeplan.documents.profile import Device, Profile
+from pipeplan.planners.problem import Options, PlanningProblem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervals:
+    """What the closed forms are made of, on one type of device."""
+
+    profile: Profile
+    microbatch_size: int
+
+    @cached_property
+    def _measured(self) -> dict[str, FloatArray]:
+        blocks = self.profile.at(self.microbatch_size)
+        fields = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes")
+        return {name: np.asarray([getattr(block, name) for block in blocks], dtype=np.float64) for name in fields}
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return len(self.profile.blocks)
+
+    @cached_property
+    def weight_bytes(self) -> FloatArray:
+        """One version of a stage's weights."""
+        return interval_sums([block.weight_bytes for block in self.profile.blocks])
+
+    @cached_property
+    def activation_bytes(self) -> FloatArray:
+        """What one microbatch keeps."""
+        return interval_sums(self._measured["activation_bytes"].tolist())
+
+    @cached_property
+    def workspace_bytes(self) -> FloatArray:
+        """The largest transient."""
+        return interval_maxima(self._measured["workspace_bytes"].tolist())
+
+    @cached_property
+    def input_bytes(self) -> FloatArray:
+        """What a stage that starts with each block keeps as its input."""
+        return self._measured["input_bytes"]
+
+    @cached_property
+    def output_bytes(self) -> FloatArray:
+        """What a stage that ends with each block sends on: nothing behind the last."""
+        return np.append(self._measured["output_bytes"][:-1], 0.0)
+
+    @cached_property
+    def before_bytes(self) -> FloatArray:
+        """What crosses the boundary before each block, both ways: nothing before the first."""
+        return np.append(0.0, self.after_bytes[:-1])
+
+    @cached_property
+    def after_bytes(self) -> FloatArray:
+        """What crosses the boundary behind each block, both ways: nothing behind the last."""
+        return boundary_bytes(1.0) * self.output_bytes
+
+    def compute_s(self, *, recompute: bool, recompute_factor: float | None) -> FloatArray:
+        """Forward and backward a microbatch; infinite below the diagonal."""
+        blocks = self.profile.at(self.microbatch_size)
+        seconds = [compute_s(block, recompute=recompute, recompute_factor=recompute_factor) for block in blocks]
+        return interval_sums(seconds) + no_stage(self.blocks)
+
+    def memory_bytes(self, held: Copies) -> FloatArray:
+        """What a worker of each stage holds."""
+        total = held.weights * self.weight_bytes + held.activations * self.activation_bytes
+        total += ((held.inputs + held.input_buffers) * self.input_bytes)[:, None]
+        total += held.output_buffers * self.output_bytes + held.transients * self.workspace_bytes
+        return np.asarray(total)
+
+    def items(self, held: Copies, start: int, stop: int) -> StageMemory:
+        """What a worker of one stage holds, by what it is."""
+        here = start, stop - 1
+        weights, activations = int(self.weight_bytes[here]), int(self.activation_bytes[here])
+        inputs, outputs = int(self.input_bytes[start]), int(self.output_bytes[stop - 1])
+        return StageMemory(
+            weights=held.versions * weights,
+            gradients=held.gradients * weights,
+            master_weights=held.master_weights * weights,
+            optimizer_states=held.optimizer_states * weights,
+            activations=held.activations * activations + held.inputs * inputs,
+            transient=held.transients * int(self.workspace_bytes[here]),
+            buffers=held.input_buffers * inputs + held.output_buffers * outputs,
+        )
+
+
+PIPEDREAM = "pipedream"
+FLUSHED = ("1f1b", "gpipe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShape:
+    """What is searched at once. `width` is None where every stage has replicas of its own: PipeDream."""
+
+    schedule: str
+    depth: int
+    width: int | None
+    microbatch_size: int
+    microbatches: int
+
+    @property
+    def slots(self) -> float:
+        """A microbatch's time in steps of the slowest stage: a flush adds the filling and draining."""
+        if self.schedule in FLUSHED:
+            return (self.microbatches + self.depth - 1) / self.microbatches
+        return 1.0
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of idle time among equal stages."""
+        return 1.0 - 1.0 / self.slots
+
+    @property
+    def samples(self) -> int:
+        """Samples that are through after a step of the slowest stage: all pipelines' together."""
+        return self.microbatch_size * (self.width or 1)
+
+    def sample_s(self, step_s: float) -> float:
+        """Seconds a sample, if the slowest stage takes these seconds a microbatch."""
+        return step_s * self.slots / self.samples
+
+    def step_s(self, sample_s: float) -> float:
+        """The reverse."""
+        return sample_s * self.samples / self.slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageKind:
+    """A stage's place: its type of device, its replicas, and the bandwidths among them and across its boundaries.
+
+    `stage` counts from 0; `workers` are those from this stage on, itself included, where replicas differ.
+    """
+
+    stage: int
+    type: int
+    replicas: int
+    workers: int
+    own: float
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """An interval on a kind of stage as it will run."""
+
+    recompute: bool
+    time_s: float
+    memory: StageMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tabulated:
+    """The tables of one problem at one microbatch size."""
+
+    problem: PlanningProblem
+    microbatch_size: int
+
+    @property
+    def options(self) -> Options:
+        """What was asked."""
+        return self.problem.options
+
+    @cached_property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return len(self.problem.profile.blocks)
+
+    @cached_property
+    def types(self) -> tuple[Device, ...]:
+        """The types of devices."""
+        return self.problem.cluster.types
+
+    @cached_property
+    def intervals(self) -> tuple[Intervals, ...]:
+        """The profiles on the types."""
+        named = [device.name if len(self.types) > 1 else None for device in self.types]
+        size = self.microbatch_size
+        return tuple(Intervals(profile=self.problem.profile_on(name), microbatch_size=size) for name in named)
+
+    @cached_property
+    def recomputes(self) -> tuple[bool, ...]:
+        """The choices that a stage has."""
+        asked = self.options.recompute
+        return (False, True) if asked is None else (asked,)
+
+    @cached_property
+    def _compute_s(self) -> dict[tuple[int, bool], FloatArray]:
+        factor = self.options.recompute_factor
+        return {
+            (index, recompute): intervals.compute_s(recompute=recompute, recompute_factor=factor)
+            for index, intervals in enumerate(self.intervals)
+            for recompute in self.recomputes
+        }
+
+    def compute_s(self, kind_type: int) -> FloatArray:
+        """The least compute of all intervals on a type of device."""
+        return np.asarray(np.minimum.reduce([self._compute_s[kind_type, way] for way in self.recomputes]))
+
+    @cached_property
+    def may_be_stage(self) -> BoolArray:
+        """Which intervals the forced and the forbidden cuts leave."""
+        fine = np.tri(self.blocks, dtype=bool).T
+        for cut in self.options.forbidden_cuts:
+            fine[cut, :] = False
+            fine[:, cut - 1] = False
+        for cut in self.options.forced_cuts:
+            fine[:cut, cut:] = False
+        return fine
+
+    def time_s(self, shape: StageShape, kind: StageKind) -> FloatArray:
+        """A stage's time a microbatch, infinite where it does not fit or may not be."""
+        return self._better([self._fitting_s(shape, kind, recompute) for recompute in self.recomputes])
+
+    def excess_bytes(self, shape: StageShape, kind: StageKind) -> FloatArray:
+        """By how much a stage exceeds its device (below 0: what is left); infinite where it may not be."""
+        usable = self.types[kind.type].usable_bytes
+        return self._better([self._held(shape, kind, recompute) - usable for recompute in self.recomputes])
+
+    def _better(self, tables: list[FloatArray]) -> FloatArray:
+        return np.where(self.may_be_stage, np.minimum.reduce(tables), np.inf)
+
+    def choice(self, shape: StageShape, kind: StageKind, start: int, stop: int) -> Choice:
+        """The faster way to run a stage that fits; without recomputation if both are as fast, or if neither fits."""
+        here = start, stop - 1
+        ways = [
+            Choice(
+                recompute=recompute,
+                time_s=float(self._time_s(shape, kind, recompute)[here]),
+                memory=self.intervals[kind.type].items(self._copies(shape, kind, recompute), start, stop),
+            )
+            for recompute in self.recomputes
+        ]
+        usable = self.types[kind.type].usable_bytes
+        fitting = [way for way in ways if way.memory.total <= usable]
+        if fitting:
+            return min(fitting, key=lambda way: (way.time_s, way.recompute))
+        return min(ways, key=lambda way: (way.memory.total, way.recompute))
+
+    def _fitting_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
+        fits = self._held(shape, kind, recompute) <= self.types[kind.type].usable_bytes
+        return np.where(fits, self._time_s(shape, kind, recompute), np.inf)
+
+    def _time_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
+        compute_s = self._compute_s[kind.type, recompute]
+        intervals = self.intervals[kind.type]
+        before_s = intervals.before_bytes[:, None] / kind.before
+        after_s = intervals.after_bytes / kind.after
+        exchange_s = self._exchange_share(shape, kind) * intervals.weight_bytes / kind.own
+        if shape.width is None:
+            stage_s = np.maximum(compute_s, exchange_s) / kind.replicas
+            return np.asarray(np.maximum(stage_s, np.maximum(before_s, after_s)))
+        return np.asarray(np.maximum(compute_s + before_s + after_s, exchange_s / shape.microbatches))
+
+    def _exchange_share(self, shape: StageShape, kind: StageKind) -> float:
+        default = "parameter-server" if shape.width is None else "all-reduce"
+        law = EXCHANGES[self.options.synchronisation or default]
+        return float(law(np.asarray(float(kind.replicas))))
+
+    def _held(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
+        return self.intervals[kind.type].memory_bytes(self._copies(shape, kind, recompute))
+
+    def _copies(self, shape: StageShape, kind: StageKind, recompute: bool) -> Copies:
+        options, dtype = self.options, self.problem.profile.dtype
+        masters = keeps_master_weights(dtype, options.master_weights)
+        if shape.width is not None:
+            return copies(
+                options.memory,
+                shape.schedule,
+                options.optimizer,
+                recompute=recompute,
+                depth=shape.depth,
+                stage=kind.stage,
+                microbatches=shape.microbatches,
+                dtype=dtype,
+                master_weights=masters,
+                replicas=kind.replicas,
+            )
+        held = -(-kind.workers // kind.replicas)
+        if options.memory == "paper":
+            return paper_copies(PIPEDREAM, recompute=recompute, depth=held, microbatches=1)
+        return training_copies(
+            PIPEDREAM, options.optimizer, recompute=recompute, held=held, dtype=dtype, master_weights=masters
+        )

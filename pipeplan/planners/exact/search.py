@@ -1,0 +1,241 @@
+"""Search: every shape is asked whether it holds a faster plan, until none does or the time is up.
+
+Shapes are asked in the order of what they could reach at best. A question is a limit of time: just below the best plan
+known, or after a plan was found between that and what the shape is known not to reach. So every answer raises a bound
+or lowers a time, and what is proven is proven to a stated precision.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+
+from pipeplan.planners.exact import first_plans
+from pipeplan.planners.exact.branches import Questions
+from pipeplan.planners.exact.decision import decide
+from pipeplan.planners.exact.first_plans import balanced
+from pipeplan.planners.exact.kinds import StageShape, Tabulated
+from pipeplan.planners.exact.places import Placed, Places
+from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress
+
+PRECISION = 5e-7
+"""A plan that is faster by less is not looked for."""
+
+_EACH_ENTRY = 4e-9
+"""Deterministic seconds for an entry of a table that is looked at: what is done outside the solver counts as well."""
+
+_EACH_SPLIT = 4
+"""How often a recurrence looks at an entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solution:
+    """Stages on devices, and their slowest."""
+
+    shape: StageShape
+    placed: Placed
+    stops: tuple[int, ...]
+    step_s: float
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds a sample."""
+        return self.shape.sample_s(self.step_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Result:
+    """The best solution, None where there is none; no plan takes less than `bound_s` a sample.
+
+    `decided` says that time was enough for all shapes.
+    """
+
+    best: Solution | None
+    bound_s: float
+    decided: bool
+    spent: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Open:
+    """A shape, and the seconds a sample that it is known not to go below."""
+
+    questions: Questions
+    bound_s: float
+    decided: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class ExactSearch:
+    """One problem's shapes, within a limit of deterministic seconds."""
+
+    problem: PlanningProblem
+    shapes: Sequence[StageShape]
+    limit: float
+    observe: Observer
+    places: Places = field(init=False)
+    spent: float = 0.0
+    best: Solution | None = None
+    _open: list[_Open] = field(default_factory=list)
+    _tabulated: dict[int, Tabulated] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.places = Places(cluster=self.problem.cluster)
+
+    def run(self) -> Result:
+        """First plans, then the questions: twice round, so that a hard shape leaves time for the others."""
+        self._open = [_Open(questions=self.questions(s), bound_s=self._least_s(s)) for s in self.shapes]
+        self._open.sort(key=lambda shape: shape.bound_s)
+        for shape in self._open[: 1 if self.free_depth else None]:
+            if shape.bound_s < self._target_s() and self.spent < self.limit / 2:
+                self._first_plans(shape.questions)
+                shape.questions.forget()
+        for share in (0.5, 1.0):
+            for place, shape in enumerate(self._open):
+                left = sum(not other.decided for other in self._open[place:])
+                allowed = (self.limit - self.spent) * share if left else 0.0
+                self._settle(shape, self.spent + allowed / max(left, 1) if share < 1 else self.limit)
+                shape.questions.forget()
+        bound_s = min((shape.bound_s for shape in self._open), default=inf)
+        decided = all(shape.decided for shape in self._open)
+        best_s = self.best.sample_s if self.best else inf
+        return Result(best=self.best, bound_s=min(bound_s, best_s), decided=decided, spent=self.spent)
+
+    @property
+    def free_depth(self) -> bool:
+        """Whether the first plans of one shape are those of all: PipeDream's, unless stages are asked for."""
+        return any(shape.width is None for shape in self.shapes) and self.problem.options.stages is None
+
+    def questions(self, shape: StageShape) -> Questions:
+        """Those about a shape."""
+        options = self.problem.options
+        return Questions(
+            shape=shape,
+            tabulated=self.tabulated(shape.microbatch_size),
+            places=self.places,
+            straight=options.straight,
+            fewer=options.fewer_machines,
+            charge=self._charge,
+        )
+
+    def _charge(self, entries: float) -> None:
+        self.spent += _EACH_ENTRY * entries
+
+    def tabulated(self, microbatch_size: int) -> Tabulated:
+        """The tables at a size."""
+        if microbatch_size not in self._tabulated:
+            self._tabulated[microbatch_size] = Tabulated(problem=self.problem, microbatch_size=microbatch_size)
+        return self._tabulated[microbatch_size]
+
+    def _target_s(self) -> float:
+        """What a better plan must reach."""
+        return self.best.sample_s * (1 - PRECISION) if self.best else inf
+
+    def _least_s(self, shape: StageShape) -> float:
+        """No plan of the shape takes less a sample: compute alone, spread evenly over the fastest type of device."""
+        tabulated = self.tabulated(shape.microbatch_size)
+        types = range(len(tabulated.types))
+        blocks_s = np.minimum.reduce([np.diagonal(tabulated.compute_s(kind)) for kind in types])
+        workers = sum(self.places.counts) if shape.width is None else shape.depth
+        widest = max(self.places.counts) if shape.width is None else 1
+        step_s = max(float(blocks_s.sum()) / workers, float(blocks_s.max()) / widest)
+        return shape.sample_s(step_s * (1 - 1e-12))
+
+    def _first_plans(self, questions: Questions) -> None:
+        """Keeps the best of a shape's; of PipeDream's any number of stages, where that is free."""
+        blocks = questions.tabulated.blocks
+        for placed in self.first_places(questions):
+            shape = replace(questions.shape, depth=len(placed.kinds))
+            self._charge(_EACH_SPLIT * blocks * blocks * shape.depth)
+            found = solution(questions if shape == questions.shape else self.questions(shape), placed)
+            if found is not None and found.sample_s < self._target_s():
+                self._keep(found)
+            if self.spent >= self.limit / 2 and self.best is not None:
+                return
+
+    def first_places(self, questions: Questions, quantity: str = "time_s") -> Iterator[Placed]:
+        """The places that the recurrences try for a shape."""
+        shape, options = questions.shape, self.problem.options
+        if shape.width is not None:
+            yield from first_plans.placed(shape, self.places)
+            return
+        tabulated = questions.tabulated
+        for row in first_plans.rows(tabulated, self.places, straight=options.straight, fewer=options.fewer_machines):
+            self._charge(row.entries(options.stages))
+            teams = row.teams(shape, depth=options.stages, quantity=quantity)
+            if teams is not None:
+                yield self.places.in_a_row(teams)
+            if self.spent >= self.limit:
+                return
+
+    def _keep(self, found: Solution) -> None:
+        self.best = found
+        self._tell()
+
+    def _tell(self) -> None:
+        undecided = [shape.bound_s for shape in self._open if not shape.decided]
+        best_s = self.best.sample_s if self.best else None
+        bound_s = min([*undecided, *([] if best_s is None else [best_s])], default=0.0)
+        told = SearchProgress(
+            best_s=best_s, bound_s=bound_s, open_shapes=len(undecided), spent=self.spent, limit=self.limit
+        )
+        self.observe(told)
+
+    def _settle(self, shape: _Open, until: float) -> None:
+        """Asks about a shape until it is decided or the deterministic time comes to `until`."""
+        middle = False
+        while not shape.decided:
+            target_s = self._target_s()
+            if shape.bound_s >= target_s:
+                shape.decided = True
+                break
+            if middle:
+                target_s = (target_s + shape.bound_s) / 2
+            found, proven = self._ask(shape, target_s, until)
+            if found is None and not proven:
+                break
+            middle = found is not None
+            if found is None:
+                shape.bound_s = target_s
+                shape.decided = target_s == inf
+        self._tell()
+
+    def _ask(self, shape: _Open, target_s: float, until: float) -> tuple[Solution | None, bool]:
+        """A solution within the target; or None, and whether it is proven that there is none."""
+        proven = True
+        if self.spent + _EACH_ENTRY * shape.questions.entries >= until:
+            return None, False
+        for question in shape.questions.within(shape.questions.shape.step_s(target_s)):
+            if self.spent >= until:
+                return None, False
+            verdict = decide(question.asked, until - self.spent)
+            self.spent += verdict.spent
+            if verdict.found is not None:
+                placed = question.placed or self.places.in_a_row(verdict.found[0])
+                found = solution(shape.questions, placed)
+                if found is None or found.sample_s >= (self.best.sample_s if self.best else inf):
+                    raise ArithmeticError(f"the solver's plan is not within the limit that it was given: {target_s}")
+                self._keep(found)
+                return found, False
+            proven = proven and verdict.proven
+        return None, proven
+
+
+def solution(questions: Questions, placed: Placed) -> Solution | None:
+    """The best split on these places, the slowest stage first, then balanced; None where none fits."""
+    tables = [questions.table(questions.shared(kind)) for kind in placed.kinds]
+    stops = balanced(tables)
+    if stops is None:
+        return None
+    step_s = slowest(tables, stops)
+    return Solution(shape=questions.shape, placed=placed, stops=stops, step_s=step_s)
+
+
+def slowest(tables: Sequence[np.ndarray], stops: Iterable[int]) -> float:
+    """The largest of the stages' entries."""
+    start, worst = 0, -inf
+    for table, stop in zip(tables, stops, strict=True):
+        worst = max(worst, float(table[start, stop - 1]))
+        start = stop
+    return worst

@@ -1,0 +1,119 @@
+"""GPipe's partitioning (Huang et al. 2019, section 2.3): K cells of consecutive blocks, of the least variance of cost.
+
+A cell's cost is its forward and backward; the sum of all is given, so that the least variance is the least sum of
+squares. Only boundary activations are kept, and every cell's forward runs again in the backward. Beyond the paper,
+only partitions that fit the devices' memory are compared: the paper's own, wherever that fits.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.documents.plan import Answer, Infeasible
+from pipeplan.planners.complete import complete
+from pipeplan.planners.problem import (
+    PlanningProblem,
+    refuse_unused,
+    require_few_blocks,
+    require_recompute,
+    require_schedule,
+    require_stages,
+)
+from pipeplan.planners.reasons import memory_reason
+from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, Miss, candidate, decision, lost, too_large
+from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.planners.two_bw.split import Costs, Starts, least_squares
+from pipeplan.planners.two_bw.terms import PipelineShape, PipelineTerms
+
+NAME = "gpipe"
+
+
+def gpipe(problem: PlanningProblem) -> Answer:
+    """The fastest microbatch size with its partition of least variance; K from the options, or the devices.
+
+    A microbatch takes the slowest cell's time, recomputation and transfers included, times (m + K - 1) / m.
+    """
+    options = problem.options
+    used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
+    refuse_unused(NAME, options, used)
+    require_schedule(options, (NAME,), NAME)
+    require_recompute(options, NAME)
+    require_stages(problem)
+    require_few_blocks(problem)
+    measured = profiled(problem)
+    sizes = [
+        size
+        for size in measured.sizes
+        if size <= problem.batch_size and (options.safe_batch or problem.batch_size % size == 0)
+    ]
+    evaluator = Evaluator(problem=problem, measured=measured)
+    shapes = [_shape(problem, size) for size in sizes]
+    balanced = [(shape, _balanced(evaluator, shape)) for shape in shapes]
+    fitting = [_timed(evaluator, shape, stops) for shape, stops in balanced if stops]
+    fitting.sort(key=lambda found: _preference(problem, found[0]))
+    misses = [miss for shape, stops in balanced if not stops if (miss := evaluator.nearest(shape))]
+    misses.sort(key=lambda miss: miss.missing_bytes)
+    if not fitting:
+        return _infeasible(problem, misses)
+    (best, stops), *slower = fitting
+    alternatives = (*(lost(*other, best) for other in slower), *map(too_large, misses))
+    chosen = decision(NAME, "gpipe-2019-2.3", best, stops, considered=len(shapes), alternatives=alternatives)
+    return complete(problem, chosen)
+
+
+def _preference(problem: PlanningProblem, found: Candidate) -> tuple[float, bool, int]:
+    size = found.shape.microbatch_size
+    return -found.throughput_samples_per_s, size not in problem.profile.microbatch_sizes, size
+
+
+def _shape(problem: PlanningProblem, microbatch_size: int) -> PipelineShape:
+    return PipelineShape(
+        schedule=NAME,
+        width=1,
+        depth=problem.options.stages or min(problem.cluster.devices, len(problem.profile.blocks)),
+        microbatch_size=microbatch_size,
+        microbatches=problem.batch_size // microbatch_size,
+        recompute=True,
+    )
+
+
+def _balanced(evaluator: Evaluator, shape: PipelineShape) -> tuple[int, ...] | None:
+    """Where the cells of least variance end, among those that fit; None if none do."""
+    terms = evaluator.terms(shape, evaluator.links(shape)[0])
+    starts = terms.fitting_starts()
+    if starts is None:
+        return None
+    return least_squares(partial(_squares, terms), terms.chain.listed_s(recompute=False), starts)
+
+
+def _squares(terms: PipelineTerms, starts: Starts) -> Costs:
+    """Costs squared, infinite where a cell does not fit."""
+    fits = terms.within(starts, 0.0)
+    sums = terms.chain.compute_s
+
+    def cost(stage: int, begins: slice, stops: slice) -> FloatArray:
+        squares = np.square(sums[stops] - sums[begins][:, None])
+        return np.where(np.isfinite(fits(stage, begins, stops)), squares, np.inf)
+
+    return cost
+
+
+def _timed(evaluator: Evaluator, shape: PipelineShape, stops: tuple[int, ...]) -> tuple[Candidate, tuple[int, ...]]:
+    terms = evaluator.terms(shape, evaluator.links(shape)[0])
+    slowest_s = max(float(terms.time_s(*place)[0, 0]) for place in terms.slices(stops))
+    return candidate(shape, terms, None, slowest_s), stops
+
+
+def _infeasible(problem: PlanningProblem, misses: list[Miss]) -> Infeasible:
+    reasons = tuple(
+        memory_reason(
+            f"gpipe on {miss.shape.depth} stages, microbatches of {miss.shape.microbatch_size}",
+            stage=miss.stage,
+            missing_bytes=miss.missing_bytes,
+            device_bytes=problem.cluster.device.usable_bytes,
+            configurations=1,
+        )
+        for miss in misses
+    )
+    return Infeasible(planner=NAME, reasons=reasons, configurations_considered=len(misses))

@@ -1,0 +1,126 @@
+"""On a chain: planners that need one, asked about a model that is a graph.
+
+The graph becomes a chain whose blocks are what lies between two places that one tensor crosses (`graph.line_of`). The
+answer's stages are put back into places in the graph's order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from pipeplan.costs.graph import Line, crossing_bytes, graph_of, line_of, loaded_bytes
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Answer, Plan, Stage
+from pipeplan.documents.profile import Block, Measurement, Profile
+from pipeplan.errors import require
+from pipeplan.planners.problem import Planner, PlanningProblem
+
+
+def on_chain(planner: Planner) -> Planner:
+    """The planner, which plans chains, for profiles that are chains or graphs; of a graph in terms of its blocks.
+
+    Raises InvalidInputError for what the planner refuses, for cuts of a graph other than those of the chain, and for
+    a forced cut where the chain has none. Profiles of other types of devices are cut at the same places.
+    """
+
+    def on_any(problem: PlanningProblem) -> Answer:
+        if problem.profile.edges is None:
+            return planner(problem)
+        line = line_of_profile(problem.profile)
+        answer = planner(_on_line(problem, line))
+        if not isinstance(answer, Plan):
+            return answer
+        stages = tuple(_on_graph(stage, line) for stage in answer.stages)
+        return replace(answer, stages=stages, order=line.order, profile_id=content_id(problem.profile))
+
+    return on_any
+
+
+def chain_of(profile: Profile) -> Profile:
+    """The chain of a profile that is a graph."""
+    return _chain(profile, line_of_profile(profile))
+
+
+def line_of_profile(profile: Profile) -> Line:
+    """The order of a graph's blocks, with the places that one tensor crosses, at all sizes that were measured."""
+    graph = graph_of(len(profile.blocks), profile.edges or ())
+    return line_of(graph, [max(m.output_bytes for m in block.measurements) for block in profile.blocks])
+
+
+def _chain(profile: Profile, line: Line) -> Profile:
+    """A block for what lies between two places that one tensor crosses."""
+    graph = graph_of(len(profile.blocks), profile.edges or ())
+    at = {size: profile.at(size) for size in profile.microbatch_sizes}
+    boundaries = {size: _boundaries(profile, line, size) for size in at}
+    blocks = []
+    for index, (start, stop) in enumerate(pairwise(line.single_tensor)):
+        inside = line.order[start:stop]
+        measurements = [
+            _measurement(
+                [measured[block] for block in inside],
+                input_bytes=boundaries[size][index] if index else loaded_bytes(graph, measured),
+                output_bytes=boundaries[size][index + 1],
+            )
+            for size, measured in at.items()
+        ]
+        blocks.append(_block([profile.blocks[block] for block in inside], measurements))
+    return replace(profile, blocks=tuple(blocks), edges=None)
+
+
+def _boundaries(profile: Profile, line: Line, microbatch_size: int) -> list[int]:
+    """What crosses each place that one tensor crosses."""
+    graph = graph_of(len(profile.blocks), profile.edges or ())
+    crossing = crossing_bytes(graph, line.order, [m.output_bytes for m in profile.at(microbatch_size)])
+    return [int(crossing[place]) for place in line.single_tensor]
+
+
+def _block(inside: Sequence[Block], measurements: Sequence[Measurement]) -> Block:
+    first, last = inside[0].name, inside[-1].name
+    return Block(
+        name=first if len(inside) == 1 else f"{first}..{last}",
+        weight_bytes=sum(block.weight_bytes for block in inside),
+        measurements=tuple(measurements),
+    )
+
+
+def _measurement(blocks: Sequence[Measurement], *, input_bytes: int, output_bytes: int) -> Measurement:
+    """Blocks as one. Those without a split backward have none together."""
+    split = all(block.backward_input_s is not None for block in blocks)
+    kept = all(block.weight_gradient_bytes is not None for block in blocks)
+    return Measurement(
+        microbatch_size=blocks[0].microbatch_size,
+        forward_s=sum(block.forward_s for block in blocks),
+        backward_s=sum(block.backward_s for block in blocks),
+        backward_input_s=sum(block.backward_input_s or 0.0 for block in blocks) if split else None,
+        backward_weight_s=sum(block.backward_weight_s or 0.0 for block in blocks) if split else None,
+        input_bytes=input_bytes,
+        output_bytes=output_bytes,
+        activation_bytes=sum(block.activation_bytes for block in blocks),
+        workspace_bytes=max(block.workspace_bytes for block in blocks),
+        weight_gradient_bytes=sum(block.weight_gradient_bytes or 0 for block in blocks) if kept else None,
+    )
+
+
+def _on_line(problem: PlanningProblem, line: Line) -> PlanningProblem:
+    options = problem.options
+    rule = "must be single-tensor for a planner of chains"
+    require(options.cuts in (None, "single-tensor"), "cuts", rule, options.cuts)
+    number = {place: index for index, place in enumerate(line.single_tensor)}
+    for cut in options.forced_cuts:
+        rule = f"must be places that one tensor crosses, {list(line.single_tensor[1:-1])}"
+        require(cut in number, "forced_cuts", rule, cut)
+    return replace(
+        problem,
+        profile=_chain(problem.profile, line),
+        other_profiles=tuple(_chain(profile, line) for profile in problem.other_profiles),
+        options=replace(
+            options,
+            cuts=None,
+            forced_cuts=tuple(number[cut] for cut in options.forced_cuts),
+            forbidden_cuts=tuple(number[cut] for cut in options.forbidden_cuts if cut in number),
+        ),
+    )
+
+
+def _on_graph(stage: Stage, line: Line) -> Stage:
+    return replace(stage, start=line.single_tensor[stage.start], stop=line.single_tensor[stage.stop])

@@ -1,0 +1,220 @@
+"""Memory in a partition: what fits, and the search on one level when that decides.
+
+A stage on r of the devices has ceil(devices from its first on / r) minibatches in flight (PipeDream 2018, section
+3.3): 1 + ceil(behind / r). Fewer devices behind a stage, or more on it, never make it hold more: so the fewest devices
+from each state to the end are the best for memory as well, and the closed form of `probe` goes on with what
+is behind known. Devices that are left over go to the first stage, behind which nothing changes. What that argument
+does not reach (a first stage of one device that may not have two) is left to `recurrence`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.planners.pipedream.probe import Stages, Table, UnitsNeeded, path
+from pipeplan.planners.pipedream.recurrence import LevelSearch
+from pipeplan.planners.pipedream.space import STEP, PartitionSpace
+from pipeplan.planners.pipedream.states import States
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Law:
+    """Bytes held = fixed + held x each, of a stage's weights, activations, input and largest transient, in this order.
+
+    `held` are the minibatches in flight. Both accountings of `cost.memory` are of this form.
+    """
+
+    fixed: tuple[float, float, float, float]
+    each: tuple[float, float, float, float]
+    limit_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Memory:
+    """The law for the states of a space."""
+
+    law: Law
+    weight_bytes: FloatArray
+    activation_bytes: FloatArray
+    input_bytes: FloatArray
+    transient_bytes: FloatArray | None
+
+    def held_bytes(self, rows: IntArray, columns: IntArray, held: FloatArray | float) -> FloatArray:
+        """What a worker holds of the stages from each row to each column, with so many minibatches in flight."""
+        fixed, each = (self.weighted(factors, rows, columns) for factors in (self.law.fixed, self.law.each))
+        return np.asarray(fixed + held * each)
+
+    def most_in_flight(self, rows: IntArray, columns: IntArray) -> FloatArray:
+        """How many minibatches may be in flight; infinite where they take nothing, below 1 where nothing fits."""
+        fixed, each = (self.weighted(factors, rows, columns) for factors in (self.law.fixed, self.law.each))
+        left = self.law.limit_bytes - fixed
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most = np.floor(left / each)
+        return np.where(each > 0, most, np.where(left >= 0, np.inf, -1.0))
+
+    def weighted(self, factors: tuple[float, float, float, float], rows: IntArray, columns: IntArray) -> FloatArray:
+        weights, activations, inputs, transients = factors
+        total = weights * (self.weight_bytes[columns] - self.weight_bytes[rows, None])
+        if activations:
+            total += activations * (self.activation_bytes[columns] - self.activation_bytes[rows, None])
+        if inputs:
+            total += inputs * self.input_bytes[rows, None]
+        if transients and self.transient_bytes is not None:
+            total += transients * self.transient_bytes[np.ix_(rows, columns)]
+        return np.asarray(total)
+
+
+def memory_of(states: States, space: PartitionSpace, law: Law) -> Memory:
+    """The law, for the states in the space's order."""
+    order = space.original
+    transients = states.transient_bytes
+    return Memory(
+        law=law,
+        weight_bytes=space.weight_bytes,
+        activation_bytes=np.asarray(states.activation_bytes, dtype=np.float64)[order],
+        input_bytes=np.asarray(states.input_bytes, dtype=np.float64)[order],
+        transient_bytes=None if transients is None else transients[np.ix_(order, order)],
+    )
+
+
+def in_flight(replicas: list[int]) -> list[int]:
+    """Minibatches in flight on each of these stages, first to last."""
+    return [-(-sum(replicas[stage:]) // count) for stage, count in enumerate(replicas)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fitting:
+    """Stages that fit, and the bottleneck below which none do. Equal: a proven optimum."""
+
+    cost_s: float
+    stages: Stages
+    refuted_s: float
+
+
+class FittingSearch:
+    """The fastest stages that fit, on one level."""
+
+    def __init__(self, level: LevelSearch, memory: Memory) -> None:
+        self.level = level
+        self.memory = memory
+
+    def search(self, stages: Stages, refuted_s: float) -> Fitting:
+        """The optimum, or bounds of it, from stages that fit and what is refuted already."""
+        cost_s, low_s = self.level.measured(stages).cost_s, refuted_s
+        while cost_s * (1 - STEP) > low_s:
+            bottleneck_s = self._between(low_s, cost_s * (1 - STEP))
+            found, table = self._probe(bottleneck_s)
+            if found is not None:
+                cost_s, stages = self.level.measured(found).cost_s, found
+                continue
+            low_s = bottleneck_s
+            if table.least[0] > self.level.units:
+                refuted_s = bottleneck_s
+        return Fitting(cost_s=cost_s, stages=stages, refuted_s=min(refuted_s / (1 - STEP), cost_s))
+
+    def _between(self, low_s: float, high_s: float) -> float:
+        middle_s = float(np.sqrt(max(low_s, high_s * 1e-18) * high_s))
+        return high_s if high_s <= low_s * (1 + 1e-9) else min(middle_s, high_s)
+
+    def _probe(self, bottleneck_s: float) -> tuple[Stages | None, Table]:
+        """Stages within the bottleneck that fit, where the argument finds some; and the fewest devices."""
+        level = self.level
+        states = level.states(level.space.within(0, level.space.last), bottleneck_s)
+        needs = level.needs(bottleneck_s, 0, level.space.last)
+        least = np.full(len(states), np.inf)
+        least[-1] = 0.0
+        after = np.full(len(states), len(states) - 1)
+        for here in reversed(range(len(states) - 1)):
+            need, _ = self.needs_of_row(needs, states, here, least)
+            total = need + least[here + 1 :]
+            nearest = int(total.argmin())
+            least[here], after[here] = total[nearest], here + 1 + nearest
+        table = Table(states=states, least=least, after=after)
+        if least[0] > level.units:
+            return None, table
+        return self._stages(needs, table), table
+
+    def needs_of_row(
+        self, needs: UnitsNeeded, states: IntArray, here: int, least: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """The least devices of a stage that fits, and of two and more, with the fewest devices behind it."""
+        row, columns = states[here : here + 1], states[here + 1 :]
+        need, two = (table[0] for table in needs.block(row, columns))
+        most = self.memory.most_in_flight(row, columns)[0]
+        behind = least[here + 1 :]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fitting = np.where(behind == 0, 1.0, np.ceil(behind / np.maximum(most - 1, 0)))
+        fitting = np.where((most >= 1) & ~np.isnan(fitting), fitting, np.inf)
+        two = np.maximum(two, fitting)
+        return np.where((need == 1) & (fitting <= 1), 1.0, two), two
+
+    def _stages(self, needs: UnitsNeeded, table: Table) -> Stages | None:
+        """On all units: the first stage takes what is left over, if it has two or more."""
+        level, least = self.level, table.least
+        need, two = self.needs_of_row(needs, table.states, 0, least)
+        left = 0
+        if not level.fewer and least[0] < level.units:
+            need = two
+            if (need + least[1:]).min() > level.units:
+                return None
+            left = level.units - int((need + least[1:]).min())
+        total = need + least[1:]
+        step = int(total.argmin())
+        first = (int(table.states[0]), int(table.states[1 + step]), int(need[step]) + left)
+        return (first, *path(table, 1 + step))
+
+
+def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float, Stages]:
+    """The least that the worst device must hold if time does not matter, and stages that hold no more.
+
+    A limit is tried by the least devices from every state to the end; it is set to what the stages that were found
+    hold, until nothing below it will do.
+    """
+    every = np.arange(len(space))
+    fixed, each = (memory.weighted(factors, every, every) for factors in (memory.law.fixed, memory.law.each))
+    stages: Stages = ((0, space.last, devices),)
+    most, low = _largest(memory, stages), 0.0
+    while most - 1 > low:
+        limit = most - 1 if most - low < 2 else (most + low) // 2
+        found = _within(fixed, each, space, limit, devices)
+        if found is None:
+            low = limit
+        else:
+            most, stages = _largest(memory, found), found
+    return most, stages
+
+
+def _largest(memory: Memory, stages: Stages) -> float:
+    held = in_flight([units for _, _, units in stages])
+    return max(
+        float(memory.held_bytes(np.array([start]), np.array([stop]), count)[0, 0])
+        for (start, stop, _), count in zip(stages, held, strict=True)
+    )
+
+
+def _within(fixed: FloatArray, each: FloatArray, space: PartitionSpace, limit: float, devices: int) -> Stages | None:
+    least = np.full(len(space), np.inf)
+    least[-1] = 0.0
+    choice = np.zeros((2, len(space)), dtype=np.int64)
+    for here in reversed(range(space.last)):
+        after = space.successors(here)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most = np.floor((limit - fixed[here, after]) / each[here, after])
+            need = np.where(least[after] == 0, 1.0, np.maximum(np.ceil(least[after] / np.maximum(most - 1, 0)), 1.0))
+        need[np.isnan(most)] = 1.0
+        need[np.isnan(need) | (most < 1)] = np.inf
+        step = int(np.argmin(need + least[after]))
+        least[here] = need[step] + least[after[step]]
+        if np.isfinite(least[here]):
+            choice[:, here] = after[step], need[step]
+    return None if least[0] > devices else tuple(_read(choice, space.last, devices - int(least[0])))
+
+
+def _read(choice: IntArray, last: int, left: int) -> Iterator[tuple[int, int, int]]:
+    here = 0
+    while here < last:
+        stop, units = (int(value) for value in choice[:, here])
+        yield here, stop, units + (left if here == 0 else 0)
+        here = stop

@@ -1,0 +1,318 @@
+"""Graph bound: a time below which no plan of a graph is, without listing the graph's cuts.
+
+Cuts are put into windows by how much compute they have before them. A window [low, high] stands for all cuts I with
+low <= c(I) <= high, and what holds for all of them is:
+
+    inside     every block b with c(all) - c(b and what depends on it) < low: without b none of those would be in I
+    outside    every block b with c(b and what it depends on) > high
+    weights    at least those of the blocks inside, and the least that compute up to `low` can be had for among the
+               others (blocks by their weights a second, the last one in part); at most all but the same of the rest
+    boundary   at least the fewest bytes that cross any cut with these blocks inside and outside (`least_crossing`), of
+               this window or of one around it
+
+Every plan maps to a path over windows, by the windows of its cuts, leaving out the stages that begin and end in the
+same one. A stage from window g to window h computes at least low(h) - high(g) and has at least the least weights of h
+less the most of g; it crosses at least h's least boundary. So the least number of devices over all such paths within a
+bottleneck t is at most that of any plan within t: where it exceeds the devices that are there, no plan is within t.
+That holds on several levels of network too, if all of it is as fast as the fastest: a stage on n devices takes at
+least compute / n, and its slowest exchange at least (n - 1)/n |w| factor / (n B). It holds for the units of an outer
+level too, each as fast as all its devices together, behind the fastest link from that level on. A stage of m devices,
+behind which there are at least r, has ceil((m + r) / m) minibatches in flight, whose weights and activations must fit.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
+from pipeplan.costs.graph import Graph, closures, membership
+from pipeplan.planners.pipedream.least_crossing import least_crossing
+from pipeplan.planners.pipedream.states import grid_s
+
+WINDOWS = 500
+"""Equal windows. The finer, the nearer the bound."""
+
+PLACES_AT_MOST = 500
+"""Windows of cuts that are known."""
+
+BLOCKS_AT_MOST = 4000
+"""What depends on what is a table; beyond, the bound is compute alone."""
+
+ROUNDING = 1e-12
+"""Sums in different orders differ by less."""
+
+PRECISION = 1e-4
+"""How near to the least time that it cannot refute the bound comes."""
+
+FLOWS_AT_MOST = 250
+"""Searches for the fewest bytes that cross a range of windows: about a millisecond each for a thousand blocks."""
+
+_ROWS = 500
+"""Sets that are looked at at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Windows:
+    """By window, ascending, the first being the start and the last the end of the model.
+
+    `cheap` are cuts that were found on the way, of few bytes for where they are.
+    """
+
+    low_s: FloatArray
+    high_s: FloatArray
+    least_weight_bytes: FloatArray
+    most_weight_bytes: FloatArray
+    least_activation_bytes: FloatArray
+    most_activation_bytes: FloatArray
+    boundary_bytes: FloatArray
+    cheap: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blocks:
+    """A graph whose blocks stand behind what they read, with what they take and put out.
+
+    Seconds are on a grid (`grid_s`), so that sums are exact in any order.
+    """
+
+    graph: Graph
+    compute_s: FloatArray
+    weight_bytes: FloatArray
+    activation_bytes: FloatArray
+    output_bytes: FloatArray
+
+
+def windows_of(blocks: Blocks, sides: "Sides", limit_bytes: float, places_s: FloatArray) -> Windows:
+    """The windows of a graph. Boundaries of more bytes than the limit are only known to be that.
+
+    `places_s`: amounts of compute at which a cut is known, and gets a window of its own.
+    """
+    total_s = float(blocks.compute_s.sum())
+    low_s, high_s = _edges(total_s, places_s)
+    certain = sides.certain(low_s, high_s)
+    weights = _range(blocks.weight_bytes, certain, low_s, high_s, blocks.compute_s)
+    activations = _range(blocks.activation_bytes, certain, low_s, high_s, blocks.compute_s)
+    boundary_bytes, cheap = _boundaries(blocks, sides, low_s, high_s, limit_bytes)
+    return Windows(
+        low_s=np.concatenate(([0.0], low_s, [total_s])),
+        high_s=np.concatenate(([0.0], high_s, [total_s])),
+        least_weight_bytes=weights[0],
+        most_weight_bytes=weights[1],
+        least_activation_bytes=activations[0],
+        most_activation_bytes=activations[1],
+        boundary_bytes=np.concatenate(([0.0], boundary_bytes, [0.0])),
+        cheap=cheap,
+    )
+
+
+def _edges(total_s: float, places_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Equal windows, and one for each place. Compute is a multiple of a unit, so that windows need not overlap."""
+    unit_s = grid_s(total_s)
+    some = places_s[np.unique(np.linspace(0, len(places_s) - 1, PLACES_AT_MOST).astype(int))] if len(places_s) else []
+    even = np.rint(np.linspace(0.0, total_s, WINDOWS + 1) / unit_s) * unit_s
+    edges = np.unique(np.concatenate((even, some, np.add(some, unit_s), [total_s + unit_s])))
+    return edges[:-1], edges[1:] - unit_s
+
+
+class Sides:
+    """Which blocks are certainly before or behind a cut, by the compute before it."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        graph = blocks.graph
+        self._total_s = float(blocks.compute_s.sum())
+        self._needed_s, self._dependent_s = (_sums(sets, blocks.compute_s) for sets in closures(graph))
+        self._sources = [block for block, reads in enumerate(graph.reads) if not reads]
+        self._sinks = [block for block, readers in enumerate(graph.read_by) if not readers]
+
+    def certain(self, low_s: FloatArray, high_s: FloatArray) -> tuple[BoolArray, BoolArray]:
+        """By window and block: before, and behind. A cut has something before it, and something behind."""
+        inside = (self._total_s - self._dependent_s) < low_s[:, None]
+        outside = self._needed_s > high_s[:, None]
+        if len(self._sources) == 1 and len(self._sinks) == 1 and self._sources != self._sinks:
+            inside[:, self._sources], inside[:, self._sinks] = True, False
+            outside[:, self._sinks], outside[:, self._sources] = True, False
+        return inside, outside
+
+
+def _boundaries(
+    blocks: Blocks, sides: Sides, low_s: FloatArray, high_s: FloatArray, limit_bytes: float
+) -> tuple[FloatArray, tuple[int, ...]]:
+    """By window the fewest bytes, and cuts within the limit. All windows first, then halves of what is within it."""
+    outputs = [int(size) for size in blocks.output_bytes]
+    found = np.zeros(len(low_s))
+    cheap: dict[int, None] = {}
+    ranges = deque([(0, len(found))])
+    for _ in range(FLOWS_AT_MOST):
+        if not ranges:
+            break
+        start, stop = ranges.popleft()
+        inside, outside = sides.certain(low_s[start : start + 1], high_s[stop - 1 : stop])
+        least = least_crossing(blocks.graph, outputs, inside[0].tolist(), outside[0].tolist(), limit_bytes)
+        found[start:stop] = np.maximum(found[start:stop], least.size_bytes)
+        if least.before is not None:
+            cheap[least.before] = None
+            middle = (start + stop) // 2
+            ranges.extend(part for part in ((start, middle), (middle, stop)) if start < middle)
+    return found, tuple(cheap)
+
+
+def _sums(sets: Sequence[int], values: FloatArray) -> FloatArray:
+    """By set the sum over its members."""
+    parts = [sets[start : start + _ROWS] for start in range(0, len(sets), _ROWS)]
+    return np.concatenate([membership(part, len(values)) @ values for part in parts])
+
+
+def _range(
+    sizes: FloatArray,
+    certain: tuple[BoolArray, BoolArray],
+    low_s: FloatArray,
+    high_s: FloatArray,
+    compute_s: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """By window, with the start and the end, the least and the most bytes of the blocks before its cuts."""
+    inside, outside = certain
+    total_bytes, total_s = sizes.sum(), compute_s.sum()
+    least = _least(sizes, inside, inside | outside, low_s, compute_s)
+    left_out = _least(sizes, outside, inside | outside, total_s - high_s, compute_s)
+    most = total_bytes - left_out
+    return np.concatenate(([0.0], least, [total_bytes])), np.concatenate(([0.0], most, [total_bytes]))
+
+
+def _least(
+    sizes: FloatArray, certain: BoolArray, known: BoolArray, needed_s: FloatArray, compute_s: FloatArray
+) -> FloatArray:
+    """By row the bytes of certain blocks and the least of as many of the unknown ones as add up to the compute needed.
+
+    Blocks are taken by their bytes a second, the last one in part.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        density = np.where(compute_s > 0, sizes / compute_s, np.inf)
+    by_density = np.argsort(density, kind="stable")
+    unknown = ~known[:, by_density]
+    seconds = np.cumsum(np.where(unknown, compute_s[by_density], 0.0), axis=1)
+    held = np.cumsum(np.where(unknown, sizes[by_density], 0.0), axis=1)
+    missing_s = needed_s - certain @ compute_s - compute_s.sum() * ROUNDING
+    whole = (seconds <= missing_s[:, None]).sum(axis=1)
+    rows, before = np.arange(len(certain)), np.maximum(whole - 1, 0)
+    taken_s = np.where(whole > 0, seconds[rows, before], 0.0)
+    taken_bytes = np.where(whole > 0, held[rows, before], 0.0)
+    last = np.minimum(whole, len(compute_s) - 1)
+    part_s = np.where((whole < len(compute_s)) & (missing_s > taken_s), missing_s - taken_s, 0.0)
+    rate = np.where(np.isfinite(density[by_density][last]), density[by_density][last], 0.0)
+    return np.asarray(certain @ sizes + taken_bytes + part_s * rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBytes:
+    """What a stage holds at least with so many minibatches in flight: fixed + in flight x each, by byte.
+
+    First of weights, then of activations.
+    """
+
+    fixed: tuple[float, float]
+    each: tuple[float, float]
+    limit_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """So many units, of so many devices each, behind links of this speed.
+
+    `exchange` is the factor of (m - 1)/m |w| / B for an update. `straight`: one unit a stage. `held` is there where
+    a unit is a device whose memory is looked at.
+    """
+
+    units: int
+    bandwidth_bytes_per_s: float
+    exchange: float
+    inside: int = 1
+    straight: bool = False
+    held: HeldBytes | None = None
+
+    @property
+    def devices(self) -> int:
+        """All."""
+        return self.units * self.inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """No plan is below these seconds: within `refuted_s` `needed` units would be needed, of which there are fewer.
+
+    All devices sharing all compute is the bound that is always there: then both are 0.
+    """
+
+    seconds: float
+    refuted_s: float = 0.0
+    needed: float = 0.0
+    units: int = 0
+
+
+def compute_bound(blocks: Blocks, devices: int, upper_s: float) -> Bound:
+    """What all devices sharing all compute take; at most what some plan takes."""
+    return Bound(seconds=min(float(blocks.compute_s.sum()) / devices, upper_s))
+
+
+def bound(windows: Windows, machines: Machines, upper_s: float) -> Bound:
+    """A time below which no plan is; at most what some plan takes, `upper_s`."""
+    low_s, high_s = min(float(windows.low_s[-1]) / machines.devices, upper_s), upper_s
+    best = Bound(seconds=low_s)
+    while high_s > low_s * (1 + PRECISION):
+        middle_s = (low_s * high_s) ** 0.5
+        needed = least_units(windows, machines, middle_s)
+        if needed > machines.units:
+            low_s = middle_s
+            best = Bound(seconds=middle_s, refuted_s=middle_s, needed=needed, units=machines.units)
+        else:
+            high_s = middle_s
+    return best
+
+
+def least_units(windows: Windows, machines: Machines, bottleneck_s: float) -> float:
+    """The least units on a path from the start to the end whose stages and boundaries stay within the bottleneck."""
+    limit_bytes = bottleneck_s * machines.bandwidth_bytes_per_s / 2 * (1 + ROUNDING)
+    allowed = windows.boundary_bytes <= limit_bytes
+    allowed[[0, -1]] = True
+    kept = np.flatnonzero(allowed)
+    units = np.full(len(kept), np.inf)
+    units[-1] = 0.0
+    for row in reversed(range(len(kept) - 1)):
+        stages = _need(windows, int(kept[row]), kept[row + 1 :], machines, bottleneck_s)
+        units[row] = (_fitting(windows, kept, row, stages, units[row + 1 :], machines) + units[row + 1 :]).min()
+    return float(units[0])
+
+
+def _need(windows: Windows, start: int, stops: IntArray, machines: Machines, bottleneck_s: float) -> FloatArray:
+    """The least m >= 1 with compute / m <= t and, for m >= 2, exchange (m - 1)/m^2 |w| / B <= t."""
+    load = (windows.low_s[stops] - windows.high_s[start]) * ((1 - ROUNDING) / (bottleneck_s * machines.inside))
+    single = load <= 1
+    if machines.straight:
+        return np.where(single, 1.0, np.inf)
+    weight_bytes = windows.least_weight_bytes[stops] - windows.most_weight_bytes[start]
+    half = weight_bytes * (machines.exchange / 2 * (1 - ROUNDING) / (machines.bandwidth_bytes_per_s * bottleneck_s))
+    many = np.maximum(load, half + np.sqrt(np.maximum(half * (half - 2), 0.0)))
+    return np.where(single, 1.0, np.maximum(np.ceil(many), 2.0))
+
+
+def _fitting(
+    windows: Windows, kept: IntArray, row: int, stages: FloatArray, behind: FloatArray, machines: Machines
+) -> FloatArray:
+    """The least m of that at least, with which ceil((m + those behind) / m) minibatches in flight fit the memory."""
+    held = machines.held
+    if held is None:
+        return stages
+    start, stops = int(kept[row]), kept[row + 1 :]
+    weights = np.maximum(windows.least_weight_bytes[stops] - windows.most_weight_bytes[start], 0.0)
+    activations = np.maximum(windows.least_activation_bytes[stops] - windows.most_activation_bytes[start], 0.0)
+    fixed = held.fixed[0] * weights + held.fixed[1] * activations
+    each = held.each[0] * weights + held.each[1] * activations
+    left = held.limit_bytes * (1 + ROUNDING) - fixed
+    with np.errstate(divide="ignore", invalid="ignore"):
+        in_flight = np.where(each > 0, np.floor(left / each * (1 + ROUNDING)), np.where(left >= 0, np.inf, 0.0))
+        enough = np.where(behind == 0, 1.0, np.ceil(behind / (in_flight - 1) * (1 - ROUNDING)))
+    possible = (in_flight >= 1) & ((behind == 0) | (in_flight >= 2)) & np.isfinite(behind)
+    if machines.straight:
+        possible &= enough <= 1
+    return np.where(possible, np.maximum(stages, enough), np.inf)

@@ -1,0 +1,242 @@
+"""Release: what the authors' published program computes, level by level, which is not what their papers say.
+
+Of a stage between the states a and b on m of M machines, level by level from the inside out, with the cost c of the
+level inside (the blocks' compute on the innermost):
+
+    the first stage of a level    (c + 4 (m - 1) |w| / (B m) / machines of the level inside) / m
+    the others                    (c + 4 (m - 1) |w| / (B m)) / m
+    a boundary, if compressed     2 a / (B m ratio) into and out of a stage, m those of the stage that looks at it
+
+Compute and synchronisation are added, not the larger taken; a boundary costs nothing unless a compression ratio is
+given, is divided by replicas, and counts behind the last block of a part inside a server too; the width of the level
+inside divides the exchange of a first stage only. The memory is not looked at, as by the program's default.
+
+The table of the program is followed, and so is its order: from the front, the first of equals. O(n^2 M^2) on the
+outermost level, another factor n on those inside.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import count
+from operator import or_
+
+import numpy as np
+
+from pipeplan.arrays import BoolArray, FloatArray
+from pipeplan.costs.graph import closures, graph_of, members
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.pipedream.partition import LevelPart, LevelShare, Partition, Proof, placement_of
+from pipeplan.planners.pipedream.probe import Stages
+from pipeplan.planners.pipedream.space import ROUNDING, LevelLinks
+from pipeplan.planners.pipedream.states import CutStates, States
+
+FACTOR = 4.0
+"""The program knows the parameter server only."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Released:
+    """One level: the costs of the level inside by first and last state, and the machines of that level."""
+
+    states: States
+    links: LevelLinks
+    inside_s: FloatArray
+    inside_units: int
+    ratio: float | None
+    straight: bool
+    fewer: bool
+
+    @property
+    def stages(self) -> BoolArray:
+        """Where a stage may lie."""
+        return stages_of(self.states)
+
+    @property
+    def _weight_bytes(self) -> FloatArray:
+        return np.asarray(self.states.weight_bytes - self.states.weight_bytes[:, None])
+
+    def exchange_s(self, units: int) -> FloatArray:
+        """Of all stages, for an update."""
+        return np.asarray(FACTOR * (units - 1) / (self.links.bandwidth_bytes_per_s * units) * self._weight_bytes)
+
+    def single_s(self, units: int) -> FloatArray:
+        """One stage on so many machines."""
+        if self.straight and units > 1:
+            return np.full_like(self.inside_s, np.inf)
+        return (self.inside_s + self.exchange_s(units) / self.inside_units) / units
+
+    def last_s(self, units: int) -> FloatArray:
+        """The last of several stages, with the boundaries that it sees."""
+        stage_s = (self.inside_s + self.exchange_s(units)) / units
+        if self.ratio is None:
+            return stage_s
+        crossing = 2.0 * self.states.boundary_bytes / (self.links.bandwidth_bytes_per_s * units * self.ratio)
+        crossing[-1] = 0.0
+        return np.maximum(stage_s, np.maximum(crossing[:, None], crossing))
+
+    def table(self, starts: slice) -> list[FloatArray]:
+        """The least cost from each of these states to every state, by machines less one."""
+        tables: list[FloatArray] = []
+        for units in range(1, self.links.units + 1):
+            best = self.single_s(units)[starts]
+            if self.fewer and tables:
+                best = np.minimum(best, tables[-1])
+            for last in range(1, min(2, units) if self.straight else units):
+                best = np.minimum(best, _joined(tables[units - last - 1], self.last_s(last)))
+            tables.append(best)
+        return tables
+
+
+def released_cuts(profile: Profile, cuts: CutStates) -> CutStates:
+    """The cuts that the program knows: it goes on from the first block, and along edges.
+
+    So the first block is before every cut, and another block that reads nothing (an embedding of the decoder's) only
+    together with one that reads it.
+    """
+    if cuts.cuts is None or profile.edges is None:
+        return cuts
+    readers = [0] * len(profile.blocks)
+    reading = 0
+    for source, reader in profile.edges:
+        readers[source] |= 1 << reader
+        reading |= 1 << reader
+    others = [block for block in range(1, len(readers)) if not reading >> block & 1]
+    known = [
+        index
+        for index, cut in enumerate(cuts.cuts)
+        if index in (0, len(cuts.cuts) - 1)
+        or (cut & 1 and all(not cut >> block & 1 or cut & readers[block] for block in others))
+    ]
+    return cuts.some(known)
+
+
+def released_boundaries(profile: Profile, cuts: CutStates, output_bytes: Sequence[float]) -> CutStates:
+    """The cuts with what the program lets cross them: the last blocks, and of each what is read beside its own past.
+
+    That is at least what a stage behind really reads: a block counts as well whose other reader lies before the cut
+    on another branch.
+    """
+    if cuts.cuts is None or profile.edges is None:
+        return cuts
+    graph = graph_of(len(profile.blocks), profile.edges)
+    pasts, _ = closures(graph)
+    readers = [sum(1 << reader for reader in graph.read_by[block]) for block in range(len(graph))]
+    beside = [
+        sum(1 << block for block in members(past) if block != last and readers[block] & ~past)
+        for last, past in enumerate(pasts)
+    ]
+    crossing = [_crossing(cut, readers, beside, output_bytes) for cut in cuts.cuts]
+    return replace(cuts, states=replace(cuts.states, boundary_bytes=np.asarray(crossing)))
+
+
+def _crossing(cut: int, readers: Sequence[int], beside: Sequence[int], output_bytes: Sequence[float]) -> float:
+    last = [block for block in members(cut) if not readers[block] & cut]
+    crossing = reduce(or_, (1 << block | beside[block] for block in last), 0)
+    return float(sum(output_bytes[block] for block in members(crossing)))
+
+
+def stages_of(states: States) -> BoolArray:
+    """Where a stage may lie."""
+    if states.before is not None:
+        return states.before
+    return np.triu(np.ones((len(states),) * 2, dtype=bool), k=1)
+
+
+def _joined(before: FloatArray, last_s: FloatArray) -> FloatArray:
+    """The least over where the last stage begins, of the larger of both."""
+    if len(before) == 1:
+        return np.asarray(np.maximum(before[0, :, None], last_s).min(axis=0)[None])
+    best = np.full_like(before, np.inf)
+    for cut in range(1, before.shape[1] - 1):
+        np.minimum(best, np.maximum(before[:, cut, None], last_s[cut]), out=best)
+    return best
+
+
+class ReleasedProgram:
+    """All levels, inside out."""
+
+    def __init__(
+        self, states: States, levels: Sequence[LevelLinks], *, ratio: float | None, straight: bool, fewer: bool
+    ) -> None:
+        self.states = states
+        compute_s = states.compute_s - states.compute_s[:, None]
+        inside_s, inside_units = np.where(stages_of(states), compute_s, np.inf), 1
+        self.levels: list[Released] = []
+        self.tables: list[list[FloatArray]] = []
+        for links in levels:
+            level = Released(
+                states=states,
+                links=links,
+                inside_s=inside_s,
+                inside_units=inside_units,
+                ratio=ratio,
+                straight=straight,
+                fewer=fewer,
+            )
+            outermost = len(self.levels) == len(levels) - 1
+            tables = level.table(slice(0, 1) if outermost else slice(None))
+            self.levels.append(level)
+            self.tables.append(tables)
+            inside_s, inside_units = tables[-1], links.units
+
+    @property
+    def cost_s(self) -> float:
+        """The bottleneck that the program prints; infinite where there is no such pipeline."""
+        return float(self.tables[-1][-1][0, -1])
+
+    def stages(self, level: int, start: int, stop: int) -> Stages:
+        """The stages of a level between two states, read off from the end."""
+        tables = self.tables[level]
+        row = 0 if level == len(self.levels) - 1 else start
+        units, stages = len(tables), []
+        while True:
+            cost = tables[units - 1][row, stop]
+            if self.levels[level].fewer:
+                while units > 1 and tables[units - 2][row, stop] <= cost:
+                    units -= 1
+            if self.levels[level].single_s(units)[start, stop] <= cost * (1 + ROUNDING):
+                stages.append((start, stop, units))
+                return tuple(reversed(stages))
+            cut, last = self._last(level, row, stop, units)
+            stages.append((cut, stop, last))
+            stop, units = cut, units - last
+
+    def _last(self, level: int, row: int, stop: int, units: int) -> tuple[int, int]:
+        """Where the last stage begins, and its machines: the smallest cut, then the fewest machines."""
+        tables, cost = self.tables[level], self.tables[level][units - 1][row, stop]
+        choices = []
+        for last in range(1, min(2, units) if self.levels[level].straight else units):
+            joined = np.maximum(tables[units - last - 1][row], self.levels[level].last_s(last)[:, stop])
+            choices += [(int(cut), last) for cut in np.flatnonzero(joined <= cost * (1 + ROUNDING))[:1]]
+        return min(choices)
+
+    def partition(self) -> Partition | None:
+        """What the program would print, flattened: a stage on m servers with r replicas in each has m r."""
+        if not np.isfinite(self.cost_s):
+            return None
+        parts = self._parts(len(self.levels) - 1, 0, len(self.states) - 1)
+        return Partition(
+            shares=tuple(self._shares(len(self.levels) - 1, parts)),
+            cost_s=self.cost_s,
+            placement=tuple(placement_of(parts, count())),
+            proof=Proof(method="recurrence", bound_s=self.cost_s),
+        )
+
+    def _parts(self, level: int, start: int, stop: int) -> tuple[LevelPart, ...]:
+        return tuple(
+            LevelPart(start=a, stop=b, units=m, inside=self._parts(level - 1, a, b) if level > 0 else ())
+            for a, b, m in self.stages(level, start, stop)
+        )
+
+    def _shares(self, level: int, parts: Sequence[LevelPart]) -> Iterator[LevelShare]:
+        """The stages with what they take a minibatch, which adds up over the levels."""
+        for index, part in enumerate(parts):
+            exchange_s = float(self.levels[level].exchange_s(part.units)[part.start, part.stop])
+            if index == 0:
+                exchange_s /= self.levels[level].inside_units
+            compute_s = float(self.states.compute_s[part.stop] - self.states.compute_s[part.start])
+            alone = LevelShare(start=part.start, stop=part.stop, replicas=1, time_s=compute_s)
+            for share in self._shares(level - 1, part.inside) if part.inside else [alone]:
+                time_s = (share.time_s + exchange_s) / part.units
+                yield replace(share, replicas=share.replicas * part.units, time_s=time_s)

@@ -1,0 +1,294 @@
+"""States: where a model can be cut, and what lies before every cut.
+
+A chain of n blocks has n + 1 states, one before every block and one behind the last. A model that is a graph has one
+for every set of blocks that holds all that its members read (the antichains of PipeDream's optimizer): the blocks that
+are already done where a stage ends. A stage is what lies between two states, so that its sums are differences.
+
+Graph states: where a model can be cut, and the order of its blocks in which the chosen stages are contiguous.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import frexp
+
+import numpy as np
+
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
+from pipeplan.costs.compute import interval_maxima
+from pipeplan.costs.graph import (
+    Graph,
+    Line,
+    crossing_by_cut,
+    crossing_bytes,
+    graph_of,
+    ideals,
+    line_of,
+    loaded_bytes,
+    members,
+    membership,
+)
+from pipeplan.documents.profile import Measurement, Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class States:
+    """One entry a state, sources first: state 0 has nothing before it, the last one everything.
+
+    `compute_s` (forward and backward of a minibatch), `weight_bytes` and `activation_bytes` are sums over all blocks
+    before the state; `boundary_bytes` what crosses it, one way (0 at both ends); `input_bytes` what a stage that
+    begins there keeps as its input. `before[a, b]`: a stage may reach from a to b; None for a chain, where any a < b
+    may. `transient_bytes[a, b]`: the largest workspace of a block between the two; None where all are 0.
+    """
+
+    compute_s: FloatArray
+    weight_bytes: FloatArray
+    activation_bytes: FloatArray
+    boundary_bytes: FloatArray
+    input_bytes: FloatArray
+    before: BoolArray | None = None
+    transient_bytes: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.compute_s)
+
+
+def chain_states(profile: Profile, microbatch_size: int) -> States:
+    """The states of a chain: one before every block and one behind the last."""
+    blocks = profile.at(microbatch_size)
+    outputs = [block.output_bytes for block in blocks]
+    workspace = [block.workspace_bytes for block in blocks]
+    return States(
+        compute_s=_sums([block.compute_s for block in blocks]),
+        weight_bytes=_sums([block.weight_bytes for block in profile.blocks]),
+        activation_bytes=_sums([block.activation_bytes for block in blocks]),
+        boundary_bytes=np.asarray([0, *outputs[:-1], 0], dtype=np.float64),
+        input_bytes=np.asarray([*(block.input_bytes for block in blocks), 0], dtype=np.float64),
+        transient_bytes=_maxima(workspace) if any(workspace) else None,
+    )
+
+
+def _sums(values: Sequence[float]) -> FloatArray:
+    return np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=np.float64))))
+
+
+def _maxima(values: Sequence[float]) -> FloatArray:
+    """By first and last state, the largest between them."""
+    table = np.zeros((len(values) + 1,) * 2)
+    table[:-1, 1:] = interval_maxima(values)
+    return table
+
+
+STATES_AT_MOST = 5000
+"""Cuts of a graph that are listed one by one; where there are more, some are chosen (`refine`)."""
+
+ENTRIES_AT_MOST = 50_000_000
+"""Entries of the table of workspaces, times blocks that have one: about a second."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CutStates:
+    """The states of a profile and what stands for them in it.
+
+    `blocks_before` counts the blocks before each state. `complete`: no cut of the kind asked for is missing. Where
+    states are places in one `order`, `cuts` is None; else it holds the set of blocks of each (`core.graph`).
+    """
+
+    states: States
+    blocks_before: IntArray
+    order: tuple[int, ...]
+    cuts: tuple[int, ...] | None = None
+    complete: bool = True
+
+    def order_of(self, path: Sequence[int]) -> tuple[int, ...]:
+        """The profile's blocks so that those between two states of a path, first to last, stand together.
+
+        Between two states they stand in the profile's own order: identity where that is such an order already.
+        """
+        return tuple(block for start, stop in pairwise(path) for block in sorted(self._between(start, stop)))
+
+    def cut(self, state: int) -> int:
+        """The set of blocks before a state."""
+        if self.cuts is not None:
+            return self.cuts[state]
+        return sum(1 << block for block in self.order[: int(self.blocks_before[state])])
+
+    def some(self, kept: Sequence[int]) -> "CutStates":
+        """Some of the states, ascending, the first and the last among them."""
+        states, index = self.states, np.asarray(kept)
+        table = np.ix_(index, index)
+        chosen = States(
+            compute_s=states.compute_s[index],
+            weight_bytes=states.weight_bytes[index],
+            activation_bytes=states.activation_bytes[index],
+            boundary_bytes=states.boundary_bytes[index],
+            input_bytes=states.input_bytes[index],
+            before=None if states.before is None else states.before[table],
+            transient_bytes=None if states.transient_bytes is None else states.transient_bytes[table],
+        )
+        cuts = None if self.cuts is None else tuple(self.cuts[state] for state in kept)
+        return replace(self, states=chosen, blocks_before=self.blocks_before[index], cuts=cuts, complete=False)
+
+    def _between(self, start: int, stop: int) -> Sequence[int]:
+        if self.cuts is not None:
+            return members(self.cuts[stop] & ~self.cuts[start])
+        return self.order[int(self.blocks_before[start]) : int(self.blocks_before[stop])]
+
+
+def cut_states(
+    profile: Profile, microbatch_size: int, *, cuts: str | None = None, at_most: int = STATES_AT_MOST
+) -> CutStates:
+    """The states of a chain, or of a graph.
+
+    A graph has one for every set of blocks that holds all that its members read, but that blocks from the side which
+    cost nothing (no time, no bytes) stand with the first that reads them: anywhere earlier would be the same.
+    What crosses such a cut is the output of every block before it that one behind it reads; a stage in between
+    forwards what it does not read itself (SOSP 2019; the antichains of PipeDream's optimizer are these sets).
+    `cuts="single-tensor"` leaves those that one output alone crosses. Where a graph has more than `at_most`,
+    the answer is the places of one order (`graph.line_of`): incomplete unless the graph is a path.
+    """
+    if profile.edges is None:
+        states = chain_states(profile, microbatch_size)
+        blocks = len(profile.blocks)
+        return CutStates(states=states, blocks_before=np.arange(blocks + 1), order=tuple(range(blocks)))
+    measured = profile.at(microbatch_size)
+    graph = graph_of(len(measured), profile.edges)
+    line = line_of(graph, [block.output_bytes for block in measured])
+    every_place = range(len(graph) + 1)
+    if cuts == "single-tensor":
+        return _line_states(profile, graph, measured, line, line.single_tensor)
+    if all(source in graph.reads[reader] for source, reader in pairwise(line.order)):
+        return _line_states(profile, graph, measured, line, every_place)
+    listed = ideals(graph, min(at_most, _limit(measured)), late=_costing_nothing(profile, graph, measured))
+    if listed is not None:
+        return states_of(profile, graph, measured, listed)
+    some = every_place if not any(block.workspace_bytes for block in measured) else evenly(every_place, STATES_AT_MOST)
+    return replace(_line_states(profile, graph, measured, line, some), complete=False)
+
+
+def evenly(values: Sequence[int], count: int) -> Sequence[int]:
+    """So many of the values, from the first to the last."""
+    if len(values) <= count:
+        return values
+    return [values[index] for index in np.linspace(0, len(values) - 1, count).astype(int).tolist()]
+
+
+def _line_states(
+    profile: Profile, graph: Graph, measured: Sequence[Measurement], line: Line, chosen: Sequence[int]
+) -> CutStates:
+    """These places of an order."""
+    order, places = np.asarray(line.order), np.asarray(chosen)
+    sums = [np.concatenate(([0.0], np.cumsum(values[order])))[places] for values in _summed(profile, measured)]
+    boundary = crossing_bytes(graph, line.order, [block.output_bytes for block in measured])[places]
+    return CutStates(
+        states=States(
+            compute_s=sums[0],
+            weight_bytes=sums[1],
+            activation_bytes=sums[2],
+            boundary_bytes=boundary,
+            input_bytes=_inputs(graph, measured, boundary),
+            transient_bytes=_transients_by_place([measured[block].workspace_bytes for block in line.order], places),
+        ),
+        blocks_before=places,
+        order=line.order,
+    )
+
+
+def states_of(
+    profile: Profile, graph: Graph, measured: Sequence[Measurement], cuts: Sequence[int], *, complete: bool = True
+) -> CutStates:
+    """The states of these cuts, which hold the empty and the full one and are sorted by size."""
+    inside = membership(cuts, len(graph))
+    sums = [inside @ values for values in _summed(profile, measured)]
+    boundary = crossing_by_cut(graph, inside, np.asarray([block.output_bytes for block in measured], dtype=np.float64))
+    return CutStates(
+        states=States(
+            compute_s=sums[0],
+            weight_bytes=sums[1],
+            activation_bytes=sums[2],
+            boundary_bytes=boundary,
+            input_bytes=_inputs(graph, measured, boundary),
+            before=_inclusion(inside),
+            transient_bytes=_transients(inside, [block.workspace_bytes for block in measured]),
+        ),
+        blocks_before=np.asarray(inside.sum(axis=1), dtype=np.int64),
+        order=tuple(range(len(graph))),
+        cuts=tuple(cuts),
+        complete=complete,
+    )
+
+
+def _summed(profile: Profile, measured: Sequence[Measurement]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """By block what a stage adds up: seconds, weights, activations."""
+    return (
+        exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
+        np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64),
+        np.asarray([block.activation_bytes for block in measured], dtype=np.float64),
+    )
+
+
+def exactly_summed(seconds: FloatArray) -> FloatArray:
+    """The seconds on a grid: sums come out the same in any order."""
+    unit_s = grid_s(float(seconds.sum()))
+    return np.asarray(np.rint(seconds / unit_s) * unit_s)
+
+
+def grid_s(total_s: float) -> float:
+    """2^-51 of the whole, a power of two: a double holds every sum of multiples of it."""
+    return float(2.0 ** (frexp(total_s)[1] - 51))
+
+
+def _inputs(graph: Graph, measured: Sequence[Measurement], boundary: FloatArray) -> FloatArray:
+    """What a stage that begins at each state keeps as its input: what crosses, or what the data loader hands over."""
+    inputs = boundary.copy()
+    inputs[0] = loaded_bytes(graph, measured)
+    return inputs
+
+
+def _inclusion(inside: FloatArray) -> BoolArray:
+    """[a, b]: b holds all of a, and more."""
+    single = inside.astype(np.float32)
+    sizes = single.sum(axis=1)
+    table = single @ single.T == sizes[:, None]
+    np.fill_diagonal(table, False)
+    return np.asarray(table)
+
+
+def _transients(inside: FloatArray, workspace_bytes: Sequence[int]) -> FloatArray | None:
+    """[a, b]: the largest workspace of a block in b and not in a; None where there is none."""
+    if not any(workspace_bytes):
+        return None
+    table = np.zeros((len(inside),) * 2)
+    for size in sorted(set(workspace_bytes) - {0}):
+        columns = inside[:, [block for block, own in enumerate(workspace_bytes) if own == size]]
+        more = columns.sum(axis=1)
+        table[columns @ columns.T < more] = size
+    return table
+
+
+def _transients_by_place(workspace_bytes: Sequence[int], places: IntArray) -> FloatArray | None:
+    if not any(workspace_bytes):
+        return None
+    rows = [
+        np.maximum.accumulate(np.asarray([0, *workspace_bytes[start:]]))[places[i:] - start]
+        for i, start in enumerate(places.tolist())
+    ]
+    table = np.zeros((len(places),) * 2)
+    for index, row in enumerate(rows):
+        table[index, index:] = row
+    return table
+
+
+def _limit(measured: Sequence[Measurement]) -> int:
+    sizes = len({block.workspace_bytes for block in measured} - {0})
+    return int((ENTRIES_AT_MOST / max(sizes, 1)) ** 0.5)
+
+
+def _costing_nothing(profile: Profile, graph: Graph, measured: Sequence[Measurement]) -> frozenset[int]:
+    """Blocks that take no time and no bytes, and read only such blocks."""
+    free: set[int] = set()
+    for block, (own, reads) in enumerate(zip(measured, graph.reads, strict=True)):
+        held = profile.blocks[block].weight_bytes + own.activation_bytes + own.output_bytes + own.workspace_bytes
+        if own.compute_s == 0 and held == 0 and free.issuperset(reads):
+            free.add(block)
+    return frozenset(free)

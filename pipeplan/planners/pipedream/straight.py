@@ -1,0 +1,101 @@
+"""Straight: every stage on one device, all of them used; PipeDream's pipeline without replication.
+
+With the stages counted from the end, a stage that has j - 1 behind it keeps j minibatches in flight, and the cut
+before it crosses the level whose units j fills: everything is known, and the plain recurrence gives the optimum,
+
+    V(a, j) = min over b of max(T(a..b), 2 a_b / B, V(b, j - 1)),
+
+in O(n^2 M), less what lies beyond a bound on the work of a stage.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.planners.pipedream.fitting import Memory
+from pipeplan.planners.pipedream.probe import Stages
+from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Straight:
+    """The pipelines of one device a stage; `memory` leaves out what does not fit, `of_bytes` minimises it instead."""
+
+    space: PartitionSpace
+    memory: Memory | None = None
+    of_bytes: bool = False
+
+    def optimum(self, stages: int) -> tuple[float, Stages] | None:
+        """The least bottleneck (or bytes) of exactly so many stages and the stages; None if there are none.
+
+        Ties: fewer bytes sent, then the smaller first cut, and so on.
+        """
+        if stages > self.space.last:
+            return None
+        total_s = float(self.space.compute_s[-1])
+        bound_s, best = 0.0, np.inf
+        longest_s = max(2 * total_s / stages, float(np.diff(self.space.compute_s).max()))
+        while best > bound_s and bound_s < total_s:
+            bound_s = total_s if self.of_bytes else min(max(2 * bound_s, longest_s), total_s)
+            best = float(self._values(stages, bound_s)[stages, 0])
+        return (best, tuple(self._preferred(stages, best))) if np.isfinite(best) else None
+
+    def _rows(self, stages: int, bound_s: float) -> Iterator[tuple[int, slice, FloatArray]]:
+        """By first state, from the last: the states that a stage within the bound may end at, and what it takes.
+
+        Where memory counts, by j as well.
+        """
+        space, held = self.space, np.arange(1.0, stages + 1)[:, None]
+        ends = np.searchsorted(space.compute_s, (space.compute_s + bound_s) * (1 + ROUNDING), side="right")
+        for here in reversed(range(space.last)):
+            window = slice(here + 1, int(ends[here]))
+            cost = (space.compute_s[window] - space.compute_s[here])[None]
+            if self.memory is not None:
+                columns = np.arange(window.start, window.stop)
+                held_bytes = self.memory.held_bytes(np.array([here]), columns, held)
+                fits = held_bytes <= self.memory.law.limit_bytes
+                cost = held_bytes if self.of_bytes else np.where(fits, cost, np.inf)
+            yield here, window, cost if space.before is None else np.where(space.before[here, window], cost, np.inf)
+
+    def _values(self, stages: int, bound_s: float) -> FloatArray:
+        """V by j and first state."""
+        values = np.full((stages + 1, len(self.space)), np.inf)
+        values[0, -1] = 0.0
+        after = values.copy()
+        cuts_s = self._cuts_s(stages)
+        for here, window, cost in self._rows(stages, bound_s):
+            values[1:, here] = np.maximum(cost, after[:-1, window]).min(axis=1, initial=np.inf)
+            after[:, here] = np.maximum(values[:, here], cuts_s[:, here])
+        return values
+
+    def _cuts_s(self, stages: int) -> FloatArray:
+        """What a cut takes at each state, by the number of stages behind it."""
+        if self.of_bytes:
+            return np.zeros((stages + 1, len(self.space)))
+        behind = np.arange(stages + 1)
+        bandwidth = np.full(stages + 1, np.inf)
+        for level, links in enumerate(self.space.levels):
+            bandwidth[behind % self.space.devices_inside(level) == 0] = links.bandwidth_bytes_per_s
+        bandwidth[0] = np.inf
+        return np.asarray(2.0 * self.space.boundary_bytes / bandwidth[:, None])
+
+    def _preferred(self, stages: int, cost: float) -> Iterator[tuple[int, int, int]]:
+        limit = cost * (1 + 2 * ROUNDING)
+        within = self._cuts_s(stages) <= limit
+        sent = np.full((stages + 1, len(self.space)), np.inf)
+        sent[0, -1] = 0.0
+        rows = list(self._rows(stages, float(self.space.compute_s[-1]) if self.of_bytes else limit))
+        choices = {}
+        for here, window, stage in rows:
+            beyond = np.where(within[:-1, window], sent[:-1, window] + 2 * self.space.boundary_bytes[window], np.inf)
+            moved = np.where(stage <= limit, beyond, np.inf)
+            sent[1:, here] = moved.min(axis=1, initial=np.inf)
+            enough = sent[1:, here, None] * (1 + ROUNDING)
+            choices[here] = window.start + (moved <= enough).argmax(axis=1) if moved.size else np.zeros(stages)
+        here = 0
+        for j in reversed(range(stages)):
+            stop = int(choices[here][j])
+            yield here, stop, 1
+            here = stop

@@ -1,0 +1,127 @@
+"""What PipeDream's partitioner takes from a problem: states, network levels, and the law of a stage's memory."""
+
+from dataclasses import replace
+
+from pipeplan.costs.memory import Copies, keeps_master_weights, paper_copies, training_copies
+from pipeplan.documents.plan import VERTICAL_SYNC, Stage, StageMemory
+from pipeplan.planners.pipedream.fitting import Law
+from pipeplan.planners.pipedream.partition import LevelShare, PartitionSearch, search_of
+from pipeplan.planners.pipedream.space import LevelLinks
+from pipeplan.planners.pipedream.states import States
+from pipeplan.planners.problem import PlanningProblem
+
+FACTORS = {"parameter-server": 4.0, "all-reduce": 2.0}
+"""The factor of (m - 1)/m |w|, what a worker of m sends and receives for an update (PipeDream 2018, section 3.2)."""
+
+
+def synchronisation(problem: PlanningProblem) -> str:
+    """How replicas exchange gradients: the paper's parameter server unless asked otherwise."""
+    return problem.options.synchronisation or "parameter-server"
+
+
+def released(problem: PlanningProblem) -> bool:
+    """Whether the authors' program is asked for, not their papers."""
+    return problem.options.semantics == "release"
+
+
+def network(problem: PlanningProblem) -> list[LevelLinks]:
+    """The cluster's levels."""
+    return [
+        LevelLinks(units=level.size, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s)
+        for level in problem.cluster.levels
+    ]
+
+
+def search(problem: PlanningProblem, states: States, *, straight: bool | None = None) -> PartitionSearch:
+    """The search that the problem asks for."""
+    return search_of(
+        states,
+        network(problem),
+        exchange=FACTORS[synchronisation(problem)],
+        law=law(problem),
+        straight=problem.options.straight if straight is None else straight,
+        fewer=problem.options.fewer_machines,
+    )
+
+
+def law(problem: PlanningProblem) -> Law:
+    """The accounting asked for as a line in the minibatches in flight: both accountings are one.
+
+    The buffers of messages under way are left out: how many there are depends on the stage before as well.
+    """
+    one, two = (_factors(copies(problem, held)) for held in (1, 2))
+    each = tuple(later - first for first, later in zip(one, two, strict=True))
+    fixed = tuple(first - more for first, more in zip(one, each, strict=True))
+    return Law(
+        fixed=(fixed[0], fixed[1], fixed[2], fixed[3]),
+        each=(each[0], each[1], each[2], each[3]),
+        limit_bytes=problem.cluster.device.usable_bytes,
+    )
+
+
+def copies(problem: PlanningProblem, held: int) -> Copies:
+    """What is held with so many minibatches in flight, and as many weight versions: with vertical sync, in a straight
+    pipeline, one version a device.
+    """
+    stashing = _stashing_copies(problem, held)
+    return replace(stashing, versions=problem.cluster.devices) if synchronised(problem) else stashing
+
+
+def synchronised(problem: PlanningProblem) -> bool:
+    """Whether PipeDream's vertical sync is asked for."""
+    return problem.options.schedule == VERTICAL_SYNC
+
+
+def _stashing_copies(problem: PlanningProblem, held: int) -> Copies:
+    options, dtype = problem.options, problem.profile.dtype
+    if options.memory == "paper":
+        return paper_copies("pipedream", recompute=False, depth=held, microbatches=1)
+    return training_copies(
+        "pipedream",
+        options.optimizer,
+        recompute=False,
+        held=held,
+        dtype=dtype,
+        master_weights=keeps_master_weights(dtype, options.master_weights),
+    )
+
+
+def _factors(held: Copies) -> tuple[float, float, float, float]:
+    return held.weights, held.activations, held.inputs, held.transients
+
+
+def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int, blocks: tuple[int, int]) -> Stage:
+    """The stage of a share, with so many minibatches in flight, and what a worker of it holds."""
+    a, b, count = share.start, share.stop, copies(problem, held)
+    weight_bytes = int(states.weight_bytes[b] - states.weight_bytes[a])
+    activation_bytes = int(states.activation_bytes[b] - states.activation_bytes[a])
+    transient_bytes = 0 if states.transient_bytes is None else int(states.transient_bytes[a, b])
+    memory = StageMemory(
+        weights=count.versions * weight_bytes,
+        gradients=count.gradients * weight_bytes,
+        master_weights=count.master_weights * weight_bytes,
+        optimizer_states=count.optimizer_states * weight_bytes,
+        activations=count.activations * activation_bytes + count.inputs * int(states.input_bytes[a]),
+        transient=count.transients * transient_bytes,
+    )
+    return Stage(
+        start=blocks[0],
+        stop=blocks[1],
+        replicas=share.replicas,
+        time_s=share.time_s,
+        memory_bytes=total_bytes(memory),
+        memory=memory,
+    )
+
+
+def total_bytes(memory: StageMemory) -> int:
+    """The sum of the items."""
+    return (
+        memory.weights
+        + memory.gradients
+        + memory.master_weights
+        + memory.optimizer_states
+        + memory.activations
+        + memory.transient
+        + memory.buffers
+    )

@@ -1,0 +1,230 @@
+"""Ties: of all stages that reach the least bottleneck, those that a stated rule prefers.
+
+Fewer stages; then fewer bytes sent (each boundary both ways, and every stage's exchange of gradients); then the
+smaller first cut, then the smaller second, and so on; then fewer units on the earlier stages. On at most all units,
+fewer units come before everything. Where the table of bytes would have more than `TABLE_ENTRIES` entries, the bytes
+are not compared: the stages then take the least units, and what is left over goes to the first with more than one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.planners.pipedream.probe import Stages, UnitsNeeded, least_units, units_before
+from pipeplan.planners.pipedream.recurrence import NOTHING, LevelSearch
+from pipeplan.planners.pipedream.space import ROUNDING
+
+TABLE_ENTRIES = 4_000_000
+"""A few hundredths of a second."""
+
+_ROWS = 48
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Edges:
+    """The stages within a bottleneck that lie on some way, by position among `states`, sorted by start, then stop.
+
+    `need` is the least number of units, `two` the least of two and more.
+    """
+
+    states: IntArray
+    start: IntArray
+    stop: IntArray
+    need: IntArray
+    two: IntArray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def least_by_start(self, values: FloatArray) -> FloatArray:
+        """The least value of the edges that start at each state; the edges are the first axis."""
+        least = np.full((len(self.states), *values.shape[1:]), np.inf)
+        starts, first = self._starts
+        if len(starts):
+            least[starts] = np.minimum.reduceat(values, first, axis=0)
+        return least
+
+    @cached_property
+    def _starts(self) -> tuple[IntArray, IntArray]:
+        """The states at which edges start, and the first edge of each."""
+        starts, first = np.unique(self.start, return_index=True)
+        return starts, first
+
+
+def preferred(level: LevelSearch, start: int, stop: int) -> Stages:
+    """The stages of the optimum from one state to another that the rule prefers."""
+    cost_s = level.optimum_s(start, stop)
+    everything = (start, stop, level.units)
+    limit_s = cost_s * (1 + 2 * ROUNDING)
+    if not level.fewer and level.stage_s(*everything) <= limit_s:
+        return (everything,)
+    within_s = cost_s or level.stage_s(*everything) * NOTHING
+    states = level.states(level.space.within(start, stop), within_s)
+    needs = level.needs(within_s, start, stop)
+    while True:
+        stages = _preferred(level, needs, states)
+        if all(level.stage_s(*stage) <= max(limit_s, within_s) for stage in stages):
+            return stages
+
+
+def _preferred(level: LevelSearch, needs: UnitsNeeded, states: IntArray) -> Stages:
+    """One look with the bounds known so far."""
+    units = level.units
+    if level.fewer:
+        units = int(least_units(needs, states, units).least[0])
+    edges = edges_on_a_way(needs, states, units)
+    layers, replicated = _layers(edges, units, exactly=not level.fewer)
+    left = units - int(layers[-1][0])
+    entries = len(layers) * len(edges) * (left + 1) ** 2
+    if entries > TABLE_ENTRIES:
+        over = left > 0 and not level.fewer
+        return level.spread(tuple(_fewest_units(edges, layers, replicated if over else None)))
+    return tuple(_least_sent(level, edges, layers, left))
+
+
+def edges_on_a_way(needs: UnitsNeeded, states: IntArray, units: int) -> Edges:
+    """Stages that are part of a way from start to end on so many units."""
+    behind = least_units(needs, states, units).least
+    ahead = units_before(needs, states)
+    parts = [_edges_of_rows(needs, states, units - ahead, behind, row) for row in range(0, len(states) - 1, _ROWS)]
+    start, stop, need, two = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    ahead = _least_ahead(start, stop, need, len(states))
+    kept = ahead[start] + need + behind[stop] <= units
+    return Edges(
+        states=states,
+        start=start[kept],
+        stop=stop[kept],
+        need=need[kept].astype(np.int64),
+        two=np.minimum(two[kept], units + 1).astype(np.int64),
+    )
+
+
+def _edges_of_rows(
+    needs: UnitsNeeded, states: IntArray, available: FloatArray, behind: FloatArray, first: int
+) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    stop = min(first + _ROWS, len(states) - 1)
+    need, two = needs.block(states[first:stop], states[first + 1 :])
+    rows, columns = np.nonzero(need + behind[first + 1 :] <= available[first:stop, None])
+    return rows + first, columns + first + 1, need[rows, columns], two[rows, columns]
+
+
+def _least_ahead(start: IntArray, stop: IntArray, need: FloatArray, states: int) -> FloatArray:
+    """The least units of the stages from the first state to each."""
+    by_stop = np.argsort(stop, kind="stable")
+    sources, needed = start[by_stop], need[by_stop]
+    ends = np.searchsorted(stop[by_stop], np.arange(states + 1))
+    ahead = np.full(states, np.inf)
+    ahead[0] = 0.0
+    for state in np.unique(stop).tolist():
+        edges = slice(ends[state], ends[state + 1])
+        ahead[state] = (ahead[sources[edges]] + needed[edges]).min()
+    return ahead
+
+
+def _layers(edges: Edges, units: int, *, exactly: bool) -> tuple[list[FloatArray], list[FloatArray]]:
+    """The least units from each state to the end in 0, 1, 2.. stages, up to the fewest stages that will do.
+
+    And the same with at least one stage of two units or more, which can take what is left over.
+    """
+    last = len(edges.states) - 1
+    least = np.full(last + 1, np.inf)
+    least[last] = 0.0
+    layers, replicated = [least], [np.full(last + 1, np.inf)]
+    for stages in count(1):
+        with_more = np.minimum(edges.need + replicated[-1][edges.stop], edges.two + layers[-1][edges.stop])
+        replicated.append(edges.least_by_start(with_more))
+        layers.append(edges.least_by_start(edges.need + layers[-1][edges.stop]))
+        fewest = layers[-1][0]
+        if replicated[-1][0] <= units or fewest == units or (not exactly and fewest <= units) or stages > last:
+            break
+    return layers, replicated
+
+
+def _fewest_units(
+    edges: Edges, layers: list[FloatArray], replicated: list[FloatArray] | None
+) -> Iterator[tuple[int, int, int]]:
+    """The fewest stages on the least units, the smallest cuts first; with `replicated`, one of two units or more."""
+    here = 0
+    for behind in reversed(range(len(layers) - 1)):
+        row = slice(*np.searchsorted(edges.start, (here, here + 1)))
+        stops, units = edges.stop[row], edges.need[row]
+        total = units + layers[behind][stops]
+        if replicated is not None:
+            total, several = units + replicated[behind][stops], edges.two[row] + layers[behind][stops]
+            if several.min() <= total.min():
+                total, units, replicated = several, edges.two[row], None
+        edge = int(np.argmin(total))
+        yield _stage(edges, row.start + edge, int(units[edge]))
+        here = int(stops[edge])
+
+
+def _least_sent(
+    level: LevelSearch, edges: Edges, layers: list[FloatArray], left: int
+) -> Iterator[tuple[int, int, int]]:
+    """By dynamic programming over stages, states and units above the least, then read off from the front."""
+    tables = [np.where(np.arange(left + 1) == 0, np.where(np.isfinite(layers[0]), 0.0, np.inf)[:, None], np.inf)]
+    for stages in range(1, len(layers)):
+        choices = [_sent(level, edges, layers, tables[-1], stages, extra) for extra in range(left + 1)]
+        tables.append(edges.least_by_start(np.min(choices, axis=0)))
+    here, over = 0, left
+    for stages in reversed(range(1, len(layers))):
+        edge, units, over = _first_choice(level, edges, layers, tables, stages, here, over)
+        yield _stage(edges, edge, units)
+        here = int(edges.stop[edge])
+
+
+def _sent(
+    level: LevelSearch, edges: Edges, layers: list[FloatArray], table: FloatArray, stages: int, extra: int
+) -> FloatArray:
+    """Bytes by edge and by units above the least, if the first of so many stages takes `extra` above its need."""
+    units = edges.need + extra
+    least, beyond = layers[stages][edges.start], layers[stages - 1][edges.stop]
+    known = np.isfinite(least) & np.isfinite(beyond)
+    shift = np.where(known, np.where(known, least, 0) - units - np.where(known, beyond, 0), -table.shape[1])
+    over = np.arange(table.shape[1]) + shift.astype(np.int64)[:, None]
+    inside = (over >= 0) & (over < table.shape[1]) & ((extra == 0) | (units >= edges.two))[:, None]
+    sent = table[edges.stop[:, None], np.clip(over, 0, table.shape[1] - 1)] + _bytes(level, edges, units)[:, None]
+    return np.where(inside, sent, np.inf)
+
+
+def _bytes(level: LevelSearch, edges: Edges, units: IntArray) -> FloatArray:
+    """The exchange of a stage, a worker's share a minibatch, and the boundary behind it both ways."""
+    space, stop = level.space, edges.states[edges.stop]
+    weight_bytes = space.weight_bytes[stop] - space.weight_bytes[edges.states[edges.start]]
+    behind = np.where(edges.stop < len(edges.states) - 1, 2.0 * space.boundary_bytes[stop], 0.0)
+    return np.asarray(space.exchange * (units - 1) / units * weight_bytes + behind)
+
+
+def _first_choice(
+    level: LevelSearch,
+    edges: Edges,
+    layers: list[FloatArray],
+    tables: list[FloatArray],
+    stages: int,
+    here: int,
+    over: int,
+) -> tuple[int, int, int]:
+    """The edge of the smallest cut and fewest units that is part of the least, its units, and what is left then."""
+    row = slice(*np.searchsorted(edges.start, (here, here + 1)))
+    part = Edges(
+        states=edges.states,
+        start=edges.start[row],
+        stop=edges.stop[row],
+        need=edges.need[row],
+        two=edges.two[row],
+    )
+    width = tables[0].shape[1]
+    sent = np.stack([_sent(level, part, layers, tables[stages - 1], stages, extra)[:, over] for extra in range(width)])
+    enough = sent.min() * (1 + ROUNDING)
+    edge, extra = (int(found[0]) for found in np.nonzero((sent <= enough).T))
+    units = int(part.need[edge]) + extra
+    beyond = over + int(layers[stages][here]) - units - int(layers[stages - 1][part.stop[edge]])
+    return row.start + edge, units, beyond
+
+
+def _stage(edges: Edges, edge: int, units: int) -> tuple[int, int, int]:
+    return int(edges.states[edges.start[edge]]), int(edges.states[edges.stop[edge]]), units

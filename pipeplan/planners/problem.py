@@ -1,0 +1,311 @@
+"""Profiled: which profile stands for which type of a cluster's devices, where it may, and what a plan says of it.
+
+Problem: everything that a planner is told, and the type that all planners have.
+
+Asked: what every planner checks of a problem before it plans.
+
+Progress: what a solver tells while it searches. Whoever listens cannot change what it finds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+from pipeplan.documents.calibration import Calibration, apply, require_match
+from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
+from pipeplan.documents.plan import OPTIMIZERS, SCHEDULES, Answer
+from pipeplan.documents.profile import STRICT, Device, Measurement, Profile
+from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_unique, shown
+
+
+def profiles_of_types(profiles: Sequence[Profile], types: Sequence[Device], *, as_if: bool) -> tuple[Profile, ...]:
+    """A profile for each type of several, in the types' order, matched by name.
+
+    A single one that does not name its device takes the type that is left; with `as_if` all that are left are taken in
+    the order in which they come. Raises InvalidInputError where that is not a profile for each type.
+    """
+    named = [profile.device.name for profile in profiles]
+    found = _matched(named, types)
+    left = [index for index in range(len(profiles)) if index not in found.values()]
+    missing = [device.name for device in types if device.name not in found]
+    takes = as_if or not left or (len(left) == 1 and is_unknown(named[left[0]]))
+    rule = f"must be one profile for each type of device, {', '.join(device.name for device in types)}"
+    require(takes and len(left) == len(missing), "other_profiles", rule, named)
+    found.update(zip(missing, left, strict=True))
+    return tuple(profiles[found[device.name]] for device in types)
+
+
+def _matched(named: Sequence[str], types: Sequence[Device]) -> dict[str, int]:
+    """The profiles' places by the name of the type: equal names first, then other spellings."""
+    found: dict[str, int] = {}
+    equal: Callable[[str, str], bool] = str.__eq__
+    for matches in (equal, is_same):
+        for device in types:
+            free = (index for index in range(len(named)) if index not in found.values())
+            place = next((index for index in free if matches(named[index], device.name)), None)
+            if device.name not in found and place is not None:
+                found[device.name] = place
+    return found
+
+
+def require_same_type(profile: Profile, device: Device) -> None:
+    """Raises InvalidInputError where profile and device are surely of two types."""
+    profiled, present = profile.device.name, device.name
+    rule = (
+        f"must be the cluster's type of device, {shown(present)}: profile the model on such a device, or plan as if "
+        "it were one (--as-if, options.as_if)"
+    )
+    require(not differ(profiled, present), "profile.device.name", rule, profiled)
+
+
+def warning(profile: Profile, device: Device, *, as_if: bool) -> str | None:
+    """What a plan says where a profile may not be of the device that it is planned for; None where it is."""
+    if is_same(profile.device.name, device.name) or (is_unknown(profile.device.name) and is_unknown(device.name)):
+        return None
+    profiled, present = shown(profile.device.name), shown(device.name)
+    if is_unknown(profile.device.name):
+        return f"the profile does not name its device: its figures count as those of the cluster's, {present}"
+    if is_unknown(device.name):
+        return f"the cluster does not name its device, which counts as the profile's, {profiled}"
+    if as_if:
+        return (
+            f"planned as if {present} were {profiled}: the figures are of {profiled}, the profile's device; "
+            "links and memory limits alone are the cluster's"
+        )
+    return (
+        f"the profile is of {profiled}, the cluster of {present}: the figures are of {profiled}, "
+        "and hold only where both are names of one type"
+    )
+
+
+SYNCHRONISATIONS = ("parameter-server", "all-reduce")
+ACCOUNTINGS = ("training", "paper")
+SEMANTICS = ("paper", "release")
+CUTS = ("any", "single-tensor")
+
+MOST_RECOMPUTATION = 1000
+"""The largest c_extra. Far beyond it, sums of recomputed times round those that are not recomputed to 0."""
+
+
+def _require_one_of(field: str, value: str | None, names: tuple[str, ...]) -> None:
+    require(value is None or value in names, field, f"must be one of {', '.join(names)}", value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may fix. None leaves it to the planner; a planner refuses an option that it has no use for.
+
+    `synchronisation`: PipeDream's gradient volume (2018, section 3.2: parameter server). `memory`: the accounting.
+    `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
+    `safe_batch`: the batch size is the largest that is safe (2BW 2021, algorithm 1), not the one that must be.
+    `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
+    `semantics`: PipeDream's objective as published, or as its authors' program computes it; `compression_ratio` is an
+    option of that program. `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
+    `cuts`: where a model that is a graph may be cut. `forced_cuts`, `forbidden_cuts`: a cut k stands before block k.
+    `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
+    `time_limit_s`: after which a solver returns the best that it has found.
+    `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
+    """
+
+    microbatch_size: int | None = None
+    schedule: str | None = None
+    stages: int | None = None
+    recompute: bool | None = None
+    synchronisation: str | None = None
+    memory: str = "training"
+    optimizer: str = "sgd"
+    recompute_factor: float | None = None
+    safe_batch: bool = False
+    master_weights: bool | None = None
+    semantics: str | None = None
+    compression_ratio: float | None = None
+    straight: bool = False
+    fewer_machines: bool = False
+    cuts: str | None = None
+    forced_cuts: tuple[int, ...] = ()
+    forbidden_cuts: tuple[int, ...] = ()
+    split_backward: bool | None = None
+    split_backward_half_way: bool = False
+    time_limit_s: float | None = None
+    as_if: bool = False
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        for field in ("microbatch_size", "stages"):
+            if getattr(self, field) is not None:
+                require_count(field, getattr(self, field))
+        _require_one_of("schedule", self.schedule, SCHEDULES)
+        _require_one_of("synchronisation", self.synchronisation, SYNCHRONISATIONS)
+        _require_one_of("memory", self.memory, ACCOUNTINGS)
+        _require_one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _require_one_of("semantics", self.semantics, SEMANTICS)
+        _require_one_of("cuts", self.cuts, CUTS)
+        split = self.split_backward is not False or not self.split_backward_half_way
+        rule = "is a variant of split_backward, which must not be off"
+        require(split, "split_backward_half_way", rule, self.split_backward_half_way)
+        for field in ("recompute_factor", "compression_ratio", "time_limit_s"):
+            if getattr(self, field) is not None:
+                require_amount(field, getattr(self, field), positive=True)
+        few = (self.recompute_factor or 0.0) <= MOST_RECOMPUTATION
+        require(few, "recompute_factor", f"must be at most {MOST_RECOMPUTATION}", self.recompute_factor)
+        for field in ("forced_cuts", "forbidden_cuts"):
+            for cut in getattr(self, field):
+                require_count(field, cut)
+            require_unique(field, "must not name a cut twice", getattr(self, field))
+        both = sorted(set(self.forced_cuts) & set(self.forbidden_cuts))
+        require(not both, "forced_cuts", "must not be forbidden as well", both)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningProblem:
+    """A model as profiled, the devices to train it on, and the samples of a batch.
+
+    Where the cluster has devices of several types, `other_profiles` are the same model's on the other types: together
+    one profile for each, matched by the device's name. A profile of another known type than the cluster's is refused
+    unless `options.as_if`. Planners are asked the `corrected` problem.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    batch_size: int
+    options: Options = Options()
+    other_profiles: tuple[Profile, ...] = ()
+    calibration: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        require_count("batch_size", self.batch_size)
+        if self.calibration is not None:
+            require_match(self.calibration, self.profile, self.cluster)
+        if len(self.cluster.types) > 1:
+            self._check_profiles()
+            return
+        named = [profile.device.name for profile in self._profiles]
+        require(not self.other_profiles, "other_profiles", "is for a cluster with groups of devices", named)
+        if not self.options.as_if:
+            require_same_type(self.profile, self.cluster.device)
+
+    def _check_profiles(self) -> None:
+        if not self.options.as_if:
+            named = [profile.device.name for profile in self._profiles]
+            require_unique("other_profiles", "must not profile a type of device twice", named)
+        profiles_of_types(self._profiles, self.cluster.types, as_if=self.options.as_if)
+        for other in self.other_profiles:
+            self._require_same_model(other)
+
+    def _require_same_model(self, other: Profile) -> None:
+        device, field = other.device.name, "other_profiles"
+        rule = f"must be of the same {{}} on {device} as on {self.profile.device.name}"
+        require(other.model == self.profile.model, field, rule.format("model"), other.model.name)
+        require(other.dtype == self.profile.dtype, field, rule.format("dtype"), other.dtype)
+        require(other.edges == self.profile.edges, field, rule.format("edges"), other.edges)
+        blocks = len(other.blocks)
+        require(len(self.profile.blocks) == blocks, field, rule.format("number of blocks"), blocks)
+        for mine, block in zip(self.profile.blocks, other.blocks, strict=True):
+            require(mine.name == block.name, field, rule.format("blocks"), block.name)
+            same = mine.weight_bytes == block.weight_bytes
+            require(same, field, rule.format(f"weight_bytes of block {block.name}"), block.weight_bytes)
+
+    @property
+    def corrected(self) -> "PlanningProblem":
+        """The problem with the calibration applied, and none left to apply."""
+        if self.calibration is None:
+            return self
+        profile, cluster = apply(self.calibration, self.profile, self.cluster)
+        return replace(self, profile=profile, cluster=cluster, calibration=None)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a plan says of profiles that may not be of the cluster's devices; as a rule nothing."""
+        pairs = ((self.profile_on(device.name), device) for device in self.cluster.types)
+        found = (warning(profile, device, as_if=self.options.as_if) for profile, device in pairs)
+        return tuple(sentence for sentence in found if sentence is not None)
+
+    def profile_on(self, device: str | None) -> Profile:
+        """The profile of a type of the cluster's devices, by its name; the first where there is no name."""
+        types = self.cluster.types
+        if device is None or len(types) == 1:
+            return self.profile
+        of_types = profiles_of_types(self._profiles, types, as_if=self.options.as_if)
+        return of_types[[each.name for each in types].index(device)]
+
+    @property
+    def _profiles(self) -> tuple[Profile, ...]:
+        return (self.profile, *self.other_profiles)
+
+
+Planner = Callable[[PlanningProblem], Answer]
+"""Pure and deterministic: the same problem gives the same answer. Raises InvalidInputError for what cannot be asked."""
+
+
+ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if")
+"""Options that every planner has a use for."""
+
+MAX_BLOCKS = 10_000
+"""Tables of stages grow with the blocks, and so does every split that is tried."""
+
+
+def refuse_unused(planner: str, options: Options, used: tuple[str, ...]) -> None:
+    """Raises InvalidInputError for an option that is set and that the planner has no use for."""
+    for option in fields(options):
+        value = getattr(options, option.name)
+        fine = value == option.default or option.name in (*used, *ALWAYS_USED)
+        require(fine, option.name, f"is not an option of the planner {planner}", value)
+
+
+def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -> None:
+    """Raises InvalidInputError if the user asks for a schedule that the planner does not plan for."""
+    rule = f"must be one of {', '.join(allowed)} for the planner {planner}"
+    require(options.schedule is None or options.schedule in allowed, "schedule", rule, options.schedule)
+
+
+def require_recompute(options: Options, planner: str) -> None:
+    """Raises InvalidInputError if the user forbids the recomputation that a planner or schedule lives on."""
+    require(options.recompute is not False, "recompute", f"cannot be turned off for {planner}", options.recompute)
+
+
+def require_stages(problem: PlanningProblem) -> None:
+    """Raises InvalidInputError for more stages than blocks or devices."""
+    stages = problem.options.stages
+    if stages is not None:
+        blocks, devices = len(problem.profile.blocks), problem.cluster.devices
+        require(stages <= blocks, "stages", f"must not be more stages than blocks ({blocks})", stages)
+        require(stages <= devices, "stages", f"must not be more stages than devices ({devices})", stages)
+
+
+def require_few_blocks(problem: PlanningProblem) -> None:
+    """Raises InvalidInputError for more blocks than a search can split in a few seconds."""
+    blocks = len(problem.profile.blocks)
+    require(blocks <= MAX_BLOCKS, "profile.blocks", f"must be at most {MAX_BLOCKS} for this planner", blocks)
+
+
+def measured_at(problem: PlanningProblem, microbatch_size: int) -> tuple[Measurement, ...]:
+    """The blocks at this size. Raises InvalidInputError if they take no time at all, or it was not measured."""
+    sizes = problem.profile.microbatch_sizes
+    rule = f"must be one of the measured sizes {list(sizes)}"
+    require(microbatch_size in sizes, "microbatch_size", rule, microbatch_size)
+    blocks = problem.profile.at(microbatch_size)
+    total_s = sum(block.compute_s for block in blocks)
+    require(total_s >= LEAST_AMOUNT, "profile.blocks", "must take some time together, forward and backward", total_s)
+    return blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchProgress:
+    """The best plan so far and what none can be faster than, in seconds a sample; and the shapes not yet decided.
+
+    `best_s` is None before a plan is found. `spent` and `limit` are deterministic seconds.
+    """
+
+    best_s: float | None
+    bound_s: float
+    open_shapes: int
+    spent: float
+    limit: float
+
+
+Observer = Callable[[SearchProgress], None]
+
+
+def unobserved(_: SearchProgress) -> None:
+    """Nobody listens."""

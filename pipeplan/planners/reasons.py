@@ -1,0 +1,44 @@
+"""Reasons: why a configuration is not the answer, in one line each."""
+
+from pipeplan.documents.plan import Reason
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def slower(throughput_samples_per_s: float) -> str:
+    """It would train, at this rate."""
+    return f"slower: {throughput_samples_per_s:.4g} samples/s"
+
+
+def at_most(throughput_samples_per_s: float) -> str:
+    """It was not split into stages, because it could not train faster than this."""
+    return f"slower: at most {throughput_samples_per_s:.4g} samples/s"
+
+
+def as_fast(throughput_samples_per_s: float) -> str:
+    """It would train at the same rate as what the rules for ties prefer."""
+    return f"as fast: {throughput_samples_per_s:.4g} samples/s, on no fewer devices"
+
+
+def shortfall(stage: int, missing_bytes: int) -> str:
+    """The stage that does not fit, and by how much."""
+    return f"memory: stage {stage} misses {readable(missing_bytes)}"
+
+
+def memory_reason(what: str, *, stage: int, missing_bytes: int, device_bytes: int, configurations: int) -> Reason:
+    """The nearest miss of a class of configurations."""
+    return Reason(
+        rule=f"a stage must fit the device's usable memory ({readable(device_bytes)})",
+        detail=f"{what}: stage {stage} misses {readable(missing_bytes)}",
+        configurations=configurations,
+        stage=stage,
+        missing_bytes=missing_bytes,
+    )
+
+
+def readable(size_bytes: int) -> str:
+    """Bytes to three or four digits in the largest decimal unit below them."""
+    size, unit = float(size_bytes), 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.4g} {_UNITS[unit]}"

@@ -1,0 +1,67 @@
+"""Solve: the planners by name, and the one function that asks them."""
+
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import FIRST_VERSION, Answer, Plan
+from pipeplan.errors import MissingDependencyError, require
+from pipeplan.planners.auto.planner import auto
+from pipeplan.planners.gpipe import gpipe
+from pipeplan.planners.on_chain import on_chain
+from pipeplan.planners.pipedream.planner import pipedream
+from pipeplan.planners.problem import Observer, Planner, PlanningProblem, unobserved
+from pipeplan.planners.two_bw.planner import two_bw
+
+
+def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
+    """The solver's planner; OR-tools is imported when it is asked. Raises MissingDependencyError without it."""
+    if find_spec("ortools") is None:
+        raise MissingDependencyError("the planner exact needs OR-tools: pip install 'pipeplan[service]'")
+    from pipeplan.planners.exact.planner import exact as planner
+
+    return planner(problem, observe)
+
+
+PLANNERS: dict[str, Planner] = {
+    "pipedream": pipedream,
+    "pipedream-2bw": on_chain(two_bw),
+    "gpipe": on_chain(gpipe),
+    "exact": on_chain(exact),
+}
+"""Of these only pipedream plans graphs as they are."""
+PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
+
+VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, FIRST_VERSION)
+"""Semantic versions of what the planners answer. Whoever makes one answer a request differently gives it the next: a
+minor one where plans are faster or more problems have one, a major one where plans mean something else.
+"""
+
+
+def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
+    """The planner's answer to the problem as its calibration corrects it, with the ids of what was given.
+
+    Raises InvalidInputError for a planner that does not exist, or what it cannot be asked.
+    """
+    require(planner in PLANNERS, "planner", f"must be one of {', '.join(PLANNERS)}", planner)
+    _require_one_type(planner, problem)
+    asked = on_chain(partial(exact, observe=observe)) if planner == "exact" else PLANNERS[planner]
+    answer = asked(problem.corrected)
+    if not isinstance(answer, Plan):
+        return answer
+    answer = replace(answer, planner_version=VERSIONS[planner])
+    if problem.calibration is None:
+        return answer
+    return replace(
+        answer,
+        profile_id=content_id(problem.profile),
+        cluster_id=content_id(problem.cluster),
+        calibration_id=content_id(problem.calibration),
+    )
+
+
+def _require_one_type(planner: str, problem: PlanningProblem) -> None:
+    names = [device.name for device in problem.cluster.types]
+    rule = f"must be of one type for the planner {planner}: exact and auto plan for several"
+    require(len(names) == 1 or planner in ("exact", "auto"), "cluster.groups", rule, names)

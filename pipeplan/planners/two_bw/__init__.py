@@ -1,0 +1,1 @@
+"""PipeDream-2BW's planner: pipelines whose stages have equal replicas."""

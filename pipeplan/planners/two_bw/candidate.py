@@ -1,0 +1,313 @@
+"""Candidate: a shape with its best split into stages, by time, or by memory where none fits."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+
+from pipeplan.costs.memory import Copies, copies, exchanged_sets, in_flight, keeps_master_weights
+from pipeplan.documents.plan import Alternative, Certificate, Stage, StageMemory
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.complete import Decision
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower
+from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
+from pipeplan.planners.two_bw.split import ROUNDING, Found, least_sum, min_sum
+from pipeplan.planners.two_bw.terms import (
+    FLUSHED,
+    UNPIPELINED,
+    Links,
+    MemoryCounts,
+    PipelineShape,
+    PipelineTerms,
+    orientations,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A shape that fits: its orientation and its time. Where its stages end, `Evaluator.stops` says.
+
+    `found` is the search's result for a pipeline; None without pipelining, where stages follow one another.
+    """
+
+    shape: PipelineShape
+    terms: PipelineTerms
+    found: Found | None
+    time_per_microbatch_s: float
+    throughput_samples_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """A shape that does not fit: the worst stage of the split that exceeds the device the least."""
+
+    shape: PipelineShape
+    stage: int
+    memory_bytes: int
+    missing_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Finds the best split of shapes; what several of them need is computed once.
+
+    `measured` holds the microbatch sizes that shapes may have.
+    """
+
+    problem: PlanningProblem
+    measured: MeasuredBlocks
+    _chains: dict[int, ProfileChain] = field(default_factory=dict)
+    _links: dict[tuple[int, int], tuple[Links, ...]] = field(default_factory=dict)
+    _counts: dict[tuple[str, int, bool, int, int], MemoryCounts] = field(default_factory=dict)
+
+    @property
+    def device_bytes(self) -> int:
+        """What a stage may hold."""
+        return self.problem.cluster.device.usable_bytes
+
+    def chain(self, microbatch_size: int) -> ProfileChain:
+        """The profile at this size."""
+        if microbatch_size not in self._chains:
+            row = self.measured.sizes.index(microbatch_size)
+            factor = self.problem.options.recompute_factor
+            self._chains[microbatch_size] = ProfileChain(row=row, source=self.measured, recompute_factor=factor)
+        return self._chains[microbatch_size]
+
+    def links(self, shape: PipelineShape) -> tuple[Links, ...]:
+        """The orientations that differ."""
+        key = (shape.width, shape.depth)
+        if key not in self._links:
+            self._links[key] = orientations(self.problem.cluster, shape.width, shape.depth)
+        return self._links[key]
+
+    def counts(self, shape: PipelineShape, recompute: bool) -> MemoryCounts:
+        """What is held on the stages of a shape. Only a flush makes it depend on the batch, and ASP on the width."""
+        microbatches = shape.microbatches if shape.schedule in FLUSHED else 1
+        key = (shape.schedule, shape.depth, recompute, microbatches, exchanged_sets(shape.schedule, shape.width))
+        if key not in self._counts:
+            self._counts[key] = MemoryCounts(tuple(self._copies(shape, recompute)))
+        return self._counts[key]
+
+    def _copies(self, shape: PipelineShape, recompute: bool) -> Iterator[Copies]:
+        options, dtype = self.problem.options, self.problem.profile.dtype
+        for stage in range(shape.depth):
+            yield copies(
+                options.memory,
+                shape.schedule,
+                options.optimizer,
+                recompute=recompute,
+                depth=shape.depth,
+                stage=stage,
+                microbatches=shape.microbatches,
+                dtype=dtype,
+                master_weights=self.master_weights,
+                replicas=shape.width,
+            )
+
+    @cached_property
+    def master_weights(self) -> bool:
+        """Whether the optimizer works on float32 copies."""
+        return keeps_master_weights(self.problem.profile.dtype, self.problem.options.master_weights)
+
+    def terms(self, shape: PipelineShape, links: Links) -> PipelineTerms:
+        """The closed form of a shape on these links."""
+        return PipelineTerms(
+            shape=shape,
+            links=links,
+            chain=self.chain(shape.microbatch_size),
+            counts={mode: self.counts(shape, mode) for mode in shape.modes},
+            device_bytes=self.device_bytes,
+        )
+
+    def fastest(self, shape: PipelineShape, *, least_time_s: float = 0.0, ceiling_s: float = inf) -> Candidate | None:
+        """The shape on the better orientation (the first if they are equal).
+
+        None if no split fits, or none of them takes at most `ceiling_s` a microbatch. `least_time_s` is a bound that
+        is known: no split takes less.
+        """
+        best: Candidate | None = None
+        starts = self._some_terms(shape).fitting_starts() if shape.schedule in UNPIPELINED else None
+        for links in self.links(shape):
+            terms = self.terms(shape, links)
+            found, step_s = None, inf
+            if starts is not None:
+                step_s = least_sum(terms.within(starts, 0.0), starts)
+            elif shape.schedule not in UNPIPELINED:
+                about_s = max(least_time_s / shape.slots, self._share_s(shape)) * (1 - ROUNDING)
+                found = terms.fastest(terms.every_start, about_s).least_max(ceiling_s / shape.slots)
+                step_s = found.worst if found else inf
+            time_s = step_s * shape.slots
+            if time_s < inf and time_s <= ceiling_s and (best is None or time_s < best.time_per_microbatch_s):
+                best = candidate(shape, terms, found, step_s)
+                ceiling_s = time_s
+        return best
+
+    def _some_terms(self, shape: PipelineShape) -> PipelineTerms:
+        """For what does not depend on the orientation."""
+        return self.terms(shape, self.links(shape)[0])
+
+    def possible(self, shape: PipelineShape, step_s: float) -> bool:
+        """Whether any width at the shape's depth could take so long a step at most; memory limits it as well."""
+        return self._some_terms(shape).possible(step_s)
+
+    def _share_s(self, shape: PipelineShape) -> float:
+        chain = self.chain(shape.microbatch_size)
+        sums_s = chain.listed_s(recompute=True) if shape.recompute else chain.least_s
+        return sums_s[-1] / shape.depth
+
+    def stops(self, chosen: Candidate) -> tuple[int, ...]:
+        """Where the stages of its best split end."""
+        terms = chosen.terms
+        if chosen.found is not None:
+            return terms.fastest(terms.every_start, 0.0).stops(chosen.found)
+        starts = terms.fitting_starts()
+        if starts is None:
+            raise InvalidInputError("stages", "must be so many that a split exists", chosen.shape.depth)
+        return min_sum(terms.time_s, starts)
+
+    def nearest(self, shape: PipelineShape, ceiling_bytes: float = inf) -> Miss | None:
+        """By how much the best split in terms of memory exceeds the device; None if that is above the ceiling."""
+        terms = self._some_terms(shape)
+        search = terms.smallest()
+        found = search.least_max(ceiling_bytes)
+        if found is None:
+            return None
+        held_bytes = [int(terms.memory_bytes(*place)[0, 0]) for place in terms.slices(search.any_stops(found))]
+        stage = held_bytes.index(max(held_bytes))
+        return Miss(
+            shape=shape,
+            stage=stage,
+            memory_bytes=held_bytes[stage],
+            missing_bytes=held_bytes[stage] - self.device_bytes,
+        )
+
+
+def candidate(shape: PipelineShape, terms: PipelineTerms, found: Found | None, step_s: float) -> Candidate:
+    """The shape with this time of its slowest stage, or of all stages without pipelining."""
+    time_s = step_s * shape.slots
+    return Candidate(
+        shape=shape,
+        terms=terms,
+        found=found,
+        time_per_microbatch_s=time_s,
+        throughput_samples_per_s=shape.throughput_samples_per_s(time_s),
+    )
+
+
+def stages(terms: PipelineTerms, stops: tuple[int, ...]) -> Iterator[Stage]:
+    """The stages of a split, each in the mode that is best for it."""
+    for stage, start, stop in terms.places(stops):
+        recompute = terms.recomputes(stage, start, stop)
+        memory = memory_items(terms, recompute, stage, start, stop)
+        place = stage, slice(start, start + 1), slice(stop, stop + 1)
+        yield Stage(
+            start=start,
+            stop=stop,
+            replicas=terms.shape.width,
+            recompute=recompute,
+            time_s=float(terms.mode_s(recompute, *place)[0, 0]),
+            memory_bytes=memory.total,
+            memory=memory,
+        )
+
+
+def memory_items(terms: PipelineTerms, recompute: bool, stage: int, start: int, stop: int) -> StageMemory:
+    """What a worker of the stage holds, by what it is."""
+    held, chain = terms.counts[recompute].copies[stage], terms.chain
+    weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
+    activations = int(chain.activation_bytes[stop] - chain.activation_bytes[start])
+    inputs, outputs = int(chain.input_bytes[start]), int(chain.output_bytes[stop])
+    workspace = chain.workspace_bytes(slice(start, start + 1), slice(stop, stop + 1)) if held.transients else None
+    return StageMemory(
+        weights=held.versions * weights,
+        gradients=held.gradients * weights,
+        master_weights=held.master_weights * weights,
+        optimizer_states=held.optimizer_states * weights,
+        activations=held.activations * activations + held.inputs * inputs,
+        transient=held.transients * int(workspace[0, 0]) if workspace is not None else 0,
+        buffers=held.input_buffers * inputs + held.output_buffers * outputs,
+    )
+
+
+def decision(
+    planner: str,
+    cost_model: str,
+    chosen: Candidate,
+    stops: tuple[int, ...],
+    *,
+    considered: int,
+    alternatives: Iterable[Alternative],
+    certificate: Certificate | None = None,
+) -> Decision:
+    """What the planner says of the candidate that it chose."""
+    shape = chosen.shape
+    return Decision(
+        planner=planner,
+        cost_model=cost_model,
+        stages=tuple(stages(chosen.terms, stops)),
+        placement=chosen.terms.links.place((shape.width,) * shape.depth),
+        schedule=shape.schedule,
+        microbatch_size=shape.microbatch_size,
+        microbatches=shape.microbatches,
+        batch_size=shape.batch_size,
+        time_per_microbatch_s=chosen.time_per_microbatch_s,
+        throughput_samples_per_s=chosen.throughput_samples_per_s,
+        bubble_fraction=shape.bubble_fraction,
+        optimal_in_flight=in_flight(shape.schedule, depth=shape.depth, stage=0, microbatches=shape.microbatches),
+        configurations_considered=considered,
+        alternatives=tuple(alternatives),
+        certificate=certificate,
+    )
+
+
+def lost(found: Candidate, stops: tuple[int, ...], chosen: Candidate) -> Alternative:
+    """It fits, but the chosen one is faster, or as fast and preferred."""
+    rate = found.throughput_samples_per_s
+    split = list(stages(found.terms, stops))
+    return _alternative(
+        found.shape,
+        slower(rate) if rate < chosen.throughput_samples_per_s else as_fast(rate),
+        recompute=any(stage.recompute for stage in split),
+        throughput_samples_per_s=rate,
+        memory_bytes=max(stage.memory_bytes for stage in split),
+    )
+
+
+def bounded(shape: PipelineShape, throughput_samples_per_s: float) -> Alternative:
+    """It cannot be faster, whether it fits or not."""
+    return _alternative(shape, at_most(throughput_samples_per_s), recompute=bool(shape.recompute))
+
+
+def too_large(miss: Miss) -> Alternative:
+    """It does not fit."""
+    recompute = miss.shape.recompute is not False
+    return _alternative(
+        miss.shape, shortfall(miss.stage, miss.missing_bytes), recompute=recompute, memory_bytes=miss.memory_bytes
+    )
+
+
+def ruled_out(shape: PipelineShape, reason: str) -> Alternative:
+    """It cannot run at all."""
+    return _alternative(shape, reason, recompute=bool(shape.recompute))
+
+
+def _alternative(
+    shape: PipelineShape,
+    reason: str,
+    *,
+    recompute: bool,
+    throughput_samples_per_s: float | None = None,
+    memory_bytes: int | None = None,
+) -> Alternative:
+    return Alternative(
+        schedule=shape.schedule,
+        depth=shape.depth,
+        width=shape.width,
+        microbatch_size=shape.microbatch_size,
+        microbatches=shape.microbatches,
+        recompute=recompute,
+        throughput_samples_per_s=throughput_samples_per_s,
+        memory_bytes=memory_bytes,
+        reason=reason,
+    )

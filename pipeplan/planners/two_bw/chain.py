@@ -1,0 +1,304 @@
+"""Chain: a profile as arrays, at the microbatch sizes that a planner looks at, and as sums from the first block on.
+
+A stage's sum is the difference of two of them. Seconds are put on a grid so fine (2^-52 of all of them together) that
+such sums and differences are exact: stages of equal blocks are equal to the last bit, wherever they begin.
+
+Sizes: which microbatch sizes a planner looks at, those measured and those between them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import frexp
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.transfer import boundary_bytes
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require
+from pipeplan.planners.problem import PlanningProblem
+
+_TIMES = ("forward_s", "backward_s")
+_BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeasuredBlocks:
+    """A profile's measurements, a row a microbatch size and a column a block."""
+
+    sizes: tuple[int, ...]
+    weight_bytes: FloatArray
+    forward_s: FloatArray
+    backward_s: FloatArray
+    input_bytes: FloatArray
+    output_bytes: FloatArray
+    activation_bytes: FloatArray
+    workspace_bytes: FloatArray
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return len(self.weight_bytes)
+
+    def at(self, sizes: Sequence[int]) -> "MeasuredBlocks":
+        """The rows of these sizes, interpolated as `profile.interpolate` does where they were not measured."""
+        return MeasuredBlocks(
+            sizes=tuple(sizes),
+            weight_bytes=self.weight_bytes,
+            **{name: self._between(name, sizes) for name in _TIMES},
+            **{name: np.rint(self._between(name, sizes)) for name in _BYTES},
+        )
+
+    def _between(self, name: str, sizes: Sequence[int]) -> FloatArray:
+        rows: FloatArray = getattr(self, name)
+        measured, wanted = np.asarray(self.sizes), np.asarray(sizes)
+        above = np.searchsorted(measured, wanted)
+        below = np.where(measured[above] == wanted, above, above - 1)
+        width = np.maximum(measured[above] - measured[below], 1)
+        share = (wanted - measured[below]) / width
+        return np.asarray(rows[below] + share[:, None] * (rows[above] - rows[below]))
+
+    def recomputed_s(self, recompute_factor: float | None) -> FloatArray:
+        """Forward and backward with recomputation, of every block (`cost.compute.compute_s`)."""
+        if recompute_factor is None:
+            return self.forward_s + self.backward_s + self.forward_s
+        return (self.forward_s + self.backward_s) * recompute_factor
+
+
+def measured(profile: Profile) -> MeasuredBlocks:
+    """The profile's own sizes."""
+    sizes = profile.microbatch_sizes
+    rows = [sorted(block.measurements, key=lambda m: m.microbatch_size) for block in profile.blocks]
+    columns = {
+        name: np.asarray([[getattr(m, name) for m in row] for row in rows], dtype=np.float64).T
+        for name in (*_TIMES, *_BYTES)
+    }
+    weights = np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64)
+    return MeasuredBlocks(sizes=sizes, weight_bytes=weights, **columns)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProfileChain:
+    """The blocks at one microbatch size: entry i of a sum is of the blocks [0, i).
+
+    `compute_s` and `recomputed_s`: forward and backward without and with recomputation. `boundary_bytes`: what
+    crosses in front of each block, both ways (nothing at the ends), `output_bytes` one way; `input_bytes`: what a
+    stage that begins there takes in.
+    """
+
+    row: int
+    source: MeasuredBlocks
+    recompute_factor: float | None = None
+    _held: dict[tuple[float, float], list[float]] = field(default_factory=dict)
+    _transfers: dict[float, FloatArray] = field(default_factory=dict)
+    _edges: dict[tuple[float | None, bool, bool], FloatArray] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return self.source.blocks
+
+    @property
+    def microbatch_size(self) -> int:
+        """The size that the sums are of."""
+        return self.source.sizes[self.row]
+
+    @cached_property
+    def compute_s(self) -> FloatArray:
+        return self._sums(self._on_grid(self.source.forward_s[self.row] + self.source.backward_s[self.row]))
+
+    @cached_property
+    def recomputed_s(self) -> FloatArray:
+        return self._sums(self._on_grid(self.source.recomputed_s(self.recompute_factor)[self.row]))
+
+    @cached_property
+    def weight_bytes(self) -> FloatArray:
+        return self._sums(self.source.weight_bytes)
+
+    @cached_property
+    def activation_bytes(self) -> FloatArray:
+        return self._sums(self.source.activation_bytes[self.row])
+
+    @cached_property
+    def input_bytes(self) -> FloatArray:
+        return np.append(self.source.input_bytes[self.row], 0.0)
+
+    @cached_property
+    def output_bytes(self) -> FloatArray:
+        crossing = np.append(0.0, self.source.output_bytes[self.row])
+        crossing[-1] = 0.0
+        return crossing
+
+    @cached_property
+    def boundary_bytes(self) -> FloatArray:
+        return boundary_bytes(1.0) * self.output_bytes
+
+    def held(self, weights: float, activations: float) -> Sequence[float]:
+        """So many times the weights and the activations, as a list."""
+        key = (weights, activations)
+        if key not in self._held:
+            self._held[key] = (weights * self.weight_bytes + activations * self.activation_bytes).tolist()
+        return self._held[key]
+
+    def listed_s(self, *, recompute: bool) -> list[float]:
+        """The sums of compute as a list."""
+        return self._recomputed_list if recompute else self._compute_list
+
+    @cached_property
+    def least_s(self) -> list[float]:
+        """The sums of compute where every block recomputes or not, whichever is shorter."""
+        blocks_s = np.minimum(np.diff(self.compute_s), np.diff(self.recomputed_s))
+        return _listed(self._sums(blocks_s))
+
+    @cached_property
+    def _compute_list(self) -> list[float]:
+        return _listed(self.compute_s)
+
+    @cached_property
+    def _recomputed_list(self) -> list[float]:
+        return _listed(self.recomputed_s)
+
+    @cached_property
+    def no_stage(self) -> FloatArray:
+        """[start, stop] -> infinity where stop <= start, else 0."""
+        return no_stage(self.blocks)
+
+    @property
+    def has_workspaces(self) -> bool:
+        """Whether any block has one."""
+        return self.largest_workspace > 0
+
+    @cached_property
+    def largest_workspace(self) -> float:
+        return float(self.source.workspace_bytes[self.row].max())
+
+    def workspace_bytes(self, starts: slice, stops: slice) -> FloatArray:
+        """The largest workspace of a block, for the stages that begin and end in these ranges; 0 for none."""
+        doubled = self._workspaces
+        first = np.arange(starts.start, starts.stop)[:, None]
+        last = np.arange(stops.start, stops.stop)
+        length = np.maximum(last - first, 1)
+        power = np.frexp(length)[1] - 1
+        last = np.maximum(last - (1 << power), first)
+        return np.asarray(np.maximum(doubled[power, first], doubled[power, np.minimum(last, self.blocks - 1)]))
+
+    @cached_property
+    def _workspaces(self) -> FloatArray:
+        """Row k: the largest of the 2^k blocks from each one on."""
+        rows = [self.source.workspace_bytes[self.row]]
+        for power in range(self.blocks.bit_length() - 1):
+            before = rows[-1]
+            ahead = np.append(before[1 << power :], np.zeros(min(1 << power, len(before))))
+            rows.append(np.maximum(before, ahead))
+        return np.stack(rows)
+
+    def ends_s(self, bandwidth: float | None, *, recompute: bool) -> FloatArray:
+        """The compute before each boundary, and the transfer across it (None: there is no stage behind)."""
+        return self._edge(bandwidth, recompute, True)
+
+    def begins_s(self, bandwidth: float | None, *, recompute: bool) -> FloatArray:
+        """The compute before each boundary, less the transfer across it, so that a difference adds the transfer."""
+        return self._edge(bandwidth, recompute, False)
+
+    def _edge(self, bandwidth: float | None, recompute: bool, ends: bool) -> FloatArray:
+        key = (bandwidth, recompute, ends)
+        if key not in self._edges:
+            sums = self.recomputed_s if recompute else self.compute_s
+            moved = self._transfer_s(bandwidth) if bandwidth else 0.0
+            self._edges[key] = sums + moved if ends else sums - moved
+        return self._edges[key]
+
+    def _transfer_s(self, bandwidth: float) -> FloatArray:
+        if bandwidth not in self._transfers:
+            self._transfers[bandwidth] = self._on_grid(self.boundary_bytes / bandwidth)
+        return self._transfers[bandwidth]
+
+    def _sums(self, values: FloatArray) -> FloatArray:
+        return np.append(0.0, np.cumsum(values))
+
+    def _on_grid(self, seconds: FloatArray) -> FloatArray:
+        return np.asarray(np.rint(seconds / self._grid_s) * self._grid_s)
+
+    @cached_property
+    def _grid_s(self) -> float:
+        longest = max(
+            float((self.source.forward_s[self.row] + self.source.backward_s[self.row]).sum()),
+            float(self.source.recomputed_s(self.recompute_factor)[self.row].sum()),
+        )
+        return float(2.0 ** (frexp(longest)[1] - 52))
+
+
+def _listed(values: FloatArray) -> list[float]:
+    listed: list[float] = values.tolist()
+    return listed
+
+
+def no_stage(blocks: int) -> FloatArray:
+    """[start, stop] -> infinity where stop <= start, else 0: a view of 2n + 1 numbers."""
+    numbers = np.where(np.arange(-blocks, blocks + 1) <= 0, np.inf, 0.0)
+    step = numbers.strides[0]
+    return np.lib.stride_tricks.as_strided(
+        numbers[blocks:], shape=(blocks + 1, blocks + 1), strides=(-step, step), writeable=False
+    )
+
+
+MAX_INTERPOLATED = 32
+"""How many sizes between the measured ones are looked at: beyond that, as even in their ratios as there are."""
+
+MAX_ROWS = 2**21
+"""Pairs of widths and sizes that are looked at; fewer sizes where a safe batch leaves every width."""
+
+_MAX_BETWEEN = 2**20
+"""No further above the smallest measured size are others looked for."""
+
+
+def profiled(problem: PlanningProblem) -> MeasuredBlocks:
+    """The profile at the sizes to be looked at.
+
+    Those are what was asked for, or all measured sizes and the ones between them that may divide a batch: it, or with
+    `safe_batch` a smaller one. Raises InvalidInputError if none divides it, the size asked for lies beyond those
+    measured, or the blocks take no time.
+    """
+    profile = problem.profile
+    asked = problem.options.microbatch_size
+    if asked is None:
+        sizes = _possible(problem)
+    else:
+        profile.at(asked)
+        sizes = (asked,)
+    dividing = [size for size in sizes if problem.options.safe_batch or problem.batch_size % size == 0]
+    if not dividing or min(dividing) > problem.batch_size:
+        between = f", or of one between them (at most {MAX_INTERPOLATED} are tried)" if asked is None else ""
+        rule = f"must be a multiple of a measured microbatch size {list(profile.microbatch_sizes)}{between}"
+        raise InvalidInputError("batch_size", rule, problem.batch_size)
+    found = measured(profile).at(sizes)
+    total_s = float((found.forward_s + found.backward_s).sum(axis=1).min())
+    require(total_s >= LEAST_AMOUNT, "profile.blocks", "must take some time together, forward and backward", total_s)
+    return found
+
+
+def _possible(problem: PlanningProblem) -> tuple[int, ...]:
+    sizes = problem.profile.microbatch_sizes
+    between = np.arange(sizes[0], min(sizes[-1], sizes[0] + _MAX_BETWEEN, problem.batch_size) + 1)
+    if not problem.options.safe_batch:
+        between = between[problem.batch_size % between == 0]
+    between = between[~np.isin(between, sizes)]
+    return tuple(sorted({*sizes, *_thinned(between, _most(problem)).tolist()}))
+
+
+def _most(problem: PlanningProblem) -> int:
+    if not problem.options.safe_batch:
+        return MAX_INTERPOLATED
+    rows = MAX_ROWS // problem.cluster.devices - len(problem.profile.microbatch_sizes)
+    return max(0, min(MAX_INTERPOLATED, rows))
+
+
+def _thinned(sizes: IntArray, most: int) -> IntArray:
+    """At most so many of the sizes: those nearest to equal ratios."""
+    if len(sizes) <= most:
+        return sizes
+    if most == 0:
+        return sizes[:0]
+    wanted = np.geomspace(sizes[0], sizes[-1], most)
+    return np.asarray(np.unique(sizes[np.searchsorted(sizes, wanted).clip(max=len(sizes) - 1)]))

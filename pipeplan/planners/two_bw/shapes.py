@@ -1,0 +1,199 @@
+"""Shapes: the space of 2BW's search as arrays, and how much of it the batch rules out.
+
+A row is a schedule, a width and a microbatch size; with them the microbatches of a batch are given, and the depths
+that can run are a range.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.arrays import IntArray
+from pipeplan.documents.plan import DATA_PARALLEL
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.two_bw.chain import MeasuredBlocks
+from pipeplan.planners.two_bw.terms import UNPIPELINED, PipelineShape
+
+TWO_BW = "pipedream-2bw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """A schedule with or without recomputation (None: where it is needed), and its least depth."""
+
+    schedule: str
+    recompute: bool | None
+    shallowest: int
+    deepest: int
+
+    @property
+    def ways(self) -> int:
+        """How many of the appendix's executions that is: with and without recomputation."""
+        return 2 if self.recompute is None else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShapeRows:
+    """Arrays with an entry a row; `size` is the index of the microbatch size."""
+
+    execution: Execution
+    width: IntArray
+    size: IntArray
+    microbatches: IntArray
+    shallowest: IntArray
+    deepest: IntArray
+
+    def __len__(self) -> int:
+        return len(self.width)
+
+    @property
+    def depths(self) -> IntArray:
+        """How many depths each row has."""
+        return np.asarray(np.maximum(self.deepest - self.shallowest + 1, 0))
+
+    def some(self, chosen: IntArray) -> "ShapeRows":
+        """These rows, in this order."""
+        return ShapeRows(
+            execution=self.execution,
+            width=self.width[chosen],
+            size=self.size[chosen],
+            microbatches=self.microbatches[chosen],
+            shallowest=self.shallowest[chosen],
+            deepest=self.deepest[chosen],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShapeSpace:
+    """Algorithm 1's loops: w from 1 to N, d from 1 to N / w, and every b and recomputation inside."""
+
+    problem: PlanningProblem
+    measured: MeasuredBlocks
+
+    @cached_property
+    def executions(self) -> tuple[Execution, ...]:
+        """The appendix's three, or the one schedule that was asked for."""
+        options = self.problem.options
+        deepest = min(self.problem.cluster.devices, self.measured.blocks)
+        if options.schedule is None:
+            ranges = [("data-parallel", 1, 1), ("naive", 2, deepest), (TWO_BW, 2, deepest)]
+        else:
+            ranges = [(options.schedule, 1, 1 if options.schedule in DATA_PARALLEL else deepest)]
+        if options.stages is not None:
+            ranges = [
+                (name, options.stages, options.stages) for name, low, high in ranges if low <= options.stages <= high
+            ]
+        return tuple(
+            Execution(schedule=name, recompute=self._recompute(name), shallowest=low, deepest=high)
+            for name, low, high in ranges
+        )
+
+    def _recompute(self, schedule: str) -> bool | None:
+        """Without pipelining one microbatch is in flight and recomputation saves nothing, so only if asked."""
+        if schedule == "gpipe":
+            return True
+        asked = self.problem.options.recompute
+        return False if asked is None and schedule in UNPIPELINED else asked
+
+    @cached_property
+    def rows(self) -> tuple[ShapeRows, ...]:
+        """The rows that the batch allows, an execution each."""
+        return tuple(self._rows(execution) for execution in self.executions)
+
+    def _rows(self, execution: Execution) -> ShapeRows:
+        width, size = self._pairs
+        microbatches = self.problem.batch_size // (width * np.asarray(self.measured.sizes)[size])
+        deepest = np.minimum(self.problem.cluster.devices // width, execution.deepest)
+        if execution.schedule == TWO_BW:
+            deepest = np.minimum(deepest, microbatches)
+        rows = ShapeRows(
+            execution=execution,
+            width=width,
+            size=size,
+            microbatches=microbatches,
+            shallowest=np.full_like(width, execution.shallowest),
+            deepest=deepest,
+        )
+        return rows.some(np.flatnonzero(rows.depths))
+
+    @cached_property
+    def _pairs(self) -> tuple[IntArray, IntArray]:
+        """The widths and microbatch sizes of which a batch has a whole number of microbatches, and at least one."""
+        batch_size = self.problem.batch_size
+        widths = self._widths
+        if not self.problem.options.safe_batch:
+            widths = widths[batch_size % widths == 0]
+        sizes = np.asarray(self.measured.sizes)
+        most = batch_size // widths
+        fine = sizes <= most[:, None] if self.problem.options.safe_batch else most[:, None] % sizes == 0
+        width, size = np.nonzero(fine)
+        return widths[width], size
+
+    @cached_property
+    def _widths(self) -> IntArray:
+        return np.arange(1, self.problem.cluster.devices + 1)
+
+    @cached_property
+    def considered(self) -> int:
+        """How many configurations (schedule, w, d, b, with recomputation or without) there are."""
+        pairs = [self._depths(execution) * execution.ways for execution in self.executions]
+        return len(self.measured.sizes) * sum(pairs)
+
+    @cached_property
+    def runnable(self) -> int:
+        """How many of them the batch allows."""
+        return sum(int(rows.depths.sum()) * rows.execution.ways for rows in self.rows)
+
+    @cached_property
+    def too_shallow(self) -> int:
+        """How many have whole microbatches, but fewer than 2BW's stages."""
+        width, _ = self._pairs
+        deepest = self.problem.cluster.devices // width
+        whole = sum(int(self._reaching(deepest, e).sum()) * e.ways for e in self.executions)
+        return whole - self.runnable
+
+    def _depths(self, execution: Execution) -> int:
+        """The pairs of widths and depths of an execution."""
+        return int(self._reaching(self.problem.cluster.devices // self._widths, execution).sum())
+
+    def _reaching(self, deepest: IntArray, execution: Execution) -> IntArray:
+        return np.asarray(np.maximum(np.minimum(deepest, execution.deepest) - execution.shallowest + 1, 0))
+
+    def shape(self, execution: Execution, width: int, size: int, microbatches: int, depth: int) -> PipelineShape:
+        """A configuration by its place in the arrays."""
+        return PipelineShape(
+            schedule=execution.schedule,
+            width=width,
+            depth=depth,
+            microbatch_size=self.measured.sizes[size],
+            microbatches=microbatches,
+            recompute=execution.recompute,
+        )
+
+    def ruled_out(self, count: int) -> Iterator[tuple[PipelineShape, str]]:
+        """Some of what the batch rules out, with the reason: of all widths those that would use the most devices."""
+        for execution, rows in zip(self.executions, self.rows, strict=True):
+            deepest = np.minimum(self.problem.cluster.devices // self._widths, execution.deepest)
+            reached = np.zeros(len(deepest), dtype=np.int64)
+            np.maximum.at(reached, rows.width - 1, rows.deepest)
+            out = np.flatnonzero((deepest >= execution.shallowest) & (reached < deepest))
+            largest = out[np.argsort(-deepest[out] * self._widths[out], kind="stable")[:count]]
+            for index in largest.tolist():
+                yield self._ruled_out(execution, index + 1, int(deepest[index]))
+
+    def _ruled_out(self, execution: Execution, width: int, depth: int) -> tuple[PipelineShape, str]:
+        batch_size, sizes = self.problem.batch_size, self.measured.sizes
+        whole = [
+            place
+            for place, size in enumerate(sizes)
+            if (width * size <= batch_size if self.problem.options.safe_batch else batch_size % (width * size) == 0)
+        ]
+        size = whole[0] if whole else 0
+        microbatches = batch_size // (width * sizes[size])
+        reason = f"m={microbatches} < depth {depth}"
+        if not whole:
+            divisible = "at least" if self.problem.options.safe_batch else "divisible by"
+            reason = f"batch: {batch_size} is not {divisible} w*b={width * sizes[size]}"
+        return self.shape(execution, width, size, microbatches, depth), reason

@@ -1,0 +1,411 @@
+"""The terms of a pipeline of equal replicas: PipeDream-2BW, appendix A.1, on the links that its placement crosses.
+
+A stage's time a microbatch is max(compute + activation transfer, gradient exchange / microbatches): every edge that
+the stage really has carries a microbatch's activations one way and their gradients the other. All tables are those of
+`split.Costs`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.collectives import all_reduce, in_turn
+from pipeplan.costs.memory import Copies
+from pipeplan.costs.transfer import Bandwidths
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import ASP, DATA_PARALLEL, Worker
+from pipeplan.errors import LARGEST_AMOUNT
+from pipeplan.planners.two_bw.chain import ProfileChain
+from pipeplan.planners.two_bw.split import (
+    ROUNDING,
+    Costs,
+    SplitSearch,
+    Starts,
+    Way,
+    every_start,
+    is_within,
+    starts_within,
+)
+from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
+
+FLUSHED = ("1f1b", "gpipe")
+"""Pipelined schedules that pay for filling and draining: (m + d - 1) / m."""
+
+UNPIPELINED = (*sorted(DATA_PARALLEL), "naive")
+"""Schedules whose stages work one after the other: a microbatch takes their sum."""
+
+
+BREADTH = 16
+"""Starts of each stage that are looked at for the split that holds least: memory grows with a stage's blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineShape:
+    """A configuration of 2BW's search: everything but where the stages begin.
+
+    `recompute`: on all stages, on none, or (None) on those that do not fit otherwise.
+    """
+
+    schedule: str
+    width: int
+    depth: int
+    microbatch_size: int
+    microbatches: int
+    recompute: bool | None
+
+    @property
+    def devices(self) -> int:
+        """How many it uses."""
+        return self.width * self.depth
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a batch on all pipelines."""
+        return self.width * self.microbatch_size * self.microbatches
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Without and with recomputation, as far as a stage may choose."""
+        return (False, True) if self.recompute is None else (self.recompute,)
+
+    @property
+    def slots(self) -> float:
+        """Time of a batch in steps of the slowest stage, a microbatch."""
+        if self.schedule in FLUSHED:
+            return (self.microbatches + self.depth - 1) / self.microbatches
+        return 1.0
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of idle time among equal stages."""
+        if self.schedule in UNPIPELINED:
+            return (self.depth - 1) / self.depth
+        return (self.depth - 1) / (self.microbatches + self.depth - 1) if self.schedule in FLUSHED else 0.0
+
+    def throughput_samples_per_s(self, time_per_microbatch_s: float) -> float:
+        """The whole job's: the paper's b / t is that of one of the `width` pipelines."""
+        return self.width * self.microbatch_size / time_per_microbatch_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The bandwidths of an orientation: of every edge between stages, and among every stage's replicas.
+
+    `place` makes the placement from the stages' replicas.
+    """
+
+    place: Callable[[Sequence[int]], tuple[Worker, ...]]
+    edges: FloatArray
+    groups: FloatArray
+
+
+def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
+    """Pipelines in a row, and stages in a row unless its links are the same: 2BW orients by trying both.
+
+    The slowest link of all replicas counts. Which replicas share a server decides whether pipelines or gradient
+    exchanges stay inside it; a width that fills a server stays inside as well.
+    """
+    bandwidths = Bandwidths(cluster)
+    stages = np.arange(depth)
+    pipelines = Links(
+        place=pipelines_in_a_row,
+        edges=bandwidths.of_levels(_pipelines_edges(bandwidths, width, depth)),
+        groups=bandwidths.spanning(stages, stages + (width - 1) * depth),
+    )
+    low = stages * width
+    row = Links(
+        place=stages_in_a_row,
+        # Replica r's edge spans the ranks [sw + r, (s + 1)w + r]; together they span [sw, sw + 2w - 1].
+        edges=bandwidths.spanning(low[:-1], low[:-1] + 2 * width - 1),
+        groups=bandwidths.spanning(low, low + width - 1),
+    )
+    same = np.array_equal(pipelines.edges, row.edges) and np.array_equal(pipelines.groups, row.groups)
+    return (pipelines,) if same else (pipelines, row)
+
+
+def _pipelines_edges(bandwidths: Bandwidths, width: int, depth: int) -> IntArray:
+    """The level that the edge behind each stage reaches up to, on the pipeline where it reaches farthest."""
+    levels = np.zeros(depth - 1, dtype=np.int64)
+    ahead = np.arange(1, depth)
+    for unit in bandwidths.units.tolist():
+        # Rank r d + s + 1 begins a unit for some r < w: the first such r repeats after unit / gcd(d, unit).
+        starts = np.zeros(unit, dtype=bool)
+        starts[np.arange(min(width, unit), dtype=np.int64) * depth % unit] = True
+        levels += starts[-ahead % unit]
+    return levels
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryCounts:
+    """What is held on every stage of a pipeline with or without recomputation: `Copies`, and as an array a count."""
+
+    copies: tuple[Copies, ...]
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        return self._column(lambda held: held.weights)
+
+    @cached_property
+    def activations(self) -> FloatArray:
+        return self._column(lambda held: held.activations)
+
+    @cached_property
+    def inputs(self) -> FloatArray:
+        """Inputs that are kept and buffers as large."""
+        return self._column(lambda held: held.inputs + held.input_buffers)
+
+    @cached_property
+    def outputs(self) -> FloatArray:
+        return self._column(lambda held: held.output_buffers)
+
+    @cached_property
+    def transients(self) -> FloatArray:
+        return self._column(lambda held: held.transients)
+
+    def _column(self, count: Callable[[Copies], int]) -> FloatArray:
+        return np.asarray([count(held) for held in self.copies], dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PipelineTerms:
+    """A shape's stages on the links of one orientation, by the accounting of memory that was asked for.
+
+    `counts` holds what is held without and with recomputation, for the modes that the shape has.
+    """
+
+    shape: PipelineShape
+    links: Links
+    chain: ProfileChain
+    counts: dict[bool, MemoryCounts]
+    device_bytes: int
+
+    def mode_s(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """A stage's time a microbatch, with or without recomputation."""
+        busy_s = self._busy_s(recompute, stage, starts, stops)
+        if self.shape.width == 1:
+            return busy_s
+        weights = self.chain.weight_bytes
+        return np.asarray(np.maximum(busy_s, self._exchange[stage] * (weights[stops] - weights[starts][:, None])))
+
+    def mode_bytes(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """What a worker of a stage holds, with or without recomputation."""
+        counts, chain = self.counts[recompute], self.chain
+        held = counts.weights[stage] * (chain.weight_bytes[stops] - chain.weight_bytes[starts][:, None])
+        held += counts.activations[stage] * (chain.activation_bytes[stops] - chain.activation_bytes[starts][:, None])
+        if counts.inputs[stage]:
+            held += (counts.inputs[stage] * chain.input_bytes[starts])[:, None]
+        if counts.outputs[stage]:
+            held += counts.outputs[stage] * chain.output_bytes[stops]
+        if counts.transients[stage] and chain.has_workspaces:
+            held += counts.transients[stage] * chain.workspace_bytes(starts, stops)
+        return np.asarray(held)
+
+    def time_s(self, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """A stage's time a microbatch: the shorter of its modes that fit; infinite where none does."""
+        times_s = [
+            np.where(
+                self.mode_bytes(mode, stage, starts, stops) <= self.device_bytes,
+                self.mode_s(mode, stage, starts, stops),
+                np.inf,
+            )
+            for mode in self.shape.modes
+        ]
+        return self._stages_only(np.minimum(times_s[0], times_s[-1]), starts, stops)
+
+    def memory_bytes(self, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """What a worker of a stage holds, in the mode that holds least."""
+        held = [self.mode_bytes(mode, stage, starts, stops) for mode in self.shape.modes]
+        return self._stages_only(np.minimum(held[0], held[-1]), starts, stops)
+
+    def recomputes(self, stage: int, start: int, stop: int) -> bool:
+        """The mode of a stage: the shorter that fits, or (if none does) the smaller."""
+        place = stage, slice(start, start + 1), slice(stop, stop + 1)
+        fitting = [
+            (float(self.mode_s(mode, *place)[0, 0]), mode)
+            for mode in self.shape.modes
+            if self.mode_bytes(mode, *place)[0, 0] <= self.device_bytes
+        ]
+        if fitting:
+            return min(fitting)[1]
+        return min((float(self.mode_bytes(mode, *place)[0, 0]), mode) for mode in self.shape.modes)[1]
+
+    def within(self, starts: Starts, floor_s: float) -> Costs:
+        """`time_s` among these starts, with nothing computed that cannot matter there.
+
+        Where the largest stage of a place fits, memory is not looked at; a gradient exchange below the floor is not.
+        """
+        lows = np.asarray([may.start for may in starts[:-1]])
+        highs = np.asarray([may.stop - 1 for may in starts[1:]])
+        fits = self._always_fits(lows, highs)
+        exchanged_s = self._exchange * (self.chain.weight_bytes[highs] - self.chain.weight_bytes[lows])
+        silent = (exchanged_s <= floor_s * (1 - ROUNDING)).tolist()
+
+        def cost(stage: int, starts: slice, stops: slice) -> FloatArray:
+            if not fits[stage]:
+                return self.time_s(stage, starts, stops)
+            of_stage = self._busy_s if silent[stage] else self.mode_s
+            return self._stages_only(of_stage(self.shape.modes[0], stage, starts, stops), starts, stops)
+
+        return cost
+
+    def _always_fits(self, lows: IntArray, highs: IntArray) -> list[bool]:
+        """Stages that fit in their first mode whatever their blocks, where no other mode is faster."""
+        mode, chain = self.shape.modes[0], self.chain
+        if self.shape.recompute is None and chain.recompute_factor is not None and chain.recompute_factor < 1:
+            return [False] * len(lows)
+        counts = self.counts[mode]
+        weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
+        activations = counts.activations * (chain.activation_bytes[highs] - chain.activation_bytes[lows])
+        moved = counts.inputs * chain.input_bytes.max() + counts.outputs * chain.output_bytes.max()
+        largest = weights + activations + moved + counts.transients * chain.largest_workspace
+        return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
+
+    def _busy_s(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """Compute and transfers."""
+        ends, begins = self._edges_s[recompute][stage]
+        return ends[stops] - begins[starts][:, None]
+
+    @cached_property
+    def _edges_s(self) -> dict[bool, list[tuple[FloatArray, FloatArray]]]:
+        edges = [None, *self.links.edges.tolist(), None]
+        return {
+            mode: [
+                (self.chain.ends_s(after, recompute=mode), self.chain.begins_s(before, recompute=mode))
+                for before, after in pairwise(edges)
+            ]
+            for mode in self.shape.modes
+        }
+
+    @cached_property
+    def _exchange(self) -> FloatArray:
+        """Seconds of gradient exchange a byte of weights and microbatch, on every stage."""
+        exchange = in_turn if self.shape.schedule == ASP else all_reduce
+        share = float(exchange(np.asarray(float(self.shape.width))))
+        return share / self.links.groups / self.shape.microbatches
+
+    def _stages_only(self, table: FloatArray, starts: slice, stops: slice) -> FloatArray:
+        return table + self.chain.no_stage[starts, stops] if stops.start < starts.stop else table
+
+    def fitting_starts(self) -> Starts | None:
+        """Where the stages of splits that fit may start; None if none fits."""
+        every = self.every_start
+        if self._roomy:
+            return every
+        return starts_within(self._memory_limits, self.device_bytes, every)
+
+    @property
+    def _roomy(self) -> bool:
+        """Whether all blocks together fit on every stage."""
+        depth = self.shape.depth
+        return all(self._always_fits(np.zeros(depth, dtype=np.int64), np.full(depth, self.chain.blocks)))
+
+    def fastest(self, starts: Starts, about_s: float) -> SplitSearch:
+        """The search for the fastest split among those that fit."""
+        return SplitSearch(costs=self.within, limits=self._limits, starts=starts, about=about_s)
+
+    def possible(self, limit_s: float) -> bool:
+        """Whether stages could keep the limit if no transfer took time: the same for every width and orientation."""
+        return is_within(self._limits_of_compute, limit_s, self.every_start)
+
+    def smallest(self) -> SplitSearch:
+        """The search for the split whose worst stage holds the least."""
+        return SplitSearch(
+            costs=lambda *_: self.memory_bytes,
+            limits=self._memory_limits,
+            starts=self.every_start,
+            about=self.least_bytes(),
+            breadth=BREADTH,
+        )
+
+    def _limits(self, limit_s: float) -> list[list[Way]]:
+        """Compute within the limit, less the least transfers, and memory within the device, less the least messages."""
+        most_s = [(limit_s - transfers_s) * (1 + ROUNDING) for transfers_s in self._transfers_s]
+        return self._limits_of(most_s)
+
+    def _limits_of_compute(self, limit_s: float) -> list[list[Way]]:
+        return self._limits_of([limit_s * (1 + ROUNDING)] * self.shape.depth)
+
+    def _limits_of(self, most_s: list[float]) -> list[list[Way]]:
+        modes = []
+        for mode, (sums, messages) in zip(self.shape.modes, self._held_least, strict=True):
+            sums_s, room = self.chain.listed_s(recompute=mode), self.device_bytes * (1 + ROUNDING)
+            ways = zip(most_s, sums, messages, strict=True)
+            modes.append([((sums_s, most), (held, room - message)) for most, held, message in ways])
+        return [list(ways) for ways in zip(*modes, strict=True)]
+
+    def _memory_limits(self, limit_bytes: float) -> list[list[Way]]:
+        room = limit_bytes * (1 + ROUNDING)
+        modes = [
+            [((held, room - message),) for held, message in zip(sums, messages, strict=True)]
+            for sums, messages in self._held_least
+        ]
+        return [list(ways) for ways in zip(*modes, strict=True)]
+
+    @property
+    def _held_least(self) -> Iterator[tuple[list[Sequence[float]], list[float]]]:
+        """By mode: the sums of what each stage holds of its blocks, and what messages take at least."""
+        return zip(self._held_sums, self._message_bytes, strict=True)
+
+    @cached_property
+    def _message_bytes(self) -> list[list[float]]:
+        """By mode and stage, what inputs and buffers take at least."""
+        inputs = np.full(self.shape.depth, self.chain.input_bytes[1:-1].min(initial=LARGEST_AMOUNT))
+        inputs[0] = self.chain.input_bytes[0]
+        outputs = self.chain.output_bytes[1:-1].min(initial=LARGEST_AMOUNT)
+        return [
+            (counts.inputs * inputs + counts.outputs * outputs).tolist()
+            for counts in (self.counts[mode] for mode in self.shape.modes)
+        ]
+
+    @cached_property
+    def _transfers_s(self) -> list[float]:
+        """What the edges of each stage take at least."""
+        if self.chain.blocks == 1:
+            return [0.0]
+        edges_s = np.pad(self.chain.boundary_bytes[1:-1].min() / self.links.edges, 1)
+        return [float(seconds) for seconds in edges_s[:-1] + edges_s[1:]]
+
+    @property
+    def every_start(self) -> Starts:
+        """All that leave a block for every stage."""
+        return every_start(self.chain.blocks, self.shape.depth)
+
+    @cached_property
+    def _held_sums(self) -> list[list[Sequence[float]]]:
+        """By mode and stage, what is held of the blocks [0, i) at least: weights and activations, so many times."""
+        return [
+            [self.chain.held(w, a) for w, a in zip(counts.weights.tolist(), counts.activations.tolist(), strict=True)]
+            for counts in (self.counts[mode] for mode in self.shape.modes)
+        ]
+
+    @cached_property
+    def _least_counts(self) -> tuple[list[float], list[float]]:
+        """Copies of weights and of activations on every stage, in the mode that has fewer."""
+        modes = [self.counts[mode] for mode in self.shape.modes]
+        weights = np.minimum(modes[0].weights, modes[-1].weights)
+        activations = np.minimum(modes[0].activations, modes[-1].activations)
+        return weights.tolist(), activations.tolist()
+
+    def least_bytes(self) -> float:
+        """No split holds less on its worst stage, whatever the stages are.
+
+        If none holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of weights
+        and a_s of activations; summed over the stages that bounds all activations, and x from below.
+        """
+        weights, activations = self._least_counts
+        together = float(self.chain.activation_bytes[-1]) + weights[0] * float(self.chain.weight_bytes[-1]) / max(
+            activations
+        )
+        return together / sum(1.0 / count for count in activations)
+
+    def places(self, stops: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+        """Every stage with where it starts and stops."""
+        return zip(range(len(stops)), (0, *stops[:-1]), stops, strict=True)
+
+    def slices(self, stops: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
+        """The same, as tables are asked for."""
+        return ((stage, slice(start, start + 1), slice(stop, stop + 1)) for stage, start, stop in self.places(stops))

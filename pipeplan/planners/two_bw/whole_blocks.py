@@ -1,0 +1,136 @@
+"""Whole blocks: how short the longest stage can be at best, because blocks are not divided and memory is limited.
+
+In t seconds a stage computes at most k(t) blocks, however they are chosen: the most whose least sum over a run of so
+many is within t. With h microbatches in flight memory allows at most k_h blocks, or all of them if the stage
+recomputes, which then takes longer. All stages together must hold all blocks: the least t for which they can is a
+bound, for every depth and microbatch size at once. Transfers are not in it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.two_bw.chain import MeasuredBlocks
+from pipeplan.planners.two_bw.shapes import Execution
+from pipeplan.planners.two_bw.split import ROUNDING
+from pipeplan.planners.two_bw.terms import UNPIPELINED
+
+MOST_BLOCKS = 64
+"""Stages of more blocks count as unlimited: there a share of the whole is as good a bound."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WholeBlocks:
+    """The bound for one execution; `weights` are the copies of weights that a stage holds."""
+
+    problem: PlanningProblem
+    measured: MeasuredBlocks
+    execution: Execution
+    weights: int
+
+    @cached_property
+    def least_s(self) -> FloatArray:
+        """[size, depth]: seconds that the longest stage takes at least; infinite if memory allows no split."""
+        depths = np.arange(self.execution.deepest + 1)
+        low = np.zeros((len(self.measured.sizes), len(depths)), dtype=np.int64)
+        high = np.full_like(low, self._times_s.shape[1])
+        while (low < high).any():
+            middle = np.minimum((low + high) // 2, self._times_s.shape[1] - 1)
+            enough = self._blocks(middle, depths) >= self.measured.blocks
+            high = np.where(enough, np.minimum(middle, high), high)
+            low = np.where(enough, low, np.minimum(middle + 1, high))
+        times_s = np.pad(self._times_s, ((0, 0), (0, 1)), constant_values=np.inf)
+        return np.take_along_axis(times_s, low, axis=1) * (1 - ROUNDING)
+
+    def _blocks(self, time: IntArray, depths: IntArray) -> IntArray:
+        """How many blocks the stages hold at most in these times: with few in flight as time allows, then as memory
+        allows, and where that is fewer than with recomputation, so many.
+        """
+        plain = np.take_along_axis(self._computed, time, axis=1)
+        again = np.take_along_axis(self._recomputed, time, axis=1)
+        if self.execution.recompute:
+            return np.asarray(depths * again)
+        if self.problem.options.memory == "paper":
+            kept = self._keepable[:, : len(depths)]
+            return np.asarray(depths * np.maximum(np.minimum(plain, kept), again))
+        free = np.minimum(np.take_along_axis(self._with_at_least, plain, axis=1), depths)
+        tight = np.clip(np.take_along_axis(self._with_at_least, again, axis=1), free, depths)
+        between = np.take_along_axis(self._sums, tight, axis=1) - np.take_along_axis(self._sums, free, axis=1)
+        return np.asarray(free * plain + between + (depths - tight) * again)
+
+    @cached_property
+    def _most(self) -> int:
+        return min(MOST_BLOCKS, self.measured.blocks)
+
+    def _runs(self, values: FloatArray) -> FloatArray:
+        """[size, k]: the least sum of k + 1 blocks in a row."""
+        sums = np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))
+        blocks = self.measured.blocks
+        return np.stack(
+            [(sums[:, k:] - sums[:, : blocks + 1 - k]).min(axis=1) for k in range(1, self._most + 1)], axis=1
+        )
+
+    @cached_property
+    def _plain_s(self) -> FloatArray:
+        return self._runs(self.measured.forward_s + self.measured.backward_s)
+
+    @cached_property
+    def _again_s(self) -> FloatArray:
+        return self._runs(self.measured.recomputed_s(self.problem.options.recompute_factor))
+
+    @cached_property
+    def _times_s(self) -> FloatArray:
+        """[size, :]: the times at which one more block is possible, ascending."""
+        used = {False: (self._plain_s,), True: (self._again_s,), None: (self._plain_s, self._again_s)}
+        return np.sort(np.concatenate(used[self.execution.recompute], axis=1), axis=1)
+
+    @cached_property
+    def _computed(self) -> IntArray:
+        """[size, time]: the blocks that a stage computes without recomputation."""
+        return self._within(self._plain_s, self.execution.recompute is not True)
+
+    @cached_property
+    def _recomputed(self) -> IntArray:
+        """[size, time]: the same with recomputation, as far as memory allows it."""
+        inside = self._within(self._again_s, self.execution.recompute is not False)
+        return np.minimum(inside, self._limit(np.ones(1))[:, :1])
+
+    def _within(self, runs_s: FloatArray, possible: bool) -> IntArray:
+        if not possible:
+            return np.zeros(self._times_s.shape, dtype=np.int64)
+        pairs = zip(runs_s, self._times_s, strict=True)
+        return self._unlimited(np.stack([np.searchsorted(runs, times, side="right") for runs, times in pairs]))
+
+    def _unlimited(self, blocks: IntArray) -> IntArray:
+        return np.where(blocks >= self._most, self.measured.blocks, blocks)
+
+    def _limit(self, held: FloatArray) -> IntArray:
+        """[size, h]: the blocks that a device holds with so many microbatches in flight."""
+        weights = self.weights * self._runs(self.measured.weight_bytes[None, :])
+        activations = self._runs(self.measured.activation_bytes)
+        device_bytes = self.problem.cluster.device.usable_bytes * (1 + ROUNDING)
+        rows = [(weights + held[:, None] * row <= device_bytes).sum(axis=1) for row in activations]
+        return self._unlimited(np.stack(rows))
+
+    @cached_property
+    def _keepable(self) -> IntArray:
+        """[size, h]: how many blocks a stage keeps whole with h in flight; what comes after those held is 0."""
+        held = np.arange(max(self.execution.deepest, 1) + 1, dtype=np.float64)
+        if self.execution.schedule in UNPIPELINED:
+            held = np.ones(len(held))
+        return self._limit(held)
+
+    @cached_property
+    def _sums(self) -> IntArray:
+        """[size, d]: those of 1 to d in flight together."""
+        return np.pad(np.cumsum(self._keepable[:, 1:], axis=1), ((0, 0), (1, 0)))
+
+    @cached_property
+    def _with_at_least(self) -> IntArray:
+        """[size, k]: up to how many in flight a stage keeps k blocks."""
+        blocks = np.arange(self.measured.blocks + 1)
+        falling = -self._keepable[:, 1:]
+        return np.stack([np.searchsorted(row, -blocks, side="right") for row in falling])

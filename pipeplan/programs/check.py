@@ -1,0 +1,179 @@
+"""Check: the laws that a program must keep before anything runs it."""
+
+from collections.abc import Iterator
+
+from pipeplan.documents.plan import VERTICAL_SYNC
+from pipeplan.errors import ScheduleError
+from pipeplan.programs.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Checkpoint,
+    Forward,
+    Instruction,
+    Recompute,
+    ReduceGradients,
+    ReduceNorm,
+    ReduceTied,
+    StartReduce,
+    Update,
+    is_compute,
+    microbatches_of,
+)
+from pipeplan.programs.pipeline import FLUSHES, Pipeline, updates_a_batch, versions_behind
+from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.text import format_instruction
+
+
+def check(program: Program) -> None:
+    """Raises ScheduleError, naming rank and instruction, unless the program keeps these laws:
+
+    - every worker computes exactly its own microbatches, each forward once and each backward once, in that order;
+    - a microbatch's forward, recomputation and backward name one weight version; it exists when it is used, and is
+      the newest one for a schedule with a flush, at most `versions_behind` older for one without;
+    - with vertical sync a microbatch runs on every stage on the version that it has on the input stage;
+    - updates make versions one by one from the first batch's to the last's, and for a schedule with a flush only
+      once every microbatch of theirs is through; exchanges of gradients are for the version that comes next;
+    - an exchange that is begun ahead is begun once, after the one before, next to the backward that completes the
+      worker's own gradients, and is over before the update.
+
+    That sends and receives pair up without deadlock is the simulator's to show: it plays the same streams.
+    """
+    for stream in (part for whole in program.streams for part in program.stage_streams(whole)):
+        _check_microbatches(program.pipeline, stream)
+        first, last = _versions(program, stream)
+        newest = _check_versions(program, stream, first)
+        if newest != last:
+            raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
+        _check_exchanges(stream, first)
+    if program.schedule == VERTICAL_SYNC:
+        _check_vertical_sync(program)
+
+
+def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
+    expected = {
+        k
+        for batch in pipeline.batch_range()
+        for k in range(
+            batch * pipeline.batch_microbatches + 1 + stream.replica,
+            (batch + 1) * pipeline.batch_microbatches + 1,
+            pipeline.replicas[stream.stage],
+        )
+    }
+    done: dict[str, set[int]] = {"forward": set(), "backward": set(), "backward of the weights": set()}
+    for instruction in stream.instructions:
+        for kind in _kinds(instruction):
+            for k in microbatches_of(instruction):
+                if k in done[kind] or k not in expected:
+                    raise _broken(stream, instruction, f"{kind} of a microbatch that is not its own, or a second time")
+                if kind != "forward" and k not in done["forward"]:
+                    raise _broken(stream, instruction, "backward before forward")
+                done[kind].add(k)
+    for kind, numbers in done.items():
+        if numbers != expected:
+            raise ScheduleError(f"rank {stream.rank} never computes the {kind} of {sorted(expected - numbers)[:4]}")
+
+
+def _kinds(instruction: Instruction) -> Iterator[str]:
+    match instruction:
+        case Forward():
+            yield "forward"
+        case Backward():
+            yield "backward"
+            yield "backward of the weights"
+        case BackwardInput():
+            yield "backward"
+        case BackwardWeight():
+            yield "backward of the weights"
+        case _:
+            pass
+
+
+def _check_versions(program: Program, stream: Stream, newest: int) -> int:
+    """Follows the versions from the newest one before the stream; returns the newest one after it."""
+    behind = versions_behind(program.schedule, program.pipeline, stream.stage)
+    existing = set(range(max(newest - behind, 0), newest + 1))
+    used: dict[int, int] = {}
+    open_microbatches: set[int] = set()
+    for instruction in stream.instructions:
+        match instruction:
+            case Forward() | Recompute() | Backward() | BackwardInput() | BackwardWeight():
+                if instruction.version not in existing or instruction.version < newest - behind:
+                    raise _broken(
+                        stream,
+                        instruction,
+                        f"the newest version is {newest}, at most {behind} older is allowed",
+                    )
+                for k in microbatches_of(instruction):
+                    if used.setdefault(k, instruction.version) != instruction.version:
+                        raise _broken(stream, instruction, f"the forward ran on version {used[k]}")
+            case ReduceGradients() | ReduceTied() | ReduceNorm() | Update() if instruction.version != newest + 1:
+                raise _broken(stream, instruction, f"the newest version is {newest}")
+            case Update(version=version):
+                if program.schedule in FLUSHES and open_microbatches:
+                    raise _broken(stream, instruction, f"microbatches {sorted(open_microbatches)[:4]} are in flight")
+                existing.add(version)
+                newest = version
+            case Checkpoint(version=version) if version != newest:
+                raise _broken(stream, instruction, f"the newest version is {newest}")
+            case _:
+                pass
+        _track_open(instruction, open_microbatches)
+    return newest
+
+
+def _check_exchanges(stream: Stream, newest: int) -> None:
+    begun, waits = newest, set[int]()
+    for index, instruction in enumerate(stream.instructions):
+        match instruction:
+            case StartReduce(version=version, source=source):
+                if version != begun + 1:
+                    raise _broken(stream, instruction, f"the exchange before it was for version {begun}")
+                begun = version
+                waits.add(version)
+                following = stream.instructions[index + 1 : index + 2]
+                if source in (None, stream.rank) and not isinstance((*following, None)[0], Backward | BackwardWeight):
+                    raise _broken(stream, instruction, "no backward follows that completes the gradients")
+            case ReduceGradients(version=version):
+                begun = max(begun, version)
+                waits.discard(version)
+            case Update(version=version) if version in waits:
+                raise _broken(stream, instruction, "its gradients are still exchanged")
+            case _:
+                pass
+
+
+def _check_vertical_sync(program: Program) -> None:
+    """Versions are compared by the minibatches that they hold: one a replica and update."""
+    replicas = program.pipeline.replicas
+    at_the_input = {
+        i.microbatch: i.version * replicas[0]
+        for stream in program.streams
+        if stream.stage == 0
+        for i in stream.instructions
+        if isinstance(i, Forward)
+    }
+    for stream in program.streams:
+        own = replicas[stream.stage]
+        for i in stream.instructions:
+            if isinstance(i, Forward) and i.version != at_the_input[i.microbatch] // own:
+                law = f"the input stage's version of this microbatch holds {at_the_input[i.microbatch]} minibatches"
+                raise _broken(stream, i, f"{law}, this one {i.version * own}")
+
+
+def _versions(program: Program, stream: Stream) -> tuple[int, int]:
+    """The newest version before the first batch and after the last."""
+    updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
+    batches = program.pipeline.batch_range()
+    return batches.start * updates, batches.stop * updates
+
+
+def _track_open(instruction: Instruction, open_microbatches: set[int]) -> None:
+    if isinstance(instruction, Forward):
+        open_microbatches.add(instruction.microbatch)
+    elif is_compute(instruction) and not isinstance(instruction, Recompute | BackwardInput):
+        open_microbatches.difference_update(microbatches_of(instruction))
+
+
+def _broken(stream: Stream, instruction: Instruction, law: str) -> ScheduleError:
+    return ScheduleError(f"rank {stream.rank} at {format_instruction(instruction)}: {law}")

@@ -1,0 +1,154 @@
+"""Footprint: what a worker holds after each instruction of its stream, in counts. Bytes are the reader's business."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, repeat
+from typing import get_args
+
+from pipeplan.programs.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Checkpoint,
+    Forward,
+    Instruction,
+    Recompute,
+    StartReduce,
+    Update,
+)
+
+_ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """After one instruction: microbatches with all activations kept, with the input only, live weight versions.
+
+    `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only what p2 needs is kept; `gradients`
+    the sets of gradients beyond the one that every stage has: what is exchanged while others gather.
+    """
+
+    activations: int
+    inputs: int
+    versions: int
+    weight_gradients: int = 0
+    gradients: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Microbatches between forward and backward."""
+        return self.activations + self.inputs
+
+
+def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
+    """For every weight version, the index of the last instruction that needs it.
+
+    An update needs the version before it, a checkpoint those it names; the newest version of all is never released.
+    """
+    last: dict[int, int] = {}
+    newest = 0
+    for index, instruction in enumerate(instructions):
+        if isinstance(instruction, _ON_A_VERSION):
+            last[instruction.version] = index
+        elif isinstance(instruction, Update):
+            last[instruction.version - 1] = index
+            newest = max(newest, instruction.version)
+        elif isinstance(instruction, Checkpoint):
+            last.update(dict.fromkeys(range(instruction.oldest, instruction.version + 1), index))
+    last[newest] = len(instructions)
+    return last
+
+
+def versions_needed(instruction: Instruction) -> Sequence[int]:
+    """The weight versions that must be there for an instruction."""
+    match instruction:
+        case Forward() | Recompute() | Backward() | BackwardInput() | BackwardWeight():
+            return (instruction.version,)
+        case Update():
+            return (instruction.version - 1,)
+        case Checkpoint():
+            return range(instruction.oldest, instruction.version + 1)
+        case _:
+            return ()
+
+
+def first_versions(instructions: Sequence[Instruction]) -> tuple[int, ...]:
+    """The versions that must exist before the stream starts: those it uses and does not make."""
+    return _not_made(instructions, last_uses(instructions))
+
+
+def _not_made(instructions: Sequence[Instruction], used: Iterable[int]) -> tuple[int, ...]:
+    made = {i.version for i in instructions if type(i) is Update}
+    return tuple(sorted(v for v in used if v not in made))
+
+
+def footprints(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[Held]:
+    """What is held after each instruction of one worker's stream."""
+    for activations, inputs, versions, weight_gradients, gradients in held_counts(instructions, recompute=recompute):
+        yield Held(
+            activations=activations,
+            inputs=inputs,
+            versions=versions,
+            weight_gradients=weight_gradients,
+            gradients=gradients,
+        )
+
+
+def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[tuple[int, int, int, int, int]]:
+    """The same as plain (activations, inputs, versions, weight gradients, gradients), for long streams."""
+    kinds = [type(instruction) for instruction in instructions]
+    whole, inputs = _INPUT_KEPT if recompute else _ALL_KEPT
+    deferred_changes = [_DEFERRED[kind] for kind in kinds]
+    for index, instruction in enumerate(instructions):
+        if isinstance(instruction, BackwardWeight):
+            deferred_changes[index] = -len(instruction.microbatches)
+    last = last_uses(instructions)
+    version_changes = [_MADE[kind] for kind in kinds]
+    for index in last.values():
+        if index < len(kinds):
+            version_changes[index] -= 1
+    versions = accumulate(version_changes, initial=len(_not_made(instructions, last)))
+    next(versions)
+    return zip(
+        accumulate([whole[kind] for kind in kinds]),
+        accumulate([inputs[kind] for kind in kinds]),
+        versions,
+        accumulate(deferred_changes),
+        _further_gradients(instructions) if StartReduce in kinds else repeat(0, len(kinds)),
+        strict=True,
+    )
+
+
+def _further_gradients(instructions: Sequence[Instruction]) -> Iterator[int]:
+    """Sets that are exchanged, from the backward that completes them (others' from their start) to their update, and
+    the one that gathers, less the one that is always there.
+    """
+    exchanged: set[int] = set()
+    gathers, own = False, None
+    for instruction, following in pairwise((*instructions, None)):
+        match instruction:
+            case StartReduce(version=version):
+                own = version if isinstance(following, Backward | BackwardWeight) else None
+                exchanged |= {version} if own is None else set()
+            case Backward() | BackwardInput() | BackwardWeight():
+                gathers = own is None
+                exchanged |= set() if own is None else {own}
+                own = None
+            case Update(version=version):
+                gathers = gathers and version in exchanged
+                exchanged.discard(version)
+            case _:
+                pass
+        yield max(len(exchanged) + gathers - 1, 0)
+
+
+def _changes(**changes: int) -> dict[type[Instruction], int]:
+    """By how much instructions of each kind change a number."""
+    return {kind: changes.get(kind.__name__, 0) for kind in get_args(Instruction)}
+
+
+_ALL_KEPT = _changes(Forward=1, Backward=-1, BackwardInput=-1), _changes()
+_INPUT_KEPT = _changes(Recompute=1, Backward=-1, BackwardInput=-1), _changes(Forward=1, Recompute=-1)
+_DEFERRED = _changes(BackwardInput=1)
+_MADE = _changes(Update=1)
+"""Microbatches kept whole, those of which the input is kept, those that wait for p2, and weight versions."""

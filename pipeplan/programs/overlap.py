@@ -1,0 +1,128 @@
+"""Overlap: gradient exchanges among replicas that go on while their workers compute. A pass over any streams.
+
+An exchange begins (S) with the backward that completes the gradients, and is waited for (G) before the update. The
+update itself stands as late as its schedule lets it, before the first instruction that names the new version. With a
+flush that is where the update stood. Under PipeDream-2BW it is almost a batch later: its cost model (2021, appendix
+A.1.1) counts on that.
+
+1f1b            F1 F3 B1 S1 B3 G1 U1 F5@1 F7@1 ...
+pipedream-2bw   F1 B1 F3 S1 B3 F5 B5 F7 S2 B7 G1 U1 F9@1 B9@1 F11@1 S3 B11@1 G2 U2 F13@2 ...
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+
+from pipeplan.programs.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Checkpoint,
+    Forward,
+    Instruction,
+    Recompute,
+    RecvActivation,
+    RecvGradient,
+    ReduceGradients,
+    StartReduce,
+    Update,
+)
+from pipeplan.programs.program import Program
+
+_ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
+_BACKWARD = (Backward, BackwardInput, BackwardWeight)
+_BEFORE_WORK = (RecvActivation, RecvGradient, Recompute, ReduceGradients, Update, Checkpoint)
+"""What may stand between two pieces of work: an update belongs in front of all that prepares the next one."""
+
+
+def overlap_exchanges(program: Program) -> Program:
+    """The program with every exchange begun as early, and every update made as late, as its schedule allows.
+
+    The weights stay the same bit for bit. At most two sets of gradients are held on a stage: one that is exchanged and
+    one that gathers. A checkpoint goes with its update. An update for which stages meet (`among_stages`) stays where it
+    is. Where the weights' gradients are computed by themselves (2BP's p2, ZB-H1) it is the last of these that completes
+    them.
+    """
+    streams = (replace(s, instructions=_overlapping(s.rank, s.instructions)) for s in program.streams)
+    return replace(program, streams=tuple(streams))
+
+
+def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    starts: dict[int, list[Instruction]] = defaultdict(list)
+    updates: dict[int, list[Instruction]] = defaultdict(list)
+    moved: set[int] = set()
+    following: dict[int, tuple[int, int]] = {}  # by chunk, where the next version's exchange stood and where it stands
+    for index in range(len(instructions) - 1, -1, -1):
+        exchange = instructions[index]
+        if not isinstance(exchange, ReduceGradients):
+            continue
+        beginning = _beginning(rank, instructions, index, exchange)
+        starts[beginning].insert(0, StartReduce(exchange.version, exchange.chunk, exchange.source))
+        end = _end(instructions, index)
+        place = end
+        if exchange.source is None and end > index + 1:
+            stood, stands = following.get(exchange.chunk, (len(instructions), len(instructions)))
+            place = _latest(instructions, end, exchange, stood, stands)
+        following[exchange.chunk] = index, index if place == end else place
+        if place > end:
+            updates[place][:0] = instructions[index:end]
+            moved.update(range(index, end))
+    return tuple(_merged(instructions, starts, updates, moved))
+
+
+def _merged(
+    instructions: Sequence[Instruction],
+    starts: Mapping[int, Sequence[Instruction]],
+    updates: Mapping[int, Sequence[Instruction]],
+    moved: Set[int],
+) -> Iterator[Instruction]:
+    for index, instruction in enumerate(instructions):
+        yield from updates.get(index, ())
+        yield from starts.get(index, ())
+        if index not in moved:
+            yield instruction
+    yield from updates.get(len(instructions), ())
+
+
+def _beginning(rank: int, instructions: Sequence[Instruction], index: int, exchange: ReduceGradients) -> int:
+    """The instruction before which the exchange begins.
+
+    A worker's own gradients begin with the backward that completes them. Those of others are expected from its own last
+    update on: then none of theirs are under way.
+    """
+    before = ((i, instructions[i]) for i in range(index - 1, -1, -1))
+    if exchange.source not in (None, rank):
+        own = (i for i, other in before if isinstance(other, ReduceGradients) and other.source == rank)
+        return next((_end(instructions, i) for i in own), 0)
+    return next(i for i, other in before if isinstance(other, _BACKWARD) and other.chunk == exchange.chunk)
+
+
+def _end(instructions: Sequence[Instruction], index: int) -> int:
+    """Behind the exchange, its update and its checkpoint, as far as these follow."""
+    kinds = (ReduceGradients, Update, Checkpoint)
+    chunk = instructions[index].chunk
+    end = index
+    for kind, instruction in zip(kinds, instructions[index : index + 3], strict=False):
+        if not isinstance(instruction, kind) or instruction.chunk != chunk:
+            break
+        end += 1
+    return end
+
+
+def _latest(instructions: Sequence[Instruction], end: int, exchange: ReduceGradients, stood: int, stands: int) -> int:
+    """The instruction before which the exchange and its update may stand last; `end`, behind them, for where they are.
+
+    They stand before what names the version, before the exchange for the next version (which `stands` there now), and
+    before the first backward of the version after that (behind where it `stood`), whose gradients would be a third set.
+    """
+
+    def needs(i: int) -> bool:
+        own = instructions[i]
+        third = i > stood and isinstance(own, _BACKWARD)
+        named = isinstance(own, _ON_A_VERSION) and own.version == exchange.version
+        return own.chunk == exchange.chunk and (named or third)
+
+    place = next((i for i in range(end, stands) if needs(i)), stands)
+    while end < place and isinstance(instructions[place - 1], _BEFORE_WORK):
+        place -= 1
+    return place

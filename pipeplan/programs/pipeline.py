@@ -1,0 +1,148 @@
+"""Pipeline: the shape that a schedule is generated for, and how microbatches are numbered in it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import gcd, lcm
+
+from pipeplan.documents.plan import ASP, INTERLEAVED, STASHING, VERTICAL_SYNC, Plan, Worker
+from pipeplan.errors import require, require_count
+from pipeplan.programs.instructions import Checkpoint, Instruction, Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Stages with their replicas, and the batches [first_batch, first_batch + batches) that pass through them.
+
+    `microbatches` counts those of a batch on one replica of the whole pipeline. Where the stages' replicas differ
+    (PipeDream 2018, section 3.3), a batch is the smallest number of minibatches that every stage's replicas share
+    evenly, times `microbatches`.
+
+    With `chunks` above 1 a rank holds several stages (Narayanan et al. 2021, virtual pipeline stages): the worker of
+    stage s < `span` has the stages s, s + span, s + 2 span, ... as its chunks 0, 1, 2, ..., and stands for all of them.
+    """
+
+    replicas: tuple[int, ...]
+    microbatches: int
+    batches: int = 1
+    first_batch: int = 0
+    recompute: tuple[bool, ...] = ()
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        require(len(self.replicas) > 0, "stages", "must be at least 1", len(self.replicas))
+        for replicas in self.replicas:
+            require_count("replicas", replicas)
+        require_count("microbatches", self.microbatches)
+        require_count("batches", self.batches)
+        require_count("first_batch", self.first_batch, at_least=0)
+        rule = f"must name each of the {self.depth} stages, or none"
+        require(len(self.recompute) in (0, self.depth), "recompute", rule, self.recompute)
+        require_count("chunks", self.chunks)
+        require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
+
+    @property
+    def depth(self) -> int:
+        """The number of stages."""
+        return len(self.replicas)
+
+    @property
+    def span(self) -> int:
+        """From a chunk of a rank to its next, in stages: the ranks of one whole pipeline."""
+        return self.depth // self.chunks
+
+    def stage_of(self, first_stage: int, chunk: int) -> int:
+        """The stage that is this chunk of the rank whose chunk 0 is `first_stage`."""
+        return first_stage + chunk * self.span
+
+    @property
+    def batch_microbatches(self) -> int:
+        """A batch's microbatches over all replicas."""
+        return self.microbatches * lcm(*self.replicas)
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether this stage keeps inputs only and runs its forward again."""
+        return bool(self.recompute) and self.recompute[stage]
+
+    def microbatches_of(self, worker: Worker, batch: int) -> range:
+        """The numbers of the batch's microbatches that this worker computes: round robin over the replicas."""
+        first = batch * self.batch_microbatches + 1
+        return range(first + worker.replica, first + self.batch_microbatches, self.replicas[worker.stage])
+
+    def batch_of(self, microbatch: int) -> int:
+        """The batch (from 0) that holds the microbatch (from 1)."""
+        return (microbatch - 1) // self.batch_microbatches
+
+    def in_flight_limit(self, stage: int) -> int:
+        """How many microbatches a worker of the stage has in flight under 1F1B: ceil(workers from here on / replicas).
+
+        That is depth - stage in a straight pipeline and NOAM on the input stage (PipeDream 2018, section 3.3).
+        """
+        return -(-sum(self.replicas[stage:]) // self.replicas[stage])
+
+    def batch_range(self) -> range:
+        """The batches that pass through."""
+        return range(self.first_batch, self.first_batch + self.batches)
+
+
+def pipeline_of(plan: Plan, *, batches: int, first_batch: int = 0) -> Pipeline:
+    """The plan's shape."""
+    return Pipeline(
+        replicas=plan.replicas,
+        microbatches=plan.microbatches,
+        batches=batches,
+        first_batch=first_batch,
+        recompute=tuple(stage.recompute for stage in plan.stages),
+        chunks=plan.chunks,
+    )
+
+
+FUSED = frozenset({"naive", "data-parallel", "gpipe", "1f1b"})
+"""The schedules that empty the pipeline between batches and leave the backward whole."""
+
+
+FLUSHES = FUSED | {"zb-h1", INTERLEAVED}
+"""The schedules that empty the pipeline between batches, so that every update is a plain one."""
+
+
+def versions_behind(schedule: str, pipeline: Pipeline, stage: int) -> int:
+    """How many updates behind the newest weights a stage may compute: 0 with a flush.
+
+    With vertical sync the input stage has NOAM minibatches in flight on each of its r1 replicas; of these NOAM r1
+    minibatches, a version of r replicas holds at least gcd(r1, r): all but those are missing, r an update.
+    """
+    if schedule == VERTICAL_SYNC:
+        first, own = pipeline.replicas[0], pipeline.replicas[stage]
+        return -(-(pipeline.in_flight_limit(0) * first - gcd(first, own)) // own)
+    if schedule == "pipedream":
+        return pipeline.in_flight_limit(stage) - 1
+    if schedule == ASP:
+        return pipeline.replicas[stage] - 1
+    return 1 if schedule == "pipedream-2bw" else 0
+
+
+def updates_a_batch(schedule: str, pipeline: Pipeline, stage: int) -> int:
+    """Weight versions that a batch makes on a stage: one; for PipeDream one a minibatch of each replica, for ASP one a
+    replica.
+    """
+    if schedule == ASP:
+        return pipeline.replicas[stage]
+    return pipeline.batch_microbatches // pipeline.replicas[stage] if schedule in STASHING else 1
+
+
+def checkpoint(
+    instructions: Iterable[Instruction], schedule: str, pipeline: Pipeline, stage: int, every: int
+) -> Iterator[Instruction]:
+    """Adds a checkpoint after each `every`-th batch, and after the pipeline's last, behind its last update."""
+    updates = updates_a_batch(schedule, pipeline, stage)
+    behind = versions_behind(schedule, pipeline, stage)
+    for instruction in instructions:
+        yield instruction
+        if isinstance(instruction, Update) and instruction.version % updates == 0:
+            batches_done = instruction.version // updates
+            if ends_with_checkpoint(pipeline, batches_done, every):
+                yield Checkpoint(instruction.version, max(instruction.version - behind, 0), instruction.chunk)
+
+
+def ends_with_checkpoint(pipeline: Pipeline, batches_done: int, every: int) -> bool:
+    """Whether a checkpoint is written after so many batches since training's start, `every` so many (0: never)."""
+    return every > 0 and (batches_done % every == 0 or batches_done == pipeline.batch_range().stop)

@@ -1,0 +1,121 @@
+"""Long program: the program of any number of batches, made of a short one whose batches repeat."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pipeplan.documents.plan import Worker
+from pipeplan.programs.instructions import Instruction, Update
+from pipeplan.programs.pipeline import Pipeline, checkpoint, updates_a_batch
+from pipeplan.programs.repeating import Block, Repeating, instructions_of, shortened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """What one rank executes, in order. `stage` is that of its chunk 0: the only one, for most schedules."""
+
+    rank: int
+    stage: int
+    replica: int
+    instructions: Sequence[Instruction]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """All workers' streams, by rank."""
+
+    schedule: str
+    pipeline: Pipeline
+    streams: tuple[Stream, ...]
+
+    def stage_streams(self, stream: Stream) -> tuple[Stream, ...]:
+        """A rank's stream as one stream for each of its stages, by chunk: what each holds and computes by itself."""
+        if self.pipeline.chunks == 1:
+            return (stream,)
+        return tuple(
+            replace(
+                stream,
+                stage=self.pipeline.stage_of(stream.stage, chunk),
+                instructions=instructions_of(stream.instructions, chunk),
+            )
+            for chunk in range(self.pipeline.chunks)
+        )
+
+
+def pipelines_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
+    """The placement that numbers replica 0 of every stage first, then replica 1, and so on."""
+    rounds = range(max(replicas))
+    return tuple(
+        Worker(stage=stage, replica=replica)
+        for replica in rounds
+        for stage, count in enumerate(replicas)
+        if replica < count
+    )
+
+
+def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
+    """The placement that numbers all replicas of stage 0 first, then those of stage 1, and so on."""
+    return tuple(
+        Worker(stage=stage, replica=replica) for stage, count in enumerate(replicas) for replica in range(count)
+    )
+
+
+def settled_batches(pipeline: Pipeline) -> int:
+    """After so many batches each is like the one before; so many before the end it is so no more.
+
+    The pipeline is filled by the microbatches in flight, and under PipeDream as many run on version 0: on no stage more
+    than its replicas have in flight. The first two batches of 2BW both run on version 0.
+    """
+    most = max(pipeline.in_flight_limit(stage) * pipeline.replicas[stage] for stage in range(pipeline.depth))
+    return 2 - (-most // pipeline.batch_microbatches)
+
+
+def short_batches(pipeline: Pipeline) -> int:
+    """The fewest batches of a program that can be repeated: fill, one batch, and drain."""
+    return 2 * settled_batches(pipeline) + 1
+
+
+def repeat(short: Program, *, batches: int, checkpoint_every: int = 0) -> Program:
+    """The program of so many batches, of which the short one, without checkpoints, has `short_batches`.
+
+    It is instruction by instruction what `build` and the passes make of so many batches.
+    """
+    pipeline = replace(short.pipeline, batches=batches)
+    streams = (_repeated(short, stream, pipeline, checkpoint_every) for stream in short.streams)
+    return replace(short, pipeline=pipeline, streams=tuple(streams))
+
+
+def brief(program: Program) -> Program:
+    """A program of few batches with all that happens in this one: itself, unless its batches are repeated."""
+    batches = min(program.pipeline.batches, short_batches(program.pipeline))
+    if not any(isinstance(stream.instructions, Repeating) for stream in program.streams):
+        return program
+    streams = (replace(stream, instructions=shortened(stream.instructions)) for stream in program.streams)
+    return replace(program, pipeline=replace(program.pipeline, batches=batches), streams=tuple(streams))
+
+
+def _repeated(short: Program, stream: Stream, pipeline: Pipeline, every: int) -> Stream:
+    instructions = Repeating(
+        _blocks(short, stream),
+        pipeline=pipeline,
+        settled=settled_batches(pipeline),
+        updates=updates_a_batch(short.schedule, pipeline, stream.stage),
+        checkpoint_every=every,
+        checkpoints=pipeline.chunks,
+        add_checkpoints=partial(
+            checkpoint, schedule=short.schedule, pipeline=pipeline, stage=stream.stage, every=every
+        ),
+    )
+    return replace(stream, instructions=instructions)
+
+
+def _blocks(program: Program, stream: Stream) -> list[Block]:
+    """Cuts a stream after each batch's last update."""
+    updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
+    last_chunk = program.pipeline.chunks - 1
+    ends = [
+        index + 1
+        for index, i in enumerate(stream.instructions)
+        if isinstance(i, Update) and i.version % updates == 0 and i.chunk == last_chunk
+    ]
+    return [tuple(stream.instructions[start:end]) for start, end in zip([0, *ends], ends, strict=False)]

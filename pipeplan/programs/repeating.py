@@ -1,0 +1,232 @@
+"""Repeating: the stream of a run of any length, of which a few batches are kept.
+
+Once the pipeline has filled, every batch is the one before with its microbatches and weight versions moved on by a
+batch's, until it drains. That holds for all schedules, with a flush or without, from the numbering of microbatches over
+all replicas: replica and stage of microbatch k are those of k plus a batch's microbatches.
+
+batch          0    1    2    3    4    ...   n-3       n-2  n-1
+taken from     0    1    2    2    2          2         3    4     (of 5 batches, of which the third is repeated)
+
+A stream is a sequence as before: its instructions are made when they are asked for.
+"""
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from itertools import accumulate, chain
+from typing import TypeAlias, overload
+
+from pipeplan.programs.footprint import versions_needed
+from pipeplan.programs.instructions import Instruction, Update
+from pipeplan.programs.pipeline import Pipeline
+
+Block: TypeAlias = tuple[Instruction, ...]
+"""A worker's instructions from after one batch's last update to the next one's."""
+
+AddCheckpoints: TypeAlias = Callable[[Iterable[Instruction]], Iterable[Instruction]]
+"""Puts checkpoints into a batch's block where they are due."""
+
+
+class Repeating(Sequence[Instruction]):
+    """A worker's instructions in the batches of a pipeline, from the blocks of a run of a few batches.
+
+    Block number `settled` is the one that is repeated. A batch makes `updates` weight versions. Every
+    `checkpoint_every`-th batch, and the last, ends with `checkpoints` of them, which `add_checkpoints` puts there.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        *,
+        pipeline: Pipeline,
+        settled: int,
+        updates: int,
+        checkpoint_every: int = 0,
+        checkpoints: int = 1,
+        add_checkpoints: AddCheckpoints = iter,
+    ) -> None:
+        self._blocks = tuple(blocks)
+        self._pipeline = pipeline
+        self._settled = settled
+        self._updates = updates
+        self._every = checkpoint_every
+        self._checkpoints = checkpoints
+        self._add_checkpoints = add_checkpoints
+        self._left_out = pipeline.batches - len(blocks)
+        self._drain = settled + 1 + self._left_out
+        self._before = (0, *accumulate(map(len, blocks)))
+        self._rows = tuple(self._row(instruction) for instruction in blocks[settled])
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The short run's instructions, without checkpoints: what holds of them in every batch holds here."""
+        return self._blocks
+
+    @property
+    def settled(self) -> int:
+        """How many batches fill the pipeline."""
+        return self._settled
+
+    @property
+    def horizon(self) -> int:
+        """Fewer instructions than these lie between two that need the same weight version."""
+        return self._before[-1] + self._checkpoints * len(self._blocks)
+
+    def counts(self) -> Iterator[tuple[Instruction, int]]:
+        """What the stream holds but for checkpoints: an instruction, and how often it comes, with other numbers."""
+        for j, block in enumerate(self._blocks):
+            yield from ((instruction, self._left_out + 1 if j == self._settled else 1) for instruction in block)
+
+    def of_chunk(self, chunk: int) -> "Repeating":
+        """The instructions of one of the rank's chunks."""
+        return Repeating(
+            [tuple(i for i in block if i.chunk == chunk) for block in self._blocks],
+            pipeline=self._pipeline,
+            settled=self._settled,
+            updates=self._updates,
+            checkpoint_every=self._every,
+            checkpoints=1,
+            add_checkpoints=self._add_checkpoints,
+        )
+
+    def __len__(self) -> int:
+        return self.start(self._pipeline.batches)
+
+    def __iter__(self) -> Iterator[Instruction]:
+        for batch in range(self._pipeline.batches):
+            yield from self._block(batch)
+
+    @overload
+    def __getitem__(self, index: int) -> Instruction: ...
+    @overload
+    def __getitem__(self, index: slice) -> Block: ...
+    def __getitem__(self, index: int | slice) -> Instruction | Block:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            batch = self._batch_at(places)
+            return self._block(batch)[places - self.start(batch)]
+        if not places:
+            return ()
+        low, high = min(places[0], places[-1]), max(places[0], places[-1])
+        batches = range(self._batch_at(low), self._batch_at(high) + 1)
+        offset = self.start(batches[0])
+        around = tuple(chain.from_iterable(self._block(batch) for batch in batches))
+        return tuple(around[place - offset] for place in places)
+
+    def _batch_at(self, place: int) -> int:
+        return bisect_right(range(self._pipeline.batches), place, key=self.start) - 1
+
+    def start(self, batch: int) -> int:
+        """How many instructions come before a batch of the run, counted from 0."""
+        repeated = min(max(batch - self._settled, 0), self._left_out)
+        without = self._before[batch - repeated] + repeated * len(self._rows)
+        return without + self._checkpoints * self._checkpoints_before(batch)
+
+    def _checkpoints_before(self, batch: int) -> int:
+        """How many of the batches before end with checkpoints."""
+        if not self._every:
+            return 0
+        first, last = self._pipeline.first_batch, self._pipeline.first_batch + batch
+        ends = batch == self._pipeline.batches and last % self._every > 0
+        return last // self._every - first // self._every + ends
+
+    def _block(self, batch: int) -> Block:
+        if batch < self._settled:
+            block = self._blocks[batch]
+        elif batch < self._drain:
+            block = self._repeated(batch - self._settled)
+        else:
+            block = tuple(self._later(i, self._left_out) for i in self._blocks[batch - self._left_out])
+        if self._checkpoints_before(batch + 1) > self._checkpoints_before(batch):
+            return tuple(self._add_checkpoints(block))
+        return block
+
+    def _repeated(self, batches: int) -> Block:
+        """The settled block so many batches later."""
+        return tuple(
+            self._later(first, batches) if growth is None else kind(*[a + batches * b for a, b in growth])
+            for first, kind, growth in self._rows
+        )
+
+    def _row(self, instruction: Instruction) -> "_Row":
+        """Most instructions hold numbers alone: making them of these is several times as fast as `_later`."""
+        values, later = _values(instruction), _values(self._later(instruction, 1))
+        growth = tuple((a, b - a) for a, b in zip(values, later, strict=True) if type(a) is type(b) is int)
+        return instruction, type(instruction), growth if len(growth) == len(values) else None
+
+    def _later(self, instruction: Instruction, batches: int) -> Instruction:
+        """The instruction so many batches later."""
+        growth = {
+            "microbatch": self._pipeline.batch_microbatches * batches,
+            "version": self._updates * batches,
+        }
+        names = [field.name for field in fields(instruction)]
+        made_of: Callable[..., Instruction] = type(instruction)
+        return made_of(*(_grown(name, getattr(instruction, name), growth) for name in names))
+
+
+_Field: TypeAlias = int | tuple[int, ...] | None
+
+_Row: TypeAlias = tuple[Instruction, Callable[..., Instruction], tuple[tuple[int, int], ...] | None]
+"""An instruction of the settled block, its kind, and its numbers with by how much each grows a batch."""
+
+
+def instructions_of(instructions: Sequence[Instruction], chunk: int) -> Sequence[Instruction]:
+    """Those of one chunk."""
+    if isinstance(instructions, Repeating):
+        return instructions.of_chunk(chunk)
+    return tuple(i for i in instructions if i.chunk == chunk)
+
+
+def counted(instructions: Sequence[Instruction]) -> Iterable[tuple[Instruction, int]]:
+    """The instructions, each with how often it comes with other numbers; of those repeated not the checkpoints."""
+    return instructions.counts() if isinstance(instructions, Repeating) else ((i, 1) for i in instructions)
+
+
+def shortened(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
+    """Those of the short run, if they are repeated."""
+    return tuple(chain.from_iterable(instructions.blocks)) if isinstance(instructions, Repeating) else instructions
+
+
+def retirements(instructions: Sequence[Instruction]) -> Iterator[tuple[int, ...]]:
+    """For each instruction in turn, the weight versions that it is the last to need. The newest is never given up.
+
+    Looks ahead over the horizon of what is repeated, over the whole of anything else.
+    """
+    horizon = instructions.horizon if isinstance(instructions, Repeating) else len(instructions)
+    following, ahead, needed, newest = iter(instructions), deque[Instruction](), Counter[int](), -1
+    for new in following:
+        ahead.append(new)
+        needed.update(versions_needed(new))
+        if len(ahead) > horizon:
+            newest = _newest(ahead[0], newest)
+            yield _given_up(ahead.popleft(), needed, newest)
+    for instruction in ahead:
+        newest = _newest(instruction, newest)
+        yield _given_up(instruction, needed, newest)
+
+
+def _newest(instruction: Instruction, newest: int) -> int:
+    return instruction.version if type(instruction) is Update else newest
+
+
+def _given_up(instruction: Instruction, needed: Counter[int], newest: int) -> tuple[int, ...]:
+    versions = versions_needed(instruction)
+    if not versions:
+        return ()
+    needed.subtract(versions)
+    over = tuple(version for version in versions if not needed[version] and version != newest)
+    for version in over:
+        del needed[version]
+    return over
+
+
+def _values(instruction: Instruction) -> list[_Field]:
+    return [getattr(instruction, field.name) for field in fields(instruction)]
+
+
+def _grown(name: str, value: _Field, growth: dict[str, int]) -> _Field:
+    if isinstance(value, tuple):
+        return tuple(k + growth["microbatch"] for k in value) if name == "microbatches" else value
+    return value + growth[name] if name in growth and value is not None else value

@@ -1,0 +1,200 @@
+"""Timeline: what every worker did and when. The simulator predicts it, the runtime records it.
+
+Throughput: samples a second, read off a timeline.
+
+Summary: what a timeline came to. Of a run that is too long for a timeline it is what is known of all of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import ClassVar
+
+from pipeplan.documents.profile import STRICT
+from pipeplan.errors import require, require_count
+from pipeplan.programs.instructions import Instruction
+from pipeplan.programs.text import COMPUTE_LETTERS, UPDATE_LETTER, parse_instruction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """One instruction's execution, [start_s, end_s), and the bytes held once it was done."""
+
+    instruction: Instruction
+    start_s: float
+    end_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One worker's events, as columns: the instructions in their text form, times since the run's start, bytes held."""
+
+    rank: int
+    stage: int
+    replica: int
+    instructions: tuple[str, ...]
+    start_s: tuple[float, ...]
+    end_s: tuple[float, ...]
+    memory_bytes: tuple[int, ...]
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        for field in ("start_s", "end_s", "memory_bytes"):
+            rule = f"must have as many entries as instructions ({len(self.instructions)})"
+            require(len(getattr(self, field)) == len(self.instructions), field, rule, len(getattr(self, field)))
+
+    def events(self) -> Iterator[TimelineEvent]:
+        """The events in execution order."""
+        columns = zip(self.instructions, self.start_s, self.end_s, self.memory_bytes, strict=True)
+        for text, start_s, end_s, memory_bytes in columns:
+            yield TimelineEvent(
+                instruction=parse_instruction(text), start_s=start_s, end_s=end_s, memory_bytes=memory_bytes
+            )
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of compute: waiting for data, transfers and gradient exchange are not in it."""
+        columns = zip(self.instructions, self.start_s, self.end_s, strict=True)
+        return sum(end_s - start_s for text, start_s, end_s in columns if text[0] in COMPUTE_LETTERS)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most that was held after any instruction."""
+        return max(self.memory_bytes, default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """All workers' lanes, by rank, and what a batch holds, so that rates can be read off it."""
+
+    lanes: tuple[Lane, ...]
+    batch_size: int
+    batches: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require(len(self.lanes) > 0, "lanes", "must hold at least one lane", self.lanes)
+        require_count("batch_size", self.batch_size)
+        require_count("batches", self.batches)
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first event's start to the last one's end."""
+        starts = [lane.start_s[0] for lane in self.lanes if lane.start_s]
+        ends = [lane.end_s[-1] for lane in self.lanes if lane.end_s]
+        return max(ends, default=0.0) - min(starts, default=0.0)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of the workers' time in which they do not compute, start-up and drain included."""
+        total_s = self.makespan_s * len(self.lanes)
+        return 1.0 - sum(lane.busy_s for lane in self.lanes) / total_s if total_s > 0 else 0.0
+
+    @property
+    def busy_fraction(self) -> tuple[float, ...]:
+        """Every lane's share of the makespan spent computing."""
+        span_s = self.makespan_s
+        return tuple(lane.busy_s / span_s if span_s > 0 else 0.0 for lane in self.lanes)
+
+
+def throughput_samples_per_s(timeline: Timeline) -> float:
+    """Samples a second in steady state: a batch over `batch_s`."""
+    return timeline.batch_size / batch_s(timeline)
+
+
+def batch_s(timeline: Timeline) -> float:
+    """The median time between two batches' ends.
+
+    A batch ends with its last update on the input stage, the last to update, so that a flush's whole bubble counts.
+    The first batch fills the pipeline and is left out where there is more than one. The median, as in profiles, leaves
+    out what other programs took from a few batches.
+    """
+    ends_s = _batch_ends_s(timeline)
+    if len(ends_s) == 1:
+        start_s = min(lane.start_s[0] for lane in timeline.lanes)
+        return ends_s[0] - start_s
+    return median(later - earlier for earlier, later in pairwise(ends_s))
+
+
+def _batch_ends_s(timeline: Timeline) -> list[float]:
+    """When each batch was through on the input stage's first replica."""
+    lane = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
+    columns = zip(lane.instructions, lane.end_s, strict=True)
+    ends_s = [end_s for text, end_s in columns if text[0] == UPDATE_LETTER]
+    updates_a_batch = len(ends_s) // timeline.batches
+    return ends_s[updates_a_batch - 1 :: updates_a_batch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSummary:
+    """One worker: seconds of compute, and the most bytes held after any instruction."""
+
+    rank: int
+    stage: int
+    replica: int
+    busy_s: float
+    peak_memory_bytes: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All workers, by rank. `makespan_s` is from the first event's start to the last one's end, `batch_s` the median
+    time between two batches' ends.
+    """
+
+    lanes: tuple[LaneSummary, ...]
+    batch_size: int
+    batches: int
+    makespan_s: float
+    batch_s: float
+
+    __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """Samples a second in steady state."""
+        return self.batch_size / self.batch_s
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of the workers' time in which they do not compute, start-up and drain included."""
+        total_s = self.makespan_s * len(self.lanes)
+        return 1.0 - sum(lane.busy_s for lane in self.lanes) / total_s if total_s > 0 else 0.0
+
+
+def summarise(timeline: Timeline) -> Summary:
+    """What a timeline came to."""
+    lanes = (
+        LaneSummary(
+            rank=lane.rank,
+            stage=lane.stage,
+            replica=lane.replica,
+            busy_s=lane.busy_s,
+            peak_memory_bytes=lane.peak_memory_bytes,
+        )
+        for lane in timeline.lanes
+    )
+    return Summary(
+        lanes=tuple(lanes),
+        batch_size=timeline.batch_size,
+        batches=timeline.batches,
+        makespan_s=timeline.makespan_s,
+        batch_s=batch_s(timeline),
+    )
+
+
+def lengthened(summary: Summary, batches: int) -> Summary:
+    """The summary of the same with more batches in the middle, each as the others: what a simulation of all gives."""
+    longer = batches / summary.batches
+    return replace(
+        summary,
+        lanes=tuple(replace(lane, busy_s=lane.busy_s * longer) for lane in summary.lanes),
+        batches=batches,
+        makespan_s=summary.makespan_s + (batches - summary.batches) * summary.batch_s,
+    )

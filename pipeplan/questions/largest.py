@@ -1,0 +1,178 @@
+"""Largest: how large a model fits, by pipeline depth (PipeDream-2BW 2021, figure 9).
+
+The model is made larger as the figure's is: some of the profile's blocks, one after the other, are repeated. Devices,
+microbatches and accounting of memory stay.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Answer, Plan
+from pipeplan.documents.profile import DTYPE_BYTES, Profile
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.planners.problem import Options, Planner, PlanningProblem
+from pipeplan.questions.smallest import Progress
+
+KINDS = (
+    ("data-parallel", False),
+    ("pipedream-2bw", False),
+    ("pipedream-2bw", True),
+    ("1f1b", False),
+    ("1f1b", True),
+    ("gpipe", True),
+)
+"""Schedules, each with or without recomputation."""
+
+MOST_BLOCKS = 4096
+"""Larger models are not looked for: the answer is then that this many fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestSize:
+    """The largest model of a depth, schedule and recomputation; no blocks where not even one repetition fits."""
+
+    depth: int
+    schedule: str
+    recompute: bool
+    repetitions: int
+    blocks: int
+    parameters: int
+    weight_bytes: int
+    limit: str
+
+
+def inner_blocks(profile: Profile) -> range:
+    """What is repeated unless something else is asked: all blocks but the first and the last, or all of fewer."""
+    blocks = len(profile.blocks)
+    return range(1, blocks - 1) if blocks > 2 else range(blocks)
+
+
+def repeated(profile: Profile, inner: range, times: int) -> Profile:
+    """The profile with its inner blocks so many times, one round after the other."""
+    blocks = profile.blocks
+    first, last = blocks[: inner.start], blocks[inner.stop :]
+    rounds = [
+        replace(block, name=f"{block.name} ({number + 1})")
+        for number in range(times)
+        for block in blocks[inner.start : inner.stop]
+    ]
+    return replace(profile, blocks=(*first, *rounds, *last))
+
+
+def largest(
+    problem: PlanningProblem,
+    planner: Planner,
+    inner: range,
+    depths: Sequence[int],
+    progress: Progress = lambda done, total: None,
+) -> tuple[LargestSize, ...]:
+    """For every depth and kind the most repetitions that fit: bisected, a larger model never fits more easily.
+
+    `planner` must take `schedule`, `stages` and `recompute`: PipeDream-2BW's. A pipeline of each depth has as many
+    devices of the cluster's type; its replicas would each hold the same. Raises InvalidInputError for what the planner
+    refuses at every depth.
+    """
+    require(problem.profile.edges is None, "profile.edges", "must not be there: repeated blocks make a chain", "edges")
+    rule = f"must be some of the {len(problem.profile.blocks)} blocks"
+    require(0 <= inner.start < inner.stop <= len(problem.profile.blocks), "repeat", rule, (inner.start, inner.stop))
+    problem = problem.corrected
+    asked = _asked(problem.options, depths)
+    refusals: list[InvalidInputError] = []
+    answers: list[bool] = []
+
+    def noted(question: PlanningProblem) -> Answer:
+        try:
+            answer = planner(question)
+        except InvalidInputError as error:
+            refusals.append(error)
+            raise
+        answers.append(isinstance(answer, Plan))
+        return answer
+
+    sizes = []
+    for done, kind in enumerate(asked):
+        progress(done, len(asked))
+        sizes.append(_size(problem, noted, inner, *kind))
+    if refusals and not answers:
+        raise refusals[0]
+    return tuple(sizes)
+
+
+def _asked(options: Options, depths: Sequence[int]) -> list[tuple[int, str, bool]]:
+    """The depths, each with every schedule and recomputation that it can have and that the options leave open."""
+    require(options.stages is None, "stages", "is what this question varies: its depths", options.stages)
+    kinds = [kind for kind in KINDS if options.schedule in (None, kind[0]) and options.recompute in (None, kind[1])]
+    asked = [(depth, *kind) for depth in depths for kind in kinds if (kind[0] == "data-parallel") == (depth == 1)]
+    rule = "must leave open data-parallel without recomputation at depth 1, or at others "
+    rule += ", ".join(f"{schedule} {'with' if recompute else 'without'}" for schedule, recompute in KINDS[1:])
+    require(len(asked) > 0, "schedule", rule, options.schedule)
+    return asked
+
+
+def _size(
+    problem: PlanningProblem, planner: Planner, inner: range, depth: int, schedule: str, recompute: bool
+) -> LargestSize:
+    profile = problem.profile
+    limits: dict[int, str | None] = {}
+
+    def limit(times: int) -> str | None:
+        if times not in limits:
+            limits[times] = _limit(problem, planner, repeated(profile, inner, times), depth, schedule, recompute)
+        return limits[times]
+
+    outside = len(profile.blocks) - len(inner)
+    least, most = _least(depth, outside, len(inner)), (MOST_BLOCKS - outside) // len(inner)
+    times = _most(lambda count: limit(count) is None, least=least, most=most)
+    model = repeated(profile, inner, times)
+    beyond = f"more than {MOST_BLOCKS} blocks are not looked for" if max(times, least) >= most else None
+    return LargestSize(
+        depth=depth,
+        schedule=schedule,
+        recompute=recompute,
+        repetitions=times,
+        blocks=len(model.blocks) if times else 0,
+        parameters=model.weight_bytes // DTYPE_BYTES[model.dtype] if times else 0,
+        weight_bytes=model.weight_bytes if times else 0,
+        limit=beyond or limit(times + 1 if times else least) or "",
+    )
+
+
+def _least(depth: int, outside: int, inner: int) -> int:
+    """The fewest repetitions that make a block for every stage."""
+    return max(1, -(-(depth - outside) // inner))
+
+
+def _most(fits: Callable[[int], bool], *, least: int, most: int) -> int:
+    """The largest number from `least` to `most` that fits, 0 if none does; doubling, then bisecting."""
+    if least > most or not fits(least):
+        return 0
+    low, high = least, least * 2
+    while high <= most and fits(high):
+        low, high = high, high * 2
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _limit(
+    problem: PlanningProblem, planner: Planner, profile: Profile, depth: int, schedule: str, recompute: bool
+) -> str | None:
+    """Why the model does not fit; None if it does."""
+    outermost = problem.cluster.levels[-1]
+    row = Cluster(device=problem.cluster.device, levels=(replace(outermost, size=depth),))
+    size = problem.options.microbatch_size or profile.microbatch_sizes[0]
+    options = replace(
+        problem.options,
+        schedule=schedule,
+        stages=depth,
+        recompute=None if schedule == "gpipe" else recompute,
+        microbatch_size=size,
+    )
+    try:
+        answer = planner(replace(problem, profile=profile, cluster=row, options=options))
+    except InvalidInputError as error:
+        return str(error)
+    return None if isinstance(answer, Plan) else answer.reasons[0].detail

@@ -1,0 +1,21 @@
+"""GPipe (Huang et al. 2019, section 2.3): all forwards of a batch, then all backwards in reverse, then one update.
+
+stage 0   F1 F2 F3          B3 B2 B1 U1
+stage 1      F1 F2 F3    B3 B2 B1 U1
+stage 2         F1 F2 F3 B3 B2 B1 U1
+"""
+
+from collections.abc import Iterator
+
+from pipeplan.documents.plan import Worker
+from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
+from pipeplan.programs.pipeline import Pipeline
+
+
+def gpipe(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+    """Batch t runs on version t; the pipeline is empty between batches."""
+    for batch in pipeline.batch_range():
+        numbers = pipeline.microbatches_of(worker, batch)
+        yield from (Forward(k, batch) for k in numbers)
+        yield from (Backward(k, batch) for k in reversed(numbers))
+        yield Update(batch + 1)

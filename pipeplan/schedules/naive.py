@@ -1,0 +1,21 @@
+"""Naive model parallelism: one microbatch in the whole pipeline at a time.
+
+stage 0   F1          B1 F2          B2 U1
+stage 1      F1    B1       F2    B2 U1
+stage 2         F1 B1          F2 B2 U1
+"""
+
+from collections.abc import Iterator
+
+from pipeplan.documents.plan import Worker
+from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
+from pipeplan.programs.pipeline import Pipeline
+
+
+def naive(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+    """Forward and backward of each microbatch in turn; batch t runs on version t, an update closes it."""
+    for batch in pipeline.batch_range():
+        for k in pipeline.microbatches_of(worker, batch):
+            yield Forward(k, batch)
+            yield Backward(k, batch)
+        yield Update(batch + 1)

@@ -1,0 +1,55 @@
+"""PipeDream (2018, sections 3.3 and 3.4): 1F1B without a flush, an update after every minibatch, stashed weights.
+
+stage 0   F1 F2 F3          B1 U1 F4@1 B2 U2 F5@2 ...
+stage 1      F1 F2    B1 U1 F3@1 B2 U2 F4@2 ...
+stage 2         F1 B1 U1 F2@1 B2 U2 ...
+
+With vertical sync (section 3.3) the order is the same, the versions are those of the input stage:
+
+stage 1      F1 F2    B1 U1 F3 B2 U2 F4@1 ...
+stage 2         F1 B1 U1 F2 B2 U2 F3 B3 U3 F4@1 ...
+"""
+
+from collections.abc import Callable, Iterator
+
+from pipeplan.documents.plan import Worker
+from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.schedules.one_f_one_b import alternate
+
+
+def pipedream(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+    """A minibatch runs, forward and backward, on the newest version that its forward found on this stage.
+
+    In a straight pipeline of n stages minibatch t runs on version t - n on the input stage and t - 1 on the output
+    stage (t and stages from 1, no less than 0): w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t)). A stage of r
+    replicas makes one version of r minibatches.
+    """
+    return _stashing(pipeline, worker, lambda k: _newest_version(pipeline, worker.stage, k))
+
+
+def pipedream_vertical_sync(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+    """A minibatch runs on every stage on the version that its forward found on the input stage.
+
+    In a straight pipeline of n stages that is t - n everywhere: w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t-n+1)).
+    Between stages of unequal replicas, whose versions hold different numbers of minibatches, it is the newest version
+    that holds no minibatch which the input stage's version does not hold.
+    """
+    first, own = pipeline.replicas[0], pipeline.replicas[worker.stage]
+    return _stashing(pipeline, worker, lambda k: _newest_version(pipeline, 0, k) * first // own)
+
+
+def _newest_version(pipeline: Pipeline, stage: int, k: int) -> int:
+    """The newest version on a stage when minibatch k is forwarded there."""
+    return max((k - 1) // pipeline.replicas[stage] - (pipeline.in_flight_limit(stage) - 1), 0)
+
+
+def _stashing(pipeline: Pipeline, worker: Worker, version_of: Callable[[int], int]) -> Iterator[Instruction]:
+    """1F1B over all minibatches, each on its version, with an update after every backward."""
+    numbers = [k for batch in pipeline.batch_range() for k in pipeline.microbatches_of(worker, batch)]
+    for k, forward in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
+        if forward:
+            yield Forward(k, version_of(k))
+        else:
+            yield Backward(k, version_of(k))
+            yield Update((k - 1) // pipeline.replicas[worker.stage] + 1)

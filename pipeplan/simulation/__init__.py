@@ -1,0 +1,1 @@
+"""Simulation: programs played with costs, and what a timeline shows."""

@@ -1,0 +1,263 @@
+"""Engine: when every instruction of a program starts and ends. What `simulate` makes its timeline of.
+
+Streams are compiled to columns (`columns`). Workers run ahead as far as they can; what goes through a port is served in
+the order of time once nobody can run ahead any further: nothing that is handed over later can then have come before.
+
+Simulate: plays a program's streams with given costs. Streams + stage costs -> Timeline.
+
+Every worker executes its stream in order. A send hands its tensor to the link and goes on; a receive waits for the
+arrival. A gradient exchange waits for all replicas, one among stages for all of them; one that was begun ahead goes on
+beside whatever its workers do, on a link of its own. This is what the runtime does, so the two timelines hold the same
+instructions.
+
+What crosses a level of the network leaves the unit of devices inside it through one port and enters another's through
+its own: that is where a level's bandwidth is. A port carries one thing after another, each direction by itself, first
+in, first out; gradient exchanges pass it as well, a ring once a unit. What replicas of a stage hand over at the same
+instant shares the port and arrives together. Costs that name no port have a link of their own for every sender,
+receiver and direction: the papers' pictures.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.errors import ScheduleError
+from pipeplan.programs.footprint import first_versions, held_counts
+from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.text import format_instruction
+from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.simulation.compile import AWAITS, COMPLETES, SENDS_OFF, Column, Compiler, Edge, Exchange, Ports
+
+
+class Engine:
+    """Plays a program. `start_s` and `end_s` have a list a rank, an entry an instruction."""
+
+    def __init__(self, program: Program, costs: Sequence[StageCosts], devices: Sequence[int]) -> None:
+        compiled = Compiler(program, costs, devices)
+        ranks = range(len(program.streams))
+        self._program = program
+        self._columns = compiled.columns
+        self._edges = compiled.edges
+        self._exchanges = compiled.exchanges
+        self._port_free_s = [0.0] * compiled.ports
+        self._requests: list[tuple[float, int, int]] = []
+        self._ready = deque(ranks)
+        self.start_s: list[list[float]] = [[] for _ in ranks]
+        self.end_s: list[list[float]] = [[] for _ in ranks]
+
+    def play(self) -> None:
+        """To the end. Raises ScheduleError where some worker cannot get there."""
+        while True:
+            while self._ready:
+                self._advance(self._ready.popleft())
+            if not self._requests:
+                break
+            self._serve_next()
+        self._require_done()
+
+    def _advance(self, rank: int) -> None:
+        """One worker as far as it can go."""
+        column, starts, ends = self._columns[rank], self.start_s[rank], self.end_s[rank]
+        own_s, edges = column.own_s, column.edges
+        now_s = ends[-1] if ends else 0.0
+        for index in range(len(ends), len(own_s)):
+            seconds = own_s[index]
+            if seconds >= 0.0:
+                end_s = now_s + seconds
+            else:
+                edge = edges[index]
+                met_s = self._exchange(column, index, now_s) if edge is None else self._meet(column, index, edge, now_s)
+                if met_s is None:
+                    break
+                end_s = met_s
+            starts.append(now_s)
+            ends.append(end_s)
+            now_s = end_s
+
+    def _meet(self, column: Column, index: int, edge: Edge, now_s: float) -> float | None:
+        """When a send or a receive is over; None if the tensor is yet to be sent: its arrival wakes the worker."""
+        if column.own_s[index] == SENDS_OFF:
+            now_s += column.overhead_s
+            if edge.ports:
+                heappush(self._requests, (now_s, edge.group, edge.number))
+            else:
+                edge.free_s = (edge.free_s if edge.free_s > now_s else now_s) + edge.seconds
+                self._arrive(edge, edge.free_s + edge.latency_s)
+            return now_s
+        if edge.taken == len(edge.arrival_s):
+            edge.awaited = True
+            return None
+        arrival_s = edge.arrival_s[edge.taken]
+        edge.taken += 1
+        return (arrival_s if arrival_s > now_s else now_s) + column.overhead_s
+
+    def _arrive(self, edge: Edge, arrival_s: float) -> None:
+        edge.arrival_s.append(arrival_s)
+        if edge.awaited:
+            edge.awaited = False
+            self._ready.append(edge.receiver)
+
+    def _exchange(self, column: Column, index: int, now_s: float) -> float | None:
+        """When the exchange is over; None while some replica is missing, or it waits for its ports."""
+        exchange, mark = column.exchanges[index], column.own_s[index]
+        if mark == COMPLETES:
+            return self._complete(exchange, now_s, now_s + column.completing_s[index])
+        if exchange.end_s is not None:
+            return exchange.end_s if exchange.end_s > now_s else now_s
+        if mark == AWAITS:
+            exchange.waiting.append(column.rank)
+            return None
+        exchange.missing -= 1
+        exchange.reached_s = max(exchange.reached_s, now_s)
+        if exchange.missing or exchange.ports:
+            exchange.waiting.append(column.rank)
+            if not exchange.missing:
+                heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
+            return None
+        return self._exchanged(exchange, exchange.reached_s + exchange.seconds)
+
+    def _complete(self, exchange: Exchange, start_s: float, end_s: float) -> float:
+        """A backward has ended that completes a worker's gradients: the exchange began in it, so that its tail is left.
+
+        Its link is taken in one piece, that ends when the pieces would that wait for one gradient after the other.
+        """
+        exchange.missing -= 1
+        exchange.reached_s = max(exchange.reached_s, start_s, end_s + exchange.tail_s - exchange.seconds)
+        if not exchange.missing:
+            if exchange.ports:
+                heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
+            else:
+                self._exchanged(exchange, exchange.reached_s + exchange.seconds)
+        return end_s
+
+    def _exchanged(self, exchange: Exchange, end_s: float) -> float:
+        exchange.end_s = end_s
+        self._ready.extend(exchange.waiting)
+        return end_s
+
+    def _serve_next(self) -> None:
+        """The earliest request; what replicas hand over at the same instant shares ports and ends together."""
+        requests = self._requests
+        now_s, group, number = heappop(requests)
+        if group % 3 == 2:
+            exchange = self._exchanges[number]
+            self._exchanged(exchange, self._occupied_until(exchange.ports, now_s, exchange.seconds))
+            return
+        edges = [self._edges[number]]
+        while requests and requests[0][0] == now_s and requests[0][1] == group:
+            edges.append(self._edges[heappop(requests)[2]])
+        if len(edges) == 1:
+            edge = edges[0]
+            self._arrive(edge, self._occupied_until(edge.ports, now_s, edge.seconds) + edge.latency_s)
+        else:
+            self._serve_together(edges, now_s)
+
+    def _serve_together(self, edges: Sequence[Edge], now_s: float) -> None:
+        seconds: dict[int, float] = defaultdict(float)
+        for edge in edges:
+            for port in edge.ports:
+                seconds[port] += edge.seconds
+        for port, taken_s in seconds.items():
+            self._occupied_until((port,), now_s, taken_s)
+        for edge in edges:
+            self._arrive(edge, max(self._port_free_s[port] for port in edge.ports) + edge.latency_s)
+
+    def _occupied_until(self, ports: Ports, now_s: float, seconds: float) -> float:
+        """Each port is taken from when it is free; returns when the last of them is through."""
+        free_s = self._port_free_s
+        last_s = now_s
+        for port in ports:
+            end_s = free_s[port] = (free_s[port] if free_s[port] > now_s else now_s) + seconds
+            if end_s > last_s:
+                last_s = end_s
+        return last_s
+
+    def _require_done(self) -> None:
+        blocked = [c.rank for c in self._columns if len(self.end_s[c.rank]) < len(c.own_s)]
+        if blocked:
+            waits = "; ".join(f"rank {rank} waits at {self._at(rank)}" for rank in blocked[:4])
+            raise ScheduleError(f"deadlock: {waits}")
+        for edge in self._edges:
+            if len(edge.sent) > len(edge.received):
+                raise ScheduleError(
+                    f"rank {edge.sender} sends microbatch {edge.sent[len(edge.received)]} to rank {edge.receiver}, "
+                    "which never receives it"
+                )
+
+    def _at(self, rank: int) -> str:
+        return format_instruction(self._program.streams[rank].instructions[len(self.end_s[rank])])
+
+
+def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[int] = ()) -> Timeline:
+    """The timeline of the program with these costs, one entry a stage.
+
+    `devices` says which device of the cluster a rank is on, where it is not that of its own number. Takes n log n for n
+    instructions, n where no port is shared. Raises ScheduleError if the streams cannot all be played to their end.
+    """
+    engine = Engine(program, costs, devices or range(len(program.streams)))
+    engine.play()
+    return Timeline(
+        lanes=tuple(
+            _lane(stream, _held_bytes(program, stream, costs), *times)
+            for stream, *times in zip(program.streams, engine.start_s, engine.end_s, strict=True)
+        ),
+        batch_size=program.pipeline.batch_microbatches * costs[0].microbatch_size,
+        batches=program.pipeline.batches,
+    )
+
+
+def _held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> tuple[int, ...]:
+    """What the rank holds after each of its instructions, all its stages together."""
+    by_chunk = [
+        _stage_bytes(part, costs[part.stage], program.pipeline.recomputes(part.stage))
+        for part in program.stage_streams(stream)
+    ]
+    if len(by_chunk) == 1:
+        return by_chunk[0]
+    following = [iter(held_bytes) for held_bytes in by_chunk]
+    now_bytes = [
+        costs[part.stage].held_bytes(versions=len(first_versions(part.instructions)), activations=0, inputs=0)
+        for part in program.stage_streams(stream)
+    ]
+    held_bytes = []
+    for instruction in stream.instructions:
+        now_bytes[instruction.chunk] = next(following[instruction.chunk])
+        held_bytes.append(sum(now_bytes))
+    return tuple(held_bytes)
+
+
+def _stage_bytes(stream: Stream, costs: StageCosts, recompute: bool) -> tuple[int, ...]:
+    held_bytes = _HeldBytes(costs)
+    return tuple(held_bytes[held] for held in held_counts(stream.instructions, recompute=recompute))
+
+
+def _lane(stream: Stream, memory_bytes: tuple[int, ...], start_s: list[float], end_s: list[float]) -> Lane:
+    return Lane(
+        rank=stream.rank,
+        stage=stream.stage,
+        replica=stream.replica,
+        instructions=tuple(map(format_instruction, stream.instructions)),
+        start_s=tuple(start_s),
+        end_s=tuple(end_s),
+        memory_bytes=memory_bytes,
+    )
+
+
+class _HeldBytes(dict[tuple[int, ...], int]):
+    """The bytes of what `held_counts` gives, each computed once: there are few."""
+
+    def __init__(self, costs: StageCosts) -> None:
+        super().__init__()
+        self._costs = costs
+
+    def __missing__(self, held: tuple[int, ...]) -> int:
+        activations, inputs, versions, weight_gradients, gradients = held
+        self[held] = self._costs.held_bytes(
+            activations=activations,
+            inputs=inputs,
+            versions=versions,
+            weight_gradients=weight_gradients,
+            gradients=gradients,
+        )
+        return self[held]

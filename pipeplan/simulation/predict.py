@@ -1,0 +1,110 @@
+"""Predict: plan in, streams and timeline out. The runtime executes the same streams; here the costs play them.
+
+Run ends: the predicted start and end of a run that is too long to be played, and what all of it comes to.
+"""
+
+from dataclasses import replace
+from itertools import chain
+
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.programs.communicate import AmongStages, exchange_among_stages
+from pipeplan.programs.overlap import overlap_exchanges
+from pipeplan.programs.pipeline import pipeline_of
+from pipeplan.programs.program import Program, repeat, short_batches
+from pipeplan.programs.repeating import Repeating
+from pipeplan.programs.text import format_instruction
+from pipeplan.programs.timeline import Lane, Summary, Timeline, lengthened, summarise
+from pipeplan.schedules.registry import build
+from pipeplan.simulation.play import simulate
+from pipeplan.simulation.split_backward import split_backward
+
+
+def program_of(
+    plan: Plan,
+    *,
+    batches: int,
+    first_batch: int = 0,
+    checkpoint_every: int = 0,
+    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+) -> Program:
+    """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one.
+
+    Exchanges among replicas overlap with what else there is to do.
+    """
+    pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
+    program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every)
+    if plan.split_backward:
+        program = split_backward(program, plan.costs, half_way=plan.split_backward_half_way)
+    return overlap_exchanges(exchange_among_stages(program, among_stages))
+
+
+def long_program_of(
+    plan: Plan,
+    *,
+    batches: int,
+    first_batch: int = 0,
+    checkpoint_every: int = 0,
+    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+) -> Program:
+    """The same streams, of which no more than a few batches are kept, however many there are."""
+    pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
+    few = short_batches(pipeline)
+    if batches <= few:
+        return program_of(
+            plan,
+            batches=batches,
+            first_batch=first_batch,
+            checkpoint_every=checkpoint_every,
+            among_stages=among_stages,
+        )
+    short = program_of(plan, batches=few, first_batch=first_batch, among_stages=among_stages)
+    return repeat(short, batches=batches, checkpoint_every=checkpoint_every)
+
+
+def predict(
+    plan: Plan,
+    *,
+    batches: int,
+    first_batch: int = 0,
+    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+) -> Timeline:
+    """The timeline that the plan's costs give for so many batches."""
+    program = program_of(plan, batches=batches, first_batch=first_batch, among_stages=among_stages)
+    return simulate(program, plan.costs)
+
+
+def predict_ends(
+    plan: Plan,
+    *,
+    batches: int,
+    window: int,
+    first_batch: int = 0,
+    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+) -> tuple[Timeline, Summary]:
+    """The first and the last `window` batches, as they would be in the timeline of all of them, and its summary.
+
+    Played are twice `window` batches. The second half is then the run's end, later by the batches in the middle, each
+    of which takes as long as the median one. Raises InvalidInputError for a window that does not fill the pipeline.
+    """
+    program = long_program_of(plan, batches=batches, first_batch=first_batch, among_stages=among_stages)
+    played = predict(plan, batches=2 * window, first_batch=first_batch, among_stages=among_stages)
+    summary = lengthened(summarise(played), batches)
+    later_s = (batches - 2 * window) * summary.batch_s
+    lanes = []
+    for lane, stream in zip(played.lanes, program.streams, strict=True):
+        instructions = stream.instructions
+        if not isinstance(instructions, Repeating) or not instructions.settled < window < batches / 2:
+            raise InvalidInputError("window", "must be more batches than fill the pipeline, less than half", window)
+        last = instructions[instructions.start(batches - window) :]
+        lanes.append(_ends(lane, instructions.start(window), tuple(map(format_instruction, last)), later_s))
+    return replace(played, lanes=tuple(lanes)), summary
+
+
+def _ends(lane: Lane, first: int, last: tuple[str, ...], later_s: float) -> Lane:
+    """The lane with the texts of its last instructions, and their times that much later."""
+    start_s, end_s = (
+        tuple(chain(times[:first], (moment_s + later_s for moment_s in times[first:])))
+        for times in (lane.start_s, lane.end_s)
+    )
+    return replace(lane, instructions=lane.instructions[:first] + last, start_s=start_s, end_s=end_s)

@@ -1,0 +1,127 @@
+"""Report: a run, and how it compares with what its plan predicted. Two timelines in, one document out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar, TypeAlias
+
+from pipeplan.documents.profile import STRICT, DeviceMemory
+from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
+
+Played: TypeAlias = Timeline | Summary
+"""What a plan's batches came to: in every instruction, or in sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One quantity, predicted and measured."""
+
+    predicted: float
+    measured: float
+
+    __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def error(self) -> float:
+        """(measured - predicted) / predicted; 0 where nothing was predicted and nothing measured."""
+        if self.predicted == 0:
+            return 0.0 if self.measured == 0 else float("inf")
+        return (self.measured - self.predicted) / self.predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """One stage, the mean over its replicas: compute seconds a batch, and bytes held at the peak."""
+
+    stage: int
+    busy_s_per_batch: Compared
+    peak_memory_bytes: Compared
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One process: bytes of tensors held at the peak, as the runtime counts them, and its largest resident size.
+
+    That is the host's memory. `device_memory` is what it took of a GPU of its own, None where it had none.
+    """
+
+    rank: int
+    stage: int
+    replica: int
+    peak_memory_bytes: int
+    peak_resident_bytes: int
+    device_memory: DeviceMemory | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """What a run measured. `losses` has one entry a step, from `first_step` on."""
+
+    schedule: str
+    first_step: int
+    steps: int
+    batch_size: int
+    losses: tuple[float, ...]
+    elapsed_s: float
+    throughput_samples_per_s: Compared
+    bubble_fraction: Compared
+    stages: tuple[StageReport, ...]
+    ranks: tuple[RankReport, ...]
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+def compare_stages(predicted: Played, measured: Played) -> tuple[StageReport, ...]:
+    """Per stage, compute a batch and the peak memory in both timelines."""
+    stages = sorted({lane.stage for lane in measured.lanes})
+    return tuple(
+        StageReport(
+            stage=stage,
+            busy_s_per_batch=Compared(
+                predicted=_busy_s_per_batch(predicted, stage), measured=_busy_s_per_batch(measured, stage)
+            ),
+            peak_memory_bytes=Compared(
+                predicted=float(max(lane.peak_memory_bytes for lane in _lanes(predicted, stage))),
+                measured=float(max(lane.peak_memory_bytes for lane in _lanes(measured, stage))),
+            ),
+        )
+        for stage in stages
+    )
+
+
+def _lanes(played: Played, stage: int) -> Sequence[Lane | LaneSummary]:
+    return [lane for lane in played.lanes if lane.stage == stage]
+
+
+def _busy_s_per_batch(played: Played, stage: int) -> float:
+    return fmean(lane.busy_s for lane in _lanes(played, stage)) / played.batches
+
+
+def report_run(
+    *,
+    schedule: str,
+    predicted: Summary,
+    measured: Summary,
+    first_step: int,
+    losses: tuple[float, ...],
+    ranks: tuple[RankReport, ...],
+) -> RunReport:
+    """A run's report: what it measured beside what the plan predicted for as many batches."""
+    return RunReport(
+        schedule=schedule,
+        first_step=first_step,
+        steps=measured.batches,
+        batch_size=measured.batch_size,
+        losses=losses,
+        elapsed_s=measured.makespan_s,
+        throughput_samples_per_s=Compared(
+            predicted=predicted.throughput_samples_per_s, measured=measured.throughput_samples_per_s
+        ),
+        bubble_fraction=Compared(predicted=predicted.bubble_fraction, measured=measured.bubble_fraction),
+        stages=compare_stages(predicted, measured),
+        ranks=ranks,
+    )

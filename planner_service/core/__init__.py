@@ -1,1 +1,0 @@
-"""What pipeplan knows, without a side effect: standard library and numpy only."""

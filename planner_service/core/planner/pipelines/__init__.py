@@ -1,1 +1,0 @@
-"""Planners of pipelines whose stages have equal replicas: PipeDream-2BW and GPipe."""

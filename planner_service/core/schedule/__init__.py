@@ -1,1 +1,0 @@
-"""A schedule is data: a stream of instructions for every worker, generated once and read by everything else."""
