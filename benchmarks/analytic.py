@@ -26,7 +26,7 @@ from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import Options, PlanningProblem
-from planner_service.contract.jobs import ProfileTask
+from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.profiler.analytic import ModelCounts, count_model, estimate_cluster, profile_of
 from worker_agent.profiler.datasheets import find_datasheet
 from worker_agent.profiler.job import ProfileJob

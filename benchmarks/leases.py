@@ -29,13 +29,13 @@ from pipeplan.documents.plan import Answer
 from pipeplan.documents.profile import Device
 from pipeplan.errors import LeaseLostError, ServiceError
 from pipeplan.planners.problem import PlanningProblem
-from planner_service.contract.jobs import Completion, LeaseRequest, LinksResult, LinksTask
-from planner_service.services import jobs
-from planner_service.services.context import Context
-from planner_service.storage import jobs as storage
-from planner_service.storage import tables
-from planner_service.storage.database import Database
-from planner_service.storage.migrations import upgrade
+from pipeplan.protocol.jobs import Completion, LeaseRequest, LinksResult, LinksTask
+from planner_service.jobs import service as jobs
+from planner_service.jobs import store as storage
+from planner_service.platform import tables
+from planner_service.platform.context import Context
+from planner_service.platform.database import Database
+from planner_service.platform.migrations import upgrade
 from tests.service.postgresql import running
 
 LEASE_S = 2.0

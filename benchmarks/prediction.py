@@ -26,7 +26,7 @@ from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.program import pipelines_in_a_row
 from pipeplan.programs.timeline import throughput_samples_per_s
-from planner_service.contract.run_files import read_run
+from pipeplan.protocol.runs import read_run
 from planner_service.demo.main_job import DATA, MODEL
 
 SAMPLES = 480

@@ -29,7 +29,7 @@ CONNECTIONS = 16
 ROUNDS = 3
 HOT = 100
 LIST = "/v1/plans?content=true&limit=50&planner=gpipe&sort=-throughput"
-PIPEPLAN = (sys.executable, "-c", "from planner_service.cli import main; main()")
+PIPEPLAN = (sys.executable, "-c", "from pipeplan.cli.app import main; main()")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

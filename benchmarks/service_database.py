@@ -14,11 +14,11 @@ from pipeplan.documents.identity import canonical_json, content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.storage import clusters, profiles
-from planner_service.storage.database import Database
-from planner_service.storage.migrations import upgrade
-from planner_service.storage.tables import plans
+from planner_service.documents.store import clusters, packed_cluster, packed_profile, profiles
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.platform.database import Database
+from planner_service.platform.migrations import upgrade
+from planner_service.platform.tables import plans
 
 PLANNERS = ("pipedream", "pipedream-2bw", "gpipe", "exact", "auto")
 SCHEDULES = ("1f1b", "pipedream", "pipedream-2bw", "gpipe", "data-parallel")
@@ -36,7 +36,7 @@ def fill(path: Path, count: int) -> list[str]:
     text = canonical_json(plan_document(answer))
     start = datetime(2026, 1, 1, tzinfo=UTC)
     with database.write() as connection:
-        profile, cluster_row = profiles.packed(PROFILE), clusters.packed(cluster)
+        profile, cluster_row = packed_profile(PROFILE), packed_cluster(cluster)
         profiles.add(connection, profile, start)
         clusters.add(connection, cluster_row, start)
         profile_id, cluster_id = profile.id, cluster_row.id

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from planner_service.storage.tables import metadata
+from planner_service.platform.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

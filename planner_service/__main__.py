@@ -1,5 +1,5 @@
 """`python -m planner_service`: the same as `pipeplan`."""
 
-from planner_service.cli import main
+from pipeplan.cli.app import main
 
 main()

@@ -8,42 +8,32 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from planner_service.api import (
-    agents,
-    aliases,
-    clusters,
-    events,
-    health,
-    jobs,
-    login,
-    metrics,
-    openapi,
-    plans,
-    problems,
-    profiles,
-    runs,
-    tokens,
-)
-from planner_service.api.access import Access
-from planner_service.api.auth import Admission, Door, require_scopes
-from planner_service.api.bodies import require_sizes
-from planner_service.api.caching import Express, Head
-from planner_service.api.guard import Guard
-from planner_service.api.headers import SecurityHeaders
-from planner_service.api.identities import Identities
-from planner_service.api.limits import Limits, Rates
-from planner_service.api.listing import KnownParameters
-from planner_service.dashboard import pages
-from planner_service.services import metrics as stored_metrics
-from planner_service.services import tokens as stored_tokens
-from planner_service.services.background import Background, Bounds
-from planner_service.services.context import Context, Solve, utc_now
-from planner_service.services.parsing import Limits as ParsingLimits
-from planner_service.services.parsing import Parsing
-from planner_service.services.solver import FunctionSolver, solve_here, solver_process
-from planner_service.settings import Settings
-from planner_service.storage.database import Database
-from planner_service.storage.migrations import upgrade
+from planner_service import dashboard as pages
+from planner_service.access import routes as access
+from planner_service.access import service as stored_tokens
+from planner_service.access.auth import Admission, Door, Identities, require_scopes
+from planner_service.access.middleware import Access, Guard
+from planner_service.agents import routes as agents
+from planner_service.aliases import routes as aliases
+from planner_service.documents import routes as documents
+from planner_service.documents.caching import Express, Head
+from planner_service.events import routes as events
+from planner_service.jobs import routes as jobs
+from planner_service.overview import openapi
+from planner_service.overview import routes as overview
+from planner_service.overview import service as stored_metrics
+from planner_service.plans import routes as plans
+from planner_service.plans.background import Background, WorkBounds
+from planner_service.plans.solver import FunctionSolver, solve_here, solver_process
+from planner_service.platform import problems
+from planner_service.platform.context import Context, Solve, utc_now
+from planner_service.platform.database import Database
+from planner_service.platform.middleware import Rates, RequestLimits, SecurityHeaders
+from planner_service.platform.migrations import upgrade
+from planner_service.platform.parsing import Parsing, ParsingLimits
+from planner_service.platform.requests import KnownParameters, require_sizes
+from planner_service.platform.settings import Settings
+from planner_service.runs import routes as runs
 
 DESCRIPTION = (
     "Profiles, clusters, plans, jobs and runs. Documents are stored by content: the same content has the same id. "
@@ -94,9 +84,21 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     start = partial(solver_process, settings.solver_memory_bytes) if solve is None else partial(FunctionSolver, solve)
     app.state.background = Background(app.state.context, start, _bounds(settings))
     app.state.context.absence.back(now(), settings.lease_s)
-    for routes in (profiles, clusters, plans, aliases, jobs, events, runs, agents, tokens, health, metrics):
-        app.include_router(routes.router, dependencies=[KnownParameters])
-    app.include_router(login.router)
+    for router in (
+        documents.profile_router,
+        documents.cluster_router,
+        plans.router,
+        aliases.router,
+        jobs.router,
+        events.router,
+        runs.router,
+        agents.router,
+        access.router,
+        overview.router,
+        overview.metrics_router,
+    ):
+        app.include_router(router, dependencies=[KnownParameters])
+    app.include_router(access.login_router)
     pages.install(app)
     problems.install(app, pages.problem_page)
     openapi.install(app)
@@ -112,13 +114,13 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(
         Express,
         context=app.state.context,
-        lanes=[noun.DOCUMENT for noun in (profiles, clusters, plans)],
+        lanes=[documents.PROFILE, documents.CLUSTER, plans.DOCUMENT],
         lists=[plans.LIST],
     )
     app.add_middleware(Head)
     app.state.admission = _admission(settings, app.state.context)
     app.add_middleware(Door, admission=app.state.admission)
-    app.add_middleware(Limits, body_timeout_s=settings.body_timeout_s)
+    app.add_middleware(RequestLimits, body_timeout_s=settings.body_timeout_s)
     app.add_middleware(Guard, hosts=settings.hosts)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(Access, metrics=app.state.context.metrics)
@@ -131,8 +133,8 @@ def prepare(settings: Settings, context: Context) -> None:
         stored_tokens.require_any_valid(context, settings.host)
 
 
-def _bounds(settings: Settings) -> Bounds:
-    return Bounds(
+def _bounds(settings: Settings) -> WorkBounds:
+    return WorkBounds(
         solvers=settings.solver_processes,
         queue=settings.solver_queue,
         streams=settings.event_streams,

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from pipeplan.errors import LeaseLostError, NotFoundError, PipeplanError, ServiceError, TooManyRequestsError
-from planner_service.contract.agents import Presence
-from planner_service.contract.jobs import Lease, LeaseRequest
+from pipeplan.protocol.agents import Presence
+from pipeplan.protocol.jobs import Lease, LeaseRequest
 from worker_agent.client import AgentClient
 from worker_agent.node import Port, registration
 from worker_agent.processes import kill_left_behind

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from planner_service.contract.factories import refusal
-from planner_service.contract.jobs import AgentTask
+from pipeplan.protocol.jobs import AgentTask, refusal
 from worker_agent.settings import BUILT_IN
 
 

@@ -12,7 +12,7 @@ from typing import IO
 
 from pipeplan.documents.files import parse
 from pipeplan.errors import InvalidInputError
-from planner_service.contract.jobs import Progress
+from pipeplan.protocol.jobs import Progress
 from worker_agent.processes import Mark, kill_marked
 
 LOST_PEER = 75

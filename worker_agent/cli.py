@@ -2,7 +2,7 @@
 
 import typer
 
-from planner_service.contract.console import run_app
+from pipeplan.cli.console import run_app
 from worker_agent.commands.profile import profile
 from worker_agent.commands.run import run
 from worker_agent.commands.start import start

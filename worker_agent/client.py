@@ -2,12 +2,12 @@
 
 import httpx
 
+from pipeplan.client.connection import DEFAULT_URL, Connection, RetryClock
 from pipeplan.documents.files import dump, parse, parse_plan
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import PipeplanError
-from planner_service.contract.agents import Agent, Presence, Registration
-from planner_service.contract.http import DEFAULT_URL, Clock, Connection
-from planner_service.contract.jobs import Heartbeat, HeartbeatAnswer, Job, Lease, LeaseRequest, Progress, Release
+from pipeplan.protocol.agents import Agent, Presence, Registration
+from pipeplan.protocol.jobs import Heartbeat, HeartbeatAnswer, Job, Lease, LeaseRequest, Progress, Release
 
 PATIENCE_S = 2.0
 """How long a report is sent again before it waits for the next time; it lies in the spool meanwhile."""
@@ -26,9 +26,9 @@ class AgentClient:
         *,
         patience_s: float = PATIENCE_S,
         transport: httpx.BaseTransport | None = None,
-        clock: Clock | None = None,
+        clock: RetryClock | None = None,
     ) -> None:
-        self._connection = Connection(url=url, token=token, transport=transport, clock=clock or Clock())
+        self._connection = Connection(url=url, token=token, transport=transport, clock=clock or RetryClock())
         self._patience_s = patience_s
 
     def __enter__(self) -> "AgentClient":

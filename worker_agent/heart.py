@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from pipeplan.errors import LeaseLostError, PipeplanError
-from planner_service.contract.jobs import Lease, Progress
+from pipeplan.protocol.jobs import Lease, Progress
 from worker_agent.client import AgentClient, is_cut_off
 
 _TELL_S = 0.3

@@ -18,7 +18,7 @@ from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.files import parse, read_text
 from pipeplan.documents.profile import STRICT, Device
 from pipeplan.errors import RunFailedError
-from planner_service.contract.jobs import LinksTask
+from pipeplan.protocol.jobs import LinksTask
 from worker_agent.place import OtherNodeError, Place
 from worker_agent.torchrun import node_of
 

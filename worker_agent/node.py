@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pipeplan.documents.files import parse
 from pipeplan.documents.profile import STRICT
 from pipeplan.errors import InvalidInputError
-from planner_service.contract.agents import Registration
+from pipeplan.protocol.agents import Registration
 from worker_agent.settings import BUILT_IN, AgentSettings
 
 MOST_ON_CORES = 64

@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from planner_service.contract.configuration import SECRET, resolve
-from planner_service.contract.factories import require_patterns
-from planner_service.contract.http import DEFAULT_URL
+from pipeplan.client.connection import DEFAULT_URL
+from pipeplan.configuration import SECRET, resolve
+from pipeplan.protocol.jobs import require_patterns
 
 BUILT_IN = (
     "hf:*",

@@ -18,7 +18,7 @@ from typing import ClassVar
 from pipeplan.documents.files import dump, parse, read_text
 from pipeplan.documents.profile import STRICT
 from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError, PipeplanError
-from planner_service.contract.jobs import AgentResult, Completion, Failure, Lease
+from pipeplan.protocol.jobs import AgentResult, Completion, Failure, Lease
 
 Send = Callable[[str, str], object]
 """Posts a body to a path. Raises what the service tells of."""

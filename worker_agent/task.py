@@ -8,10 +8,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from pipeplan.cli.console import require_extra, run_command
 from pipeplan.documents.files import dump, parse, parse_plan, read_text
-from planner_service.contract.console import run_command
-from planner_service.contract.extras import require_extra
-from planner_service.contract.jobs import (
+from pipeplan.protocol.jobs import (
     AgentResult,
     LinksResult,
     LinksTask,

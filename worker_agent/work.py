@@ -9,15 +9,7 @@ from typing import Literal
 
 from pipeplan.documents.files import dump, parse, plan_document, read_text
 from pipeplan.errors import RunFailedError, require
-from planner_service.contract.jobs import (
-    AgentResult,
-    Lease,
-    LinksResult,
-    PartResult,
-    ProfileResult,
-    RunResult,
-    RunTask,
-)
+from pipeplan.protocol.jobs import AgentResult, Lease, LinksResult, PartResult, ProfileResult, RunResult, RunTask
 from worker_agent.allow import require_allowed
 from worker_agent.child import LOST_PEER, Child, start
 from worker_agent.client import AgentClient

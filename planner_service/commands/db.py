@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeplan.cli.console import require_extra
 from pipeplan.errors import InvalidInputError
-from planner_service.contract.extras import require_extra
 
 if TYPE_CHECKING:
-    from planner_service.storage.database import Database
+    from planner_service.platform.database import Database
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 
@@ -33,7 +33,7 @@ def group() -> None:
 def upgrade(database: DatabaseUrl = None, config: Config = None) -> None:
     """Brings the database to the tables that this version needs; `pipeplan serve` does it at its start, too."""
     with _opened(database, config) as opened:
-        from planner_service.storage import migrations
+        from planner_service.platform import migrations
 
         before = migrations.revision_of(opened)
         migrations.upgrade(opened)
@@ -48,7 +48,7 @@ def downgrade(
 ) -> None:
     """Takes revisions back, for an older version of the service; what only later ones can keep is lost."""
     with _opened(database, config) as opened:
-        from planner_service.storage import migrations
+        from planner_service.platform import migrations
 
         before = migrations.revision_of(opened)
         migrations.downgrade(opened, revision)
@@ -72,9 +72,9 @@ def prune(
     age_s = _age_s(older_than)
     with _opened(database, config) as opened:
         from pipeplan.planners.solve import solve
-        from planner_service.services import retention
-        from planner_service.services.context import Context
-        from planner_service.storage.migrations import upgrade
+        from planner_service.overview import service as retention
+        from planner_service.platform.context import Context
+        from planner_service.platform.migrations import upgrade
 
         upgrade(opened)
         counts = retention.prune(Context(database=opened, solve=solve), age_s, dry_run=dry_run)
@@ -89,7 +89,7 @@ def prune(
 def backup(file: BackupFile, database: DatabaseUrl = None, config: Config = None) -> None:
     """Writes one state of the database to a new file, while others go on writing."""
     with _opened(database, config) as opened:
-        from planner_service.storage import backup as storage
+        from planner_service.platform import migrations as storage
 
         storage.backup(opened, file)
         typer.echo(f"{opened.shown} -> {file} ({file.stat().st_size} bytes)", err=True)
@@ -99,7 +99,7 @@ def backup(file: BackupFile, database: DatabaseUrl = None, config: Config = None
 def restore(file: BackupFile, database: DatabaseUrl = None, config: Config = None) -> None:
     """Puts a backup into an empty database, of either kind."""
     with _opened(database, config) as opened:
-        from planner_service.storage import backup as storage
+        from planner_service.platform import migrations as storage
 
         storage.restore(opened, file)
         typer.echo(f"{file} -> {opened.shown}", err=True)
@@ -115,8 +115,8 @@ def _age_s(text: str) -> int:
 @contextmanager
 def _opened(database: str | None, config: Path | None) -> "Iterator[Database]":
     require_extra("service")
-    from planner_service.settings import load_settings
-    from planner_service.storage.database import Database
+    from planner_service.platform.database import Database
+    from planner_service.platform.settings import load_settings
 
     opened = Database(load_settings(config=config, database_url=database).database_url)
     try:

@@ -1,4 +1,7 @@
-"""`pipeplan serve`: the service and its dashboard. One process; several on one PostgreSQL behave as one service."""
+"""`pipeplan settings`: every setting of the service, its value, and where that comes from.
+
+`pipeplan serve`: the service and its dashboard. One process; several on one PostgreSQL behave as one service.
+"""
 
 import errno
 import gc
@@ -8,21 +11,44 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeplan.cli.console import require_extra
+from pipeplan.documents.files import dump
 from pipeplan.errors import PipeplanError
-from planner_service.commands.settings import Config
-from planner_service.contract.extras import require_extra
-from planner_service.logs import configure, tell
+from planner_service.platform.logs import configure, tell
+
+Config = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file of settings, for what nothing else sets. [PIPEPLAN_CONFIG]")
+]
+
+
+def settings(
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Shows the service's settings: what they are, mean, and were set by. Secrets are masked."""
+    from pipeplan.cli.console import show_table
+    from planner_service.platform.settings import resolve_settings
+
+    shown = resolve_settings(config=config).shown()
+    if as_json:
+        typer.echo(dump({"settings": [asdict(setting) for setting in shown]}))
+        return
+    rows = [(row.name, "" if row.value is None else str(row.value), row.source, row.meaning) for row in shown]
+    show_table(("setting", "value", "from", "meaning"), rows)
+
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from planner_service.settings import Settings
+    from planner_service.platform.settings import Settings
 
 BACKLOG = 2048
 POLL_S = 0.5
@@ -57,7 +83,7 @@ def serve(
 ) -> None:
     """Serves the API and the dashboard until it is interrupted; what is under way then ends first."""
     require_extra("service")
-    from planner_service.settings import load_settings
+    from planner_service.platform.settings import load_settings
 
     settings = load_settings(
         config=config, host=host, port=port, database_url=database, log_level=log_level, log_format=log_format

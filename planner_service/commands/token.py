@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeplan.cli.console import require_extra
 from pipeplan.documents.files import parse
 from pipeplan.errors import InvalidInputError
-from planner_service.contract.extras import require_extra
-from planner_service.contract.tokens import DAY_S, SCOPES, NewToken, Token
+from pipeplan.protocol.tokens import DAY_S, SCOPES, NewToken, Token
 
 if TYPE_CHECKING:
-    from planner_service.services.context import Context
+    from planner_service.platform.context import Context
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": DAY_S, "w": 7 * DAY_S, "y": 365 * DAY_S}
 LISTED = 200
@@ -40,7 +40,7 @@ def create(
     wanted = {"name": name, "scopes": list(dict.fromkeys(scope)), "expires_in_s": duration_s(expires)}
     new = parse(NewToken, wanted)
     with _context(database, config) as context:
-        from planner_service.services import tokens
+        from planner_service.access import service as tokens
 
         created = tokens.create(context, new, by="console")
     if as_json:
@@ -62,14 +62,14 @@ def list_tokens(
 ) -> None:
     """Lists tokens, newest first, and when each was used last."""
     with _context(database, config) as context:
-        from planner_service.services import tokens
-        from planner_service.storage.listing import Cut
+        from planner_service.access import service as tokens
+        from planner_service.platform.listing import Cut
 
         page = tokens.newest(context, Cut(limit=limit, cursor=cursor))
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
         return
-    from planner_service.commands.tables import show_table
+    from pipeplan.cli.console import show_table
 
     headings = ("id", "name", "scopes", "state", "made by", "made", "expires", "last used")
     show_table(headings, (_cells(token) for token in page.items))
@@ -86,7 +86,7 @@ def revoke(
 ) -> None:
     """Ends a token for good. Services that run take notice within 2 seconds."""
     with _context(database, config) as context:
-        from planner_service.services import tokens
+        from planner_service.access import service as tokens
 
         revoked = tokens.revoke(context, tokens.id_of(context, token))
     if as_json:
@@ -110,10 +110,10 @@ def _context(database: str | None, config: Path | None) -> "Iterator[Context]":
     """What the services need, on the database with the present tables."""
     require_extra("service")
     from pipeplan.planners.solve import solve
-    from planner_service.services.context import Context
-    from planner_service.settings import load_settings
-    from planner_service.storage.database import Database
-    from planner_service.storage.migrations import upgrade
+    from planner_service.platform.context import Context
+    from planner_service.platform.database import Database
+    from planner_service.platform.migrations import upgrade
+    from planner_service.platform.settings import load_settings
 
     settings = load_settings(config=config, database_url=database)
     opened = Database(settings.database_url)

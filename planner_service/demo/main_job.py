@@ -1,19 +1,120 @@
-"""The main job, as a user of the REST API would do it: profile, plan with every planner, run the best, compare."""
+"""The demo's service and agent: processes of their own, ended with it whatever happens.
 
-from collections.abc import Callable
+The main job, as a user of the REST API would do it: profile, plan with every planner, run the best, compare.
+"""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
+from pipeplan.client.client import PlanAnswer, ServiceClient
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import RunFailedError
+from pipeplan.errors import PipeplanError, RunFailedError
 from pipeplan.planners.problem import Options
+from pipeplan.protocol.jobs import Job, ProfileTask, RunTask
+from pipeplan.protocol.plans import PlanRequest
 from pipeplan.simulation.report import RunReport
-from planner_service.client import PlanAnswer, ServiceClient
-from planner_service.contract.jobs import Job, ProfileTask, RunTask
-from planner_service.contract.plans import PlanRequest
-from planner_service.demo.processes import Child
+
+_READY = "pipeplan serves "
+_START_S = 60.0
+_STOP_S = 15.0
+
+
+class DemoProcess:
+    """A process, and the lines that it printed on standard error. Settings of other services are not its."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("PIPEPLAN_")},
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._last = ""
+        threading.Thread(target=self._read, name=name, daemon=True).start()
+
+    def next_line(self, timeout_s: float) -> str:
+        """The next line. Raises PipeplanError if the process ends instead, or says nothing for so long."""
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            raise PipeplanError(f"the {self.name} did not start within {timeout_s:.0f} s; log: {self.log}") from None
+        if line is None:
+            raise self._ended()
+        return line
+
+    def require_running(self) -> None:
+        """Raises PipeplanError if the process has ended, with what it said last."""
+        if self._process.poll() is not None:
+            raise self._ended()
+
+    def stop(self) -> None:
+        """Asks the process to end, and sees to it."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ended(self) -> PipeplanError:
+        status = self._process.wait()
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
+        said = f": {self._last.removeprefix('error: ')}" if self._last else ""
+        return PipeplanError(f"the {self.name} {how}{said}")
+
+    def _read(self) -> None:
+        with self.log.open("w", encoding="utf-8") as log:
+            for line in self._process.stderr or ():
+                log.write(line)
+                log.flush()
+                self._last = line.strip() or self._last
+                self._lines.put(line.strip())
+        self._lines.put(None)
+
+
+@contextmanager
+def service(folder: Path, port: int) -> Iterator[tuple[DemoProcess, str]]:
+    """A service with a database of its own in the folder, and its URL."""
+    database = f"sqlite:///{folder / 'pipeplan.sqlite3'}"
+    options = ["--port", str(port), "--database", database, "--exit-with-parent"]
+    options += ["--log-format", "human", "--log-level", "warning"]
+    child = DemoProcess("service", ["planner_service", "serve", *options], folder / "service.log")
+    try:
+        line = child.next_line(_START_S)
+        while not line.startswith(_READY):
+            line = child.next_line(_START_S)
+        yield child, line.removeprefix(_READY)
+    finally:
+        child.stop()
+
+
+@contextmanager
+def agent(folder: Path, url: str) -> Iterator[DemoProcess]:
+    """An agent of that service on this machine."""
+    options = ["--url", url, "--name", "demo", "--work-dir", str(folder / "agent"), "--drain-s", "0"]
+    options.append("--exit-with-parent")
+    child = DemoProcess("agent", ["worker_agent", "start", *options], folder / "agent.log")
+    try:
+        child.next_line(_START_S)
+        yield child
+    finally:
+        child.stop()
+
 
 MODEL = "hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0"
 DATA = "worker_agent.models.text:standard_library?sequence_length=128"
@@ -39,7 +140,7 @@ OnProgress = Callable[[str, int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class DemoCandidate:
     """One planner's answer; `plan_id` is None where nothing fits."""
 
     planner: str
@@ -57,15 +158,15 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DemoOutcome:
     """Everything that the demo found out. `chosen` and `report` are None where no plan fits."""
 
     profile_id: str
     cluster_id: str
     profile: Profile
     cluster: Cluster
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate | None = None
+    candidates: tuple[DemoCandidate, ...]
+    chosen: DemoCandidate | None = None
     run_id: str | None = None
     report: RunReport | None = None
 
@@ -82,7 +183,7 @@ class Outcome:
         return f"{reasons[0].rule}: {reasons[0].detail}" if reasons else ""
 
 
-def main_job(client: ServiceClient, agent: Child, on_progress: OnProgress, *, training_s: float) -> Outcome:
+def main_job(client: ServiceClient, agent: DemoProcess, on_progress: OnProgress, *, training_s: float) -> DemoOutcome:
     """Does the main job against a service with one agent. Raises PipeplanError in one sentence."""
     task = ProfileTask(
         model=MODEL, data=DATA, microbatch_sizes=MICROBATCH_SIZES, optimizer=OPTIMIZER, devices=PROCESSES
@@ -90,7 +191,7 @@ def main_job(client: ServiceClient, agent: Child, on_progress: OnProgress, *, tr
     measured = _finished(client, agent, task, "profiling", on_progress)
     profile_id, cluster_id = str(measured.profile_id), str(measured.cluster_id)
     candidates = _ask(client, profile_id, cluster_id, on_progress)
-    planned = Outcome(
+    planned = DemoOutcome(
         profile_id=profile_id,
         cluster_id=cluster_id,
         profile=client.profile(profile_id),
@@ -106,8 +207,8 @@ def main_job(client: ServiceClient, agent: Child, on_progress: OnProgress, *, tr
     return replace(planned, chosen=best, run_id=run.id, report=run.report)
 
 
-def _ask(client: ServiceClient, profile_id: str, cluster_id: str, on_progress: OnProgress) -> tuple[Candidate, ...]:
-    found: dict[object, Candidate] = {}
+def _ask(client: ServiceClient, profile_id: str, cluster_id: str, on_progress: OnProgress) -> tuple[DemoCandidate, ...]:
+    found: dict[object, DemoCandidate] = {}
     for number, (planner, chosen) in enumerate(QUESTIONS):
         on_progress("planning", number, len(QUESTIONS), planner)
         answer: PlanAnswer = client.create_plan(
@@ -119,7 +220,7 @@ def _ask(client: ServiceClient, profile_id: str, cluster_id: str, on_progress: O
                 options=Options(optimizer=OPTIMIZER, **chosen),
             )
         )
-        found[answer.plan_id or number] = Candidate(
+        found[answer.plan_id or number] = DemoCandidate(
             planner=planner, plan_id=answer.plan_id, answer=answer.answer, solve_time_s=answer.solve_time_s
         )
     on_progress("planning", len(QUESTIONS), len(QUESTIONS), "done")
@@ -134,7 +235,7 @@ def _steps(plan: Plan, throughput_samples_per_s: float, training_s: float) -> in
 
 
 def _finished(
-    client: ServiceClient, agent: Child, task: ProfileTask | RunTask, phase: str, on_progress: OnProgress
+    client: ServiceClient, agent: DemoProcess, task: ProfileTask | RunTask, phase: str, on_progress: OnProgress
 ) -> Job:
     """The job once it has succeeded. Raises RunFailedError with its reason, or what ended the agent."""
     job = client.enqueue_job(task)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner_service.cli import app
-from planner_service.contract.console import run_app
+from pipeplan.cli.app import build_app
+from pipeplan.cli.console import run_app
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
 
@@ -35,7 +35,7 @@ def pipeplan(*arguments: str | Path) -> Ended:
     status = 0
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            run_app(app, [str(argument) for argument in arguments])
+            run_app(build_app(), [str(argument) for argument in arguments])
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
     return Ended(status, out.getvalue(), err.getvalue())
@@ -43,7 +43,7 @@ def pipeplan(*arguments: str | Path) -> Ended:
 
 def pipeplan_process(*arguments: str | Path) -> Ended:
     """`pipeplan` with these arguments, as users start it."""
-    command = [sys.executable, "-c", "from planner_service.cli import main; main()", *map(str, arguments)]
+    command = [sys.executable, "-c", "from pipeplan.cli.app import main; main()", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return Ended(done.returncode, done.stdout, done.stderr)
 

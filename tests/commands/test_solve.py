@@ -148,6 +148,6 @@ def test_the_installed_command_ends_as_the_application_does(tmp_path: Path) -> N
 def test_the_command_line_does_not_load_what_planning_does_not_need() -> None:
     """Start-up: torch, the service's stack and rich are loaded by those who use them."""
     heavy = ("torch", "fastapi", "sqlalchemy", "uvicorn", "transformers")
-    script = f"import sys, planner_service.cli; print([m for m in {heavy} if m in sys.modules])"
+    script = f"import sys, pipeplan.cli.app; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.cli.console import run_command
 from pipeplan.errors import (
     ConflictError,
     ForbiddenError,
@@ -19,7 +20,6 @@ from pipeplan.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from planner_service.contract.console import run_command
 from tests.commands.commands import Ended, cluster_document, pipeplan, profile_document, write
 
 SOLVE = ("--planner", "gpipe", "--batch-size", "4")

@@ -12,9 +12,9 @@ from pipeplan.documents.files import parse, parse_sent, read
 from pipeplan.documents.profile import Profile
 from pipeplan.documents.validators import MISTAKEN_KEYS, validator_of
 from pipeplan.errors import InvalidInputError
-from planner_service.api.openapi import BODIES
-from planner_service.contract.jobs import Completion, LeaseRequest, ProfileTask
-from planner_service.contract.plans import PlanRequest
+from pipeplan.protocol.jobs import Completion, LeaseRequest, ProfileTask
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.overview.openapi import BODIES
 from tests.core.test_documents_in import MEASUREMENT, cluster_document, profile_document
 
 MANY = 20_000

@@ -13,7 +13,7 @@ from pipeplan.documents.identity import FIRST_FIELDS, canonical_json, content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import PlanningProblem
-from planner_service.api.examples import CLUSTER, PROFILE
+from planner_service.overview.openapi import CLUSTER, PROFILE
 from tests.service.answers import halve
 
 PLAN = halve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16))

@@ -13,7 +13,7 @@ from pipeplan.documents.names import MAX_LENGTH, on_one_line, parse_spec, query_
 from pipeplan.documents.profile import Model, Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import PlanningProblem
-from planner_service.api.examples import CLUSTER, PROFILE
+from planner_service.overview.openapi import CLUSTER, PROFILE
 from tests.service.answers import halve
 
 CONTROLS = ["\n", "\r", "\t", "\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u2029"]

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-MAIN = "from planner_service.cli import main; main()"
+MAIN = "from pipeplan.cli.app import main; main()"
 
 
 def demo(*arguments: str, before: str = "") -> list[str]:

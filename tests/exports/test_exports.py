@@ -22,7 +22,7 @@ from pipeplan.exports.formats import FORMATS, format_named
 from pipeplan.exports.source import ExportSource
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
-from planner_service.api.examples import CLUSTER, PROFILE
+from planner_service.overview.openapi import CLUSTER, PROFILE
 from tests.service.answers import halve
 
 LAYERS = ("embedding", "layer.0", "layer.1", "layer.2", "layer.3", "head")

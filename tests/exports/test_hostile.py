@@ -23,7 +23,7 @@ from pipeplan.documents.profile import Model
 from pipeplan.exports.formats import FORMATS, format_named
 from pipeplan.exports.source import ExportSource
 from pipeplan.planners.problem import PlanningProblem
-from planner_service.api.examples import CLUSTER, PROFILE
+from planner_service.overview.openapi import CLUSTER, PROFILE
 from tests.service.answers import halve
 
 CANARY = "touch canary"

@@ -20,9 +20,9 @@ import httpx
 from sqlalchemy import select
 
 from pipeplan.documents.identity import canonical_json
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.storage.database import Database
-from planner_service.storage.tables import jobs, profiles, runs
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.platform.database import Database
+from planner_service.platform.tables import jobs, profiles, runs
 from tests.service.documents import profile_document, request_document, run_task
 from tests.service.servers import PIPEPLAN, announced_url, environment
 

@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from planner_service.app import create_app
-from planner_service.services.context import Context
-from planner_service.settings import Settings
+from planner_service.platform.context import Context
+from planner_service.platform.settings import Settings
 from tests.service.answers import halve
 from tests.service.postgresql import PostgreSQL, running
 

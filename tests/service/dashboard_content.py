@@ -5,12 +5,16 @@ from dataclasses import dataclass, replace
 from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Block, Device, Model, Profile
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.contract.agents import Registration
-from planner_service.contract.jobs import Completion, Failure, Heartbeat, LeaseRequest, Progress
-from planner_service.contract.plans import PlanRequest
-from planner_service.services import agents, aliases, clusters, jobs, plans, profiles
-from planner_service.services.context import Context
+from pipeplan.protocol.agents import Registration
+from pipeplan.protocol.jobs import Completion, Failure, Heartbeat, LeaseRequest, Progress
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.agents import service as agents
+from planner_service.aliases import service as aliases
+from planner_service.documents.service import clusters, profiles
+from planner_service.jobs import service as jobs
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
 from tests.service.documents import PROFILE_TASK, request_document, run_result, run_task, store_plan
 
 EVIL = "<script>alert(1)</script>"

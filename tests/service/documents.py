@@ -5,13 +5,14 @@ from typing import Any
 
 from pipeplan.documents.plan import Plan
 from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.protocol.jobs import LeaseRequest, ProfileResult, ProfileTask, RunResult, RunTask
+from pipeplan.protocol.plans import PlanRequest
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.report import Compared, RankReport, RunReport, StageReport, compare_stages
-from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
-from planner_service.contract.jobs import LeaseRequest, ProfileResult, ProfileTask, RunResult, RunTask
-from planner_service.contract.plans import PlanRequest
-from planner_service.services import clusters, plans, profiles
-from planner_service.services.context import Context
+from planner_service.documents.service import clusters, profiles
+from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
 
 PROFILE_TASK = ProfileTask(model="hf:gpt2?n_layer=4", microbatch_sizes=(1, 2))
 ANY_WORK = LeaseRequest(agent="node-1")

@@ -8,9 +8,9 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from planner_service.app import create_app
-from planner_service.services.context import Context
-from planner_service.settings import Settings
-from planner_service.storage.migrations import upgrade
+from planner_service.platform.context import Context
+from planner_service.platform.migrations import upgrade
+from planner_service.platform.settings import Settings
 from tests.service.answers import halve
 from tests.service.tokens import made
 

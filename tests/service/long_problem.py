@@ -2,11 +2,11 @@
 
 import random
 
+from pipeplan.client.client import ServiceClient
 from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
 from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
 from pipeplan.planners.problem import Options, PlanningProblem
-from planner_service.client import ServiceClient
-from planner_service.contract.plans import PlanRequest
+from pipeplan.protocol.plans import PlanRequest
 
 MIB, GIB = 2**20, 2**30
 BLOCKS = 30

@@ -7,7 +7,7 @@ import time
 from pipeplan.documents.plan import Answer
 from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress
 from pipeplan.planners.solve import solve
-from planner_service.solvers.process import main
+from planner_service.plans.solver_process import main
 
 
 def misbehave(planner: str, problem: PlanningProblem, observe: Observer) -> Answer:

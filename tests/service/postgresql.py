@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from sqlalchemy import create_engine, text
 
-from planner_service.storage.database import Database
-from planner_service.storage.migrations import upgrade
+from planner_service.platform.database import Database
+from planner_service.platform.migrations import upgrade
 
 INSTALLED = Path("pginstall18")
 USER = "pipeplan"

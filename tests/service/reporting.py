@@ -1,6 +1,6 @@
 """An agent's last words, as its spool sends them."""
 
-from planner_service.contract.jobs import AgentResult, Job, Lease
+from pipeplan.protocol.jobs import AgentResult, Job, Lease
 from worker_agent.client import AgentClient
 from worker_agent.spool import completion, failure
 

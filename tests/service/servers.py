@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PIPEPLAN = (sys.executable, "-c", "from planner_service.cli import main; main()")
+PIPEPLAN = (sys.executable, "-c", "from pipeplan.cli.app import main; main()")
 
 
 def environment(**changes: str) -> dict[str, str]:

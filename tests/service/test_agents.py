@@ -6,9 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError
-from planner_service.api.examples import CLUSTER, REGISTRATION
-from planner_service.contract.agents import Presence, Registration
-from planner_service.contract.jobs import (
+from pipeplan.protocol.agents import Presence, Registration
+from pipeplan.protocol.jobs import (
     Completion,
     Failure,
     Heartbeat,
@@ -20,8 +19,11 @@ from planner_service.contract.jobs import (
     ProfileTask,
     Release,
 )
-from planner_service.services import agents, jobs, plans
-from planner_service.services.context import Context
+from planner_service.agents import service as agents
+from planner_service.jobs import service as jobs
+from planner_service.overview.openapi import CLUSTER, REGISTRATION
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
 from tests.service.conftest import Clock
 from tests.service.documents import PROFILE_RESULT, run_result, run_task, store_plan
 
@@ -349,6 +351,6 @@ def _beat_is_refused(context: Context, lease: Lease) -> bool:
 
 
 def _cut() -> Any:
-    from planner_service.storage.listing import Cut
+    from planner_service.platform.listing import Cut
 
     return Cut()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.cli.plan import FORMAT_NAMES
 from pipeplan.exports.formats import FORMATS
-from planner_service.commands.plan import FORMAT_NAMES
 from tests.service.test_plan_command import Run, _create, folder, run, url
 
 __all__ = ["folder", "run", "url"]

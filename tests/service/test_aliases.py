@@ -7,10 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.errors import PreconditionFailedError
-from planner_service.contract.aliases import Alias
-from planner_service.services import aliases
-from planner_service.services.aliases import Expected
-from planner_service.services.context import Context
+from pipeplan.protocol.plans import Alias
+from planner_service.aliases import service as aliases
+from planner_service.aliases.service import Expected
+from planner_service.platform.context import Context
 from tests.service.conftest import Clock
 from tests.service.documents import store_plan
 

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from pipeplan.client.client import ServiceClient
 from pipeplan.errors import ConflictError, InvalidInputError, ServiceError
-from planner_service.client import ServiceClient
-from planner_service.contract.jobs import Completion
-from planner_service.services import jobs, plans, runs
-from planner_service.services.context import Context
-from planner_service.storage.backup import backup, restore
-from planner_service.storage.database import Database
-from planner_service.storage.migrations import upgrade
-from planner_service.storage.tables import metadata
+from pipeplan.protocol.jobs import Completion
+from planner_service.jobs import service as jobs
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+from planner_service.platform.database import Database
+from planner_service.platform.migrations import backup, restore, upgrade
+from planner_service.platform.tables import metadata
+from planner_service.runs import service as runs
 from tests.service.documents import ANY_WORK, PROFILE_TASK, run_result, run_task, store_plan
 from tests.service.servers import pipeplan, serving
 

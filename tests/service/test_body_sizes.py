@@ -11,10 +11,10 @@ from fastapi.testclient import TestClient
 
 import planner_service
 from pipeplan.errors import PipeplanError
-from planner_service.api.auth import scope
-from planner_service.api.bodies import Body, body, limit_of, reads_body, require_sizes, size_of, takes
+from planner_service.access.auth import scope
 from planner_service.app import create_app
-from planner_service.settings import Settings
+from planner_service.platform.requests import Body, body, limit_of, reads_body, require_sizes, size_of, takes
+from planner_service.platform.settings import Settings
 from tests.service.answers import halve
 
 JSON = {"Content-Type": "application/json"}

@@ -6,10 +6,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import delete
 
-from planner_service.api.examples import CLUSTER
-from planner_service.services.context import Context
-from planner_service.services.document_cache import DocumentCache
-from planner_service.storage.tables import clusters, plans, profiles
+from planner_service.overview.openapi import CLUSTER
+from planner_service.platform.context import Context
+from planner_service.platform.stored import DocumentCache
+from planner_service.platform.tables import clusters, plans, profiles
 from tests.service.documents import profile_document, store_plan
 
 

@@ -14,9 +14,9 @@ from pipeplan.documents.files import dump, parse_plan
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.simulation.predict import predict
-from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.app import create_app
-from planner_service.settings import Settings
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.platform.settings import Settings
 from tests.service.documents import profile_document, request_document
 
 

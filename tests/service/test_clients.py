@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeplan.client.client import ServiceClient
+from pipeplan.client.connection import RetryClock
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError, ServiceError
-from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
-from planner_service.client import ServiceClient
-from planner_service.contract.http import Clock
-from planner_service.contract.jobs import Job, Lease, LeaseRequest, Progress
-from planner_service.contract.problems import problem_of
+from pipeplan.protocol.jobs import Job, Lease, LeaseRequest, Progress
+from pipeplan.protocol.problems import problem_of
+from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK, run_result, run_task
 from tests.service.reporting import complete, fail
 from tests.service.servers import serving
@@ -48,7 +48,7 @@ class _Unsteady:
 
     def agent(self) -> AgentClient:
         """An agent that talks to it."""
-        clock = Clock(now_s=lambda: self.slept_s, sleep=self.sleep)
+        clock = RetryClock(now_s=lambda: self.slept_s, sleep=self.sleep)
         transport = httpx.MockTransport(self.answer)
         return AgentClient("http://127.0.0.1:1", transport=transport, clock=clock, patience_s=60.0)
 

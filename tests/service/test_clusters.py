@@ -5,7 +5,7 @@ from dataclasses import asdict
 from fastapi.testclient import TestClient
 
 from pipeplan.documents.identity import canonical_json, content_id
-from planner_service.api.examples import CLUSTER
+from planner_service.overview.openapi import CLUSTER
 
 
 def test_a_cluster_comes_back_as_it_was_stored(http: TestClient) -> None:

@@ -11,10 +11,10 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
-from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
-from planner_service.services import plans
-from planner_service.services.comparisons import comparison
-from planner_service.services.context import Context
+from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
+from planner_service.plans import service as plans
+from planner_service.plans.comparisons import comparison
+from planner_service.platform.context import Context
 from tests.service.answers import halve
 from tests.service.documents import store_plan
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeplan.client.connection import Connection, RetryClock
 from pipeplan.errors import ForbiddenError, InvalidInputError, ServiceError, TooManyRequestsError, UnauthorizedError
-from planner_service.contract.http import Clock, Connection
 from tests.service.servers import pipeplan, serving
 
 TOKEN = "ppl_" + "0" * 32 + "_" + "1" * 72
@@ -87,7 +87,7 @@ def test_what_the_service_refuses_is_told_as_what_it_is(answer: httpx.Response, 
 
 def test_who_asks_too_often_comes_back_when_it_is_told_to() -> None:
     slept: list[float] = []
-    clock = Clock(now_s=lambda: sum(slept), sleep=slept.append)
+    clock = RetryClock(now_s=lambda: sum(slept), sleep=slept.append)
     answers = Answers(problem(429, "too-many-requests", **{"Retry-After": "7"}), httpx.Response(200, content=b"{}"))
     connection = Connection(url="http://127.0.0.1:1", transport=answers, clock=clock)
     assert connection.post("/v1/jobs/x/complete", "{}", patience_s=60) == b"{}"

@@ -5,18 +5,20 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan import formats
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Model
 from pipeplan.planners.solve import solve
+from pipeplan.protocol.jobs import Completion, Failure
+from pipeplan.protocol.plans import PlanRequest
 from pipeplan.simulation.predict import predict
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.contract.jobs import Completion, Failure
-from planner_service.contract.plans import PlanRequest
-from planner_service.dashboard import formats
-from planner_service.dashboard.axes import round_values
-from planner_service.dashboard.schedule_drawing import LABEL_WIDTH, WIDTH, draw, last_batches
-from planner_service.services import clusters, jobs, plans, profiles
-from planner_service.services.context import Context
+from planner_service.documents.service import clusters, profiles
+from planner_service.jobs import service as jobs
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans import service as plans
+from planner_service.plans.drawings import LABEL_WIDTH, WIDTH, draw, last_batches
+from planner_service.platform.axes import round_values
+from planner_service.platform.context import Context
 from tests.service.documents import ANY_WORK, PROFILE_TASK, request_document, run_result, run_task, store_plan
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}

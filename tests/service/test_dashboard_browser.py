@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from pipeplan.documents.files import dump
-from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
+from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from tests.service.chromium import Tab, browsing, found
 from tests.service.dashboard_content import NAMES
 from tests.service.servers import pipeplan, serving

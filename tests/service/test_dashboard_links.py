@@ -4,7 +4,7 @@ from urllib.parse import urldefrag
 
 from fastapi.testclient import TestClient
 
-from planner_service.services.context import Context
+from planner_service.platform.context import Context
 from tests.service.dashboard_content import NAMES, filled
 from tests.service.html_pages import Page, internal
 

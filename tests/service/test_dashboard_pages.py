@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.protocol.jobs import LeaseRequest
+from planner_service.aliases import service as aliases
 from planner_service.app import create_app
-from planner_service.contract.jobs import LeaseRequest
-from planner_service.services import aliases, jobs
-from planner_service.services.context import Context
-from planner_service.settings import Settings
-from planner_service.storage.migrations import upgrade
+from planner_service.jobs import service as jobs
+from planner_service.platform.context import Context
+from planner_service.platform.migrations import upgrade
+from planner_service.platform.settings import Settings
 from tests.service.answers import halve
 from tests.service.conftest import Clock
 from tests.service.dashboard_content import failed_run, finished_run, named_plan, register

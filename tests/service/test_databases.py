@@ -17,9 +17,9 @@ from sqlalchemy.exc import DBAPIError
 
 from pipeplan.errors import InvalidInputError, ServiceError, UnavailableError
 from planner_service.app import create_app
-from planner_service.settings import Settings
-from planner_service.storage.database import Database
-from planner_service.storage.migrations import upgrade
+from planner_service.platform.database import Database
+from planner_service.platform.migrations import upgrade
+from planner_service.platform.settings import Settings
 from tests.service.answers import halve
 from tests.service.documents import profile_document
 from tests.service.postgresql import running
@@ -182,7 +182,7 @@ def test_a_refused_url_is_shown_without_the_password(url: str) -> None:
 def test_a_missing_driver_is_a_sentence_that_says_how_to_install_it() -> None:
     program = (
         "import sys; sys.modules['psycopg'] = None; "
-        "from planner_service.storage.database import Database; Database('postgresql://host/plans')"
+        "from planner_service.platform.database import Database; Database('postgresql://host/plans')"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "MissingDependencyError: PostgreSQL needs its driver" in answer.stderr

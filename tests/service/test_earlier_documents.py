@@ -7,13 +7,14 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from planner_service.contract.jobs import PlanTask, ProfileTask
-from planner_service.contract.plans import PlanRequest
-from planner_service.services import jobs, plans
-from planner_service.services.context import Context
-from planner_service.storage.tables import jobs as job_table
-from planner_service.storage.tables import plans as plan_table
-from planner_service.storage.tables import profiles as profile_table
+from pipeplan.protocol.jobs import PlanTask, ProfileTask
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.jobs import service as jobs
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+from planner_service.platform.tables import jobs as job_table
+from planner_service.platform.tables import plans as plan_table
+from planner_service.platform.tables import profiles as profile_table
 from tests.service.documents import PROFILE_TASK, request_document, store_plan
 
 HOSTILE = "hf:gpt2\nPLAN\nreboot"

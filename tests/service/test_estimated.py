@@ -7,19 +7,21 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
+from pipeplan.cli.plan_tables import show_comparison, show_list, show_plan
 from pipeplan.documents.identity import canonical_json, content_id
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.planners.problem import PlanningProblem
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.commands.plan_tables import show_comparison, show_list, show_plan
-from planner_service.contract.plans import PlanRequest
-from planner_service.services import clusters, plans, profiles
-from planner_service.services.context import Context
-from planner_service.storage import profiles as storage
-from planner_service.storage.database import Database
-from planner_service.storage.listing import Cut
-from planner_service.storage.migrations import downgrade, upgrade
-from planner_service.storage.tables import profiles as table
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.documents.service import clusters, profiles
+from planner_service.documents.store import packed_profile
+from planner_service.documents.store import profiles as storage
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+from planner_service.platform.database import Database
+from planner_service.platform.listing import Cut
+from planner_service.platform.migrations import downgrade, upgrade
+from planner_service.platform.tables import profiles as table
 from tests.service.answers import halve
 from tests.service.documents import request_document
 
@@ -82,7 +84,7 @@ def test_what_an_older_database_holds_was_measured(database_url: str) -> None:
         connection.execute(statement, dict(zip(columns, values, strict=True)))
     upgrade(database)
     with database.write() as connection:
-        storage.add(connection, storage.packed(ESTIMATED), datetime(2026, 1, 3, tzinfo=UTC))
+        storage.add(connection, packed_profile(ESTIMATED), datetime(2026, 1, 3, tzinfo=UTC))
         found = (storage.summary(connection, identity) for identity in ("old", content_id(ESTIMATED)))
         assert [summary.estimated for summary in found if summary] == [False, True]
     database.close()

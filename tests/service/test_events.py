@@ -15,15 +15,15 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Connection, delete, func, select
 
 from pipeplan.errors import UnavailableError
+from pipeplan.protocol.jobs import Completion, Failure, Heartbeat, Lease, Progress
+from pipeplan.protocol.runs import Event, events_in
 from planner_service.app import create_app
-from planner_service.contract.events import Event, events_in
-from planner_service.contract.jobs import Completion, Failure, Heartbeat, Lease, Progress
-from planner_service.services import jobs
-from planner_service.services.context import Context
-from planner_service.services.feed import Feed
-from planner_service.settings import Settings
-from planner_service.storage import tables
-from planner_service.storage.database import Database
+from planner_service.events.feed import Feed
+from planner_service.jobs import service as jobs
+from planner_service.platform import tables
+from planner_service.platform.context import Context
+from planner_service.platform.database import Database
+from planner_service.platform.settings import Settings
 from tests.service.answers import halve
 from tests.service.conftest import Clock
 from tests.service.documents import ANY_WORK, PROFILE_RESULT, PROFILE_TASK, run_task, store_plan

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from fastapi.testclient import TestClient
 
-from planner_service.services.context import Context
+from planner_service.platform.context import Context
 from tests.service.conftest import Clock
 from tests.service.documents import store_plan
 from tests.service.guarded import context_of, guarding

@@ -11,15 +11,15 @@ from fastapi.testclient import TestClient
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import ConflictError, InFlightError, InvalidInputError, ServiceError
 from pipeplan.planners.problem import PlanningProblem
-from planner_service.api.examples import CLUSTER
+from planner_service.access import idempotency
+from planner_service.access.idempotency import Key, Reply, key_of, perform
 from planner_service.app import create_app
-from planner_service.services import idempotency, jobs
-from planner_service.services.context import Context
-from planner_service.services.idempotency import Key, key_of, perform
-from planner_service.settings import Settings
-from planner_service.storage.database import Database
-from planner_service.storage.idempotency import Reply
-from planner_service.storage.listing import Cut
+from planner_service.jobs import service as jobs
+from planner_service.overview.openapi import CLUSTER
+from planner_service.platform.context import Context
+from planner_service.platform.database import Database
+from planner_service.platform.listing import Cut
+from planner_service.platform.settings import Settings
 from tests.service.answers import halve
 from tests.service.conftest import Clock
 from tests.service.documents import PROFILE_TASK, profile_document, request_document
@@ -185,7 +185,7 @@ def test_of_many_at_once_one_has_the_effect_in_whichever_process(
 def test_keys_are_over_after_a_day_and_are_pruned(context: Context, clock: Clock) -> None:
     first = perform(context, KEY, _enqueue)
     clock.advance(DAY_S - 1)
-    assert perform(context, KEY, _enqueue) == idempotency.Outcome(reply=first.reply, replayed=True)
+    assert perform(context, KEY, _enqueue) == idempotency.OnceOutcome(reply=first.reply, replayed=True)
     assert idempotency.prune(context) == 0
     clock.advance(2)
     assert perform(context, KEY, _enqueue).reply != first.reply

@@ -11,12 +11,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, inspect, select
 
 from pipeplan.errors import InvalidInputError, ServiceError
-from planner_service.contract.secrets import masked
-from planner_service.contract.tokens import new_credential
-from planner_service.logs import HumanFormatter, JsonFormatter
-from planner_service.services.context import Context
-from planner_service.storage import tables
-from planner_service.storage.database import Database
+from pipeplan.protocol.tokens import masked, new_credential
+from planner_service.platform import tables
+from planner_service.platform.context import Context
+from planner_service.platform.database import Database
+from planner_service.platform.logs import HumanFormatter, JsonFormatter
 from tests.service.conftest import Clock
 from tests.service.documents import profile_document, store_plan
 from tests.service.guarded import context_of, guarding

@@ -4,11 +4,14 @@ import pytest
 
 from pipeplan.documents.identity import content_id
 from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.contract.jobs import Completion, Failure, Heartbeat, Lease, LeaseRequest, ProfileResult, Progress
-from planner_service.services import jobs, plans, profiles, runs
-from planner_service.services.context import Context
-from planner_service.storage.listing import Cut
+from pipeplan.protocol.jobs import Completion, Failure, Heartbeat, Lease, LeaseRequest, ProfileResult, Progress
+from planner_service.documents.service import profiles
+from planner_service.jobs import service as jobs
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+from planner_service.platform.listing import Cut
+from planner_service.runs import service as runs
 from tests.service.conftest import Clock
 from tests.service.documents import ANY_WORK, PROFILE_RESULT, PROFILE_TASK, run_result, run_task, store_plan
 

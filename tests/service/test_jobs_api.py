@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from planner_service.contract.jobs import Completion
-from planner_service.services import plans
-from planner_service.services.context import Context
+from pipeplan.protocol.jobs import Completion
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
 from tests.service.conftest import Clock
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK, run_result, run_task, store_plan
 

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.leases import race
-from planner_service.contract.jobs import Completion, Heartbeat, LeaseRequest, Progress
-from planner_service.services import jobs
-from planner_service.services.context import Context
-from planner_service.storage.database import Database
-from planner_service.storage.listing import Cut
+from pipeplan.protocol.jobs import Completion, Heartbeat, LeaseRequest, Progress
+from planner_service.jobs import service as jobs
+from planner_service.platform.context import Context
+from planner_service.platform.database import Database
+from planner_service.platform.listing import Cut
 from tests.service.answers import halve
 from tests.service.conftest import Clock
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK

@@ -8,8 +8,8 @@ from fastapi.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from pipeplan.errors import TooManyRequestsError
-from planner_service.api.limits import MAX_CALLERS, Limits, Rates, address_of
-from planner_service.contract.tokens import new_credential
+from pipeplan.protocol.tokens import new_credential
+from planner_service.platform.middleware import MAX_CALLERS, Rates, RequestLimits, address_of
 from tests.service.conftest import Clock
 from tests.service.guarded import context_of, guarding
 from tests.service.tokens import bearer, made
@@ -176,5 +176,5 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         raise AssertionError
 
     scope: Scope = {"type": "http", "headers": [(b"content-length", b"5")], "query_string": b"", "raw_path": b"/"}
-    asyncio.run(Limits(application, body_timeout_s=0.0)(scope, never, send))
+    asyncio.run(RequestLimits(application, body_timeout_s=0.0)(scope, never, send))
     assert heard == [{"type": "http.disconnect"}] * 2

@@ -10,12 +10,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from pipeplan.errors import InvalidInputError
-from planner_service.contract.plans import PlanQuery
-from planner_service.services import plans
-from planner_service.services.context import Context
-from planner_service.storage import listing
-from planner_service.storage import plans as stored_plans
-from planner_service.storage.migrations import downgrade, upgrade
+from pipeplan.protocol.plans import PlanQuery
+from planner_service.plans import service as plans
+from planner_service.plans import store as stored_plans
+from planner_service.platform import listing
+from planner_service.platform.context import Context
+from planner_service.platform.migrations import downgrade, upgrade
 from tests.service.conftest import Clock
 from tests.service.documents import profile_document, store_plan
 

@@ -7,10 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.datastructures import Headers
 
-from planner_service.api.auth import session_text
-from planner_service.api.login import own_path
-from planner_service.services import tokens
-from planner_service.services.sessions import SESSION_S
+from planner_service.access import service as tokens
+from planner_service.access.auth import session_text
+from planner_service.access.routes import own_path
+from planner_service.access.service import SESSION_S
 from tests.service.conftest import Clock
 from tests.service.guarded import ORIGIN, context_of, guarding
 from tests.service.tokens import bearer, made

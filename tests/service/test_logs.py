@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from planner_service.contract.secrets import masked
-from planner_service.logs import REQUEST_ID, HumanFormatter, JsonFormatter, LineHandler, is_json
+from pipeplan.protocol.tokens import masked
+from planner_service.platform.logs import REQUEST_ID, HumanFormatter, JsonFormatter, LineHandler, is_json
 
 AWKWARD = "a\nb\r\x1b[31mred\x00\x7f\u2028\u0085 end"
 

@@ -12,9 +12,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
 from pipeplan.errors import PipeplanError
-from planner_service.metrics import CACHED_S, Metrics, Stored
-from planner_service.services import jobs
-from planner_service.services.context import Context
+from planner_service.jobs import service as jobs
+from planner_service.platform.context import Context
+from planner_service.platform.metrics import CACHED_S, Metrics, Stored
 from tests.service.documents import ANY_WORK, PROFILE_TASK
 
 

@@ -13,12 +13,14 @@ from sqlalchemy import inspect, text
 
 from pipeplan.documents.identity import canonical_json
 from pipeplan.errors import InvalidInputError, ServiceError
-from planner_service.contract.jobs import Completion
-from planner_service.services import jobs, plans, runs
-from planner_service.services.context import Context
-from planner_service.storage.database import Database
-from planner_service.storage.migrations import downgrade, head, migrations_folder, revision_of, upgrade
-from planner_service.storage.tables import metadata
+from pipeplan.protocol.jobs import Completion
+from planner_service.jobs import service as jobs
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+from planner_service.platform.database import Database
+from planner_service.platform.migrations import downgrade, head, migrations_folder, revision_of, upgrade
+from planner_service.platform.tables import metadata
+from planner_service.runs import service as runs
 from tests.service.answers import halve
 from tests.service.documents import ANY_WORK, PROFILE_TASK, run_result, run_task, store_plan
 from tests.service.servers import PIPEPLAN, environment

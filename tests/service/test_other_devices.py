@@ -8,9 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.planners.solve import solve
-from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.app import create_app
-from planner_service.settings import Settings
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.platform.settings import Settings
 from tests.service.documents import request_document
 
 V100, H100 = "V100-SXM2-16GB", "H100-SXM5-80GB"

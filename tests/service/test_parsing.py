@@ -12,10 +12,10 @@ from fastapi.testclient import TestClient
 
 from pipeplan.errors import PipeplanError, TooLargeError, UnavailableError
 from planner_service.app import create_app
-from planner_service.processes.worker import WorkerProcess
-from planner_service.services import profiles
-from planner_service.services.parsing import SMALL_BYTES, Limits, Parsing, Sent, parser_process
-from planner_service.settings import Settings
+from planner_service.documents.service import profiles
+from planner_service.platform.parsing import SMALL_BYTES, Parsing, ParsingLimits, Sent, parser_process
+from planner_service.platform.processes.pool import WorkerProcess
+from planner_service.platform.settings import Settings
 from tests.service.answers import halve
 from tests.service.documents import profile_document
 from tests.service.odd_documents import crash, endless, greedy, patient, process_of
@@ -40,7 +40,7 @@ def _read(parsing: Parsing, read: Callable[[bytes], T], content: bytes = LARGE) 
 @pytest.fixture
 def parsing() -> Iterator[Parsing]:
     """One process at a time, and none that waits."""
-    made = Parsing(Limits(parsers=1, queue=0, memory_bytes=2**29, cpu_s=2.0))
+    made = Parsing(ParsingLimits(parsers=1, queue=0, memory_bytes=2**29, cpu_s=2.0))
     yield made
     made.close()
 
@@ -75,7 +75,7 @@ def test_a_document_of_millions_of_lists_meets_the_memory_limit(parsing: Parsing
 
 
 def test_the_death_of_one_process_costs_no_other_document() -> None:
-    limits = Limits(parsers=2, queue=0)
+    limits = ParsingLimits(parsers=2, queue=0)
     started: list[WorkerProcess[Sent, None, object]] = []
 
     def start() -> WorkerProcess[Sent, None, object]:

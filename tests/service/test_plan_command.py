@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.cli.app import main
 from pipeplan.documents.files import dump
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.cli import main
+from planner_service.overview.openapi import CLUSTER, PROFILE
 from tests.service.servers import serving
 
 Run = Callable[..., tuple[int, str, str]]

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
+from pipeplan.client.client import ServiceClient
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import DeadlineError, ServiceError
-from planner_service.client import ServiceClient
-from planner_service.contract.jobs import Job, PlanTask
-from planner_service.contract.plans import PlanRequest
-from planner_service.services.context import Context
-from planner_service.services.plan_runner import PlanRunner
-from planner_service.services.solver import FunctionSolver, solver_pool
+from pipeplan.protocol.jobs import Job, PlanTask
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.plans.jobs import PlanRunner
+from planner_service.plans.solver import FunctionSolver, solver_pool
+from planner_service.platform.context import Context
 from tests.service.answers import halve
 from tests.service.long_problem import stored_request
 from tests.service.servers import serving

@@ -14,11 +14,11 @@ from pipeplan.documents.files import parse_plan
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import PlanningProblem
-from planner_service.api.examples import CLUSTER
-from planner_service.api.solving import Preference, preference_of
 from planner_service.app import create_app
-from planner_service.services.context import Solve
-from planner_service.settings import Settings
+from planner_service.overview.openapi import CLUSTER
+from planner_service.plans.routes import Preference, preference_of
+from planner_service.platform.context import Solve
+from planner_service.platform.settings import Settings
 from tests.service.answers import halve
 from tests.service.documents import profile_document, request_document
 

@@ -7,10 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.planners import solve as solvers
-from planner_service.api.examples import CLUSTER
 from planner_service.app import create_app
-from planner_service.services.solver import solve_here
-from planner_service.settings import Settings
+from planner_service.overview.openapi import CLUSTER
+from planner_service.plans.solver import solve_here
+from planner_service.platform.settings import Settings
 from tests.service.documents import profile_document, request_document
 
 

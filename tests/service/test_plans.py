@@ -13,10 +13,10 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.programs.timeline import Timeline
 from pipeplan.simulation.predict import predict
-from planner_service.api.examples import CLUSTER, PLAN_REQUEST, PROFILE
-from planner_service.services import plans
-from planner_service.services.context import Context
-from planner_service.storage.listing import Cut
+from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+from planner_service.platform.listing import Cut
 from tests.service.answers import halve
 from tests.service.documents import profile_document, request_document, store_plan
 

@@ -9,8 +9,8 @@ from fastapi.testclient import TestClient
 
 from pipeplan import errors
 from pipeplan.errors import InvalidInputError, PipeplanError, ServiceError
-from planner_service.contract.problems import KINDS, Problem, error_of, problem_of
-from planner_service.storage.migrations import head
+from pipeplan.protocol.problems import KINDS, Problem, error_of, problem_of
+from planner_service.platform.migrations import head
 
 
 def _all_errors(root: type[PipeplanError] = PipeplanError) -> Iterator[type[PipeplanError]]:

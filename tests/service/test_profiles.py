@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from pipeplan.documents.files import parse
 from pipeplan.documents.identity import canonical_json, content_id
 from pipeplan.documents.profile import Profile
-from planner_service.api.examples import PROFILE
+from planner_service.overview.openapi import PROFILE
 from tests.service.documents import profile_document
 
 

@@ -11,15 +11,19 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError
 from pipeplan.planners.problem import PlanningProblem
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.contract.jobs import Completion
-from planner_service.contract.plans import PlanRequest
-from planner_service.services import clusters, jobs, plans, profiles, retention, runs
-from planner_service.services.context import Context
-from planner_service.services.solver import solve_here
-from planner_service.storage.tables import clusters as cluster_rows
-from planner_service.storage.tables import events, metadata, run_chunks
-from planner_service.storage.tables import profiles as profile_rows
+from pipeplan.protocol.jobs import Completion
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.documents.service import clusters, profiles
+from planner_service.jobs import service as jobs
+from planner_service.overview import service as retention
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans import service as plans
+from planner_service.plans.solver import solve_here
+from planner_service.platform.context import Context
+from planner_service.platform.tables import clusters as cluster_rows
+from planner_service.platform.tables import events, metadata, run_chunks
+from planner_service.platform.tables import profiles as profile_rows
+from planner_service.runs import service as runs
 from tests.core.builders import Cell
 from tests.service.conftest import Clock
 from tests.service.documents import ANY_WORK, PROFILE_TASK, request_document, run_result, run_task, store_plan

@@ -13,8 +13,8 @@ from starlette.types import Scope as AsgiScope
 from starlette.websockets import WebSocketDisconnect
 
 from pipeplan.errors import PipeplanError
-from planner_service.api.auth import demands_of, require_scopes
-from planner_service.contract.tokens import SCOPES, Scope
+from pipeplan.protocol.tokens import SCOPES, Scope
+from planner_service.access.auth import demands_of, require_scopes
 from tests.service.conftest import Clock
 from tests.service.documents import profile_document
 from tests.service.guarded import context_of, guarding

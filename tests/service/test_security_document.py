@@ -4,11 +4,11 @@ import ast
 import re
 from pathlib import Path
 
-from planner_service.api.identities import KNOWN_FOR_S
-from planner_service.api.limits import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PARAMETERS, MAX_TARGET_BYTES
-from planner_service.contract.tokens import DAY_S, DEFAULT_LIFE_S
-from planner_service.services.sessions import SESSION_S
-from planner_service.settings import Settings
+from pipeplan.protocol.tokens import DAY_S, DEFAULT_LIFE_S
+from planner_service.access.auth import KNOWN_FOR_S
+from planner_service.access.service import SESSION_S
+from planner_service.platform.middleware import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PARAMETERS, MAX_TARGET_BYTES
+from planner_service.platform.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.client.client import ServiceClient
 from pipeplan.errors import LeaseLostError, ServiceError
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.client import ServiceClient
-from planner_service.contract.jobs import LeaseRequest
-from planner_service.storage.migrations import head
+from pipeplan.protocol.jobs import LeaseRequest
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.platform.migrations import head
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK
 from tests.service.reporting import complete, fail
 from tests.service.servers import environment, pipeplan, serving
@@ -77,7 +77,7 @@ def test_it_refuses_to_listen_beyond_this_machine_without_a_token(tmp_path: Path
 
 def test_it_ends_when_its_parent_has_ended(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'service.sqlite3'}"
-    serve = [sys.executable, "-c", "from planner_service.cli import main; main()", "serve", "--port", "0"]
+    serve = [sys.executable, "-c", "from pipeplan.cli.app import main; main()", "serve", "--port", "0"]
     command = [sys.executable, "-c", PARENT, *serve, "--database", database, "--exit-with-parent"]
     parent = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     # `run` returns once the grandchild, too, has let go of the pipes that it inherited: it is gone.
@@ -97,7 +97,7 @@ def test_db_upgrade_makes_the_tables_and_may_be_repeated(tmp_path: Path) -> None
 
 
 def test_a_missing_extra_is_a_sentence_that_says_how_to_install_it() -> None:
-    blocked = "import sys; sys.modules['fastapi'] = None; from planner_service.cli import main; main()"
+    blocked = "import sys; sys.modules['fastapi'] = None; from pipeplan.cli.app import main; main()"
     answer = subprocess.run([sys.executable, "-c", blocked, "serve"], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 1
     assert "pip install 'pipeplan[service]'" in answer.stderr
@@ -105,6 +105,6 @@ def test_a_missing_extra_is_a_sentence_that_says_how_to_install_it() -> None:
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:
-    program = "import sys, planner_service.cli; print({'fastapi', 'sqlalchemy', 'torch'} & set(sys.modules))"
+    program = "import sys, pipeplan.cli.app; print({'fastapi', 'sqlalchemy', 'torch'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert answer.stdout.strip() == "set()"

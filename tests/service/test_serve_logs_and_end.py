@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from pipeplan.documents.files import dump
-from planner_service.api.examples import CLUSTER
+from planner_service.overview.openapi import CLUSTER
 from tests.service.servers import PIPEPLAN, announced_url, environment, serving
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InvalidInputError
-from planner_service.settings import DEFAULT_PORT, Settings, load_settings, resolve_settings
+from planner_service.platform.settings import DEFAULT_PORT, Settings, load_settings, resolve_settings
 from tests.service.servers import pipeplan
 
 

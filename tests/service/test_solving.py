@@ -14,18 +14,11 @@ from pipeplan.documents.plan import Answer
 from pipeplan.errors import InvalidInputError, SolverError, UnavailableError
 from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress, unobserved
 from pipeplan.planners.solve import solve
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.contract.plans import PlanRequest
-from planner_service.contract.posed import Posed
-from planner_service.processes.worker import WorkerProcess
-from planner_service.services.solver import (
-    FunctionSolver,
-    SolverPool,
-    SolverTicket,
-    solver_pool,
-    solver_process,
-)
-from planner_service.solvers.messages import Answered, Question
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans.solver import FunctionSolver, SolverPool, SolverTicket, solver_pool, solver_process
+from planner_service.plans.solver_process import Answered, PlannerQuestion, Posed
+from planner_service.platform.processes.pool import WorkerProcess
 
 PROBLEM = PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16)
 POSED = Posed(
@@ -35,11 +28,11 @@ POSED = Posed(
 )
 MEMORY_BYTES = 2**30
 PATIENCE_S = 30.0
-_Process = WorkerProcess[Question, SearchProgress, Answered]
+_Process = WorkerProcess[PlannerQuestion, SearchProgress, Answered]
 
 
 def _ask(pool: SolverPool, planner: str, observe: Observer = unobserved) -> SolverTicket:
-    return pool.submit(Question(planner=planner, pose=POSED.problem), observe)
+    return pool.submit(PlannerQuestion(planner=planner, pose=POSED.problem), observe)
 
 
 @pytest.fixture
@@ -178,7 +171,7 @@ def test_the_service_loads_neither_the_solver_nor_its_libraries() -> None:
 
 def test_a_solver_ends_with_whoever_started_it() -> None:
     program = (
-        "from planner_service.services.solver import solver_process; import time; "
+        "from planner_service.plans.solver import solver_process; import time; "
         "solver = solver_process(0); print(solver.pid, flush=True); time.sleep(1000)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

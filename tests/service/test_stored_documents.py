@@ -8,12 +8,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.documents import files as documents
-from planner_service.api.examples import CLUSTER, PROFILE
 from planner_service.app import create_app
-from planner_service.services import clusters, profiles
-from planner_service.services.context import Context
-from planner_service.services.parsing import SMALL_STORED
-from planner_service.settings import Settings
+from planner_service.documents.service import clusters, profiles
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.platform.context import Context
+from planner_service.platform.parsing import SMALL_STORED
+from planner_service.platform.settings import Settings
 from tests.service.documents import request_document
 
 BLOCKS = 4000

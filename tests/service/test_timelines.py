@@ -12,12 +12,23 @@ from sqlalchemy import func, select, update
 from pipeplan.documents.files import parse
 from pipeplan.errors import InvalidInputError
 from pipeplan.programs.timeline import Lane, Timeline
-from planner_service.contract.jobs import Completion, RunResult
-from planner_service.services import jobs, plans, runs
-from planner_service.services.context import Context
-from planner_service.storage.series import Rows, pack_floats, pack_rows, unpack_floats, unpack_rows
-from planner_service.storage.tables import run_chunks
-from planner_service.storage.timelines import ROWS, Window, chunks_of, chunks_of_losses
+from pipeplan.protocol.jobs import Completion, RunResult
+from planner_service.jobs import service as jobs
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+from planner_service.platform.tables import run_chunks
+from planner_service.runs import service as runs
+from planner_service.runs.timelines import (
+    ROWS,
+    InstructionRows,
+    TimelineWindow,
+    chunks_of,
+    chunks_of_losses,
+    pack_floats,
+    pack_rows,
+    unpack_floats,
+    unpack_rows,
+)
 from tests.service.documents import ANY_WORK, run_result, run_task, store_plan
 
 MILLION = 10**6
@@ -36,7 +47,7 @@ def test_what_is_measured_comes_back_to_the_last_bit() -> None:
         texts, starts, ends, held = (list(column) for column in zip(*given_rows, strict=True))
         back = unpack_rows(
             pack_rows(
-                Rows(
+                InstructionRows(
                     instructions=texts,
                     start_s=np.array(starts),
                     end_s=np.array(ends),
@@ -149,7 +160,7 @@ def test_neighbouring_windows_share_only_what_is_in_both(context: Context, run_i
     for cut_s in (lane.start_s[ROWS], lane.end_s[ROWS - 1], (lane.start_s[9] + lane.end_s[9]) / 2):
         before, behind = (
             runs.timeline(context, run_id, window).lanes[1].instructions
-            for window in (Window(start_s=-np.inf, stop_s=cut_s), Window(start_s=cut_s, stop_s=np.inf))
+            for window in (TimelineWindow(start_s=-np.inf, stop_s=cut_s), TimelineWindow(start_s=cut_s, stop_s=np.inf))
         )
         across = sum(start_s < cut_s < end_s for start_s, end_s in zip(lane.start_s, lane.end_s, strict=True))
         assert len(before) + len(behind) == len(lane.instructions) + across
@@ -157,7 +168,7 @@ def test_neighbouring_windows_share_only_what_is_in_both(context: Context, run_i
 
 def test_a_window_reads_none_but_its_own_chunks(context: Context, run_id: str, result: RunResult) -> None:
     start_s = result.timeline.lanes[1].start_s[2 * ROWS]
-    window = Window(start_s=start_s, stop_s=start_s + 1)
+    window = TimelineWindow(start_s=start_s, stop_s=start_s + 1)
     expected = runs.timeline(context, run_id, window)
     with context.database.write() as connection:
         connection.execute(update(run_chunks).where(run_chunks.c.part != 2).values(content=b"unreadable"))
@@ -181,7 +192,7 @@ def test_what_is_too_large_for_one_answer_is_one_refusal_that_says_how_to_ask(
     with pytest.raises(InvalidInputError, match=rf"{5 * ROWS} instructions there span .*\?start=0&stop=60"):
         runs.timeline(context, run_id)
     assert http.get(f"/v1/runs/{run_id}/timeline").status_code == 422
-    assert len(runs.timeline(context, run_id, Window(start_s=0, stop_s=1)).lanes[1].instructions) > 0
+    assert len(runs.timeline(context, run_id, TimelineWindow(start_s=0, stop_s=1)).lanes[1].instructions) > 0
     measured = runs.timelines(context, run_id)["measured"]
     assert 0 < len(measured.lanes[1].instructions) <= 2 * ROWS
     assert http.get(f"/v1/runs/{run_id}/trace").status_code == 200

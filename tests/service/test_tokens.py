@@ -10,14 +10,14 @@ from sqlalchemy import event, select, update
 
 from pipeplan.documents.files import parse
 from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError, PipeplanError
+from pipeplan.protocol.tokens import NewToken, parse_credential
+from planner_service.access import service as tokens
+from planner_service.access.service import token_key
 from planner_service.app import create_app
-from planner_service.contract.tokens import NewToken, parse_credential
-from planner_service.services import tokens
-from planner_service.services.context import Context
-from planner_service.services.token_keys import token_key
-from planner_service.settings import Settings, load_settings
-from planner_service.storage import tables
-from planner_service.storage.migrations import upgrade
+from planner_service.platform import tables
+from planner_service.platform.context import Context
+from planner_service.platform.migrations import upgrade
+from planner_service.platform.settings import Settings, load_settings
 from tests.service.answers import halve
 from tests.service.conftest import Clock
 from tests.service.tokens import bearer, made

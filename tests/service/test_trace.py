@@ -8,8 +8,8 @@ from fastapi.testclient import TestClient
 
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.trace import FIRST_TRACK
-from planner_service.services import plans
-from planner_service.services.context import Context
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
 from tests.service.documents import store_plan
 
 

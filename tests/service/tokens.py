@@ -1,8 +1,8 @@
 """Tokens for tests: made in the database, sent as clients send them."""
 
-from planner_service.contract.tokens import NewToken, Scope
-from planner_service.services import tokens
-from planner_service.services.context import Context
+from pipeplan.protocol.tokens import NewToken, Scope
+from planner_service.access import service as tokens
+from planner_service.platform.context import Context
 
 
 def made(context: Context, *scopes: Scope, name: str = "ci", expires_in_s: int | None = 3600) -> str:

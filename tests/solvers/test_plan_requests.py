@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from planner_service.app import create_app
-from planner_service.settings import Settings
+from planner_service.platform.settings import Settings
 from tests.core.builders import Cell
 from tests.solvers.mixed import Gpu, mixed_problem
 

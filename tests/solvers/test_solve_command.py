@@ -5,8 +5,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from pipeplan.cli.solve import sentence
 from pipeplan.planners.problem import SearchProgress
-from planner_service.commands.solver_progress import sentence
 from tests.commands.commands import pipeplan, write
 from tests.core.builders import Cell
 from tests.solvers.mixed import Gpu, mixed_problem
@@ -38,7 +38,7 @@ def test_a_profile_for_each_type_of_device_makes_a_plan(tmp_path: Path) -> None:
 
 
 def test_or_tools_is_imported_by_the_planner_that_needs_it_only() -> None:
-    loaded = "import sys, planner_service.cli; raise SystemExit('ortools' in sys.modules or 'pandas' in sys.modules)"
+    loaded = "import sys, pipeplan.cli.app; raise SystemExit('ortools' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False, timeout=60).returncode == 0
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeplan.cli.console import require_extra
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, parse
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, PipeplanError, require
-from planner_service.contract.extras import require_extra
-from planner_service.contract.jobs import ProfileTask
+from pipeplan.protocol.jobs import ProfileTask
 
 if TYPE_CHECKING:
     from worker_agent.profiler.job import ProfileJob

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeplan.cli.console import require_extra
 from pipeplan.documents.files import read
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.names import parse_spec
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.simulation.report import Compared
-from planner_service.contract.extras import require_extra
 from worker_agent.commands.progress import shown
 
 if TYPE_CHECKING:

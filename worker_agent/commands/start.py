@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from planner_service.contract.extras import require_extra
+from pipeplan.cli.console import require_extra
 
 
 def start(

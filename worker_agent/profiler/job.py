@@ -7,7 +7,7 @@ from typing import ClassVar
 from pipeplan.documents.files import dump, parse, read_text
 from pipeplan.documents.profile import STRICT
 from pipeplan.errors import require, require_unique
-from planner_service.contract.jobs import ProfileTask
+from pipeplan.protocol.jobs import ProfileTask
 
 CLOCKS = ("auto", "processor", "wall")
 DEVICES = ("auto", "cpu", "cuda")

@@ -11,8 +11,8 @@ from pipeplan.errors import require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.pipeline import FLUSHES
 from pipeplan.programs.program import Program, settled_batches
+from pipeplan.protocol.training import TrainingOptions
 from pipeplan.simulation.predict import long_program_of
-from planner_service.core.training import TrainingOptions
 from worker_agent.runtime.learning_rate import share
 from worker_agent.runtime.loss_scale import INITIAL
 from worker_agent.runtime.manifest import Manifest, describe

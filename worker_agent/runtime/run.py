@@ -9,10 +9,10 @@ from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.errors import InvalidInputError, RunFailedError, require
 from pipeplan.programs.timeline import Summary, Timeline, summarise
+from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
 from pipeplan.simulation.predict import predict, predict_ends
 from pipeplan.simulation.report import RankReport, RunReport, report_run
 from pipeplan.simulation.trace import chrome_trace
-from planner_service.contract.run_files import PLAN, REPORT, TIMELINE
 from worker_agent.models.spec import parse_spec
 from worker_agent.place import Place
 from worker_agent.runtime.job import RunJob, read_job

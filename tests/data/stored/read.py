@@ -17,7 +17,7 @@ from pipeplan.documents.files import parse, parse_plan
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Profile
 from planner_service.app import create_app
-from planner_service.settings import Settings
+from planner_service.platform.settings import Settings
 from tests.service.documents import profile_document, request_document
 
 

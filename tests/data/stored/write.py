@@ -21,9 +21,9 @@ from fastapi.testclient import TestClient
 from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.files import parse, parse_plan
 from pipeplan.documents.identity import content_id
-from planner_service.api.examples import CLUSTER
 from planner_service.app import create_app
-from planner_service.settings import Settings
+from planner_service.overview.openapi import CLUSTER
+from planner_service.platform.settings import Settings
 from tests.service.documents import profile_document, request_document, run_result, run_task
 from tests.service.postgresql import running
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeplan.client.client import ServiceClient
 from pipeplan.planners.problem import Options
-from planner_service.api.examples import CLUSTER, PROFILE
-from planner_service.client import ServiceClient
-from planner_service.contract.jobs import RunTask
-from planner_service.contract.plans import PlanRequest
+from pipeplan.protocol.jobs import RunTask
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.overview.openapi import CLUSTER, PROFILE
 from tests.service.servers import environment
 
 MLP = "worker_agent.models.presets:mlp?width=8&depth=4"

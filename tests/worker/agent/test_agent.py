@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.client.client import ServiceClient
 from pipeplan.documents.files import dump, parse, plan_document
 from pipeplan.planners.problem import Options
-from planner_service.client import ServiceClient
-from planner_service.contract.jobs import Job, ProfileTask, Progress, RunResult
-from planner_service.contract.plans import PlanRequest
+from pipeplan.protocol.jobs import Job, ProfileTask, Progress, RunResult
+from pipeplan.protocol.plans import PlanRequest
 from tests.service.servers import serving
 from tests.worker.agent.nodes import (
     DATA,

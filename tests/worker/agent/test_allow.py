@@ -11,9 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.errors import InvalidInputError
+from pipeplan.protocol.jobs import Job, ProfileTask, RunTask
 from planner_service.app import create_app
-from planner_service.contract.jobs import Job, ProfileTask, RunTask
-from planner_service.settings import Settings
+from planner_service.platform.settings import Settings
 from worker_agent.agent import Agent
 from worker_agent.allow import require_allowed
 from worker_agent.client import AgentClient

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeplan.client.client import ServiceClient
 from pipeplan.errors import ServiceError
-from planner_service.client import ServiceClient
-from planner_service.contract.jobs import Job, LinksTask
+from pipeplan.protocol.jobs import Job, LinksTask
 from tests.service.servers import serving
 from tests.worker.agent.nodes import ENDLESS, SLEEP, processes, run_task, store_plan, wait_until, working
 

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.client.connection import RetryClock
 from pipeplan.errors import LeaseLostError, ServiceError
-from planner_service.api.examples import CLUSTER
+from pipeplan.protocol.jobs import Job, Lease, LinksResult, LinksTask
 from planner_service.app import create_app
-from planner_service.contract.http import Clock
-from planner_service.contract.jobs import Job, Lease, LinksResult, LinksTask
-from planner_service.services.context import Context
-from planner_service.settings import Settings
-from planner_service.storage import jobs
+from planner_service.jobs import store as jobs
+from planner_service.overview.openapi import CLUSTER
+from planner_service.platform.context import Context
+from planner_service.platform.settings import Settings
 from worker_agent.client import AgentClient, is_cut_off
 from worker_agent.spool import Report, Spool, completion, failure, new_report_id
 
@@ -97,7 +97,7 @@ def transport(service: TestClient, time: Time) -> Faulty:
 @pytest.fixture
 def client(transport: Faulty, time: Time) -> Iterator[AgentClient]:
     """An agent's client on that way."""
-    clock = Clock(now_s=lambda: time.now_s, sleep=time.sleep)
+    clock = RetryClock(now_s=lambda: time.now_s, sleep=time.sleep)
     with AgentClient("http://127.0.0.1", transport=transport, clock=clock) as client:
         yield client
 

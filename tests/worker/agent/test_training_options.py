@@ -9,8 +9,8 @@ import pytest
 
 from pipeplan.documents.files import dump, parse, plan_document
 from pipeplan.errors import InvalidInputError
-from planner_service.contract.jobs import RunResult, RunTask
-from planner_service.core.training import TrainingOptions
+from pipeplan.protocol.jobs import RunResult, RunTask
+from pipeplan.protocol.training import TrainingOptions
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from worker_agent.commands.run import run

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import InvalidInputError
-from planner_service.api import examples
+from planner_service.overview import openapi as examples
 from worker_agent.models.data import MicrobatchSource, moved, open_data
 from worker_agent.models.values import Value
 

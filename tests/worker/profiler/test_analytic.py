@@ -10,7 +10,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse, read
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
-from planner_service.contract.jobs import ProfileTask
+from pipeplan.protocol.jobs import ProfileTask
 from tests.commands.commands import pipeplan
 from worker_agent.cli import app
 from worker_agent.models.chain import build_model

@@ -9,7 +9,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, parse
 from pipeplan.documents.profile import Device, Profile
 from pipeplan.errors import InvalidInputError
-from planner_service.contract.jobs import ProfileTask
+from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, read_job, write_job
 from worker_agent.profiler.progress import ProgressWriter, following
 from worker_agent.profiler.results import (

@@ -14,7 +14,7 @@ import pytest
 
 from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.plan import Plan
-from planner_service.contract.run_files import read_run
+from pipeplan.protocol.runs import read_run
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.test_executor import checkpoint_weights
 from worker_agent.runtime.status import read_status

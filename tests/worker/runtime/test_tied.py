@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeplan.documents.plan import Plan
-from planner_service.contract.run_files import read_run
+from pipeplan.protocol.runs import read_run
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train

@@ -1,0 +1,1 @@
+"""The command `pipeplan`: planning from files, and queries against a service."""

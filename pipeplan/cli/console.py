@@ -1,0 +1,125 @@
+"""How both commands end: one clear sentence on standard error, and an exit status that scripts can rely on.
+
+Extras: what a command needs beyond the core, asked for by name before it is used.
+
+Files that the commands write.
+
+A table in the terminal, wide enough for a pipe where there is no terminal.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from pipeplan.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidInputError,
+    MissingDependencyError,
+    NotFoundError,
+    PipeplanError,
+    PreconditionFailedError,
+    ServiceError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    shown,
+)
+
+DONE, FAILED, INVALID_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
+NOT_FOUND, REFUSED, UNREACHABLE, CHANGED = 4, 5, 6, 7
+
+STATUSES: dict[type[PipeplanError], int] = {
+    InvalidInputError: INVALID_INPUT,
+    NotFoundError: NOT_FOUND,
+    PreconditionFailedError: CHANGED,
+    ConflictError: REFUSED,
+    UnauthorizedError: REFUSED,
+    ForbiddenError: REFUSED,
+    TooManyRequestsError: REFUSED,
+    ServiceError: UNREACHABLE,
+    PipeplanError: FAILED,
+}
+"""Exit statuses by kind of error; of the kinds that an error has, the first counts."""
+
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a command line that it cannot read; it exports none but one of its kinds."""
+
+
+def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:
+    """Runs a command-line app and ends the process; `arguments` are those of the process unless given."""
+
+    def command() -> None:
+        raise SystemExit(app(args=arguments, standalone_mode=False) or DONE)
+
+    run_command(command)
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Runs a command; errors of ours become a sentence and an exit status, never a traceback."""
+    try:
+        command()
+    except PipeplanError as error:
+        _fail(str(error), next(status for kind, status in STATUSES.items() if isinstance(error, kind)))
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", INTERRUPTED)
+    except _UsageError as error:
+        _refuse(error)
+
+
+def _refuse(error: Exception) -> None:
+    """A command without what it needs shows its help; anything else is one sentence and where the help is."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]
+        raise SystemExit(INVALID_INPUT)
+    command = error.ctx.command_path  # type: ignore[attr-defined]
+    sentence = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
+        sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
+    _fail(f"{sentence} (`{command} --help` lists what there is)", INVALID_INPUT)
+
+
+def _fail(sentence: str, status: int) -> None:
+    print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 (this is the console)
+    raise SystemExit(status)
+
+
+MODULES = {
+    "service": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "jinja2", "prometheus_client"),
+    "worker": ("torch", "transformers", "safetensors"),
+}
+
+
+def require_extra(extra: Literal["service", "worker"]) -> None:
+    """Raises MissingDependencyError unless the extra is installed."""
+    missing = [name for name in MODULES[extra] if find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(f"this command needs {missing[0]}: pip install 'pipeplan[{extra}]'")
+
+
+def write_document(path: Path, text: str) -> None:
+    """Writes a document. Raises InvalidInputError where that is not possible."""
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError("output", "must be a file that can be written", str(path)) from error
+
+
+PIPED_WIDTH = 200
+
+
+def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """On standard output; what the cells hold is not markup."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)

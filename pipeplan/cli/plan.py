@@ -1,0 +1,235 @@
+"""`pipeplan plan`: plans, asked for and read through a service."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from pipeplan.cli.calibrate import read_calibration
+from pipeplan.cli.console import INFEASIBLE, write_document
+from pipeplan.cli.solve import takes_options, waiting
+from pipeplan.client.connection import DEFAULT_URL
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import answer_document, invalid_input, plan_document, read
+from pipeplan.documents.plan import Infeasible
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import require
+from pipeplan.planners.problem import Options
+from pipeplan.protocol.listing import Page
+from pipeplan.protocol.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, PlanSummary
+
+if TYPE_CHECKING:
+    from pipeplan.client.client import PlanAnswer, ServiceClient
+
+app = typer.Typer(no_args_is_help=True, help="Plans, asked for and read through a service.")
+
+WAIT_S = 2
+"""After so long a search becomes a job, whose progress is shown."""
+
+Url = Annotated[str, typer.Option("--url", envvar="PIPEPLAN_URL", help="The service.")]
+Token = Annotated[str | None, typer.Option("--token", envvar="PIPEPLAN_TOKEN", help="The service's access token.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+PlanId = Annotated[str, typer.Argument(metavar="ID_OR_ALIAS", help="The plan's id, or an alias.")]
+FORMAT_NAMES = ("torchrun", "slurm", "kubernetes", "megatron", "deepspeed", "torchtitan", "chrome-trace")
+Source = "The id of a stored one, or a file, which is stored first."
+
+
+@app.command()
+@takes_options
+def create(
+    profile: Annotated[list[str], typer.Option(help=f"{Source} For unequal devices one for each type.")],
+    cluster: Annotated[str, typer.Option(help=Source)],
+    planner: Annotated[str, typer.Option(help="pipedream, pipedream-2bw, gpipe, ...")],
+    batch_size: Annotated[int, typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a batch.")],
+    options: Options,
+    calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Asks a planner for the fastest plan that fits, and stores it. A long search shows how far it is."""
+    with _service(url, token) as service:
+        request = PlanRequest(
+            profile_id=_profile_id(service, profile[0]),
+            cluster_id=_cluster_id(service, cluster),
+            planner=planner,
+            batch_size=batch_size,
+            options=options,
+            calibration=read_calibration(calibration),
+            other_profile_ids=tuple(_profile_id(service, other) for other in profile[1:]),
+        )
+        with waiting() as on_progress:
+            created = service.create_plan(request, wait_s=WAIT_S, on_progress=on_progress)
+    _show_answer(created, as_json=as_json)
+
+
+@app.command()
+def get(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
+    """Shows a plan."""
+    from pipeplan.cli.plan_tables import show_solution
+
+    with _service(url, token) as service:
+        plan = service.plan(service.plan_id(plan_id))
+    if as_json:
+        typer.echo(json.dumps(plan_document(plan), indent=2))
+    else:
+        show_solution(plan)
+
+
+@app.command("list")
+def list_plans(
+    planner: Annotated[str | None, typer.Option(help="Made by this planner.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Of this schedule.")] = None,
+    model: Annotated[str | None, typer.Option(help="For the model of this name.")] = None,
+    device: Annotated[str | None, typer.Option(help="For devices of this type.")] = None,
+    devices: Annotated[int | None, typer.Option(help="For a cluster of so many devices.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Made from the profile of this id.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="For the cluster of this id.")] = None,
+    estimated: Annotated[bool | None, typer.Option("--estimated/--measured", help="What the profile was.")] = None,
+    min_throughput: Annotated[float | None, typer.Option(help="Of at least so many samples/s, predicted.")] = None,
+    created_after: Annotated[str | None, typer.Option(help="Stored then or later: 2026-01-31T12:00:00Z.")] = None,
+    created_before: Annotated[str | None, typer.Option(help="Stored before: 2026-01-31T12:00:00Z.")] = None,
+    sort: Annotated[str | None, typer.Option(help="created_at, throughput or memory; with a - the most first.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="How many at most.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists plans that pass all filters, newest first or in the order asked for."""
+    from pipeplan.cli import plan_tables
+
+    asked = {
+        "planner": planner,
+        "schedule": schedule,
+        "model": model,
+        "device": device,
+        "devices": devices,
+        "profile_id": profile,
+        "cluster_id": cluster,
+        "estimated": estimated,
+        "min_throughput": min_throughput,
+        "created_after": created_after,
+        "created_before": created_before,
+        "sort": sort,
+        "limit": limit,
+        "cursor": cursor,
+    }
+    with _service(url, token) as service:
+        page = _whole_page(service, _query(asked))
+    if as_json:
+        typer.echo(page.model_dump_json(indent=2))
+    else:
+        plan_tables.show_list(page)
+
+
+@app.command()
+def compare(
+    plan_ids: Annotated[list[str], typer.Argument(metavar="ID ID...", help="Two plans or more, by id or alias.")],
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows plans side by side, how much faster or slower each is than the first, and why."""
+    from pipeplan.cli import plan_tables
+
+    require(len(plan_ids) > 1, "ID", "must name at least two plans", plan_ids)
+    with _service(url, token) as service:
+        found = [service.plan_id(plan_id) for plan_id in plan_ids]
+        comparison = service.compare_plans(found)
+        plans = [service.plan(plan_id) for plan_id in found]
+    if as_json:
+        document = plan_tables.comparison_document(plans) | comparison.model_dump(mode="json", exclude={"plans"})
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        plan_tables.show_comparison(plans)
+        plan_tables.show_reasons_of_speed(comparison)
+
+
+@app.command()
+def alternatives(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
+    """Shows what a plan was chosen over, and why each of these lost."""
+    from pipeplan.cli import plan_tables
+
+    with _service(url, token) as service:
+        found = service.plan_alternatives(service.plan_id(plan_id))
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        plan_tables.show_alternatives(found)
+
+
+@app.command()
+def export(
+    plan_id: PlanId,
+    format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMAT_NAMES)}.")],
+    target_version: Annotated[
+        str | None, typer.Option(help="The version to write for. torchtitan: 0.2 (TOML, default) or 2026-08 (Python).")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; default: standard output.")] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Writes a plan for another system. What that system cannot express stands in the comments or notes."""
+    require(format_name in FORMAT_NAMES, "format", f"must be one of {', '.join(FORMAT_NAMES)}", format_name)
+    with _service(url, token) as service:
+        text = service.export_plan(service.plan_id(plan_id), format_name, target_version)
+    if output is None:
+        typer.echo(text, nl=not text.endswith("\n"))
+    else:
+        write_document(output, text.removesuffix("\n"))
+
+
+def _query(asked: dict[str, Any]) -> PlanQuery:
+    try:
+        return PlanQuery.model_validate({name: value for name, value in asked.items() if value is not None})
+    except ValidationError as error:
+        raise invalid_input(error) from error
+
+
+def _whole_page(service: "ServiceClient", query: PlanQuery) -> Page[PlanSummary]:
+    """As many plans as were asked for: a page may be short although more follow."""
+    items: list[PlanSummary] = []
+    cursor = query.cursor
+    while True:
+        page = service.plans(query.model_copy(update={"limit": query.limit - len(items), "cursor": cursor}))
+        items += page.items
+        cursor = page.next_cursor
+        if cursor is None or len(items) == query.limit:
+            return Page(items=tuple(items), next_cursor=cursor)
+
+
+def _show_answer(created: "PlanAnswer", *, as_json: bool) -> None:
+    from pipeplan.cli.plan_tables import show_reasons, show_solution
+
+    if as_json:
+        document = answer_document(created.answer) | {"solve_time_s": created.solve_time_s}
+        typer.echo(json.dumps(document, indent=2))
+    elif not isinstance(created.answer, Infeasible):
+        show_solution(created.answer)
+    if isinstance(created.answer, Infeasible):
+        show_reasons(created.answer)
+        raise SystemExit(INFEASIBLE)
+
+
+def _service(url: str, token: str | None) -> "ServiceClient":
+    from pipeplan.client.client import ServiceClient
+
+    return ServiceClient(url, token)
+
+
+def _profile_id(service: "ServiceClient", given: str) -> str:
+    path = Path(given)
+    return service.create_profile(read(Profile, path)).id if _is_file(path) else given
+
+
+def _cluster_id(service: "ServiceClient", given: str) -> str:
+    path = Path(given)
+    return service.create_cluster(read(Cluster, path)).id if _is_file(path) else given
+
+
+def _is_file(path: Path) -> bool:
+    """Ids have no suffix: what has one is meant as a file, and is told of as one where it does not exist."""
+    return path.is_file() or path.suffix == ".json"

@@ -1,0 +1,59 @@
+"""`pipeplan profile`: profiles from other systems' files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeplan.cli.console import write_document
+from pipeplan.documents.files import dump, read_text
+from pipeplan.documents.profile import DTYPE_BYTES, Device, Model
+from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.imports.pipedream_graph import import_pipedream_graph
+from pipeplan.planners.problem import CUTS
+
+app = typer.Typer(no_args_is_help=True, help="Profiles from other systems' files.")
+
+FORMATS = ("pipedream-graph",)
+
+UNKNOWN_DEVICE_BYTES = 16 * 2**30
+"""PipeDream's files do not name their device; its papers measured on GPUs of 16 GB. Plans look at the cluster's."""
+
+
+@app.callback()
+def group() -> None:
+    """Profiles from other systems' files."""
+
+
+@app.command("import")
+def import_profile(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to import.")],
+    source: Annotated[str, typer.Option("--format", help="pipedream-graph: PipeDream's graph.txt.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the profile goes.")],
+    microbatch_size: Annotated[int, typer.Option(help="The batch size that the file was measured with.")] = 1,
+    model_name: Annotated[str | None, typer.Option(help="Default: the file's name.")] = None,
+    device_name: Annotated[str, typer.Option(help="The device that the file was measured on.")] = "unknown",
+    device_memory_bytes: Annotated[int, typer.Option(help="That device's memory.")] = UNKNOWN_DEVICE_BYTES,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
+    cuts: Annotated[str, typer.Option(help="any keeps the graph, single-tensor makes a chain of it.")] = "any",
+) -> None:
+    """Writes a profile from another system's measurements; a model with branches stays the graph that it is."""
+    require(source in FORMATS, "format", f"must be one of {', '.join(FORMATS)}", source)
+    require(cuts in CUTS, "cuts", f"must be one of {', '.join(CUTS)}", cuts)
+    model = Model(name=file.name.partition(".")[0] if model_name is None else model_name)
+    device = Device(name=device_name, memory_bytes=device_memory_bytes)
+    require_count("microbatch_size", microbatch_size)
+    require(dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", dtype)
+    try:
+        profile = import_pipedream_graph(
+            read_text(file),
+            microbatch_size=microbatch_size,
+            model=model,
+            device=device,
+            dtype=dtype,
+            single_tensor=cuts == "single-tensor",
+        )
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{file}, {error.field}", error.rule, error.value) from error
+    write_document(output, dump(profile))
+    typer.echo(f"{output}: {profile.model.name}, {len(profile.blocks)} blocks", err=True)

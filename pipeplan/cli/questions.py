@@ -1,0 +1,302 @@
+"""What the commands that ask a planner many times share: the problem from files, and a bar on standard error.
+
+`pipeplan smallest`: the fewest devices of a cluster that train at a given throughput.
+
+`pipeplan largest`: how large a model fits, by pipeline depth, schedule and recomputation.
+
+`pipeplan sweep`: the best plan for one value after the other of what may be varied, as a table.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeplan.cli.calibrate import read_calibration
+from pipeplan.cli.console import INFEASIBLE
+from pipeplan.cli.solve import takes_options
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import dump, plan_document, read
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.planners.problem import Options, Planner, PlanningProblem
+from pipeplan.planners.solve import PLANNERS, solve
+from pipeplan.planners.two_bw.planner import NAME
+from pipeplan.questions.largest import LargestSize, inner_blocks
+from pipeplan.questions.largest import largest as ask_largest
+from pipeplan.questions.smallest import Smallest, SmallestStep
+from pipeplan.questions.smallest import smallest as ask_smallest
+from pipeplan.questions.sweep import VARIED, SweepRow
+from pipeplan.questions.sweep import sweep as ask_sweep
+
+ProfileFile = Annotated[Path, typer.Option("--profile", help="The profile's file.")]
+ClusterFile = Annotated[Path, typer.Option("--cluster", help="The cluster's file.")]
+PlannerName = Annotated[str, typer.Option("--planner", help=", ".join(PLANNERS))]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Samples in a batch.")]
+CalibrationFile = Annotated[
+    Path | None, typer.Option("--calibration", help="Corrects the costs: `pipeplan calibrate` wrote it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+def read_problem(
+    profile: Path, cluster: Path, batch_size: int, options: Options, calibration: Path | None
+) -> PlanningProblem:
+    """The problem in these files."""
+    return PlanningProblem(
+        profile=read(Profile, profile),
+        cluster=read(Cluster, cluster),
+        batch_size=batch_size,
+        options=options,
+        calibration=read_calibration(calibration),
+    )
+
+
+def show_warnings(problem: PlanningProblem, *, err: bool = False) -> None:
+    """What its plans say of profiles that may not be of the cluster's devices."""
+    for warning in problem.warnings:
+        typer.echo(f"warning: {warning}", err=err)
+
+
+def planner_named(name: str) -> Planner:
+    """The planner as a function of the problem."""
+    return lambda problem: solve(name, problem)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(title, total=None)
+
+        def on_progress(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        yield on_progress
+
+
+@takes_options
+def smallest(
+    profile: ProfileFile,
+    cluster: ClusterFile,
+    batch_size: BatchSize,
+    throughput: Annotated[float, typer.Option(help="Samples a second that are wanted.")],
+    options: Options,
+    planner: PlannerName = "pipedream-2bw",
+    calibration: CalibrationFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Finds the fewest devices that reach a throughput; exit status 3 where the whole cluster does not.
+
+    Devices are the cluster's first: 1, 2, ... of a server, then whole servers, and so on. Plans are judged by their
+    simulated throughput where they are simulated.
+    """
+    problem = read_problem(profile, cluster, batch_size, options, calibration)
+    with progress_bar("planning") as on_progress:
+        found = ask_smallest(problem, planner_named(planner), throughput, on_progress)
+    if as_json:
+        typer.echo(dump(_smallest_document(found) | {"warnings": problem.warnings}))
+    else:
+        _show_smallest(found)
+    if found.plan is None:
+        show_warnings(problem, err=True)
+        raise SystemExit(INFEASIBLE)
+
+
+def _smallest_document(found: Smallest) -> dict[str, Any]:
+    document = dataclasses.asdict(found) | {"feasible": found.plan is not None}
+    return document | {"plan": plan_document(found.plan) if found.plan is not None else None}
+
+
+def _show_smallest(found: Smallest) -> None:
+    from pipeplan.cli.plan_tables import show_solution
+
+    wanted = f"{found.throughput_samples_per_s:,.4g} samples/s"
+    if found.plan is None:
+        best = found.fastest
+        typer.echo(f"no part of the cluster reaches {wanted}" + (f"; nearest: {_step(best)}" if best else ""), err=True)
+        return
+    typer.echo(f"{found.devices} devices reach {wanted}")
+    if found.next_fewer is not None:
+        typer.echo(f"the next fewer: {_step(found.next_fewer)}")
+    typer.echo("")
+    show_solution(found.plan)
+
+
+def _step(step: SmallestStep) -> str:
+    gives = step.reason if step.throughput_samples_per_s is None else f"{step.throughput_samples_per_s:,.4g} samples/s"
+    return f"{step.devices} devices, {gives}"
+
+
+MOST_DEPTHS = 64
+
+
+@takes_options
+def largest(
+    profile: ProfileFile,
+    cluster: ClusterFile,
+    batch_size: BatchSize,
+    options: Options,
+    repeat: Annotated[
+        str | None, typer.Option(help="Blocks start:stop to repeat, as in Python; default: all but first and last.")
+    ] = None,
+    depths: Annotated[str | None, typer.Option(help="Such as 1,4,8; default: 1, 2, 4, ... up to the devices.")] = None,
+    calibration: CalibrationFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Finds the largest model that fits at every pipeline depth (PipeDream-2BW, figure 9), by repeating blocks.
+
+    Microbatches are of the size asked for, or the smallest measured. Exit status 3 where nothing fits.
+    """
+    problem = read_problem(profile, cluster, batch_size, options, calibration)
+    blocks = inner_blocks(problem.profile) if repeat is None else _blocks(repeat, len(problem.profile.blocks))
+    wanted = _powers(problem.cluster.devices) if depths is None else _depths(depths, problem.cluster.devices)
+    with progress_bar("planning") as on_progress:
+        sizes = ask_largest(problem, planner_named(NAME), blocks, wanted, on_progress)
+    if as_json:
+        repeated = {"start": blocks.start, "stop": blocks.stop}
+        typer.echo(dump({"repeat": repeated, "sizes": sizes, "warnings": problem.warnings}))
+    else:
+        show_warnings(problem)
+        _show_largest(sizes, blocks)
+    if not any(size.blocks for size in sizes):
+        raise SystemExit(INFEASIBLE)
+
+
+def _blocks(text: str, blocks: int) -> range:
+    start, colon, stop = text.partition(":")
+    try:
+        found = range(blocks)[slice(int(start) if start else None, int(stop) if stop else None)]
+    except ValueError as error:
+        raise InvalidInputError("repeat", "must be start:stop, such as 1:-1", text) from error
+    require(bool(colon) and len(found) > 0, "repeat", f"must be start:stop with some of the {blocks} blocks", text)
+    return found
+
+
+def _powers(devices: int) -> list[int]:
+    return [2**power for power in range(devices.bit_length())]
+
+
+def _depths(text: str, devices: int) -> list[int]:
+    try:
+        wanted = [int(depth) for depth in text.split(",")]
+    except ValueError as error:
+        raise InvalidInputError("depths", "must be whole numbers with commas between them", text) from error
+    require(len(wanted) <= MOST_DEPTHS, "depths", f"must name at most {MOST_DEPTHS} depths", len(wanted))
+    for depth in wanted:
+        require_count("depths", depth)
+        require(depth <= devices, "depths", f"must not be more than the devices ({devices})", depth)
+    return wanted
+
+
+def _show_largest(sizes: Sequence[LargestSize], blocks: range) -> None:
+    from pipeplan.cli.console import show_table
+    from pipeplan.formats import size as readable
+
+    rows = [
+        (
+            str(each.depth),
+            each.schedule,
+            "yes" if each.recompute else "no",
+            f"{each.blocks:,}" if each.blocks else "none",
+            f"{each.parameters / 1e6:,.4g}",
+            readable(each.weight_bytes),
+            each.limit,
+        )
+        for each in sizes
+    ]
+    typer.echo(f"blocks {blocks.start} to {blocks.stop - 1} repeated")
+    headings = ("Stages", "Schedule", "Recompute", "Blocks", "Million parameters", "Weights", "What ends it")
+    show_table(headings, rows)
+
+
+MOST_VALUES = 1000
+
+
+@takes_options
+def sweep(
+    profile: ProfileFile,
+    cluster: ClusterFile,
+    over: Annotated[str, typer.Option(help=f"WHAT=VALUE,VALUE,... of {', '.join(VARIED)}.")],
+    options: Options,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a batch, unless it is varied.")] = None,
+    planner: PlannerName = "pipedream-2bw",
+    calibration: CalibrationFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plans for every value of a batch size, number of devices, outermost bandwidth or memory of a device.
+
+    Exit status 3 where no value has a plan that fits.
+    """
+    name, values = _parsed(over)
+    varied = name == "batch-size"
+    require(varied or batch_size is not None, "batch-size", "is required unless it is varied", batch_size)
+    problem = read_problem(profile, cluster, 1 if batch_size is None else batch_size, options, calibration)
+    with progress_bar("planning") as on_progress:
+        rows = ask_sweep(problem, planner_named(planner), name, values, on_progress)
+    if as_json:
+        found = [_sweep_document(row) for row in rows]
+        typer.echo(dump({"over": name, "rows": found, "warnings": problem.warnings}))
+    else:
+        show_warnings(problem)
+        _show_sweep(name, rows)
+    if all(row.plan is None for row in rows):
+        raise SystemExit(INFEASIBLE)
+
+
+def _parsed(text: str) -> tuple[str, list[float]]:
+    name, _, listed = text.partition("=")
+    require(name in VARIED, "over", f"must be WHAT=VALUES, WHAT one of {', '.join(VARIED)}", text)
+    try:
+        values = [float(value) for value in listed.split(",")]
+    except ValueError as error:
+        raise InvalidInputError("over", f"must be {name}= and numbers with commas between them", text) from error
+    require(len(values) <= MOST_VALUES, "over", f"must name at most {MOST_VALUES} values", len(values))
+    return name, values
+
+
+def _sweep_document(row: SweepRow) -> dict[str, Any]:
+    plan = plan_document(row.plan) if row.plan is not None else None
+    return {"value": row.value, "feasible": row.plan is not None, "plan": plan, "reason": row.reason}
+
+
+def _show_sweep(name: str, rows: Sequence[SweepRow]) -> None:
+    from pipeplan.cli.console import show_table
+
+    headings = (
+        name,
+        "Samples/s",
+        "Simulated",
+        "Schedule",
+        "Stages x replicas",
+        "Microbatches",
+        "Most memory",
+        "Why not",
+    )
+    show_table(headings, [_cells(row) for row in rows])
+
+
+def _cells(row: SweepRow) -> tuple[str, ...]:
+    from pipeplan.formats import size
+
+    plan, value = row.plan, f"{row.value:,.12g}"
+    if plan is None:
+        return (value, *("–",) * 6, row.reason or "")
+    simulated = plan.simulated
+    return (
+        value,
+        f"{plan.throughput_samples_per_s:,.4g}",
+        "–" if simulated is None else f"{simulated.throughput_samples_per_s:,.4g}",
+        plan.schedule,
+        f"{plan.depth} x {plan.width or 'mixed'}",
+        f"{plan.microbatches} x {plan.microbatch_size}",
+        size(max(stage.memory_bytes for stage in plan.stages)),
+        "",
+    )

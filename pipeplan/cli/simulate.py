@@ -1,0 +1,125 @@
+"""`pipeplan simulate`: a schedule on stages that all cost the same, as in the papers' pictures."""
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeplan.cli.console import write_document
+from pipeplan.documents.files import dump
+from pipeplan.documents.plan import DATA_PARALLEL, INTERLEAVED, STASHING
+from pipeplan.documents.stage_costs import StageCosts, unit_costs
+from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count
+from pipeplan.programs.check import check
+from pipeplan.programs.footprint import footprints
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.text import format_stream
+from pipeplan.programs.timeline import Timeline
+from pipeplan.schedules.registry import GENERATORS, build
+from pipeplan.simulation.draw import draw
+from pipeplan.simulation.play import simulate as play
+from pipeplan.simulation.split_backward import split_backward
+from pipeplan.simulation.trace import chrome_trace
+
+SCHEDULES = tuple(name for name in GENERATORS if name not in DATA_PARALLEL)
+"""All but those that have no stages."""
+
+COLUMNS = 200
+
+MAX_INSTRUCTIONS = 2_000_000
+"""Minutes and gigabytes at most: what is larger was hardly meant."""
+
+
+def simulate(
+    schedule: Annotated[str, typer.Option(help=", ".join(SCHEDULES))],
+    stages: Annotated[int, typer.Option(help="Stages, one worker each.")],
+    microbatches: Annotated[int, typer.Option(help="Microbatches in a batch; minibatches for pipedream.")],
+    forward: Annotated[float, typer.Option(help="Seconds of a forward.")] = 1.0,
+    backward_input: Annotated[float, typer.Option(help="Seconds of the gradient of a stage's input.")] = 1.0,
+    backward_weight: Annotated[float, typer.Option(help="Seconds of the gradient of its weights.")] = 1.0,
+    two_bp: Annotated[bool, typer.Option("--two-bp", help="Split the backward in two (2BP).")] = False,
+    two_bp_half_way: Annotated[
+        bool,
+        typer.Option("--two-bp-half-way", help="2BP, half of p2 half-way: less memory."),
+    ] = False,
+    chunks: Annotated[int | None, typer.Option(help="1f1b-interleaved: parts of a stage; default 2.")] = None,
+    batches: Annotated[int, typer.Option(help="Batches one after the other.")] = 1,
+    trace: Annotated[Path | None, typer.Option(help="Writes a Chrome trace, for Perfetto.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
+    require(schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
+    chunks = _chunks(schedule, chunks)
+    program = _program(schedule, stages, microbatches, batches, chunks)
+    costs = [_costs(forward / chunks, backward_input / chunks, backward_weight / chunks)] * stages * chunks
+    if two_bp or two_bp_half_way:
+        program = split_backward(program, costs, half_way=two_bp_half_way)
+    check(program)
+    timeline = play(program, costs)
+    if trace is not None:
+        write_document(trace, chrome_trace({"predicted": timeline}))
+    if as_json:
+        typer.echo(dump(_document(program, timeline, microbatches=microbatches, batches=batches)))
+    else:
+        typer.echo(draw(timeline, columns=COLUMNS))
+        typer.echo(f"bubble {100 * timeline.bubble_fraction:.2f} %, makespan {timeline.makespan_s:g} s")
+
+
+def _chunks(schedule: str, asked: int | None) -> int:
+    if schedule == INTERLEAVED:
+        chunks = 2 if asked is None else asked
+        require_count("chunks", chunks)
+        return chunks
+    require(asked is None, "chunks", f"is an option of {INTERLEAVED}", asked)
+    return 1
+
+
+def _costs(forward_s: float, backward_input_s: float, backward_weight_s: float) -> StageCosts:
+    require_amount("forward", forward_s)
+    require_amount("backward_input", backward_input_s)
+    require_amount("backward_weight", backward_weight_s)
+    total_s = forward_s + backward_input_s + backward_weight_s
+    require(total_s >= LEAST_AMOUNT, "forward", "must take some time together with the backward", total_s)
+    return unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
+
+
+def _program(schedule: str, stages: int, microbatches: int, batches: int, chunks: int) -> Program:
+    """PipeDream updates after every minibatch: M a batch over K batches are M K minibatches, an update each."""
+    counts = {"microbatches": microbatches, "stages": stages, "batches": batches, "chunks": chunks}
+    for field, value in counts.items():
+        require_count(field, value)
+    most = max(counts, key=counts.__getitem__)
+    rule = (
+        f"must make at most {MAX_INSTRUCTIONS} instructions with {', '.join(name for name in counts if name != most)}"
+    )
+    require(6 * prod(counts.values()) <= MAX_INSTRUCTIONS, most, rule, counts[most])
+    if schedule in STASHING:
+        microbatches, batches = 1, microbatches * batches
+    pipeline = Pipeline(replicas=(1,) * (stages * chunks), microbatches=microbatches, batches=batches, chunks=chunks)
+    return build(schedule, pipeline)
+
+
+def _document(program: Program, timeline: Timeline, *, microbatches: int, batches: int) -> dict[str, Any]:
+    held = [_peaks(program.stage_streams(stream)) for stream in program.streams]
+    return {
+        "schedule": program.schedule,
+        "stages": program.pipeline.span,
+        "chunks": program.pipeline.chunks,
+        "microbatches": microbatches,
+        "batches": batches,
+        "bubble_fraction": timeline.bubble_fraction,
+        "makespan_s": timeline.makespan_s,
+        "in_flight": [in_flight for in_flight, _ in held],
+        "weight_versions": [versions for _, versions in held],
+        "streams": [format_stream(stream.instructions) for stream in program.streams],
+        "timeline": timeline,
+    }
+
+
+def _peaks(parts: Sequence[Stream]) -> tuple[int, int]:
+    """The most microbatches in flight and weight versions that a stage ever holds; of several chunks the largest."""
+    held = [h for part in parts for h in footprints(part.instructions, recompute=False)]
+    return max(h.in_flight for h in held), max(h.versions for h in held)

@@ -1,0 +1,179 @@
+"""The planners' options as flags, the same for every command that asks a planner.
+
+What a solver has found so far, on standard error while it searches, where that is a terminal.
+
+`pipeplan solve`: plans offline, from a profile and a cluster in files.
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeplan.cli.calibrate import read_calibration
+from pipeplan.cli.console import INFEASIBLE, write_document
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import answer_document, dump, read
+from pipeplan.documents.plan import Answer, Infeasible
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress, unobserved
+from pipeplan.planners.solve import PLANNERS
+from pipeplan.planners.solve import solve as ask
+from pipeplan.protocol.jobs import Job
+
+_FLAGS: dict[str, Any] = {
+    "microbatch_size": Annotated[int | None, typer.Option(help="Samples in a microbatch; default: the best.")],
+    "schedule": Annotated[str | None, typer.Option(help="Plan for this schedule only.")],
+    "stages": Annotated[int | None, typer.Option(help="The number of stages; default: the best.")],
+    "recompute": Annotated[
+        bool | None, typer.Option("--recompute/--no-recompute", help="On all stages or none; default: each as is best.")
+    ],
+    "synchronisation": Annotated[str | None, typer.Option(help="pipedream: parameter-server or all-reduce.")],
+    "memory": Annotated[str, typer.Option(help="How memory is accounted: training or paper.")],
+    "optimizer": Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")],
+    "recompute_factor": Annotated[float | None, typer.Option(help="2BW's c_extra; default: from the profile.")],
+    "safe_batch": Annotated[bool, typer.Option("--safe-batch", help="The batch may be smaller, but not larger.")],
+    "master_weights": Annotated[
+        bool | None,
+        typer.Option(
+            "--master-weights/--no-master-weights",
+            help="Gradients, weights and states in float32; default: for 16 bits.",
+        ),
+    ],
+    "semantics": Annotated[str | None, typer.Option(help="pipedream: paper, or release as its authors' program.")],
+    "compression_ratio": Annotated[float | None, typer.Option(help="release: count boundaries, so compressed.")],
+    "straight": Annotated[bool, typer.Option("--straight", help="pipedream: one replica a stage.")],
+    "fewer_machines": Annotated[bool, typer.Option("--fewer-machines", help="pipedream: leave devices idle.")],
+    "cuts": Annotated[str | None, typer.Option(help="Of a graph: any, or single-tensor.")],
+    "forced_cuts": Annotated[list[int], typer.Option("--force-cut", help="A stage begins with this block.")],
+    "forbidden_cuts": Annotated[list[int], typer.Option("--forbid-cut", help="No stage begins with this block.")],
+    "split_backward": Annotated[bool | None, typer.Option("--two-bp/--no-two-bp", help="Split the backward (2BP).")],
+    "split_backward_half_way": Annotated[
+        bool, typer.Option("--two-bp-half-way", help="auto: where 2BP is used, its memory-saving variant.")
+    ],
+    "as_if": Annotated[
+        bool, typer.Option("--as-if", help="Plan as if the cluster's devices were the profile's; the plan says so.")
+    ],
+    "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
+}
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Puts a flag for every field of `Options` in the place of the command's parameter `options`."""
+    signature = inspect.signature(command, eval_str=True)
+    flags = [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=list(option.default) if isinstance(option.default, tuple) else option.default,
+            annotation=_FLAGS[option.name],
+        )
+        for option in fields(Options)
+    ]
+
+    @wraps(command)
+    def with_flags(**given: Any) -> None:
+        values = {flag.name: given.pop(flag.name) for flag in flags}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        command(**given, options=Options(**values))
+
+    kept = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in signature.parameters.values()
+        if parameter.name != "options"
+    ]
+    parameters = [*kept, *flags]
+    with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del with_flags.__wrapped__
+    return with_flags
+
+
+@contextmanager
+def shown() -> Iterator[Observer]:
+    """The observer to search with; nothing is shown where standard error is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield unobserved
+        return
+    with console.status("searching") as status:
+        yield lambda progress: status.update(sentence(progress))
+
+
+@contextmanager
+def waiting() -> Iterator[Callable[[Job], None]]:
+    """Shows how far a plan is that a service makes as a job, where standard error is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda job: None
+        return
+    with console.status("asking") as status:
+        yield lambda job: status.update(_state(job))
+
+
+def _state(job: Job) -> str:
+    if job.state == "queued":
+        return f"job {job.id} waits for a solver"
+    return f"job {job.id}: " + (job.progress.message if job.progress else "searching")
+
+
+def sentence(progress: SearchProgress) -> str:
+    """The best and the bound, as rates."""
+    best = "none yet" if progress.best_s is None else f"{1 / progress.best_s:,.4g} samples/s"
+    bound = f", no plan beyond {1 / progress.bound_s:,.4g}" if progress.bound_s > 0 else ""
+    left = f"{progress.open_shapes} combinations open, {progress.spent:.1f} of {progress.limit:g} s"
+    return f"best {best}{bound}; {left}"
+
+
+@takes_options
+def solve(
+    profile: Annotated[list[Path], typer.Option(help="The profile's file; for unequal devices one for each type.")],
+    cluster: Annotated[Path, typer.Option(help="The cluster's file.")],
+    planner: Annotated[str, typer.Option(help=", ".join(PLANNERS))],
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch.")],
+    options: Options,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
+) -> None:
+    """Finds the fastest plan that fits; where none does, says by how much (exit status 3)."""
+    problem = PlanningProblem(
+        profile=read(Profile, profile[0]),
+        cluster=read(Cluster, cluster),
+        batch_size=batch_size,
+        options=options,
+        calibration=read_calibration(calibration),
+        other_profiles=tuple(read(Profile, other) for other in profile[1:]),
+    )
+    started_s = time.perf_counter()
+    with shown() if planner == "exact" else nullcontext(unobserved) as observe:
+        answer = ask(planner, problem, observe)
+    document = dump(answer_document(answer) | {"solve_time_s": time.perf_counter() - started_s})
+    if output is not None:
+        write_document(output, document)
+    if as_json:
+        typer.echo(document)
+    _show(answer, in_full=not as_json)
+
+
+def _show(answer: Answer, *, in_full: bool) -> None:
+    """The plan as tables and a picture; the reasons against all plans on standard error, whatever was asked for."""
+    if isinstance(answer, Infeasible):
+        from pipeplan.cli.plan_tables import show_reasons
+
+        show_reasons(answer)
+        raise SystemExit(INFEASIBLE)
+    if in_full:
+        from pipeplan.cli.plan_tables import show_solution
+
+        show_solution(answer)

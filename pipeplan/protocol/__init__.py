@@ -1,0 +1,1 @@
+"""Protocol: all that crosses HTTP between the service, its agents and its clients."""

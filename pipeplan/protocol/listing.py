@@ -1,0 +1,69 @@
+"""What all documents of the wire share.
+
+Listings: a page at a time, in an order, of what passes the filters.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class WireModel(BaseModel):
+    """A document of the wire: unknown keys, NaN and infinity are refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+T = TypeVar("T")
+
+MAX_LIMIT = 200
+
+
+class Page(BaseModel, Generic[T]):
+    """Some items, in the order asked for: newest first unless another is.
+
+    `next_cursor` asks for those that follow; it is null on the last page. A page may hold fewer items than its limit
+    although more follow: where few rows pass the filters, only so many are looked at for one page.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    items: tuple[T, ...]
+    next_cursor: str | None = Field(default=None, description="give it as `cursor` to get the next page")
+
+
+def _no_number(value: object) -> object:
+    """Raises ValueError for a count of seconds: a moment is written out, as the lists themselves write it."""
+    if isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit():
+        raise ValueError("must be a date and time with its zone, such as 2026-01-31T12:00:00Z")
+    return value
+
+
+def _moment(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("must lie within the years 1 to 9999 UTC") from error
+
+
+def _without_null(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not hold a null character")
+    return value
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_moment)]
+"""A date and time with its zone, such as 2026-01-02T03:04:05Z."""
+
+Name = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_without_null)]
+"""What a filter compares with a stored text, which is never longer or empty."""
+
+
+class ListQuery(WireModel):
+    """What every list can be asked for. Lists with filters and orders of their own add them."""
+
+    limit: int = Field(default=50, ge=1, le=MAX_LIMIT, description="items on a page, at most")
+    cursor: str | None = Field(default=None, max_length=2000, description="the `next_cursor` of the page before")
+    created_after: Moment | None = Field(default=None, description="stored at this moment or later")
+    created_before: Moment | None = Field(default=None, description="stored before this moment")

@@ -1,0 +1,228 @@
+"""Plans: what is asked for, what lists show, and the instruction streams in their text form.
+
+Comparisons: plans side by side, what differs, and what makes each faster or slower than the first.
+
+Aliases: names that point at plans, for whoever must not know ids, and what they pointed at before.
+"""
+
+import re
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipeplan.documents.calibration import Calibration
+from pipeplan.documents.plan import FIRST_VERSION, Alternative, Stage
+from pipeplan.errors import require
+from pipeplan.planners.problem import Options
+from pipeplan.protocol.listing import ListQuery, Name, WireModel
+
+MAX_BATCH_SIZE = 2**31 - 1
+
+
+class PlanRequest(WireModel):
+    """Asks a planner for the fastest plan that fits. The same request to the same version gives the same plan."""
+
+    profile_id: str = Field(min_length=1, max_length=64, description="id of a stored profile")
+    cluster_id: str = Field(min_length=1, max_length=64, description="id of a stored cluster")
+    planner: str = Field(min_length=1, max_length=64, examples=["pipedream-2bw"])
+    batch_size: int = Field(ge=1, le=MAX_BATCH_SIZE, description="samples in a batch")
+    options: Options = Options()
+    other_profile_ids: tuple[str, ...] = Field(
+        default=(), max_length=16, description="the same model's profiles on the cluster's other types of devices"
+    )
+    calibration: Calibration | None = Field(
+        default=None, description="corrects profile and cluster; `pipeplan calibrate` makes it from runs"
+    )
+
+
+class PlanSummary(WireModel):
+    """A stored plan: its shape and the predicted throughput; `estimated` if its profile was not measured."""
+
+    id: str
+    planner: str
+    model: str
+    profile_id: str
+    cluster_id: str
+    schedule: str
+    depth: int
+    width: int | None
+    workers: int
+    batch_size: int
+    microbatch_size: int
+    microbatches: int
+    throughput_samples_per_s: float
+    bubble_fraction: float
+    solve_time_s: float
+    created_at: datetime
+    estimated: bool = False
+    memory_bytes: int = Field(description="what a worker of the fullest stage holds at its peak")
+    device: str = Field(description="the type of the cluster's devices")
+    devices: int = Field(description="the cluster's devices")
+    asked_by: str | None = Field(default=None, description="the name of the token that asked first, or `local`")
+    planner_version: str = Field(default=FIRST_VERSION, description="which version of the planner made it")
+
+
+class PlanQuery(ListQuery):
+    """Which plans, and in which order: a minus before it is from the most to the least. Default: newest first."""
+
+    sort: Literal["created_at", "-created_at", "throughput", "-throughput", "memory", "-memory"] | None = None
+    planner: Name | None = None
+    schedule: Name | None = None
+    model: Name | None = Field(default=None, description="the model's name")
+    device: Name | None = Field(default=None, description="the type of the cluster's devices")
+    devices: int | None = Field(default=None, ge=1, le=2**31 - 1, description="the cluster's devices")
+    profile_id: Name | None = None
+    cluster_id: Name | None = None
+    estimated: bool | None = Field(default=None, description="whether the profile was computed, not measured")
+    min_throughput: float | None = Field(default=None, ge=0, description="samples/s, predicted")
+    content: bool = Field(default=False, description="whole plans instead of their summaries")
+
+
+class StreamText(WireModel):
+    """One worker's instructions, in the order it executes them: `F1 >F1:1 <B1:1 B1 U1`."""
+
+    rank: int
+    stage: int
+    replica: int
+    text: str
+
+
+class Streams(WireModel):
+    """The instruction streams of a plan's first batches, by rank."""
+
+    plan_id: str
+    schedule: str
+    batches: int
+    streams: tuple[StreamText, ...]
+
+
+class PlanFacts(WireModel):
+    """What a plan is and promises. `simulated_...` is what its streams gave when they were played."""
+
+    id: str
+    planner: str
+    model: str
+    profile_id: str
+    cluster_id: str
+    schedule: str
+    split_backward: bool
+    depth: int
+    replicas: tuple[int, ...]
+    workers: int
+    batch_size: int
+    microbatch_size: int
+    microbatches: int
+    dtype: str
+    optimizer: str
+    memory_accounting: str
+    estimated: bool
+    cuts: tuple[int, ...] = Field(description="the first block of every stage but the first")
+    recomputing_stages: tuple[int, ...]
+    throughput_samples_per_s: float
+    simulated_samples_per_s: float | None
+    bubble_fraction: float
+    simulated_bubble_fraction: float | None
+    slowest_stage: int
+    slowest_stage_time_s: float
+    memory_bytes: int = Field(description="of a worker of the fullest stage")
+    compute_s_per_sample: float = Field(description="forward, backward and recomputation on all stages together")
+    busy_fraction: float = Field(description="the workers' share of time that this compute takes")
+    stages: tuple[Stage, ...]
+
+
+class Difference(WireModel):
+    """A fact that the plans do not share; the values are in the plans' order."""
+
+    field: str
+    values: tuple[Any, ...]
+
+
+class Factor(WireModel):
+    """One reason for another speed: this times as fast as the first, because of it."""
+
+    name: str
+    ratio: float
+    text: str
+
+
+class Speed(WireModel):
+    """How a plan's speed comes about, against the first: the factors' product is the ratio."""
+
+    id: str
+    ratio: float | None
+    because: tuple[Factor, ...]
+
+
+class Comparison(WireModel):
+    """Plans side by side."""
+
+    plans: tuple[PlanFacts, ...]
+    differences: tuple[Difference, ...]
+    speeds: tuple[Speed, ...]
+    fastest: str
+
+
+class Alternatives(WireModel):
+    """What a plan was chosen over, why, and which plans no other beats in both throughput and memory."""
+
+    plan_id: str
+    configurations_considered: int
+    alternatives: tuple[Alternative, ...]
+    pareto: tuple[Alternative, ...]
+
+
+MAX_CHARACTERS = 200
+PATTERN = r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$"
+RESERVED = ("plan", "history")
+"""Last parts that would be taken for what is asked about an alias."""
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class AliasTarget(WireModel):
+    """Where an alias is to point."""
+
+    plan_id: str = Field(min_length=1, max_length=64, description="id of a stored plan")
+
+
+class Alias(WireModel):
+    """A name, and the plan that it points at. `version` changes with every move and is its entity tag."""
+
+    name: str
+    plan_id: str
+    version: int
+    moved_by: str = Field(description="the name of the token that moved it, or `local`")
+    moved_at: datetime
+    created_at: datetime
+
+
+class AliasMove(WireModel):
+    """An alias was set: to a plan, or to none when it was deleted."""
+
+    version: int
+    plan_id: str | None
+    moved_by: str
+    moved_at: datetime
+
+
+class AliasQuery(ListQuery):
+    """Which aliases, and in which order: a minus before it is from the last to the first. Default: newest first."""
+
+    sort: Literal["created_at", "-created_at", "name", "-name"] | None = None
+    plan_id: Name | None = Field(default=None, description="those that point at this plan")
+
+
+def require_name(name: str) -> None:
+    """Raises InvalidInputError unless the name can be an alias's, and cannot be taken for a plan's id."""
+    require(0 < len(name) <= MAX_CHARACTERS, "name", f"must have 1 to {MAX_CHARACTERS} characters", name)
+    rule = "must consist of a-z, 0-9, '.', '_' and '-', in parts that '/' separates and a letter or digit starts"
+    require(re.fullmatch(PATTERN.strip("^$"), name) is not None, "name", rule, name)
+    require(not is_plan_id(name), "name", "must not look like a plan's id", name)
+    last = name.rpartition("/")[2]
+    require("/" not in name or last not in RESERVED, "name", f"must not end with /{' or /'.join(RESERVED)}", name)
+
+
+def is_plan_id(name: str) -> bool:
+    """Whether the text is a plan's id, and not an alias's name."""
+    return _ID.fullmatch(name) is not None

@@ -1,0 +1,133 @@
+"""Events: what happened to a job or a run, in order, numbered from 1.
+
+Runs: executions of a plan. A run's state is that of its job.
+
+Run files: what a run's folder tells others: the plan, its measured timeline, and the report.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeplan.calibration.samples import MeasuredRun
+from pipeplan.documents.files import parse, read, read_text
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.programs.timeline import Timeline
+from pipeplan.protocol.jobs import JobState, Progress, RunTask
+from pipeplan.protocol.listing import ListQuery, Name, WireModel
+from pipeplan.simulation.report import RankReport, RunReport
+
+SubjectKind = Literal["job", "run"]
+
+ENDINGS = frozenset({"succeeded", "failed", "cancelled", "dead"})
+"""The kinds of event after which there are no more."""
+
+
+class Event(BaseModel):
+    """One event. `kind` is the state that the subject came to, or "progress"; `data` tells what changed with it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    number: int = Field(description="by subject, from 1 on without gaps: the id of the server-sent event")
+    kind: str
+    data: dict[str, Any]
+    created_at: datetime
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is the subject's last."""
+        return self.kind in ENDINGS
+
+
+def events_in(lines: Iterable[str]) -> Iterator[Event]:
+    """The events in the lines of a stream of server-sent events; one that is cut off is left out."""
+    data: list[str] = []
+    for line in lines:
+        if line.startswith("data:"):
+            data.append(line.removeprefix("data:").removeprefix(" "))
+        elif not line and data:
+            yield Event.model_validate_json("\n".join(data))
+            data = []
+
+
+class RunSummary(WireModel):
+    """A run as lists show it; throughputs are there once it has succeeded."""
+
+    id: str
+    job_id: str
+    plan_id: str
+    model: str
+    schedule: str
+    state: JobState
+    predicted_samples_per_s: float | None
+    measured_samples_per_s: float | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class Run(WireModel):
+    """A run: what was asked for, how far it is, and what it measured once it has succeeded."""
+
+    id: str
+    job_id: str
+    plan_id: str
+    task: RunTask
+    state: JobState
+    agent: str | None
+    progress: Progress | None
+    error: str | None
+    report: RunReport | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class RunQuery(ListQuery):
+    """Which runs, and in which order: newest first, or with created_at oldest first."""
+
+    sort: Literal["created_at", "-created_at"] | None = None
+    plan_id: Name | None = Field(default=None, description="runs of this plan")
+    model: Name | None = Field(default=None, description="runs of plans for the model of this name")
+    state: JobState | None = None
+
+
+class Losses(WireModel):
+    """A run's losses, a step each; the first of them is that of `first_step`."""
+
+    run_id: str
+    first_step: int
+    losses: tuple[float, ...]
+
+
+PLAN, TIMELINE, REPORT = "plan.json", "timeline.json", "run.json"
+
+
+def read_run(folder: Path) -> MeasuredRun:
+    """The run in a folder that `pipeplan-agent run` wrote. Raises InvalidInputError, which names the file."""
+    try:
+        plan, timeline = read(Plan, folder / PLAN), read(Timeline, folder / TIMELINE)
+        ranks = _ranks(folder / REPORT)
+        of_devices = tuple(rank.device_memory for rank in ranks if rank.device_memory is not None)
+        return MeasuredRun(
+            plan=plan,
+            timeline=timeline,
+            peak_resident_bytes=tuple(rank.peak_resident_bytes for rank in ranks),
+            device_memory=of_devices if len(of_devices) == len(ranks) else (),
+        )
+    except InvalidInputError as error:
+        if str(folder) in f"{error.field} {error.value}":
+            raise
+        raise InvalidInputError(f"{folder}: {error.field}", error.rule, error.value) from error
+
+
+def _ranks(path: Path) -> list[RankReport]:
+    """Every process's part of the report, by rank."""
+    try:
+        ranks = [parse(RankReport, rank) for rank in json.loads(read_text(path))["ranks"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError(str(path), "must be the report of a run", str(error)) from error
+    return sorted(ranks, key=lambda rank: rank.rank)

@@ -1,0 +1,154 @@
+"""Secrets: how a text is shown where secrets have no place, in logs and tables of settings.
+
+Tokens: who may call the service, and what with.
+"""
+
+import re
+import secrets
+import zlib
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from pipeplan.errors import require
+
+HIDDEN = "***"
+_SECRET = re.compile(
+    r"(?i)(bearer\s+)[^\s\"',]+|(://[^\s/:@\"']*:)[^\s/@\"']+(?=@)|(password[\"']?\s*[=:]\s*)[^\s,;&]+"
+    r"|(pp[ls]_[0-9a-f]{32}_)[0-9a-f]+"
+)
+
+
+def masked(text: str) -> str:
+    """The text without what looks like a secret: tokens, passwords in URLs and settings."""
+    return _SECRET.sub(lambda found: f"{found[1] or found[2] or found[3] or found[4]}{HIDDEN}", text)
+
+
+Scope = Literal["read", "plan", "agent", "admin"]
+"""What a route asks for: to look, to plan and enqueue, to work as an agent, to manage."""
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+INCLUDED: dict[Scope, frozenset[Scope]] = {
+    "read": frozenset({"read"}),
+    "plan": frozenset({"read", "plan"}),
+    "agent": frozenset({"agent"}),
+    "admin": frozenset(SCOPES),
+}
+"""What each scope of a token allows. An agent sees the jobs and plans that it works on, not the lists."""
+
+DAY_S = 24 * 3600
+DEFAULT_LIFE_S = 90 * DAY_S
+LONGEST_LIFE_S = 3650 * DAY_S
+RESERVED = ("local", "nobody", "console")
+SECRET_BYTES = 32
+TOKEN_PREFIX = "ppl"
+SESSION_PREFIX = "pps"
+_TEXT = re.compile(r"(ppl|pps)_([0-9a-f]{32})_([0-9a-f]{64})([0-9a-f]{8})")
+
+TokenState = Literal["valid", "expired", "revoked", "foreign"]
+"""A foreign token was made under another PIPEPLAN_TOKEN_KEY: it is valid again when that key is back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """A token's or a session's parts: `id` finds it, `secret` proves it. Its text is what the holder keeps."""
+
+    prefix: str
+    id: str
+    secret: str = field(repr=False)
+
+    def text(self) -> str:
+        """The parts with a checksum: a mistyped text is told from a wrong one without a look into the database."""
+        body = f"{self.prefix}_{self.id}_{self.secret}"
+        return f"{body}{zlib.crc32(body.encode()):08x}"
+
+
+def new_credential(prefix: str) -> Credential:
+    """A credential that nobody has, with a secret of 256 random bits."""
+    return Credential(prefix=prefix, id=secrets.token_hex(16), secret=secrets.token_hex(SECRET_BYTES))
+
+
+def parse_credential(prefix: str, text: str) -> Credential | None:
+    """The credential that a text spells; None for any other text."""
+    match = _TEXT.fullmatch(text)
+    if match is None or match[1] != prefix:
+        return None
+    credential = Credential(prefix=prefix, id=match[2], secret=match[3])
+    return credential if credential.text() == text else None
+
+
+class NewToken(BaseModel):
+    """A token to be made. `expires_in_s` is null for one that never expires."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$",
+        description="who or what it is for; it stands in histories and logs",
+        examples=["ci"],
+    )
+    scopes: tuple[Scope, ...] = Field(min_length=1, max_length=len(SCOPES), examples=[["plan"]])
+    expires_in_s: int | None = Field(default=DEFAULT_LIFE_S, ge=1, le=LONGEST_LIFE_S, description="seconds from now")
+
+    @field_validator("name")
+    @classmethod
+    def _not_reserved(cls, name: str) -> str:
+        rule = f"must not be {' or '.join(RESERVED)}, which name callers without a token"
+        require(name not in RESERVED, "", rule, name)
+        return name
+
+
+class Token(BaseModel):
+    """A token as it is listed: its secret is not kept."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    state: TokenState
+    created_by: str = Field(description="the name of the token that made it; `console`: the command")
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None = Field(description="exact to a minute")
+
+
+class CreatedToken(Token):
+    """A new token. `token` is shown this once."""
+
+    token: str = Field(description="sent as `Authorization: Bearer ...`; the service keeps only its hash")
+
+
+class Whoami(BaseModel):
+    """Who the caller is to the service. `token` is null where none was asked for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    scopes: tuple[Scope, ...] = Field(description="everything that is allowed, what others include among it")
+    token: Token | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who calls: the token's name, and every scope that it allows. `token_id` is None where no token was asked for."""
+
+    name: str
+    scopes: frozenset[Scope]
+    token_id: str | None = None
+
+
+LOCAL = Identity(name="local", scopes=frozenset(SCOPES))
+"""Whoever calls from this machine where no token is demanded."""
+
+NOBODY = Identity(name="nobody", scopes=frozenset())
+"""Whoever asks for a public page."""
+
+
+def allowed(scopes: tuple[Scope, ...]) -> frozenset[Scope]:
+    """Everything that a token with these scopes allows."""
+    return frozenset().union(*(INCLUDED[scope] for scope in scopes))

@@ -1,0 +1,1 @@
+"""Access: who calls, what with, and what a request sent again does."""

@@ -1,0 +1,341 @@
+"""Identities: whose credentials requests bring. What the database knows of them is kept for a moment.
+
+Auth: who calls, and what every route asks of its caller. A route that asks for nothing does not start.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.routing import RouteContext, iter_route_contexts
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from pipeplan.errors import ForbiddenError, PipeplanError, UnauthorizedError
+from pipeplan.protocol.problems import headers_of, problem_of
+from pipeplan.protocol.tokens import (
+    LOCAL,
+    NOBODY,
+    SESSION_PREFIX,
+    TOKEN_PREFIX,
+    Credential,
+    Identity,
+    Scope,
+    parse_credential,
+)
+from planner_service.access import service
+from planner_service.access.service import KnownToken, TokenKey, token_key
+from planner_service.platform.context import Context
+from planner_service.platform.middleware import Rates, address_of
+from planner_service.platform.problems import API_PREFIX, problem_response
+from planner_service.platform.requests import KEY
+
+KNOWN_FOR_S = 2.0
+"""How long a process goes by what it has read: after that a token that was revoked elsewhere is worth nothing here."""
+
+MAX_KNOWN = 10_000
+LOG = logging.getLogger("pipeplan.auth")
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    known: KnownToken
+    at: datetime
+
+
+class Identities:
+    """Finds out whose a token or a session is. Only valid ones are kept, so that guesses fill no memory.
+
+    Requests that bring the same credential at once share one look into the database.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._key: TokenKey | None = None
+        self._read: dict[str, _Read] = {}
+        self._under_way: dict[str, asyncio.Task[KnownToken | None]] = {}
+        self._noted: dict[str, datetime] = {}
+
+    async def of_token(self, text: str, *, may_look: Callable[[], None]) -> Identity | None:
+        """Whose token this is; None unless it is valid. `may_look` may raise before an unknown one is looked up."""
+        return await self._of(parse_credential(TOKEN_PREFIX, text), service.known, may_look)
+
+    async def of_session(self, text: str, *, may_look: Callable[[], None]) -> Identity | None:
+        """Whose session this is; None unless it is valid."""
+        return await self._of(parse_credential(SESSION_PREFIX, text), service.known_by_session, may_look)
+
+    async def open_session(self, identity: Identity) -> Credential:
+        """A session of whoever has just shown a token."""
+        return await asyncio.to_thread(service.open_session, self._context, await self._token_key(), identity)
+
+    async def end_session(self, text: str) -> None:
+        """Ends the session with this text, if there is one: here at once, elsewhere within KNOWN_FOR_S."""
+        credential = parse_credential(SESSION_PREFIX, text)
+        if credential is not None and await self.of_session(text, may_look=lambda: None) is not None:
+            await asyncio.to_thread(service.end_session, self._context, credential.id)
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is gone by any more that was read before."""
+        self._read.clear()
+
+    async def note_use(self, identity: Identity) -> None:
+        """Writes down that the token was used, at most once a minute. That this fails hinders nobody."""
+        now = self._context.now()
+        if identity.token_id is None or _within(self._noted.get(identity.token_id), now, service.USE_NOTED_S):
+            return
+        self._noted[identity.token_id] = now
+        try:
+            await asyncio.to_thread(service.note_use, self._context, identity.token_id)
+        except PipeplanError as error:
+            LOG.warning("the last use of a token could not be noted: %s", error)
+
+    async def _of(
+        self,
+        credential: Credential | None,
+        look_up: Callable[[Context, TokenKey, str], KnownToken | None],
+        may_look: Callable[[], None],
+    ) -> Identity | None:
+        if credential is None:
+            return None
+        key = await self._token_key()
+        known = await self._known(credential, key, look_up, may_look)
+        if known is None or not key.proves(credential.secret, known.secret_hash):
+            return None
+        if known.expires_at is not None and known.expires_at <= self._context.now():
+            return None
+        return known.identity
+
+    async def _known(
+        self,
+        credential: Credential,
+        key: TokenKey,
+        look_up: Callable[[Context, TokenKey, str], KnownToken | None],
+        may_look: Callable[[], None],
+    ) -> KnownToken | None:
+        read = self._read.get(credential.id)
+        if read is not None and _within(read.at, self._context.now(), KNOWN_FOR_S):
+            return read.known
+        if read is None:
+            may_look()
+        task = self._under_way.get(credential.id)
+        if task is None:
+            task = asyncio.create_task(self._look(credential.id, key, look_up))
+            self._under_way[credential.id] = task
+            task.add_done_callback(lambda _: self._under_way.pop(credential.id, None))
+        return await asyncio.shield(task)
+
+    async def _look(
+        self, identity: str, key: TokenKey, look_up: Callable[[Context, TokenKey, str], KnownToken | None]
+    ) -> KnownToken | None:
+        at = self._context.now()
+        known = await asyncio.to_thread(look_up, self._context, key, identity)
+        self._read.pop(identity, None)
+        if known is not None:
+            if len(self._read) >= MAX_KNOWN:
+                self._read.clear()
+            self._read[identity] = _Read(known, at)
+        return known
+
+    async def _token_key(self) -> TokenKey:
+        if self._key is None:
+            self._key = await asyncio.to_thread(token_key, self._context)
+        return self._key
+
+
+def _within(moment: datetime | None, now: datetime, duration_s: float) -> bool:
+    return moment is not None and timedelta(0) <= now - moment < timedelta(seconds=duration_s)
+
+
+COOKIE = "pipeplan_session"
+PUBLIC_PATHS = frozenset({"/healthz", "/login"})
+PUBLIC_FOLDER = "/static/"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+LoginPage = Callable[[Request, str, str | None], Response]
+"""How one logs in, where it leads to, and what was wrong with the last try."""
+
+
+class Demand:
+    """Passes callers with one of the scopes. Raises ForbiddenError for the others."""
+
+    def __init__(self, *scopes: Scope) -> None:
+        self.scopes = frozenset(scopes)
+
+    async def __call__(self, request: Request) -> None:
+        """Passes or raises."""
+        identity = await caller(request)
+        if not self.scopes & identity.scopes:
+            wanted = " or ".join(sorted(self.scopes))
+            raise ForbiddenError(f"the token {identity.name!r} does not have the scope {wanted}, which this asks for")
+
+
+def scope(*scopes: Scope) -> Any:
+    """The dependency that lets callers with one of the scopes in."""
+    return Depends(Demand(*scopes))
+
+
+async def caller(request: Request) -> Identity:
+    """Who calls."""
+    identity: Identity = request.scope[KEY]
+    return identity
+
+
+Caller = Annotated[Identity, Depends(caller)]
+
+
+def demands_of(route: RouteContext) -> list[frozenset[Scope]]:
+    """What a route asks of its callers: a scope out of each set."""
+    dependant = getattr(route, "dependant", None)
+    calls = [] if dependant is None else [dependency.call for dependency in dependant.dependencies]
+    return [call.scopes for call in calls if isinstance(call, Demand)]
+
+
+def is_public(path: str) -> bool:
+    """Whether a path is answered to anybody: that the process lives, how to log in, and the pages' style."""
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER)
+
+
+def require_scopes(app: FastAPI) -> None:
+    """Raises PipeplanError where a route, or what is mounted, could be reached without any scope."""
+    for route in iter_route_contexts(app.routes):
+        path = route.path or ""
+        if not demands_of(route) and not is_public(path) and path + "/" != PUBLIC_FOLDER:
+            raise PipeplanError(f"the route {path or route.original_route!r} does not say which scope it asks for")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Who is let in: whether a token is demanded, and how often who may ask and fail."""
+
+    identities: Identities
+    demanded: bool
+    requests: Rates | None
+    failures: Rates
+    login_page: LoginPage
+
+    async def identify(self, request: AsgiScope) -> Identity:
+        """Who sends the request. Raises UnauthorizedError, ForbiddenError and TooManyRequestsError."""
+        if is_public(request["path"]):
+            return NOBODY
+        headers = Headers(scope=request)
+        given = headers.getlist("authorization")
+        if given:
+            identity = await self.of_token(request, _bearer(given))
+        else:
+            identity = await self._of_cookie(request, headers) or self._without(request)
+        if self.requests is not None:
+            self._count(self.requests, identity.token_id or address_of(request))
+        return identity
+
+    async def of_token(self, request: AsgiScope, text: str) -> Identity:
+        """Whose token it is. An address that failed often has to wait before it may name one that is new here."""
+        identity = await self.identities.of_token(text, may_look=lambda: self._require_patience(request))
+        if identity is None:
+            self._require_patience(request)
+            self.failures.take(address_of(request))
+            raise UnauthorizedError("the token is not valid: unknown, expired or revoked")
+        return identity
+
+    async def _of_cookie(self, request: AsgiScope, headers: Headers) -> Identity | None:
+        text = session_text(headers)
+        if text is None:
+            return None
+        identity = await self.identities.of_session(text, may_look=lambda: self._require_patience(request))
+        if identity is None and self.demanded:
+            self.failures.take(address_of(request))
+        if identity is not None and request["method"] not in SAFE_METHODS and not from_own_page(headers):
+            raise ForbiddenError("what changes something must be sent from a page of this service, or with a token")
+        return identity
+
+    def _without(self, request: AsgiScope) -> Identity:
+        if not self.demanded:
+            return LOCAL
+        raise UnauthorizedError("a token is needed: send it as `Authorization: Bearer ...`, or log in at /login")
+
+    def _require_patience(self, request: AsgiScope) -> None:
+        self.failures.require(address_of(request), "too many tokens from this address were not valid")
+
+    def _count(self, rates: Rates, who: str) -> None:
+        rates.require(who, "too many requests")
+        rates.take(who)
+
+
+class Door:
+    """Lets nobody in who is not known, whichever path is asked for; only then the routes look at scopes."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Passes on with the caller in the scope, or answers."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._pass(scope, receive, send)
+
+    async def _pass(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        scope[KEY] = NOBODY
+        try:
+            scope[KEY] = await self._admission.identify(scope)
+        except PipeplanError as error:
+            await self._refusal(Request(scope), error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+        await self._admission.identities.note_use(scope[KEY])
+
+    def _refusal(self, request: Request, error: PipeplanError) -> Callable[..., Awaitable[None]]:
+        wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(API_PREFIX)
+        if wants_page and isinstance(error, UnauthorizedError):
+            response = self._admission.login_page(request, _way_back(request), None)
+            response.status_code = HTTPStatus.UNAUTHORIZED
+        else:
+            response = problem_response(problem_of(error))
+        response.headers.update(headers_of(error))
+        over = isinstance(error, UnauthorizedError) and "authorization" not in request.headers
+        if over and session_text(request.headers) is not None:
+            response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return response
+
+
+def session_text(headers: Headers) -> str | None:
+    """The session's cookie. It is never quoted, and the framework takes quadratic time to unquote what others set."""
+    pairs = (part.partition("=") for part in headers.get("cookie", "").split(";"))
+    return next((value.strip() for name, _, value in pairs if name.strip() == COOKIE), None)
+
+
+def from_own_page(headers: Headers) -> bool:
+    """Whether a browser says that a page of this service sends the request. Other sites' pages cannot say so."""
+    origin = headers.get("origin")
+    return origin is not None and same_origin(origin, headers.get("host", ""))
+
+
+def same_origin(origin: str, host: str) -> bool:
+    """Whether an Origin is this service under the name that it was asked by."""
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False
+
+
+def _way_back(request: Request) -> str:
+    query = f"?{request.url.query}" if request.url.query else ""
+    return request.url.path + query if request.method in SAFE_METHODS else "/"
+
+
+def _bearer(given: Iterable[str]) -> str:
+    values = list(given)
+    kind, _, text = values[0].strip().partition(" ")
+    if len(values) > 1 or kind.lower() != "bearer":
+        raise UnauthorizedError("the Authorization header must be one, of the form `Bearer TOKEN`")
+    return text.strip()

@@ -1,0 +1,246 @@
+"""Token keys: what the secrets of tokens and sessions are hashed under.
+
+Tokens: made, listed, revoked, and looked up for whoever sends one.
+
+Sessions: a browser's login, opened with a token, and over with it at the latest.
+"""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from pipeplan.errors import ConflictError, NotFoundError, PipeplanError
+from pipeplan.protocol.listing import Page
+from pipeplan.protocol.tokens import (
+    SCOPES,
+    SESSION_PREFIX,
+    TOKEN_PREFIX,
+    CreatedToken,
+    Credential,
+    Identity,
+    NewToken,
+    Token,
+    TokenState,
+    allowed,
+    new_credential,
+)
+from planner_service.access import store as storage
+from planner_service.access.store import StoredToken
+from planner_service.platform.context import Context, found
+from planner_service.platform.listing import Cut
+
+NAME = "tokens"
+KEY_BYTES = 32
+_FINGERPRINTED = b"the id of this key"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKey:
+    """A key of 256 bits. A secret of 256 random bits needs no slow hash: nobody can try them all."""
+
+    value: bytes = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """What tells keys apart without giving them away."""
+        return self._digest(_FINGERPRINTED)[:16]
+
+    def hash(self, secret: str) -> str:
+        """The HMAC-SHA-256 of a secret, in hexadecimal digits."""
+        return self._digest(secret.encode())
+
+    def proves(self, secret: str, secret_hash: str) -> bool:
+        """Whether the hash is that of the secret; the time that it takes says nothing of where they differ."""
+        return hmac.compare_digest(self.hash(secret), secret_hash)
+
+    def _digest(self, text: bytes) -> str:
+        return hmac.digest(self.value, text, "sha256").hex()
+
+
+def token_key(context: Context) -> TokenKey:
+    """The key that the operator gave (PIPEPLAN_TOKEN_KEY), else the database's own, made when it is first needed."""
+    if context.token_key is not None:
+        return TokenKey(hashlib.sha256(context.token_key.encode()).digest())
+    with context.database.read() as connection:
+        value = storage.server_key(connection, NAME)
+    return TokenKey(bytes.fromhex(value or _made(context)))
+
+
+def _made(context: Context) -> str:
+    with context.database.write() as connection:
+        storage.add_server_key(connection, NAME, secrets.token_hex(KEY_BYTES), context.now())
+        return found("server key", NAME, storage.server_key(connection, NAME))
+
+
+USE_NOTED_S = 60.0
+"""A token's last use is written down at most this often: reads stay reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownToken:
+    """What is kept about a credential. None of `identity` is true before the secret is proven against the hash."""
+
+    identity: Identity
+    secret_hash: str
+    expires_at: datetime | None
+
+
+def create(context: Context, new: NewToken, *, by: str) -> CreatedToken:
+    """Makes a token. Its text is in the answer and nowhere else."""
+    key = token_key(context)
+    now = context.now()
+    credential = new_credential(TOKEN_PREFIX)
+    stored = StoredToken(
+        id=credential.id,
+        name=new.name,
+        scopes=tuple(scope for scope in SCOPES if scope in new.scopes),
+        secret_hash=key.hash(credential.secret),
+        key_id=key.id,
+        created_by=by,
+        created_at=now,
+        expires_at=None if new.expires_in_s is None else now + timedelta(seconds=new.expires_in_s),
+        revoked_at=None,
+        last_used_at=None,
+    )
+    with context.database.write() as connection:
+        storage.add(connection, stored)
+    return CreatedToken(**_token(stored, key, now).model_dump(), token=credential.text())
+
+
+def newest(context: Context, cut: Cut) -> Page[Token]:
+    """A page of tokens, newest first."""
+    key = token_key(context)
+    now = context.now()
+    with context.database.read() as connection:
+        return storage.page(connection, cut, lambda stored: _token(stored, key, now))
+
+
+def get(context: Context, token_id: str) -> Token:
+    """A token. Raises NotFoundError."""
+    key = token_key(context)
+    with context.database.read() as connection:
+        return _token(found("token", token_id, storage.get(connection, token_id)), key, context.now())
+
+
+def revoke(context: Context, token_id: str) -> Token:
+    """Ends a token for good. Raises NotFoundError."""
+    key = token_key(context)
+    now = context.now()
+    with context.database.write() as connection:
+        found("token", token_id, storage.get(connection, token_id))
+        storage.revoke(connection, token_id, now)
+        return _token(found("token", token_id, storage.get(connection, token_id)), key, now)
+
+
+def id_of(context: Context, name_or_id: str) -> str:
+    """A token's id, from its id or a name that one valid token alone has. Raises NotFoundError, ConflictError."""
+    with context.database.read() as connection:
+        if storage.get(connection, name_or_id) is not None:
+            return name_or_id
+        of_this_name = storage.named(connection, name_or_id, context.now())
+    if not of_this_name:
+        raise NotFoundError(f"there is no token {name_or_id!r} that could be revoked")
+    if len(of_this_name) > 1:
+        ids = ", ".join(token.id for token in of_this_name)
+        raise ConflictError(f"{len(of_this_name)} tokens have the name {name_or_id!r}: give the id, one of {ids}")
+    return of_this_name[0].id
+
+
+def require_any_valid(context: Context, host: str) -> None:
+    """Raises PipeplanError where nobody could pass: a service that demands tokens starts only once there is one."""
+    key = token_key(context)
+    with context.database.read() as connection:
+        if storage.any_valid(connection, key.id, context.now()):
+            return
+    raise PipeplanError(
+        f"the service does not start on {host}, where every request needs a token: there is no valid one; "
+        "`pipeplan token create --name admin --scope admin` makes the first (with the same --database)"
+    )
+
+
+def known(context: Context, key: TokenKey, token_id: str) -> KnownToken | None:
+    """What is kept about a token; None where it is unknown, revoked, expired or made under another key."""
+    with context.database.read() as connection:
+        stored = storage.get(connection, token_id)
+    return known_token(stored) if stored is not None and is_valid(stored, key, context.now()) else None
+
+
+def known_token(stored: StoredToken) -> KnownToken:
+    """What is kept about a token that is valid."""
+    identity = Identity(name=stored.name, scopes=allowed(stored.scopes), token_id=stored.id)
+    return KnownToken(identity=identity, secret_hash=stored.secret_hash, expires_at=stored.expires_at)
+
+
+def is_valid(stored: StoredToken, key: TokenKey, now: datetime) -> bool:
+    """Whether the service takes the token."""
+    return _state(stored, key, now) == "valid"
+
+
+def note_use(context: Context, token_id: str) -> None:
+    """Writes down that the token was used just now, unless another process has done so within the minute."""
+    now = context.now()
+    with context.database.write() as connection:
+        storage.touch(connection, token_id, now, now - timedelta(seconds=USE_NOTED_S))
+
+
+def _token(stored: StoredToken, key: TokenKey, now: datetime) -> Token:
+    return Token(
+        id=stored.id,
+        name=stored.name,
+        scopes=stored.scopes,
+        state=_state(stored, key, now),
+        created_by=stored.created_by,
+        created_at=stored.created_at,
+        expires_at=stored.expires_at,
+        revoked_at=stored.revoked_at,
+        last_used_at=stored.last_used_at,
+    )
+
+
+def _state(stored: StoredToken, key: TokenKey, now: datetime) -> TokenState:
+    if stored.revoked_at is not None:
+        return "revoked"
+    if stored.expires_at is not None and stored.expires_at <= now:
+        return "expired"
+    return "valid" if stored.key_id == key.id else "foreign"
+
+
+SESSION_S = 12 * 3600
+
+
+def open_session(context: Context, key: TokenKey, identity: Identity) -> Credential:
+    """A new session of the token's holder. What the browser keeps is a secret of its own, not the token."""
+    if identity.token_id is None:
+        raise LookupError("a session needs a token")
+    credential = new_credential(SESSION_PREFIX)
+    now = context.now()
+    with context.database.write() as connection:
+        storage.add_session(
+            connection,
+            session_id=credential.id,
+            secret_hash=key.hash(credential.secret),
+            token_id=identity.token_id,
+            now=now,
+            expires_at=now + timedelta(seconds=SESSION_S),
+        )
+    return credential
+
+
+def known_by_session(context: Context, key: TokenKey, session_id: str) -> KnownToken | None:
+    """What is kept about a session; None where it is unknown or over, or its token is no longer valid."""
+    now = context.now()
+    with context.database.read() as connection:
+        session = storage.session(connection, session_id)
+    if session is None or session.expires_at <= now or not is_valid(session.token, key, now):
+        return None
+    token = known_token(session.token)
+    ends = (session.expires_at, token.expires_at or session.expires_at)
+    return KnownToken(identity=token.identity, secret_hash=session.secret_hash, expires_at=min(ends))
+
+
+def end_session(context: Context, session_id: str) -> None:
+    """Ends a session: its cookie is worth nothing any more."""
+    with context.database.write() as connection:
+        storage.end_session(connection, session_id)

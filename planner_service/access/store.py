@@ -1,0 +1,138 @@
+"""Tokens, the sessions that they open, and the key under which their secrets are hashed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, insert, or_, select, update
+
+from pipeplan.protocol.listing import Page
+from pipeplan.protocol.tokens import SCOPES, Scope
+from planner_service.platform.listing import Cut, insert_once, newest
+from planner_service.platform.tables import server_keys, sessions, tokens
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredToken:
+    """A token as it is kept. `key_id` tells under which key its secret was hashed."""
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    secret_hash: str
+    key_id: str
+    created_by: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSession:
+    """A browser's session, and the token that opened it."""
+
+    secret_hash: str
+    expires_at: datetime
+    token: StoredToken
+
+
+def server_key(connection: Connection, name: str) -> str | None:
+    """The server's key of this name, in hexadecimal digits."""
+    return connection.execute(select(server_keys.c.value).where(server_keys.c.name == name)).scalar_one_or_none()
+
+
+def add_server_key(connection: Connection, name: str, value: str, now: datetime) -> None:
+    """Keeps a key unless there is one already."""
+    insert_once(connection, insert(server_keys).values(name=name, value=value, created_at=now))
+
+
+def add(connection: Connection, token: StoredToken) -> None:
+    """Stores a new token."""
+    values = {name: getattr(token, name) for name in StoredToken.__slots__}
+    connection.execute(insert(tokens).values(**values | {"scopes": " ".join(token.scopes)}))
+
+
+def get(connection: Connection, token_id: str) -> StoredToken | None:
+    """The token."""
+    row = connection.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
+    return None if row is None else _token(row)
+
+
+def page(connection: Connection, cut: Cut, item: Callable[[StoredToken], T]) -> Page[T]:
+    """The newest tokens, those that are over among them."""
+    return newest(connection, select(tokens), tokens, cut, lambda row: item(_token(row)))
+
+
+def any_valid(connection: Connection, key_id: str, now: datetime) -> bool:
+    """Whether there is a token that the service would take."""
+    query = select(tokens.c.sequence).where(tokens.c.key_id == key_id, *_valid(now)).limit(1)
+    return connection.execute(query).one_or_none() is not None
+
+
+def named(connection: Connection, name: str, now: datetime) -> list[StoredToken]:
+    """The tokens of this name that are neither revoked nor expired."""
+    return [_token(row) for row in connection.execute(select(tokens).where(tokens.c.name == name, *_valid(now)))]
+
+
+def revoke(connection: Connection, token_id: str, now: datetime) -> None:
+    """Ends a token, and the sessions that it opened. The first time counts."""
+    ended = update(tokens).where(tokens.c.id == token_id, tokens.c.revoked_at.is_(None)).values(revoked_at=now)
+    connection.execute(ended)
+    connection.execute(delete(sessions).where(sessions.c.token_id == token_id))
+
+
+def touch(connection: Connection, token_id: str, now: datetime, not_after: datetime) -> None:
+    """Notes that the token was used, unless another process has just noted it."""
+    stale = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at <= not_after)
+    connection.execute(update(tokens).where(tokens.c.id == token_id, stale).values(last_used_at=now))
+
+
+def add_session(
+    connection: Connection, *, session_id: str, secret_hash: str, token_id: str, now: datetime, expires_at: datetime
+) -> None:
+    """Stores a session; those that are over go."""
+    connection.execute(delete(sessions).where(sessions.c.expires_at <= now))
+    values = {"id": session_id, "secret_hash": secret_hash, "token_id": token_id}
+    connection.execute(insert(sessions).values(**values, created_at=now, expires_at=expires_at))
+
+
+def session(connection: Connection, session_id: str) -> StoredSession | None:
+    """The session with its token."""
+    query: Select[Any] = (
+        select(*tokens.c, sessions.c.secret_hash.label("session_hash"), sessions.c.expires_at.label("session_end"))
+        .join(sessions, sessions.c.token_id == tokens.c.id)
+        .where(sessions.c.id == session_id)
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    return StoredSession(secret_hash=row.session_hash, expires_at=row.session_end, token=_token(row))
+
+
+def end_session(connection: Connection, session_id: str) -> None:
+    """Ends a session."""
+    connection.execute(delete(sessions).where(sessions.c.id == session_id))
+
+
+def _valid(now: datetime) -> tuple[ColumnElement[bool], ...]:
+    return (tokens.c.revoked_at.is_(None), or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
+
+
+def _token(row: Row[Any]) -> StoredToken:
+    kept = set(row.scopes.split())
+    return StoredToken(
+        id=row.id,
+        name=row.name,
+        scopes=tuple(scope for scope in SCOPES if scope in kept),
+        secret_hash=row.secret_hash,
+        key_id=row.key_id,
+        created_by=row.created_by,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+    )

@@ -1,0 +1,1 @@
+"""Agents: the nodes that do the work."""

@@ -1,0 +1,104 @@
+"""Needs: what a job asks of agents, and whether an agent has it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, assert_never
+
+from pipeplan.documents.files import parse
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.profile import STRICT
+from pipeplan.protocol.jobs import LinksTask, PlanTask, ProfileTask, RunTask, Task, allows, factory_of, specs_of
+from planner_service.agents.store import KnownAgent
+from planner_service.jobs.store import NO_NEEDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """So many nodes at once, each with so many devices; of these agents if any are named, with these factories."""
+
+    nodes: int = 1
+    processes: int = 1
+    agents: tuple[str, ...] = ()
+    factories: tuple[str, ...] = ()
+    shared_folder: bool = False
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def lacks(self, agent: KnownAgent) -> str | None:
+        """What the agent has not; None for one that can take part."""
+        told = agent.told
+        if self.agents and agent.name not in self.agents:
+            return "is not named"
+        if self.processes > most_processes(agent):
+            return f"takes {most_processes(agent)} processes at once, {self.processes} are needed"
+        if self.shared_folder and told.shared_folder is None:
+            return "shares no folder with others (pipeplan-agent start --shared-dir)"
+        refused = self.refused(agent)
+        return None if refused is None else f"does not allow {refused}"
+
+    def refused(self, agent: KnownAgent) -> str | None:
+        """The first of the factories that the agent's operator does not allow."""
+        return next((name for name in self.factories if not allows(agent.told.allow, name)), None)
+
+    def others(self, agent: KnownAgent, among: Sequence[KnownAgent]) -> list[KnownAgent]:
+        """Those that can take part together with the agent."""
+        return [
+            other
+            for other in among
+            if other.name != agent.name
+            and self.lacks(other) is None
+            and not (self.shared_folder and other.told.shared_folder != agent.told.shared_folder)
+        ]
+
+
+def most_processes(agent: KnownAgent) -> int:
+    """How many ranks an agent takes at once."""
+    return agent.told.max_processes or agent.told.devices
+
+
+def needs_of(task: Task, workers: int | None) -> Needs:
+    """What a task asks for; `workers` are its plan's."""
+    factories = tuple(sorted({factory_of(spec) for _, spec in specs_of(task)}))
+    match task:
+        case ProfileTask():
+            return Needs(processes=task.devices, agents=task.agents, factories=factories)
+        case LinksTask():
+            return Needs(nodes=task.nodes, processes=task.devices, agents=task.agents)
+        case RunTask():
+            return Needs(
+                nodes=task.nodes,
+                processes=(workers or 1) // task.nodes,
+                agents=task.agents,
+                factories=factories,
+                shared_folder=task.nodes > 1,
+            )
+        case PlanTask():
+            return Needs()
+        case _:
+            assert_never(task)
+
+
+def stored(needs: Needs) -> tuple[str, str]:
+    """The needs' id and text; those of a job that asks for nothing are `storage.jobs.NO_NEEDS`."""
+    return NO_NEEDS if needs == Needs() else (content_id(needs), canonical_json(needs))
+
+
+def read(text: str) -> Needs:
+    """The needs that `stored` wrote."""
+    return parse(Needs, text)
+
+
+def why_waiting(needs: Needs, alive: Sequence[KnownAgent]) -> str:
+    """Why no agent takes a job that is in the queue, in a sentence."""
+    if not alive:
+        return "no agent is alive"
+    able = [agent for agent in alive if needs.lacks(agent) is None]
+    enough = any(1 + len(needs.others(agent, able)) >= needs.nodes for agent in able)
+    if enough and needs.nodes == 1:
+        return "the agents that can do it are busy"
+    if enough:
+        return f"{needs.nodes} agents that can do it together are not free at once"
+    if able:
+        return f"{needs.nodes} agents are needed at once; {len(able)} that can take part are alive"
+    reasons = "; ".join(f"{agent.name} {needs.lacks(agent)}" for agent in alive[:5])
+    return f"none of the {len(alive)} agents that are alive can do it: {reasons}"

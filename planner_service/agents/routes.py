@@ -1,0 +1,48 @@
+"""Routes of the agents: they register and are heard of; anybody looks."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from pipeplan.protocol.agents import Agent, AgentQuery, Presence, Registration
+from pipeplan.protocol.listing import Page
+from planner_service.access.auth import scope
+from planner_service.agents import service as agents
+from planner_service.platform.requests import MEBIBYTE, SMALL, Services, document, mark_created, takes
+
+router = APIRouter(prefix="/v1/agents", tags=["agents"])
+
+
+@router.post(
+    "",
+    dependencies=[scope("agent"), takes(MEBIBYTE)],
+    status_code=201,
+    responses={200: {"model": Agent, "description": "An agent of this name was there before"}},
+)
+def register_agent(
+    services: Services, told: Annotated[Registration, Depends(document(Registration))], response: Response
+) -> Agent:
+    """Registers an agent under its name. May be repeated; another `instance` takes the name over."""
+    agent, new = agents.register(services, told)
+    mark_created(response, new, f"/v1/agents/{agent.id}")
+    return agent
+
+
+@router.get("", dependencies=[scope("read")])
+def list_agents(services: Services, query: Annotated[AgentQuery, Query()]) -> Page[Agent]:
+    """The agents: newest first, or in the order asked for."""
+    return agents.page(services, query)
+
+
+@router.get("/{agent_id}", dependencies=[scope("read", "agent")])
+def get_agent(services: Services, agent_id: str) -> Agent:
+    """An agent, by its id or its name."""
+    return agents.get(services, agent_id)
+
+
+@router.post("/{agent_id}/heartbeat", dependencies=[scope("agent"), takes(SMALL)])
+def agent_is_present(
+    services: Services, agent_id: str, presence: Annotated[Presence, Depends(document(Presence))]
+) -> Agent:
+    """The agent is there; it may say that it drains. It is named by its id or its name."""
+    return agents.present(services, agent_id, presence)

@@ -1,0 +1,110 @@
+"""Agents: they register, are heard of, and are lost when they are not."""
+
+import secrets
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection
+
+from pipeplan.documents.names import require_line
+from pipeplan.errors import ConflictError
+from pipeplan.protocol.agents import Agent, AgentQuery, Presence, Registration
+from pipeplan.protocol.jobs import LeaseRequest
+from pipeplan.protocol.listing import Page
+from planner_service.agents import store as storage
+from planner_service.agents.needs import most_processes
+from planner_service.agents.store import KnownAgent
+from planner_service.platform.context import Context, found
+from planner_service.platform.listing import Cut
+
+ASKS_KNOWN = 6
+"""An agent that asks for work is written down again after so many parts of a lease's length."""
+
+
+def register(context: Context, told: Registration) -> tuple[Agent, bool]:
+    """Stores what an agent says of itself, and whether its name is new. Repeating it changes nothing but the time.
+
+    A new process of the same name takes the place of the older one, which is refused from then on. Raises
+    InvalidInputError for a text that does not print as one line.
+    """
+    for field, value in told.model_dump().items():
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str):
+                require_line(field, text)
+    now = context.now()
+    with context.database.write() as connection:
+        known = storage.claim(connection, told.name)
+        if known is not None and known.told == told:
+            storage.seen(connection, told.name, now, draining=False)
+        else:
+            storage.register(connection, known.id if known else secrets.token_hex(16), told, now)
+        return _shown(context, found("agent", told.name, storage.get(connection, told.name)), now), known is None
+
+
+def present(context: Context, agent_id: str, presence: Presence) -> Agent:
+    """The agent is there, and may say that it drains. Raises NotFoundError, or ConflictError for an older process."""
+    now = context.now()
+    with context.database.write() as connection:
+        name = found("agent", agent_id, storage.get(connection, agent_id)).name
+        known = found("agent", name, storage.claim(connection, name))
+        _require_instance(known, presence.instance)
+        storage.seen(connection, name, now, draining=presence.draining)
+        return _shown(context, found("agent", name, storage.get(connection, name)), now)
+
+
+def get(context: Context, agent_id: str) -> Agent:
+    """The agent, by its id or its name. Raises NotFoundError."""
+    with context.database.read() as connection:
+        return _shown(context, found("agent", agent_id, storage.get(connection, agent_id)), context.now())
+
+
+def page(context: Context, query: AgentQuery) -> Page[Agent]:
+    """The agents that the query asks for."""
+    now = context.now()
+    with context.database.read() as connection:
+        known = storage.page(connection, query)
+    return Page(items=tuple(_shown(context, one, now) for one in known.items), next_cursor=known.next_cursor)
+
+
+def newest(context: Context, cut: Cut) -> Page[Agent]:
+    """A page of agents, newest first."""
+    return page(context, AgentQuery(limit=cut.limit, cursor=cut.cursor))
+
+
+def asking(connection: Connection, request: LeaseRequest) -> KnownAgent | None:
+    """Who asks for work; None for an agent that never registered. Raises ConflictError for an older process."""
+    if request.instance is None:
+        return None
+    known = found("agent", request.agent, storage.claim(connection, request.agent))
+    _require_instance(known, request.instance)
+    return known
+
+
+def is_fresh(context: Context, known: KnownAgent | None, now: datetime) -> bool:
+    """Whether it is written down recently enough that this agent asks for work."""
+    since = now - timedelta(seconds=context.lease_s / ASKS_KNOWN)
+    return known is not None and known.asked_at is not None and known.asked_at > since
+
+
+def alive(context: Context, connection: Connection, now: datetime) -> list[KnownAgent]:
+    """The agents that take jobs."""
+    since = now - timedelta(seconds=context.lease_s)
+    return [known for known in storage.heard_since(connection, since) if not known.draining]
+
+
+def _require_instance(known: KnownAgent, instance: str) -> None:
+    if known.told.instance != instance:
+        raise ConflictError(f"another process has registered as agent {known.name}: give one of them another name")
+
+
+def _shown(context: Context, known: KnownAgent, now: datetime) -> Agent:
+    lost = now - known.last_seen_at > timedelta(seconds=context.lease_s)
+    told = known.told.model_dump(exclude={"instance", "max_processes"})
+    return Agent(
+        **told,
+        id=known.id,
+        state="lost" if lost else "draining" if known.draining else "alive",
+        max_processes=most_processes(known),
+        job_id=known.job_id,
+        registered_at=known.registered_at,
+        last_seen_at=known.last_seen_at,
+    )

@@ -1,0 +1,128 @@
+"""Agents: a row each, by name, with what it said of itself, and when it was heard of."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from pipeplan.protocol.agents import AgentQuery, Registration
+from pipeplan.protocol.listing import Page
+from planner_service.platform import listing
+from planner_service.platform.listing import Listing
+from planner_service.platform.tables import agents
+
+_SEEN = update(agents).where(agents.c.name == bindparam("agent_name")).values(last_seen_at=bindparam("moment"))
+"""Made once: every report says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownAgent:
+    """An agent as it registered, and when it was heard of. `asked_at` is None while it has a job."""
+
+    id: str
+    told: Registration
+    draining: bool
+    job_id: str | None
+    registered_at: datetime
+    last_seen_at: datetime
+    asked_at: datetime | None
+
+    @property
+    def name(self) -> str:
+        """Its name, of which there is one."""
+        return self.told.name
+
+
+def register(connection: Connection, agent_id: str, told: Registration, now: datetime) -> None:
+    """Stores the agent; one of its name, an earlier process on the node, is replaced."""
+    values = {
+        "instance": told.instance,
+        "content": told.model_dump_json(),
+        "draining": False,
+        "job_id": None,
+        "registered_at": now,
+        "last_seen_at": now,
+        "asked_at": None,
+    }
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    made = insert(agents).values(id=agent_id, name=told.name, **values)
+    connection.execute(made.on_conflict_do_update(index_elements=["name"], set_=values))
+
+
+def get(connection: Connection, name_or_id: str) -> KnownAgent | None:
+    """The agent of this name, or else of this id."""
+    rows = connection.execute(select(agents).where((agents.c.name == name_or_id) | (agents.c.id == name_or_id))).all()
+    ranked = sorted(rows, key=lambda row: row.name != name_or_id)
+    return _known(ranked[0]) if ranked else None
+
+
+def claim(connection: Connection, name: str) -> KnownAgent | None:
+    """The agent of this name; on PostgreSQL nobody else changes it until the transaction ends."""
+    row = connection.execute(select(agents).where(agents.c.name == name).with_for_update()).one_or_none()
+    return None if row is None else _known(row)
+
+
+def page(connection: Connection, query: AgentQuery) -> Page[KnownAgent]:
+    """The agents that the query asks for."""
+    filters = listing.created(agents.c.registered_at, query)
+    return listing.page(connection, _LISTING, listing.cut_of(query), filters)
+
+
+def heard_since(connection: Connection, since: datetime) -> list[KnownAgent]:
+    """The agents that were heard of since then, by name."""
+    query = select(agents).where(agents.c.last_seen_at >= since).order_by(agents.c.name)
+    return [_known(row) for row in connection.execute(query)]
+
+
+def idle(connection: Connection, since: datetime) -> list[KnownAgent]:
+    """The agents that have asked for work since then and have none, by name; those that others just take are skipped.
+
+    Waiting for none of them, two transactions that choose agents never wait for each other.
+    """
+    query = select(agents).where(agents.c.asked_at >= since, agents.c.draining.is_(False)).order_by(agents.c.name)
+    return [_known(row) for row in connection.execute(query.with_for_update(skip_locked=True))]
+
+
+def seen(connection: Connection, name: str, now: datetime, *, draining: bool | None = None) -> None:
+    """It was heard of."""
+    if draining is None:
+        connection.execute(_SEEN, {"agent_name": name, "moment": now})
+    else:
+        _set(connection, (name,), last_seen_at=now, draining=draining)
+
+
+def asked(connection: Connection, name: str, now: datetime) -> None:
+    """It asked for work and has got none."""
+    _set(connection, (name,), last_seen_at=now, asked_at=now, job_id=None)
+
+
+def given(connection: Connection, names: Iterable[str], job_id: str) -> None:
+    """These have got a job."""
+    _set(connection, tuple(names), asked_at=None, job_id=job_id)
+
+
+def _set(connection: Connection, names: tuple[str, ...], **values: Any) -> None:
+    connection.execute(update(agents).where(agents.c.name.in_(names)).values(**values))
+
+
+def _known(row: Row[Any]) -> KnownAgent:
+    return KnownAgent(
+        id=row.id,
+        told=Registration.model_validate_json(row.content),
+        draining=row.draining,
+        job_id=row.job_id,
+        registered_at=row.registered_at,
+        last_seen_at=row.last_seen_at,
+        asked_at=row.asked_at,
+    )
+
+
+_LISTING = Listing(
+    table=agents,
+    query=select(agents),
+    item=_known,
+    sorts={"created_at": agents.c.sequence, "last_seen_at": agents.c.last_seen_at},
+)

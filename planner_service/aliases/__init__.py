@@ -1,0 +1,1 @@
+"""Aliases: names that point at plans."""

@@ -1,0 +1,38 @@
+"""The aliases: names that point at plans.
+
+One alias's page: where it points, and what it pointed at before.
+"""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from pipeplan.errors import NotFoundError
+from pipeplan.protocol.listing import ListQuery
+from pipeplan.protocol.plans import Alias, AliasQuery
+from planner_service.aliases import service as aliases
+from planner_service.platform.context import Context
+from planner_service.platform.pages import page, query_of
+from planner_service.platform.requests import Services
+
+router = APIRouter()
+
+
+@router.get("/aliases")
+def list_aliases(services: Services, request: Request) -> HTMLResponse:
+    """A page of the aliases that pass the address's filters."""
+    return page(request, "aliases/aliases.html", aliases=aliases.page(services, query_of(AliasQuery, request)))
+
+
+@router.get("/aliases/{name:path}")
+def show_alias(services: Services, request: Request, name: str) -> HTMLResponse:
+    """One alias and a page of its history, which outlives it."""
+    moves = aliases.history(services, name, query_of(ListQuery, request))
+    return page(request, "aliases/alias.html", name=name, alias=_present(services, name), moves=moves)
+
+
+def _present(context: Context, name: str) -> Alias | None:
+    """The alias; None for one that was deleted."""
+    try:
+        return aliases.get(context, name)
+    except NotFoundError:
+        return None

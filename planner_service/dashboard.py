@@ -1,0 +1,37 @@
+"""The dashboard's pages: what is added to the application. Every page asks for the scope `read`."""
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+
+from pipeplan.protocol.problems import Problem
+from planner_service.access.auth import scope
+from planner_service.agents import page as agents
+from planner_service.aliases import page as aliases
+from planner_service.documents import page as documents
+from planner_service.jobs import page as jobs
+from planner_service.overview import page as overview
+from planner_service.overview import plan_page as plan
+from planner_service.plans import page as plans
+from planner_service.platform.pages import FOLDER, page
+from planner_service.runs import page as runs
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[scope("read")])
+for view in (overview, plans, plan, documents, runs, jobs, agents, aliases):
+    router.include_router(view.router)
+
+
+def install(app: FastAPI) -> None:
+    """Adds the pages to the application."""
+    app.include_router(router)
+    app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
+
+
+def login_page(request: Request, way_back: str, failed: str | None) -> HTMLResponse:
+    """Where a token is entered; `way_back` is where it leads to, `failed` why the last try did not."""
+    return page(request, "platform/login.html", way_back=way_back, failed=failed)
+
+
+def problem_page(request: Request, problem: Problem) -> HTMLResponse:
+    """A problem, for a person."""
+    return page(request, "platform/problem.html", status=problem.status, problem=problem)

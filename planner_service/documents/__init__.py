@@ -1,0 +1,1 @@
+"""Documents: profiles and clusters, stored by content."""

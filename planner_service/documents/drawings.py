@@ -1,0 +1,226 @@
+"""Block chart: a stacked bar a block, of what it takes. Pure geometry; the template writes the SVG.
+
+Cluster drawing: levels from the outside in, the first unit of each opened below. Pure geometry.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.formats import bandwidth, count, seconds, size
+from planner_service.platform.axes import Tick, memory_ticks, ticks
+
+HEIGHT = 220.0
+LEFT, RIGHT, TOP, BOTTOM = 84.0, 1150.0, 12.0, 190.0
+MOST_BARS = 240
+GAP = 0.15
+"""The part of a bar's place that stays empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockColumn:
+    """What is drawn for one block: its name, and the parts of its bar by kind, from the bottom up."""
+
+    name: str
+    parts: tuple[tuple[str, float], ...]
+    spread: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The bar's height."""
+        return sum(value for _, value in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarPart:
+    """A part of a bar."""
+
+    kind: str
+    y: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockBar:
+    """A bar: a block, or the sum of several neighbours where there are too many for one each.
+
+    `whisker` is the spread around the top: its middle, low and high.
+    """
+
+    x: float
+    width: float
+    title: str
+    parts: tuple[BarPart, ...]
+    whisker: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockChart:
+    """The bars, the axes, and how many blocks stand behind a bar."""
+
+    bars: tuple[BlockBar, ...]
+    values: tuple[Tick, ...]
+    blocks: tuple[Tick, ...]
+    blocks_a_bar: int
+
+
+def time_chart(columns: Sequence[BlockColumn]) -> BlockChart | None:
+    """The chart of seconds; None where all is 0."""
+
+    def axis(most_s: float) -> tuple[Tick, ...]:
+        return ticks(0.0, most_s, start=BOTTOM, end=TOP, most=4, label=seconds)
+
+    return _chart(columns, seconds, axis)
+
+
+def memory_chart(columns: Sequence[BlockColumn]) -> BlockChart | None:
+    """The chart of bytes; None where all is 0."""
+
+    def axis(most_bytes: float) -> tuple[Tick, ...]:
+        return memory_ticks(most_bytes, start=BOTTOM, end=TOP, most=4)
+
+    return _chart(columns, size, axis)
+
+
+def _chart(
+    columns: Sequence[BlockColumn], label: Callable[[float], str], axis: Callable[[float], tuple[Tick, ...]]
+) -> BlockChart | None:
+    blocks_a_bar = max(1, -(-len(columns) // MOST_BARS))
+    starts = range(0, len(columns), blocks_a_bar)
+    drawn = [_together(columns[start : start + blocks_a_bar], start) for start in starts]
+    most = max((column.total + column.spread / 2 for column in drawn), default=0.0)
+    if not most > 0:
+        return None
+    return BlockChart(
+        bars=tuple(_bar(column, index, len(drawn), most, label) for index, column in enumerate(drawn)),
+        values=axis(most),
+        blocks=_block_ticks(len(columns)),
+        blocks_a_bar=blocks_a_bar,
+    )
+
+
+def _together(columns: Sequence[BlockColumn], start: int) -> BlockColumn:
+    if len(columns) == 1:
+        return BlockColumn(name=f"{start}: {columns[0].name}", parts=columns[0].parts, spread=columns[0].spread)
+    names = [kind for kind, _ in columns[0].parts]
+    sums = (sum(column.parts[index][1] for column in columns) for index in range(len(names)))
+    return BlockColumn(name=f"{start} to {start + len(columns) - 1}", parts=tuple(zip(names, sums, strict=True)))
+
+
+def _bar(column: BlockColumn, index: int, bars: int, most: float, label: Callable[[float], str]) -> BlockBar:
+    place = (RIGHT - LEFT) / bars
+    scale = (BOTTOM - TOP) / most
+    x, width = LEFT + place * (index + GAP / 2), place * (1 - GAP)
+    y = BOTTOM
+    parts = []
+    for kind, value in column.parts:
+        y -= value * scale
+        parts.append(BarPart(kind=kind, y=y, height=value * scale))
+    half = column.spread * scale / 2
+    words = ", ".join(f"{kind.replace('-', ' ')} {label(value)}" for kind, value in column.parts)
+    return BlockBar(
+        x=x,
+        width=width,
+        title=f"{column.name}: {words}" + (f", spread {label(column.spread)}" if column.spread else ""),
+        parts=tuple(parts),
+        whisker=(x + width / 2, min(y + half, BOTTOM), y - half) if half > 0.5 else None,
+    )
+
+
+def _block_ticks(blocks: int) -> tuple[Tick, ...]:
+    """Numbers under the middles of bars."""
+    place = (RIGHT - LEFT) / blocks
+    last = max(blocks - 1, 1)
+    end = LEFT + place * (last + 0.5)
+    return ticks(0.0, last, start=LEFT + place / 2, end=end, most=min(12, last), label=lambda block: f"{block:g}")
+
+
+CLUSTER_WIDTH = 1160.0
+LEFT = 300.0
+ROW_HEIGHT = 74.0
+MOST_BOXES = 16
+LETTER_WIDTH = 7.0
+MOST_LEVELS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """One unit of a level; `opened` is the one whose inside is the row below."""
+
+    x: float
+    width: float
+    text: str
+    opened: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelRow:
+    """The units that a level joins, and its links. Units beyond the drawn ones are counted in the last box."""
+
+    y: float
+    name: str
+    links: str
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDrawing:
+    """The rows from the outermost level to the devices."""
+
+    height: float
+    rows: tuple[LevelRow, ...]
+    hidden_levels: int
+
+
+def cluster_drawing(cluster: Cluster) -> ClusterDrawing:
+    """The drawing. The innermost levels come last; of very many levels the outermost are left out."""
+    shown = cluster.levels[:MOST_LEVELS]
+    units = [1]
+    for level in shown:
+        units.append(units[-1] * level.size)
+    rows = tuple(
+        _row(cluster, level, units[index], position, innermost=index == 0)
+        for position, (index, level) in enumerate(reversed(list(enumerate(shown))))
+    )
+    return ClusterDrawing(height=len(rows) * ROW_HEIGHT + 8, rows=rows, hidden_levels=len(cluster.levels) - len(shown))
+
+
+def _row(cluster: Cluster, level: Level, devices: int, position: int, *, innermost: bool) -> LevelRow:
+    drawn = min(level.size, MOST_BOXES)
+    place = (CLUSTER_WIDTH - LEFT) / drawn
+    texts = [_device_name(cluster, index) if innermost else f"{count(devices)} devices" for index in range(drawn)]
+    if level.size > drawn:
+        texts[-1] = f"+{count(level.size - drawn + 1)}"
+    boxes = tuple(
+        Box(
+            x=LEFT + index * place + 3,
+            width=place - 6,
+            text=_fitting(text, place),
+            opened=index == 0 and not innermost,
+        )
+        for index, text in enumerate(texts)
+    )
+    what = "devices" if innermost else f"units of {count(devices)} devices"
+    latency = f", {seconds(level.latency_s)}" if level.latency_s else ""
+    return LevelRow(
+        y=8 + position * ROW_HEIGHT,
+        name=f"{count(level.size)} {what}",
+        links=f"{bandwidth(level.bandwidth_bytes_per_s)}{latency}",
+        boxes=boxes,
+    )
+
+
+def _device_name(cluster: Cluster, rank: int) -> str:
+    if not cluster.groups:
+        return cluster.device.name
+    counted = 0
+    for group in cluster.groups:
+        counted += group.count
+        if rank < counted:
+            return group.device.name
+    return cluster.device.name
+
+
+def _fitting(text: str, width: float) -> str:
+    """The text, or its first word, or nothing: what has room."""
+    return next((each for each in (text, text.split(" ")[0]) if LETTER_WIDTH * len(each) + 6 <= width), "")

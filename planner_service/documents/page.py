@@ -1,0 +1,160 @@
+"""One profile's page: its blocks' times and memory, as charts and as a table.
+
+The profiles.
+
+One cluster's page: its levels, drawn and as a table.
+
+The clusters.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse
+from pipeplan.documents.profile import Block, Device, Measurement, Method, Model, Profile
+from pipeplan.errors import require
+from pipeplan.protocol.documents import ClusterQuery, ProfileQuery
+from planner_service.documents.drawings import BlockChart, BlockColumn, cluster_drawing, memory_chart, time_chart
+from planner_service.documents.service import clusters, profiles
+from planner_service.platform.context import Context
+from planner_service.platform.pages import page, query_of
+from planner_service.platform.requests import Services
+
+MOST_ROWS = 300
+
+router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSizes:
+    """A block at the microbatch size that is shown."""
+
+    index: int
+    name: str
+    weight_bytes: int
+    at: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileView:
+    """What the page shows; sums are over all blocks, of which the table has the first."""
+
+    id: str
+    model: Model
+    device: Device
+    dtype: str
+    method: Method | None
+    estimated: bool
+    blocks: int
+    edges: int
+    microbatch_size: int
+    sizes: tuple[int, ...]
+    rows: tuple[MeasuredSizes, ...]
+    hidden_rows: int
+    times: BlockChart | None
+    memory: BlockChart | None
+    forward_s: float
+    backward_s: float
+    weight_bytes: int
+    activation_bytes: int
+    spread: float | None
+
+
+@router.get("/profiles/{profile_id}")
+def show_profile(services: Services, request: Request, profile_id: str) -> HTMLResponse:
+    """One profile, at one of the microbatch sizes that it was measured at."""
+    wanted = request.query_params.get("microbatch_size", "")
+    return page(request, "documents/profile.html", view=profile_view(services, profile_id, wanted))
+
+
+def profile_view(context: Context, profile_id: str, wanted: str) -> ProfileView:
+    """Gathers the page's content. Raises NotFoundError, InvalidInputError for a size that was not measured."""
+    content = profiles.document(context, profile_id)
+    return context.parsing.read_stored(partial(_view, profile_id, wanted), content, len(content))
+
+
+def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
+    """The page of the profile that the text holds."""
+    profile = parse(Profile, content)
+    sizes = tuple(sorted(measurement.microbatch_size for measurement in profile.blocks[0].measurements))
+    rule = f"must be one that was measured: {', '.join(map(str, sizes))}"
+    require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
+    microbatch_size = int(wanted) if wanted else sizes[-1]
+    measured = [(block, block.at(microbatch_size)) for block in profile.blocks]
+    shown = measured[:MOST_ROWS]
+    return ProfileView(
+        id=profile_id,
+        model=profile.model,
+        device=profile.device,
+        dtype=profile.dtype,
+        method=profile.method,
+        estimated=profile.estimated,
+        blocks=len(profile.blocks),
+        edges=len(profile.edges or ()),
+        microbatch_size=microbatch_size,
+        sizes=sizes,
+        rows=tuple(
+            MeasuredSizes(index=index, name=block.name, weight_bytes=block.weight_bytes, at=at)
+            for index, (block, at) in enumerate(shown)
+        ),
+        hidden_rows=len(measured) - len(shown),
+        times=time_chart([_times(block, at) for block, at in measured]),
+        memory=memory_chart([_memory(block, at) for block, at in measured]),
+        forward_s=sum(at.forward_s for _, at in measured),
+        backward_s=sum(at.backward_s for _, at in measured),
+        weight_bytes=sum(block.weight_bytes for block, _ in measured),
+        activation_bytes=sum(at.activation_bytes for _, at in measured),
+        spread=_spread([at for _, at in measured]),
+    )
+
+
+def _times(block: Block, at: Measurement) -> BlockColumn:
+    spread_s = (at.forward_spread_s or 0.0) + (at.backward_spread_s or 0.0)
+    return BlockColumn(name=block.name, parts=(("forward", at.forward_s), ("backward", at.backward_s)), spread=spread_s)
+
+
+def _memory(block: Block, at: Measurement) -> BlockColumn:
+    parts = (
+        ("weights", float(block.weight_bytes)),
+        ("activations", float(at.activation_bytes)),
+        ("transient", float(at.workspace_bytes)),
+    )
+    return BlockColumn(name=block.name, parts=parts)
+
+
+def _spread(measurements: list[Measurement]) -> float | None:
+    """The spreads as a share of the times, over all blocks; None where none was measured."""
+    spreads = [
+        spread_s
+        for at in measurements
+        for spread_s in (at.forward_spread_s, at.backward_spread_s)
+        if spread_s is not None
+    ]
+    compute_s = sum(at.compute_s for at in measurements)
+    return sum(spreads) / compute_s if spreads and compute_s > 0 else None
+
+
+@router.get("/profiles")
+def list_profiles(services: Services, request: Request) -> HTMLResponse:
+    """A page of the profiles that pass the address's filters."""
+    query = query_of(ProfileQuery, request)
+    return page(request, "documents/profiles.html", profiles=profiles.page(services, query))
+
+
+@router.get("/clusters/{cluster_id}")
+def show_cluster(services: Services, request: Request, cluster_id: str) -> HTMLResponse:
+    """One cluster."""
+    cluster = parse(Cluster, clusters.document(services, cluster_id))
+    drawing = cluster_drawing(cluster)
+    return page(request, "documents/cluster.html", id=cluster_id, cluster=cluster, drawing=drawing)
+
+
+@router.get("/clusters")
+def list_clusters(services: Services, request: Request) -> HTMLResponse:
+    """A page of the clusters that pass the address's filters."""
+    query = query_of(ClusterQuery, request)
+    return page(request, "documents/clusters.html", clusters=clusters.page(services, query))

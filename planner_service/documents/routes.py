@@ -1,0 +1,91 @@
+"""Routes of the profiles.
+
+Routes of the clusters.
+"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.profile import Profile
+from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQuery, ProfileSummary
+from pipeplan.protocol.listing import Page
+from planner_service.access.auth import scope
+from planner_service.documents.caching import UNCHANGED, DocumentLane, document_response, stored
+from planner_service.documents.service import clusters, profiles
+from planner_service.documents.store import PackedCluster, PackedProfile
+from planner_service.platform.requests import (
+    GENERAL_LIMIT,
+    MEBIBYTE,
+    Services,
+    mark_created,
+    page_response,
+    sent,
+    takes,
+)
+
+profile_router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
+
+PROFILE = DocumentLane(noun="profiles", path="/v1/profiles/{profile_id}", scopes=("read",), load=profiles.document)
+
+
+@profile_router.post(
+    "",
+    dependencies=[scope("plan"), takes(GENERAL_LIMIT)],
+    status_code=201,
+    responses={200: {"model": ProfileSummary, "description": "It was there before"}},
+)
+def create_profile(
+    services: Services, profile: Annotated[PackedProfile, Depends(sent(profiles.read))], response: Response
+) -> ProfileSummary:
+    """Stores a profile. The same content has the same id and is stored once."""
+    summary, new = profiles.keep(services, profile)
+    mark_created(response, new, f"/v1/profiles/{summary.id}")
+    return summary
+
+
+@profile_router.get("", dependencies=[scope("read")], response_model=Page[ProfileSummary])
+def list_profiles(services: Services, query: Annotated[ProfileQuery, Query()]) -> Response:
+    """The profiles: newest first, or in the order asked for; those that pass all filters."""
+    return page_response(profiles.page(services, query))
+
+
+@profile_router.get("/{profile_id}", dependencies=[scope(*PROFILE.scopes)], response_model=Profile, responses=UNCHANGED)
+def get_profile(services: Services, request: Request, profile_id: str) -> Response:
+    """A profile's document. It never changes: its id is its entity tag."""
+    content = stored(services, PROFILE.noun, profile_id, profiles.document)
+    return document_response(request, profile_id, lambda: content)
+
+
+cluster_router = APIRouter(prefix="/v1/clusters", tags=["clusters"])
+
+CLUSTER = DocumentLane(noun="clusters", path="/v1/clusters/{cluster_id}", scopes=("read",), load=clusters.document)
+
+
+@cluster_router.post(
+    "",
+    dependencies=[scope("plan"), takes(MEBIBYTE)],
+    status_code=201,
+    responses={200: {"model": ClusterSummary, "description": "It was there before"}},
+)
+def create_cluster(
+    services: Services, cluster: Annotated[PackedCluster, Depends(sent(clusters.read))], response: Response
+) -> ClusterSummary:
+    """Stores a cluster. The same content has the same id and is stored once."""
+    summary, new = clusters.keep(services, cluster)
+    mark_created(response, new, f"/v1/clusters/{summary.id}")
+    return summary
+
+
+@cluster_router.get("", dependencies=[scope("read")], response_model=Page[ClusterSummary])
+def list_clusters(services: Services, query: Annotated[ClusterQuery, Query()]) -> Response:
+    """The clusters: newest first, or in the order asked for; those that pass all filters."""
+    return page_response(clusters.page(services, query))
+
+
+@cluster_router.get("/{cluster_id}", dependencies=[scope(*CLUSTER.scopes)], response_model=Cluster, responses=UNCHANGED)
+def get_cluster(services: Services, request: Request, cluster_id: str) -> Response:
+    """A cluster's document. It never changes: its id is its entity tag."""
+    content = stored(services, CLUSTER.noun, cluster_id, clusters.document)
+    return document_response(request, cluster_id, lambda: content)

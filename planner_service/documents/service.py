@@ -1,0 +1,70 @@
+"""Profiles and clusters: stored by content, never changed."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse_sent
+from pipeplan.documents.profile import Profile
+from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQuery, ProfileSummary
+from pipeplan.protocol.listing import Page
+from planner_service.documents import store
+from planner_service.documents.store import DocumentTable, Packed, PackedCluster, PackedProfile, Query, Summary
+from planner_service.platform.context import Context, found
+from planner_service.platform.listing import Cut
+
+Document = TypeVar("Document", bound=Profile | Cluster)
+
+
+class StoredDocuments(Generic[Document, Packed, Summary, Query]):
+    """One kind of document. `noun` names it in errors, `pack` brings it into the form in which it is stored."""
+
+    def __init__(
+        self,
+        noun: str,
+        kind: type[Document],
+        pack: Callable[[Document], Packed],
+        table: DocumentTable[Packed, Summary, Query],
+        query: type[Query],
+    ) -> None:
+        self._noun = noun
+        self._kind = kind
+        self._pack = pack
+        self._table = table
+        self._query = query
+
+    def read(self, content: bytes) -> Packed:
+        """The document that a body holds, as it is stored. Raises InvalidInputError."""
+        return self._pack(parse_sent(self._kind, content))
+
+    def create(self, context: Context, document: Document) -> tuple[Summary, bool]:
+        """Stores a document, and says whether it is new."""
+        return self.keep(context, self._pack(document))
+
+    def keep(self, context: Context, document: Packed) -> tuple[Summary, bool]:
+        """The same of one that is packed."""
+        with context.database.write() as connection:
+            new = self._table.add(connection, document, context.now())
+            return found(self._noun, document.id, self._table.summary(connection, document.id)), new
+
+    def document(self, context: Context, document_id: str) -> str:
+        """The document's JSON text. Raises NotFoundError."""
+        with context.database.read() as connection:
+            return found(self._noun, document_id, self._table.content(connection, document_id))
+
+    def page(self, context: Context, query: Query) -> Page[Summary]:
+        """The documents that the query asks for."""
+        with context.database.read() as connection:
+            return self._table.page(connection, query)
+
+    def newest(self, context: Context, cut: Cut) -> Page[Summary]:
+        """A page of documents, newest first."""
+        return self.page(context, self._query(limit=cut.limit, cursor=cut.cursor))
+
+
+profiles: StoredDocuments[Profile, PackedProfile, ProfileSummary, ProfileQuery] = StoredDocuments(
+    "profile", Profile, store.packed_profile, store.profiles, ProfileQuery
+)
+clusters: StoredDocuments[Cluster, PackedCluster, ClusterSummary, ClusterQuery] = StoredDocuments(
+    "cluster", Cluster, store.packed_cluster, store.clusters, ClusterQuery
+)

@@ -1,0 +1,1 @@
+"""Events: what happened to jobs and runs, and who follows it."""

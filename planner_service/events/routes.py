@@ -1,0 +1,87 @@
+"""Events of jobs and runs, as server-sent events that can be resumed after any of them."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse, format_sse_event
+
+from pipeplan.protocol.runs import Event
+from planner_service.access.auth import scope
+from planner_service.events import service as events
+from planner_service.events.store import Subject
+from planner_service.plans.background import Background
+from planner_service.platform.context import Context
+from planner_service.platform.requests import Services
+
+SILENCE_S = 15.0
+"""After so long without an event a comment is sent, so that nobody on the way takes the connection for dead."""
+
+LONGEST_S = 900.0
+"""A stream ends after so long, and whoever follows comes back: with a token that is still valid."""
+
+RETRY_MS = 1000
+LARGEST_NUMBER = 2**31 - 1
+EVENT = {
+    "type": "object",
+    "description": "one event of the stream",
+    "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+}
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Events: `id` is the number, `event` the state that it came to or `progress`, `data` JSON",
+        "content": {"text/event-stream": {"schema": EVENT}},
+    },
+    204: {"description": "It has ended, and nothing came after that number: do not come back"},
+}
+
+router = APIRouter(prefix="/v1", tags=["events"])
+After = Annotated[int, Query(ge=0, le=LARGEST_NUMBER, description="only events after this number")]
+LastEventId = Annotated[
+    int | None, Header(ge=0, le=LARGEST_NUMBER, description="the same, as browsers send it when they come back")
+]
+
+
+@router.get("/jobs/{job_id}/events", dependencies=[scope("read")], response_class=Response, responses=STREAM)
+async def follow_job(
+    request: Request, services: Services, job_id: str, after: After = 0, last_event_id: LastEventId = None
+) -> Response:
+    """What happens to a job, from its start or after an event, as it happens; the stream ends with the job."""
+    return await _stream(request, services, ("job", job_id), after if last_event_id is None else last_event_id)
+
+
+@router.get("/runs/{run_id}/events", dependencies=[scope("read")], response_class=Response, responses=STREAM)
+async def follow_run(
+    request: Request, services: Services, run_id: str, after: After = 0, last_event_id: LastEventId = None
+) -> Response:
+    """What happens to a run, from its start or after an event, as it happens; the stream ends with the run."""
+    return await _stream(request, services, ("run", run_id), after if last_event_id is None else last_event_id)
+
+
+async def _stream(request: Request, context: Context, subject: Subject, after: int) -> Response:
+    background: Background = request.app.state.background
+    if not await run_in_threadpool(_has_more, context, subject, after):
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    background.feed.require_room()
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return EventSourceResponse(_sent(background, subject, after), headers=headers)
+
+
+def _has_more(context: Context, subject: Subject, after: int) -> bool:
+    """Whether anything came after the number, or may come. Raises NotFoundError."""
+    return not events.has_ended(context, subject) or bool(events.after(context, subject, after))
+
+
+async def _sent(background: Background, subject: Subject, after: int) -> AsyncGenerator[bytes, None]:
+    yield format_sse_event(retry=RETRY_MS)
+    following = background.feed.follow(subject, after, silence_s=SILENCE_S, longest_s=LONGEST_S)
+    async with aclosing(following):
+        async for event in following:
+            yield format_sse_event(comment="still here") if event is None else _text(event)
+
+
+def _text(event: Event) -> bytes:
+    return format_sse_event(id=str(event.number), event=event.kind, data_str=event.model_dump_json())

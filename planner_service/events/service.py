@@ -1,0 +1,60 @@
+"""Events: what happened to jobs and runs, kept with what changed, so that whoever follows misses nothing."""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from pipeplan.protocol.jobs import Job
+from pipeplan.protocol.runs import ENDINGS, Event, SubjectKind
+from planner_service.events import store as storage
+from planner_service.events.store import Subject
+from planner_service.platform.context import Context, found
+
+PAGE = 200
+TOLD = frozenset(
+    {"state", "attempts", "agent", "progress", "error", "profile_id", "cluster_id", "run_id", "plan_id", "infeasible"}
+)
+"""What an event tells of its job."""
+
+
+def record(
+    connection: Connection,
+    subject_kind: SubjectKind,
+    subject_id: str,
+    kind: str,
+    data: Mapping[str, object],
+    now: datetime,
+) -> None:
+    """Appends an event, in the transaction that makes the change and after it has written the job's row.
+
+    `kind` is the state that the job came to, or "progress".
+    """
+    storage.add(connection, (subject_kind, subject_id), kind, data, now)
+
+
+def record_job(connection: Connection, job: Job, now: datetime, kind: str | None = None) -> None:
+    """Appends what the job is now, to its own events and to its run's; the kind is its state unless one is given."""
+    data = job.model_dump(mode="json", include=set(TOLD), exclude_none=True)
+    record(connection, "job", job.id, kind or job.state, data, now)
+    if job.run_id is not None:
+        record(connection, "run", job.run_id, kind or job.state, data, now)
+
+
+def after(context: Context, subject: Subject, number: int) -> list[Event]:
+    """The next events of a job or a run, at most a page of them."""
+    with context.database.read() as connection:
+        return storage.after(connection, subject, number, limit=PAGE)
+
+
+def newest(context: Context, subjects: Collection[Subject]) -> dict[Subject, int]:
+    """The number of each subject's newest event."""
+    with context.database.read() as connection:
+        return storage.newest(connection, subjects)
+
+
+def has_ended(context: Context, subject: Subject) -> bool:
+    """Whether nothing more will happen. Raises NotFoundError where there is no such job or run."""
+    kind, identity = subject
+    with context.database.read() as connection:
+        return found(kind, identity, storage.state(connection, subject)) in ENDINGS

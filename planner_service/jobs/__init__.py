@@ -1,0 +1,1 @@
+"""Jobs: a queue, leased by agents and by the service itself."""

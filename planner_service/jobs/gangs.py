@@ -1,0 +1,160 @@
+"""Members: the agents that do one job together, a row a node, each with a token and a lease of its own.
+
+Gangs: agents that do one job together. Each has a lease of its own; they end together.
+
+    given ──asks──▶ joined ──its part is done──▶ done
+      │               └────lost the others──────▶ lost
+      └───its lease runs out: the whole attempt ends
+
+A member that lost the others does not end the attempt at once: the one that was the cause may still say what it was.
+The attempt ends when all have ended, or when the lease of one that is still at it runs out.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, delete, insert, select, update
+
+from pipeplan.protocol.jobs import Job
+from planner_service.platform.context import Context
+from planner_service.platform.tables import jobs, members
+
+MemberState = Literal["given", "joined", "done", "lost"]
+"""Not told of it yet; at work; its part is done; it lost the others, or was lost by them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One node's part in one lease of a job."""
+
+    job_id: str
+    node_rank: int
+    fence: int
+    agent: str
+    instance: str
+    token: str
+    state: MemberState
+    error: str | None
+    expires_at: datetime
+    ended_at: datetime | None
+
+    @property
+    def working(self) -> bool:
+        """Whether its lease counts."""
+        return self.state in ("given", "joined")
+
+
+def give(connection: Connection, given: Sequence[Member]) -> None:
+    """Makes these the job's members, in place of those of an earlier lease."""
+    connection.execute(delete(members).where(members.c.job_id == given[0].job_id))
+    names = Member.__dataclass_fields__
+    connection.execute(insert(members), [{name: getattr(member, name) for name in names} for member in given])
+
+
+def of_job(connection: Connection, job_id: str, fence: int) -> list[Member]:
+    """The members of a lease, by node rank. The transaction must hold the job."""
+    query = select(members).where(members.c.job_id == job_id, members.c.fence == fence).order_by(members.c.node_rank)
+    return [_member(row) for row in connection.execute(query)]
+
+
+def part_of(connection: Connection, agent: str, instance: str) -> Member | None:
+    """The part that this process was given and has not ended; it asks for work, and does not know of it."""
+    query = (
+        select(members)
+        .join(jobs, (jobs.c.id == members.c.job_id) & (jobs.c.fence == members.c.fence))
+        .where(
+            jobs.c.state == "leased",
+            members.c.agent == agent,
+            members.c.instance == instance,
+            members.c.state.in_(("given", "joined")),
+        )
+        .order_by(members.c.sequence)
+        .limit(1)
+    )
+    row = connection.execute(query).one_or_none()
+    return None if row is None else _member(row)
+
+
+def change(connection: Connection, member: Member, **values: Any) -> None:
+    """Writes down what has become of a member."""
+    connection.execute(
+        update(members)
+        .where(
+            members.c.job_id == member.job_id,
+            members.c.node_rank == member.node_rank,
+            members.c.fence == member.fence,
+        )
+        .values(**values)
+    )
+
+
+def _member(row: Row[Any]) -> Member:
+    return Member(**{name: getattr(row, name) for name in Member.__dataclass_fields__})
+
+
+PATIENCE = 6
+"""Others are told to stop after so many parts of a lease's length: the cause has been reported by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A job in the hands of a token's owner, who is one of several where it has a `member`."""
+
+    job: Job
+    result_id: str | None
+    member: Member | None = None
+
+
+def member_of(connection: Connection, job: Job, token: str) -> Member | None:
+    """The member of the job's latest lease whose token this is."""
+    if not job.agents:
+        return None
+    parts = of_job(connection, job.id, job.fence)
+    return next((part for part in parts if secrets.compare_digest(part.token.encode(), token.encode())), None)
+
+
+def renew(context: Context, connection: Connection, hold: Hold, now: datetime) -> str | None:
+    """Renews a member's lease. Returns why it should stop, where another has lost its part for some time."""
+    if hold.member is None:
+        return None
+    if hold.member.working:
+        expires_at = now + timedelta(seconds=context.lease_s)
+        change(connection, hold.member, state="joined", expires_at=expires_at)
+    before = now - timedelta(seconds=context.lease_s / PATIENCE)
+    for part in of_job(connection, hold.job.id, hold.job.fence):
+        if part.state == "lost" and part.ended_at is not None and part.ended_at <= before:
+            return f"agent {part.agent} ended early: {part.error}"
+    return None
+
+
+def expires_at(connection: Connection, job: Job) -> datetime | None:
+    """When the first lease runs out of those members who are at it; None where there are none."""
+    parts = of_job(connection, job.id, job.fence)
+    return min((part.expires_at for part in parts if part.working), default=None)
+
+
+def late(connection: Connection, job: Job, now: datetime) -> str | None:
+    """Who of a gang let its lease run out."""
+    if not job.agents:
+        return None
+    parts = of_job(connection, job.id, job.fence)
+    names = [part.agent for part in parts if part.working and part.expires_at <= now]
+    told = [f"agent {part.agent} ended early ({part.error})" for part in parts if part.state == "lost"]
+    return "; ".join([*told, f"agent {names[0]}" if names else f"agent {job.agent}"])
+
+
+def done(connection: Connection, hold: Hold, now: datetime) -> None:
+    """A member is through with its part."""
+    if hold.member is not None:
+        change(connection, hold.member, state="done", ended_at=now)
+
+
+def lost(connection: Connection, hold: Hold, error: str, now: datetime) -> bool:
+    """A member's part has come to nothing; says whether the attempt has ended with it. Alone it always has."""
+    if hold.member is None:
+        return True
+    change(connection, hold.member, state="lost", error=error, ended_at=now)
+    return expires_at(connection, hold.job) is None

@@ -1,0 +1,347 @@
+"""Jobs: enqueued by anybody, leased by agents, ended by whoever holds the lease.
+
+    queued ──lease──▶ leased ──complete──▶ succeeded
+      ▲                 │ ├────fail──────▶ failed
+      ├──lease expires──┤ └─(last attempt)▶ dead         cancel: queued or leased ──▶ cancelled
+      └──handed back────┘                                retry:  failed, dead or cancelled ──▶ queued
+
+A lease that has run out may still be renewed or reported on by its owner, as long as nobody has taken the job since:
+work that is done is not thrown away. Every lease has its own token, and only the job's latest one counts. A job for
+several nodes has a lease and a token for each; they end together (`gangs`).
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection
+
+from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, ServiceError, require
+from pipeplan.protocol.jobs import (
+    Completion,
+    Failure,
+    Heartbeat,
+    HeartbeatAnswer,
+    Job,
+    JobQuery,
+    JobState,
+    Lease,
+    LeaseRequest,
+    PartResult,
+    Release,
+    RunTask,
+    Task,
+)
+from pipeplan.protocol.listing import Page
+from planner_service.agents import needs
+from planner_service.agents import service as agents
+from planner_service.agents import store as known_agents
+from planner_service.events import service as events
+from planner_service.jobs import gangs, leases, results
+from planner_service.jobs import store as storage
+from planner_service.jobs.gangs import Hold
+from planner_service.jobs.results import PackedReport
+from planner_service.plans import store as plans
+from planner_service.platform.context import Context, found
+from planner_service.platform.listing import Cut
+from planner_service.runs import store as runs
+
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 600.0
+"""What lies between an attempt's last sign of life and the next: twice as much every time."""
+
+
+def enqueue(context: Context, task: Task, *, asked_by: str | None = None) -> Job:
+    """Appends a job. Raises InvalidInputError for a plan that is not stored, or that cannot be spread as asked."""
+    now = context.now()
+    with context.database.write() as connection:
+        job_id = secrets.token_hex(16)
+        run_id = secrets.token_hex(16) if isinstance(task, RunTask) else None
+        asked = needs.needs_of(task, _workers(connection, task))
+        enough = not asked.agents or len(asked.agents) >= asked.nodes
+        require(enough, "agents", f"must name at least {asked.nodes} agents, as many as nodes, or none", asked.agents)
+        kept = needs.stored(asked)
+        storage.add(connection, job_id=job_id, task=task, run_id=run_id, now=now, needs=kept, asked_by=asked_by)
+        if isinstance(task, RunTask) and run_id is not None:
+            runs.add(connection, run_id=run_id, job_id=job_id, plan_id=task.plan_id, now=now)
+        return _told(connection, job_id, now)
+
+
+def get(context: Context, job_id: str) -> Job:
+    """The job; one that waits says what for, where that is known. Raises NotFoundError."""
+    settle(context)
+    with context.database.read() as connection:
+        job = found("job", job_id, storage.get(connection, job_id))
+        if job.state != "queued" or job.task.kind == "plan":
+            return job
+        asked = needs.read(storage.needs_of(connection, job_id) or "{}")
+        reason = needs.why_waiting(asked, agents.alive(context, connection, context.now()))
+    return job.model_copy(update={"waiting_for": reason})
+
+
+def newest(context: Context, cut: Cut, states: tuple[JobState, ...] = ()) -> Page[Job]:
+    """A page of jobs, newest first."""
+    settle(context)
+    with context.database.read() as connection:
+        return storage.page(connection, cut, states)
+
+
+def page(context: Context, query: JobQuery) -> Page[Job]:
+    """The jobs that the query asks for."""
+    settle(context)
+    with context.database.read() as connection:
+        return storage.asked_for(connection, query)
+
+
+def lease(context: Context, request: LeaseRequest) -> Lease | None:
+    """Gives the oldest job that it can do to the agent; None where nothing is to be done."""
+    now = context.now()
+    with _noticing(context):
+        if not _may_have_work(context, request, now):
+            return None
+        with context.database.write() as connection:
+            _settle(context, connection, now)
+            return leases.give(context, connection, request, now)
+
+
+def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer:
+    """Renews the lease. Raises LeaseLostError where it is no longer this owner's."""
+    now = context.now()
+    with _noticing(context), context.database.write() as connection:
+        hold = _held(context, connection, job_id, beat.token, now)
+        _seen(context, connection, hold, now)
+        if hold.job.state == "cancelled":
+            return HeartbeatAnswer(expires_in_s=0.0, cancelled=True)
+        _require_running(hold)
+        stop = gangs.renew(context, connection, hold, now) if hold.member else None
+        expires_at = now + timedelta(seconds=context.lease_s)
+        if hold.member:
+            expires_at = gangs.expires_at(connection, hold.job) or expires_at
+        job = storage.extend(connection, job_id, beat.progress, expires_at, now)
+        if hold.job.state == "queued":
+            events.record_job(connection, job, now)
+        elif beat.progress not in (None, hold.job.progress):
+            events.record_job(connection, job, now, "progress")
+    return HeartbeatAnswer(expires_in_s=context.lease_s, cancelled=False, stop=stop)
+
+
+def complete(context: Context, job_id: str, completion: Completion) -> Job:
+    """Ends the job and stores its result, both or neither. A repetition of what was taken before is taken again."""
+    return take(context, job_id, results.report_of(completion))
+
+
+def take(context: Context, job_id: str, report: PackedReport) -> Job:
+    """The same of a completion that is packed."""
+    now = context.now()
+    with _noticing(context), context.database.write() as connection:
+        hold = _held(context, connection, job_id, report.token, now)
+        if _is_repetition(connection, hold, report.report_id):
+            return hold.job
+        if hold.job.state == "succeeded" and report.result_id == hold.result_id:
+            return hold.job
+        if isinstance(report.kept, PartResult):
+            _end_part(connection, hold, now)
+        else:
+            _require_running(hold)
+            results.require_whole(hold, report.kind)
+            results.store(context, connection, hold.job, report.kept, report.result_id, now)
+            gangs.done(connection, hold, now)
+        storage.take_report(connection, report.report_id, job_id, now)
+        return _told(connection, job_id, now) if not isinstance(report.kept, PartResult) else hold.job
+
+
+def fail(context: Context, job_id: str, failure: Failure) -> Job:
+    """Ends the job, or this attempt, with its owner's error. A repetition of what was taken before is taken again."""
+    now = context.now()
+    with _noticing(context), context.database.write() as connection:
+        hold = _held(context, connection, job_id, failure.token, now)
+        if _is_repetition(connection, hold, failure.report_id):
+            return hold.job
+        if hold.job.state == "failed" and hold.job.error == failure.error:
+            return hold.job
+        _require_running(hold)
+        storage.take_report(connection, failure.report_id, job_id, now)
+        if not failure.retry:
+            storage.end(connection, job_id, state="failed", error=failure.error, now=now)
+        elif not gangs.lost(connection, hold, failure.error, now):
+            return hold.job  # others are at it still, and may know the cause
+        else:
+            _again(context, connection, hold.job, failure.error, now, since=now)
+        return _told(connection, job_id, now)
+
+
+def conclude(context: Context, job_id: str, token: str, end: Callable[[Connection, Job], None]) -> Job:
+    """Ends a job that the service does itself: `end` writes down what it came to, in the same transaction."""
+    now = context.now()
+    with _noticing(context), context.database.write() as connection:
+        hold = _held(context, connection, job_id, token, now)
+        _require_running(hold)
+        end(connection, hold.job)
+        return _told(connection, job_id, now)
+
+
+def release(context: Context, job_id: str, handed_back: Release) -> Job:
+    """Puts a job back that its owner does not finish. A repetition of what was taken before is taken again."""
+    now = context.now()
+    with _noticing(context), context.database.write() as connection:
+        known = storage.report_taken(connection, handed_back.report_id)
+        if known == job_id:  # its token went with the job
+            return found("job", job_id, storage.get(connection, job_id))
+        hold = _held(context, connection, job_id, handed_back.token, now)
+        _require_running(hold)
+        storage.take_report(connection, handed_back.report_id, job_id, now)
+        storage.hand_back(connection, job_id, now)
+        return _told(connection, job_id, now)
+
+
+def cancel(context: Context, job_id: str) -> Job:
+    """Ends a job that has not ended. Its owner hears of it with the next heartbeat; what it reports is not taken."""
+    now = context.now()
+    with context.database.write() as connection:
+        _settle(context, connection, now)
+        job = found("job", job_id, storage.claim(connection, job_id)).job
+        if job.state == "cancelled":
+            return job
+        if job.state not in ("queued", "leased"):
+            raise ConflictError(f"job {job_id} has {_ended_as(job)}: it cannot be cancelled any more")
+        storage.end(connection, job_id, state="cancelled", error="cancelled on request", now=now)
+        return _told(connection, job_id, now)
+
+
+def retry(context: Context, job_id: str) -> Job:
+    """Puts a job back that has failed, died or been cancelled, with all its attempts; one under way stays as it is."""
+    now = context.now()
+    with context.database.write() as connection:
+        _settle(context, connection, now)
+        job = found("job", job_id, storage.claim(connection, job_id)).job
+        if job.state in ("queued", "leased"):
+            return job
+        if job.state == "succeeded":
+            raise ConflictError(f"job {job_id} has succeeded: there is nothing to try again")
+        storage.retry(connection, job_id, now)
+        return _told(connection, job_id, now)
+
+
+def settle(context: Context) -> None:
+    """Deals with leases that have run out, so that what is read next is true. Writes only where there are any."""
+    now = context.now()
+    if now < context.absence.until:
+        return
+    with context.database.read() as connection:
+        if not storage.any_expired(connection, now):
+            return
+    with context.database.write() as connection:
+        _settle(context, connection, now)
+
+
+def _settle(context: Context, connection: Connection, now: datetime) -> None:
+    if now < context.absence.until:
+        return
+    for job in storage.expired(connection, now):
+        context.metrics.count_lease_expiry(job.task.kind)
+        late = gangs.late(connection, job, now) or f"agent {job.agent}"
+        heard = (job.lease_expires_at or now) - timedelta(seconds=context.lease_s)
+        _again(context, connection, job, f"{late} was the last to let its lease run out", now, since=heard)
+        _told(connection, job.id, now)
+
+
+def _again(context: Context, connection: Connection, job: Job, reason: str, now: datetime, *, since: datetime) -> None:
+    """Ends an attempt: the job goes back to its place, to be tried after a pause, or is given up after the last."""
+    if job.attempts >= context.max_attempts:
+        error = f"given up after {job.attempts} attempts: {reason}"
+        storage.end(connection, job.id, state="dead", error=error, now=now)
+        return
+    pause_s = 0.0 if job.task.kind == "plan" else min(FIRST_PAUSE_S * 2 ** max(job.attempts - 1, 0), LONGEST_PAUSE_S)
+    storage.requeue(connection, job.id, now, not_before=since + timedelta(seconds=pause_s))
+
+
+@contextmanager
+def _noticing(context: Context) -> Iterator[None]:
+    """Remembers that the database did not answer: leases could not be renewed."""
+    try:
+        yield
+    except ServiceError:
+        context.absence.back(context.now(), context.lease_s)
+        raise
+
+
+def _may_have_work(context: Context, request: LeaseRequest, now: datetime) -> bool:
+    """Whether it is worth writing: most requests for work find none, and only read."""
+    with context.database.read() as connection:
+        if storage.any_due(connection, request.kinds, now):
+            return True
+        if now >= context.absence.until and storage.any_expired(connection, now):
+            return True
+        if request.instance is None:
+            return False
+        known = known_agents.get(connection, request.agent)
+        return not agents.is_fresh(context, known, now) or (
+            known is not None and known.told.instance != request.instance
+        )
+
+
+def _seen(context: Context, connection: Connection, hold: Hold, now: datetime) -> None:
+    name = hold.member.agent if hold.member else hold.job.agent
+    if name is not None:
+        known_agents.seen(connection, name, now)
+
+
+def _workers(connection: Connection, task: Task) -> int | None:
+    """The workers of a run's plan. Raises InvalidInputError if it is not stored, or does not spread over the nodes."""
+    if not isinstance(task, RunTask):
+        return None
+    plan = plans.summary(connection, task.plan_id)
+    if plan is None:
+        raise InvalidInputError("plan_id", "must be the id of a stored plan", task.plan_id)
+    require(plan.workers % task.nodes == 0, "nodes", f"must divide the plan's {plan.workers} workers", task.nodes)
+    return plan.workers
+
+
+def _told(connection: Connection, job_id: str, now: datetime) -> Job:
+    """The job as it is now, of which those who follow it are told."""
+    job = found("job", job_id, storage.get(connection, job_id))
+    events.record_job(connection, job, now)
+    return job
+
+
+def _ended_as(job: Job) -> str:
+    return "been given up" if job.state == "dead" else job.state
+
+
+def _held(context: Context, connection: Connection, job_id: str, token: str, now: datetime) -> Hold:
+    """The job, if the token is that of its latest lease."""
+    _settle(context, connection, now)
+    claim = found("job", job_id, storage.claim(connection, job_id))
+    if claim.token is not None and secrets.compare_digest(claim.token.encode(), token.encode()):
+        return Hold(job=claim.job, result_id=claim.result_id)
+    member = gangs.member_of(connection, claim.job, token)
+    if member is None:
+        raise LeaseLostError(f"job {job_id} is not held under this token: its lease has passed on")
+    return Hold(job=claim.job, result_id=claim.result_id, member=member)
+
+
+def _is_repetition(connection: Connection, hold: Hold, report_id: str | None) -> bool:
+    known = storage.report_taken(connection, report_id)
+    if known is not None and known != hold.job.id:
+        raise ConflictError(f"the report_id was used before, for job {known}")
+    return known is not None
+
+
+def _require_running(hold: Hold) -> None:
+    """Raises LeaseLostError where the job has ended; one that was put back is still its last owner's to report on.
+
+    Not so a gang's: its members do not come back all, and one alone can do nothing.
+    """
+    if hold.job.state == "leased" or (hold.job.state == "queued" and hold.member is None):
+        return
+    state = "another attempt waits" if hold.job.state == "queued" else hold.job.state
+    raise LeaseLostError(f"job {hold.job.id} has ended ({state}): nothing more is taken for it")
+
+
+def _end_part(connection: Connection, hold: Hold, now: datetime) -> None:
+    """A gang's member is through. It may say so after the first has ended the job."""
+    require(hold.member is not None and hold.member.node_rank > 0, "result.kind", "must be the job's result", "part")
+    if hold.job.state != "succeeded":
+        _require_running(hold)
+    gangs.done(connection, hold, now)

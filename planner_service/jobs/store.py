@@ -1,0 +1,366 @@
+"""Jobs: the queue, and who holds what. Changes of state are the services' to decide; here they are written down.
+
+Reports: the ids of those that were taken, so that a repetition is known as one.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, or_, select, update
+
+from pipeplan.protocol.jobs import Job, JobQuery, JobState, Progress, Task
+from pipeplan.protocol.listing import Page
+from planner_service.platform import listing
+from planner_service.platform.listing import Cut, Listing, created, cut_of, equal, newest, one_of
+from planner_service.platform.stored import read_stored
+from planner_service.platform.tables import jobs, reports
+
+_TASK: TypeAdapter[Task] = TypeAdapter(Task)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A job, the token of whoever held it last (None for a gang, whose members have their own), and its result's id."""
+
+    job: Job
+    token: str | None
+    result_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingNeeds:
+    """Jobs in the queue that need the same: what it is, and the place of the oldest."""
+
+    needs_id: str
+    needs: str
+    first: int
+
+
+# What every report asks for, made once: to build a statement takes longer than to execute it.
+_BY_ID = select(jobs).where(jobs.c.id == bindparam("asked_id"))
+_CLAIM = _BY_ID.with_for_update()
+_EXPIRED = (
+    select(jobs)
+    .where(jobs.c.state == "leased", jobs.c.lease_expires_at <= bindparam("moment"))
+    .with_for_update(skip_locked=True)
+)
+_EXTEND = (
+    update(jobs)
+    .where(jobs.c.id == bindparam("asked_id"))
+    .values(
+        state="leased",
+        lease_expires_at=bindparam("until"),
+        updated_at=bindparam("moment"),
+        progress=func.coalesce(bindparam("told", type_=jobs.c.progress.type), jobs.c.progress),
+    )
+    .returning(*jobs.c)
+)
+
+NO_NEEDS = ("any", "{}")
+"""The id and the text of the needs of a job that any agent may take."""
+
+
+def add(
+    connection: Connection,
+    *,
+    job_id: str,
+    task: Task,
+    run_id: str | None,
+    now: datetime,
+    needs: tuple[str, str] = NO_NEEDS,
+    asked_by: str | None = None,
+) -> None:
+    """Appends a job to the queue. `needs` are an id and a text of what an agent must have to take it."""
+    connection.execute(
+        insert(jobs).values(
+            id=job_id,
+            kind=task.kind,
+            task=task.model_dump_json(),
+            state="queued",
+            attempts=0,
+            needs_id=needs[0],
+            needs=needs[1],
+            run_id=run_id,
+            asked_by=asked_by,
+            created_at=now,
+            updated_at=now,
+        )
+    )
+
+
+def get(connection: Connection, job_id: str) -> Job | None:
+    """The job as everybody sees it."""
+    row = connection.execute(_BY_ID, {"asked_id": job_id}).one_or_none()
+    return None if row is None else _job(row)
+
+
+def asked_for(connection: Connection, query: JobQuery) -> Page[Job]:
+    """The jobs that the query asks for."""
+    filters = [
+        one_of("state", jobs.c.state, query.state),
+        equal("kind", jobs.c.kind, query.kind),
+        equal("agent", jobs.c.agent, query.agent),
+        *created(jobs.c.created_at, query),
+    ]
+    return listing.page(connection, _LISTING, cut_of(query), filters)
+
+
+def page(connection: Connection, cut: Cut, states: Iterable[JobState] = ()) -> Page[Job]:
+    """The newest jobs, in these states only where any are named."""
+    wanted = tuple(states)
+    query = select(jobs).where(jobs.c.state.in_(wanted)) if wanted else select(jobs)
+    return newest(connection, query, jobs, cut, _job)
+
+
+def claim(connection: Connection, job_id: str) -> Claim | None:
+    """The job and who holds it; on PostgreSQL nobody else changes it until the transaction ends."""
+    row = connection.execute(_CLAIM, {"asked_id": job_id}).one_or_none()
+    return None if row is None else Claim(job=_job(row), token=row.token, result_id=row.result_id)
+
+
+def waiting(connection: Connection) -> list[WaitingNeeds]:
+    """What is needed by jobs in the queue: a step through an index for each, however many jobs there are."""
+    found: list[WaitingNeeds] = []
+    last = ""
+    while True:
+        step = (
+            select(jobs.c.needs_id, jobs.c.needs, jobs.c.sequence)
+            .where(jobs.c.state == "queued", jobs.c.needs_id > last)
+            .order_by(jobs.c.needs_id, jobs.c.sequence)
+            .limit(1)
+        )
+        row = connection.execute(step).one_or_none()
+        if row is None:
+            return found
+        found.append(WaitingNeeds(needs_id=row.needs_id, needs=row.needs, first=row.sequence))
+        last = row.needs_id
+
+
+def needing(connection: Connection, needs_id: str, limit: int) -> list[Job]:
+    """The oldest jobs in the queue that need this."""
+    query = select(jobs).where(jobs.c.state == "queued", jobs.c.needs_id == needs_id)
+    return [_job(row) for row in connection.execute(query.order_by(jobs.c.sequence).limit(limit).with_for_update())]
+
+
+def first_due(connection: Connection, needs_id: str, now: datetime) -> int | None:
+    """The place of the oldest job that needs this and may be tried now."""
+    query = select(func.min(jobs.c.sequence)).where(jobs.c.state == "queued", jobs.c.needs_id == needs_id, _due(now))
+    return connection.execute(query).scalar_one_or_none()
+
+
+def needs_of(connection: Connection, job_id: str) -> str | None:
+    """The text of what the job needs."""
+    return connection.execute(select(jobs.c.needs).where(jobs.c.id == job_id)).scalar_one_or_none()
+
+
+def any_due(connection: Connection, kinds: Sequence[str], now: datetime) -> bool:
+    """Whether a job of these kinds is in the queue and may be tried now."""
+    query = select(jobs.c.sequence).where(jobs.c.state == "queued", jobs.c.kind.in_(kinds), _due(now)).limit(1)
+    return connection.execute(query).one_or_none() is not None
+
+
+def take_oldest(
+    connection: Connection,
+    *,
+    kinds: Sequence[str],
+    agent: str,
+    token: str,
+    now: datetime,
+    expires_at: datetime,
+    instance: str | None = None,
+    needs_ids: Sequence[str] | None = None,
+    before: int | None = None,
+) -> Job | None:
+    """Leases the oldest queued job to the agent; None where there is none. One statement.
+
+    Only jobs with one of the needs are looked at where any are given, and only those whose place is `before` another.
+    SQLite's writers take turns and its compiler leaves FOR UPDATE out; on PostgreSQL rows that others are just
+    taking are skipped.
+    """
+    oldest = select(jobs.c.sequence).where(jobs.c.state == "queued", jobs.c.kind.in_(kinds), _due(now))
+    if needs_ids is not None:
+        oldest = oldest.where(jobs.c.needs_id.in_(needs_ids))
+    if before is not None:
+        oldest = oldest.where(jobs.c.sequence < before)
+    oldest = oldest.order_by(jobs.c.sequence).limit(1).with_for_update(skip_locked=True)
+    taken = (
+        update(jobs)
+        .where(jobs.c.sequence == oldest.scalar_subquery())
+        .values(
+            state="leased",
+            attempts=jobs.c.attempts + 1,
+            fence=jobs.c.fence + 1,
+            agent=agent,
+            instance=instance,
+            token=token,
+            gang=None,
+            lease_expires_at=expires_at,
+            not_before=None,
+            progress=None,
+            updated_at=now,
+        )
+        .returning(*jobs.c)
+    )
+    row = connection.execute(taken).one_or_none()
+    return None if row is None else _job(row)
+
+
+def held_by(connection: Connection, agent: str, instance: str) -> str | None:
+    """The id of the job that this process was given alone and has not ended; it asks for work, and knows of none."""
+    query = select(jobs.c.id).where(
+        jobs.c.state == "leased", jobs.c.agent == agent, jobs.c.instance == instance, jobs.c.gang.is_(None)
+    )
+    return connection.execute(query.order_by(jobs.c.sequence).limit(1).with_for_update()).scalar_one_or_none()
+
+
+def give_again(connection: Connection, job_id: str, *, token: str, expires_at: datetime, now: datetime) -> None:
+    """Leases the job anew to who has it: under a new token, as the same attempt."""
+    _set(connection, job_id, token=token, fence=jobs.c.fence + 1, lease_expires_at=expires_at, updated_at=now)
+
+
+def give_to_gang(connection: Connection, job_id: str, agents: Sequence[str]) -> None:
+    """The job is these agents', whose tokens are their own."""
+    _set(connection, job_id, token=None, instance=None, agent=agents[0], gang=json.dumps(list(agents)))
+
+
+def expired(connection: Connection, now: datetime) -> list[Job]:
+    """The jobs whose lease has run out, but for those that others are just changing."""
+    return [_job(row) for row in connection.execute(_EXPIRED, {"moment": now})]
+
+
+def any_expired(connection: Connection, now: datetime) -> bool:
+    """Whether any lease has run out."""
+    query = select(jobs.c.sequence).where(jobs.c.state == "leased", jobs.c.lease_expires_at <= now).limit(1)
+    return connection.execute(query).one_or_none() is not None
+
+
+def requeue(connection: Connection, job_id: str, now: datetime, *, not_before: datetime | None = None) -> None:
+    """Puts the job back in its place in the queue. The token stays: until somebody takes the job, it is its owner's."""
+    _set(connection, job_id, state="queued", lease_expires_at=None, not_before=not_before, updated_at=now)
+
+
+def hand_back(connection: Connection, job_id: str, now: datetime) -> None:
+    """Puts the job back, without its owner, whose attempt does not count."""
+    _set(
+        connection,
+        job_id,
+        state="queued",
+        attempts=jobs.c.attempts - 1,
+        token=None,
+        agent=None,
+        instance=None,
+        gang=None,
+        lease_expires_at=None,
+        not_before=None,
+        progress=None,
+        updated_at=now,
+    )
+
+
+def retry(connection: Connection, job_id: str, now: datetime) -> None:
+    """Puts a job that has ended without a result back, as if it had never been tried."""
+    _set(
+        connection,
+        job_id,
+        state="queued",
+        attempts=0,
+        token=None,
+        agent=None,
+        instance=None,
+        gang=None,
+        error=None,
+        lease_expires_at=None,
+        not_before=None,
+        progress=None,
+        updated_at=now,
+    )
+
+
+def extend(connection: Connection, job_id: str, progress: Progress | None, expires_at: datetime, now: datetime) -> Job:
+    """The owner is alive: the lease goes on, and its progress is kept where it tells of any. The job as it is now."""
+    told = None if progress is None else progress.model_dump_json()
+    values = {"asked_id": job_id, "until": expires_at, "moment": now, "told": told}
+    return _job(connection.execute(_EXTEND, values).one())
+
+
+def succeed(
+    connection: Connection,
+    job_id: str,
+    *,
+    result_id: str,
+    now: datetime,
+    profile_id: str | None = None,
+    cluster_id: str | None = None,
+    plan_id: str | None = None,
+    answer: str | None = None,
+) -> None:
+    """Ends the job with its result; `answer` is the text of what a planner answered beside a plan."""
+    _set(
+        connection,
+        job_id,
+        state="succeeded",
+        result_id=result_id,
+        profile_id=profile_id,
+        cluster_id=cluster_id,
+        plan_id=plan_id,
+        answer=answer,
+        lease_expires_at=None,
+        updated_at=now,
+    )
+
+
+def end(connection: Connection, job_id: str, *, state: JobState, error: str | None, now: datetime) -> None:
+    """Ends the job without a result."""
+    _set(connection, job_id, state=state, error=error, lease_expires_at=None, updated_at=now)
+
+
+def _due(now: datetime) -> ColumnElement[bool]:
+    return or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now)
+
+
+def _set(connection: Connection, job_id: str, **values: Any) -> None:
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+
+
+def _job(row: Row[Any]) -> Job:
+    return Job(
+        id=row.id,
+        task=read_stored(_TASK, row.task),
+        state=row.state,
+        attempts=row.attempts,
+        agent=row.agent,
+        agents=() if row.gang is None else tuple(json.loads(row.gang)),
+        fence=row.fence,
+        lease_expires_at=row.lease_expires_at,
+        not_before=row.not_before if row.state == "queued" else None,
+        progress=None if row.progress is None else Progress.model_validate_json(row.progress),
+        error=row.error,
+        profile_id=row.profile_id,
+        cluster_id=row.cluster_id,
+        run_id=row.run_id,
+        plan_id=row.plan_id,
+        asked_by=row.asked_by,
+        **({} if row.answer is None else json.loads(row.answer)),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+_LISTING = Listing(table=jobs, query=select(jobs), item=_job, sorts={"created_at": jobs.c.sequence})
+
+
+def report_taken(connection: Connection, report_id: str | None) -> str | None:
+    """The id of the job that the report was taken for; None for one that was not. The transaction must hold its job."""
+    if report_id is None:
+        return None
+    return connection.execute(select(reports.c.job_id).where(reports.c.id == report_id)).scalar_one_or_none()
+
+
+def take_report(connection: Connection, report_id: str | None, job_id: str, now: datetime) -> None:
+    """Keeps a report's id, in the transaction of what it does. One that names none is not kept."""
+    if report_id is not None:
+        connection.execute(insert(reports).values(id=report_id, job_id=job_id, created_at=now))

@@ -1,0 +1,1 @@
+"""Overview: what shows several nouns at once, or none."""

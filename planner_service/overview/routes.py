@@ -1,0 +1,59 @@
+"""Whether the service is alive, and whether it can work.
+
+The metrics of this process, in Prometheus' text form.
+"""
+
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from pipeplan.errors import ServiceError
+from planner_service.access.auth import scope
+from planner_service.platform.metrics import MEDIA_TYPE
+from planner_service.platform.migrations import head, revision_of
+from planner_service.platform.requests import Services
+
+router = APIRouter(tags=["health"])
+
+
+class Health(BaseModel):
+    """A yes: a no is a problem."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(Health):
+    """A yes, and the revision of the database's tables."""
+
+    revision: str
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """The process answers."""
+    return Health()
+
+
+@router.get("/readyz", dependencies=[scope("read", "agent")])
+def readyz(services: Services) -> Readiness:
+    """The database answers and has this version's tables."""
+    revision = revision_of(services.database)
+    if revision != head():
+        raise ServiceError(f"the database is at revision {revision}, not at {head()}: run `pipeplan db upgrade`")
+    return Readiness(revision=head())
+
+
+metrics_router = APIRouter(tags=["health"], dependencies=[scope("read")])
+
+EXAMPLE = 'pipeplan_http_requests_total{method="GET",route="/v1/plans/{plan_id}",status="200"} 17.0\n'
+
+
+@metrics_router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"description": "The metrics", "content": {"text/plain": {"example": EXAMPLE}}}},
+)
+def get_metrics(services: Services) -> Response:
+    """Requests, solve times, the queue, leases, agents, how far predictions were off: in Prometheus' text form."""
+    return Response(services.metrics.text(), headers={"Content-Type": MEDIA_TYPE})

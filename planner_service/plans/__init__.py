@@ -1,0 +1,1 @@
+"""Plans: asked for, searched in solvers, stored, compared, exported."""

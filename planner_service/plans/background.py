@@ -1,0 +1,77 @@
+"""Background: what works beside the requests in a process of the service: solvers, plan jobs, followers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from pipeplan.errors import ServiceError
+from planner_service.access import idempotency
+from planner_service.events.feed import Feed
+from planner_service.plans.jobs import PlanRunner
+from planner_service.plans.solver import Solver, solver_pool
+from planner_service.platform.context import Context
+
+TIDY_S = 600.0
+LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkBounds:
+    """How much is done at once, and how long a search may take: within a request, and as a job."""
+
+    solvers: int = 2
+    queue: int = 32
+    streams: int = 500
+    deadline_s: float = 50.0
+    job_deadline_s: float = 3600.0
+
+
+class Background:
+    """Solvers, the runner of plan jobs, the feed of events; `stop` may be called at any time and ends parsing too."""
+
+    def __init__(self, context: Context, start: Callable[[], Solver], bounds: WorkBounds) -> None:
+        self.bounds = bounds
+        self.pool = solver_pool(start, solvers=bounds.solvers, queue=bounds.queue)
+        self.feed = Feed(context, followers=bounds.streams)
+        self.runner = PlanRunner(context, self.pool, deadline_s=bounds.job_deadline_s, told=self._told)
+        self._context = context
+
+    def _told(self, job_id: str) -> None:
+        self.feed.hint(("job", job_id))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Works as long as the block."""
+        tasks = [asyncio.create_task(work) for work in (self.runner.run(), self._tidy())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends every search and every stream, so that the requests that wait for them end."""
+        self.feed.close()
+        self.pool.close()
+        self._context.parsing.close()
+
+    def wind_down(self, within_s: float) -> None:
+        """The service is stopping: ends streams at once, and after a while the searches that requests still wait for.
+
+        Blocks meanwhile; another thread than the event loop's calls it.
+        """
+        self.feed.close()
+        until_s = time.monotonic() + within_s
+        while not self.pool.is_idle and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+        self.pool.close()
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_S)
+            with suppress(ServiceError):
+                await asyncio.to_thread(idempotency.prune, self._context)

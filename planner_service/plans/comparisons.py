@@ -1,0 +1,139 @@
+"""Comparisons: what differs between plans, and why one is faster.
+
+A plan's workers compute for `compute_s_per_sample` each sample, all together, and are busy with it for a share of their
+time, so that
+
+    samples/s = workers x busy share / compute seconds a sample
+
+The ratio of two plans' speeds is the product of the ratios of these three.
+"""
+
+from collections.abc import Sequence
+
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+
+_NOT_COMPARED = ("id", "stages")
+
+
+def compare(context: Context, plan_ids: list[str]) -> Comparison:
+    """The plans side by side, in this order. Raises NotFoundError."""
+    return comparison([(plan_id, plans.get(context, plan_id)) for plan_id in plan_ids])
+
+
+def alternatives(context: Context, plan_id: str) -> Alternatives:
+    """What the plan was chosen over. Raises NotFoundError."""
+    plan = plans.get(context, plan_id)
+    return Alternatives(
+        plan_id=plan_id,
+        configurations_considered=plan.configurations_considered,
+        alternatives=plan.alternatives,
+        pareto=plan.pareto,
+    )
+
+
+def comparison(compared: Sequence[tuple[str, Plan]]) -> Comparison:
+    """The comparison of the plans, each with the id under which it is stored, with the first."""
+    facts = [_facts(plan_id, plan) for plan_id, plan in compared]
+    fastest = max(facts, key=_rate)
+    return Comparison(
+        plans=tuple(facts),
+        differences=tuple(_differences(facts)),
+        speeds=tuple(_speed(one, facts[0]) for one in facts),
+        fastest=fastest.id,
+    )
+
+
+def _differences(facts: list[PlanFacts]) -> list[Difference]:
+    found = []
+    for name in PlanFacts.model_fields:
+        values = tuple(getattr(one, name) for one in facts)
+        if name not in _NOT_COMPARED and any(value != values[0] for value in values):
+            found.append(Difference(field=name, values=values))
+    return found
+
+
+def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
+    if not _rate(first) or not plan.compute_s_per_sample or not first.busy_fraction:
+        return Speed(id=plan.id, ratio=None, because=())
+    workers = plan.workers / first.workers
+    busy = plan.busy_fraction / first.busy_fraction
+    compute = first.compute_s_per_sample / plan.compute_s_per_sample
+    factors = (
+        Factor(name="workers", ratio=workers, text=f"{plan.workers} workers against {first.workers}"),
+        Factor(name="busy", ratio=busy, text=_busy_text(plan, first)),
+        Factor(name="compute", ratio=compute, text=_compute_text(plan, first)),
+    )
+    kept = tuple(factor for factor in factors if abs(factor.ratio - 1.0) > 1e-9)
+    return Speed(id=plan.id, ratio=_rate(plan) / _rate(first), because=kept)
+
+
+def _busy_text(plan: PlanFacts, first: PlanFacts) -> str:
+    shares = f"workers compute for {plan.busy_fraction:.1%} of the time against {first.busy_fraction:.1%}"
+    slowest = f"the slowest stage, {plan.slowest_stage}, takes {1e3 * plan.slowest_stage_time_s:.4g} ms a microbatch"
+    return f"{shares}; {slowest} against {1e3 * first.slowest_stage_time_s:.4g} ms"
+
+
+def _compute_text(plan: PlanFacts, first: PlanFacts) -> str:
+    times = (
+        f"{1e3 * plan.compute_s_per_sample:.4g} ms of compute a sample against {1e3 * first.compute_s_per_sample:.4g}"
+    )
+    if plan.recomputing_stages == first.recomputing_stages:
+        return times
+    counts = f"{len(plan.recomputing_stages)} stages recompute against {len(first.recomputing_stages)}"
+    return f"{times}; {counts}"
+
+
+def _facts(plan_id: str, plan: Plan) -> PlanFacts:
+    compute_s = sum(_compute_s(plan, index) / costs.microbatch_size for index, costs in enumerate(plan.costs))
+    slowest = max(range(plan.depth), key=lambda index: plan.stages[index].time_s)
+    played = plan.simulated
+    rate = plan.throughput_samples_per_s if played is None else played.throughput_samples_per_s
+    return PlanFacts(
+        id=plan_id,
+        planner=plan.planner,
+        model=plan.model.name,
+        profile_id=plan.profile_id,
+        cluster_id=plan.cluster_id,
+        schedule=plan.schedule,
+        split_backward=plan.split_backward,
+        depth=plan.depth,
+        replicas=plan.replicas,
+        workers=plan.workers,
+        batch_size=plan.batch_size,
+        microbatch_size=plan.microbatch_size,
+        microbatches=plan.microbatches,
+        dtype=plan.dtype,
+        optimizer=plan.optimizer,
+        memory_accounting=plan.memory_accounting,
+        estimated=plan.estimated,
+        cuts=tuple(stage.start for stage in plan.stages[1:]),
+        recomputing_stages=tuple(index for index, stage in enumerate(plan.stages) if stage.recompute),
+        throughput_samples_per_s=plan.throughput_samples_per_s,
+        simulated_samples_per_s=None if played is None else played.throughput_samples_per_s,
+        bubble_fraction=plan.bubble_fraction,
+        simulated_bubble_fraction=None if played is None else played.bubble_fraction,
+        slowest_stage=slowest,
+        slowest_stage_time_s=plan.stages[slowest].time_s,
+        memory_bytes=max(stage.memory_bytes for stage in plan.stages),
+        compute_s_per_sample=compute_s,
+        busy_fraction=rate * compute_s / plan.workers,
+        stages=plan.stages,
+    )
+
+
+def _compute_s(plan: Plan, index: int) -> float:
+    """A stage's compute, a microbatch."""
+    costs: StageCosts = plan.costs[index]
+    split = plan.split_backward or plan.schedule == "zb-h1"
+    backward_s = costs.backward_input_s + costs.backward_weight_s if split else costs.backward_s
+    recompute_s = costs.recompute_s if plan.stages[index].recompute else 0.0
+    return costs.forward_s + backward_s + recompute_s
+
+
+def _rate(facts: PlanFacts) -> float:
+    played = facts.simulated_samples_per_s
+    return facts.throughput_samples_per_s if played is None else played

@@ -1,0 +1,356 @@
+"""Memory drawing: what a worker holds, as one bar of parts. Pure geometry; the template writes the SVG.
+
+Stage drawing: a model's blocks in a row, cut into a plan's stages. Pure geometry; the template writes the SVG.
+
+Pareto chart: throughput against memory, the front's plans as dots. Pure geometry; the template writes the SVG.
+
+Schedule drawing: a timeline as rows of bars, a row a rank. Pure geometry; the template writes the SVG.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from pipeplan.documents.plan import Plan, Stage, StageMemory
+from pipeplan.formats import rate, seconds, size
+from pipeplan.programs.instructions import Instruction, StartReduce, is_compute, microbatches_of
+from pipeplan.programs.timeline import Lane, Timeline, TimelineEvent
+from planner_service.platform.axes import Tick, memory_ticks, ticks, time_ticks
+
+WIDTH = 1160.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryShare:
+    """One item of the memory."""
+
+    x: float
+    width: float
+    kind: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBar:
+    """The items that a worker of a stage holds, against the most that any bar beside it shows."""
+
+    stage: int
+    shares: tuple[MemoryShare, ...]
+    total_bytes: int
+
+
+def fullest(plan: Plan) -> int:
+    """The stage whose workers hold most; the first of several."""
+    return max(range(plan.depth), key=lambda index: (plan.stages[index].memory_bytes, -index))
+
+
+def memory_bar(plan: Plan, most_bytes: float) -> MemoryBar:
+    """The bar of the plan's fullest stage, on a scale that ends at `most_bytes`."""
+    index = fullest(plan)
+    stage = plan.stages[index]
+    x, shares = 0.0, []
+    for kind, held_bytes in items(stage):
+        width = WIDTH * held_bytes / most_bytes if most_bytes > 0 else 0.0
+        shares.append(MemoryShare(x=x, width=width, kind=kind, title=f"{kind.replace('-', ' ')}: {size(held_bytes)}"))
+        x += width
+    return MemoryBar(stage=index, shares=tuple(shares), total_bytes=stage.memory_bytes)
+
+
+def items(stage: Stage) -> list[tuple[str, int]]:
+    """What the memory is made of, without what is 0; one item where the planner did not take it apart."""
+    if stage.memory is None:
+        return [("all-of-it", stage.memory_bytes)]
+    held = [(item.name.replace("_", "-"), getattr(stage.memory, item.name)) for item in fields(StageMemory)]
+    return [(name, held_bytes) for name, held_bytes in held if held_bytes]
+
+
+STAGE_HEIGHT = 46.0
+LETTER_WIDTH = 7.0
+MAX_DRAWN = 400
+"""Beyond so many stages each would be narrower than three points."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One stage; `slowest` is the one that sets the pace, `share` its part of that one's time."""
+
+    x: float
+    width: float
+    title: str
+    blocks: str
+    replicas: str
+    slowest: bool
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageDrawing:
+    """The stages from the input on, as wide as they have blocks."""
+
+    pieces: tuple[Piece, ...]
+
+
+def stage_drawing(plan: Plan) -> StageDrawing | None:
+    """The drawing; None where there are too many stages for one."""
+    if plan.depth > MAX_DRAWN:
+        return None
+    blocks = plan.stages[-1].stop
+    slowest_s = max(stage.time_s for stage in plan.stages)
+    pieces = []
+    for index, stage in enumerate(plan.stages):
+        x, end = WIDTH * stage.start / blocks, WIDTH * stage.stop / blocks
+        pieces.append(
+            Piece(
+                x=x,
+                width=end - x,
+                title=_title(index, stage),
+                blocks=_fitting(_range(stage), end - x),
+                replicas=_fitting(f"× {stage.replicas}" if stage.replicas > 1 else "", end - x),
+                slowest=stage.time_s == slowest_s > 0,
+                share=stage.time_s / slowest_s if slowest_s > 0 else 0.0,
+            )
+        )
+    return StageDrawing(pieces=tuple(pieces))
+
+
+def _title(index: int, stage: Stage) -> str:
+    replicas = f"{stage.replicas} replicas" if stage.replicas > 1 else "1 replica"
+    recompute = ", recomputing" if stage.recompute else ""
+    device = f" on {stage.device}" if stage.device else ""
+    return (
+        f"Stage {index}: blocks {_range(stage)}, {replicas}{device}{recompute}, "
+        f"{seconds(stage.time_s)} a microbatch, {size(stage.memory_bytes)} a worker"
+    )
+
+
+def _range(stage: Stage) -> str:
+    return f"{stage.start}" if stage.stop == stage.start + 1 else f"{stage.start}–{stage.stop - 1}"
+
+
+def _fitting(text: str, width: float) -> str:
+    return text if LETTER_WIDTH * len(text) + 4 <= width else ""
+
+
+CHART_HEIGHT = 240.0
+LEFT, RIGHT, TOP, BOTTOM = 92.0, 1140.0, 14.0, 206.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """A plan of the front; `chosen` is the answer."""
+
+    x: float
+    y: float
+    title: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoChart:
+    """The dots, the line through them as SVG has it, and the axes."""
+
+    dots: tuple[Dot, ...]
+    points: str
+    memory: tuple[Tick, ...]
+    rates: tuple[Tick, ...]
+
+
+def pareto_chart(plan: Plan) -> ParetoChart | None:
+    """The chart; None where the answer stands alone."""
+    front = [(each, each.memory_bytes or 0, each.throughput_samples_per_s or 0.0) for each in plan.pareto]
+    if len(front) < 2:
+        return None
+    most_bytes, most_rate = 1.05 * max(held for _, held, _ in front), 1.1 * max(fast for _, _, fast in front)
+
+    def x(held_bytes: float) -> float:
+        return LEFT + (RIGHT - LEFT) * held_bytes / most_bytes
+
+    def y(samples_per_s: float) -> float:
+        return BOTTOM - (BOTTOM - TOP) * samples_per_s / most_rate
+
+    dots = tuple(
+        Dot(
+            x=x(held),
+            y=y(fast),
+            title=f"{each.schedule}, {each.depth} × {each.width or 'mixed'}, microbatches of {each.microbatch_size}"
+            f"{', recomputing' if each.recompute else ''}: {rate(fast)}, {size(held)} a device",
+            chosen=index == 0,
+        )
+        for index, (each, held, fast) in enumerate(front)
+    )
+    return ParetoChart(
+        dots=dots,
+        points=" ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in dots),
+        memory=memory_ticks(most_bytes, start=LEFT, end=RIGHT, most=8),
+        rates=ticks(0.0, most_rate, start=BOTTOM, end=TOP, most=5, label=lambda value: f"{value:g}"),
+    )
+
+
+LABEL_WIDTH = 92.0
+ROW_HEIGHT = 28.0
+AXIS_HEIGHT = 26.0
+MAX_ROWS = 32
+READABLE_BARS = 64
+NARROWEST_TEXT = 9.0
+BAR_LETTER_WIDTH = 6.5
+JOINED_GAP = 0.6
+"""Bars of one kind that are nearer than this are drawn as one: thousands of slivers would look the same."""
+
+KINDS = {
+    "Forward": "Forward",
+    "Recompute": "Recompute",
+    "Backward": "Backward",
+    "BackwardInput": "Backward, input",
+    "BackwardWeight": "Backward, weights",
+    "ReduceGradients": "Gradient exchange",
+    "ReduceTied": "Gradients of shared weights",
+    "ReduceNorm": "Gradient norm",
+    "Update": "Update",
+    "Checkpoint": "Checkpoint",
+    "Send": "Send",
+    "Receive": "Waiting for data (bubble)",
+}
+"""What is told apart, by the instruction's name, in the legend's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionBar:
+    """One instruction, or several of a kind that are too close to be told apart."""
+
+    x: float
+    width: float
+    kind: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRow:
+    """One rank."""
+
+    y: float
+    label: str
+    bars: tuple[InstructionBar, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """The rows, the time axis, and the kinds that occur."""
+
+    title: str
+    height: float
+    rows: tuple[ScheduleRow, ...]
+    ticks: tuple[Tick, ...]
+    legend: tuple[tuple[str, str], ...]
+    hidden_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnWindow:
+    """The time that is shown, [start_s, start_s + span_s)."""
+
+    start_s: float
+    span_s: float
+
+    def x(self, moment_s: float) -> float:
+        """Where a moment is, kept inside the picture."""
+        share = (moment_s - self.start_s) / self.span_s if self.span_s > 0 else 0.0
+        return LABEL_WIDTH + min(max(share, 0.0), 1.0) * (WIDTH - LABEL_WIDTH)
+
+    def head(self, span_s: float) -> "DrawnWindow":
+        """Its first part."""
+        return DrawnWindow(start_s=self.start_s, span_s=min(span_s, self.span_s))
+
+    def tail(self, span_s: float) -> "DrawnWindow":
+        """Its last part."""
+        shown_s = min(span_s, self.span_s)
+        return DrawnWindow(start_s=self.start_s + self.span_s - shown_s, span_s=shown_s)
+
+    def shows(self, event: TimelineEvent) -> bool:
+        """Whether any of the event is inside."""
+        return event.end_s > self.start_s and event.start_s < self.start_s + self.span_s
+
+
+def last_batches(timeline: Timeline, batches: int) -> DrawnWindow:
+    """The window of a timeline's last batches: its steady state. The whole of it where there are no more."""
+    start_s = min((lane.start_s[0] for lane in timeline.lanes if lane.start_s), default=0.0)
+    shown_s = timeline.makespan_s * min(batches / timeline.batches, 1.0)
+    return DrawnWindow(start_s=start_s + timeline.makespan_s - shown_s, span_s=shown_s)
+
+
+def readable_s(timeline: Timeline, window: DrawnWindow) -> float:
+    """How many seconds of the window can be shown so that its bars can still be told apart."""
+    bars = (
+        sum(is_compute(event.instruction) and window.shows(event) for event in lane.events()) for lane in timeline.lanes
+    )
+    return window.span_s * min(1.0, READABLE_BARS / max(1, *bars))
+
+
+def draw(timeline: Timeline, window: DrawnWindow, *, title: str) -> Drawing:
+    """The part of the timeline that the window shows."""
+    rows = tuple(
+        ScheduleRow(y=AXIS_HEIGHT + i * ROW_HEIGHT, label=_label(timeline, lane), bars=_bars(lane, window))
+        for i, lane in enumerate(timeline.lanes[:MAX_ROWS])
+    )
+    kinds = {bar.kind for row in rows for bar in row.bars}
+    return Drawing(
+        title=title,
+        height=AXIS_HEIGHT + len(rows) * ROW_HEIGHT + 4,
+        rows=rows,
+        ticks=time_ticks(window.span_s, start=LABEL_WIDTH, end=WIDTH),
+        legend=tuple((kind, name) for kind, name in KINDS.items() if kind in kinds),
+        hidden_rows=max(len(timeline.lanes) - MAX_ROWS, 0),
+    )
+
+
+def _label(timeline: Timeline, lane: Lane) -> str:
+    replicated = any(other.replica for other in timeline.lanes)
+    return f"{lane.rank}: stage {lane.stage}" + (f".{lane.replica}" if replicated else "")
+
+
+def _bars(lane: Lane, window: DrawnWindow) -> tuple[InstructionBar, ...]:
+    bars: list[InstructionBar] = []
+    for bar in _single_bars(lane, window):
+        if bars and _same_blot(bars[-1], bar):
+            first = bars.pop()
+            bars.append(
+                InstructionBar(
+                    x=first.x,
+                    width=bar.x + bar.width - first.x,
+                    kind=bar.kind,
+                    title=f"{first.title.partition(' … ')[0]} … {bar.title}",
+                    text="",
+                )
+            )
+        else:
+            bars.append(bar)
+    return tuple(bars)
+
+
+def _single_bars(lane: Lane, window: DrawnWindow) -> Iterator[InstructionBar]:
+    for text, event in zip(lane.instructions, lane.events(), strict=True):
+        if event.end_s <= event.start_s or not window.shows(event):
+            continue
+        x, end = window.x(event.start_s), window.x(event.end_s)
+        kind = _kind(event.instruction)
+        label = "" if kind in ("Send", "Receive") else _numbers(event.instruction)
+        fits = end - x >= max(NARROWEST_TEXT, BAR_LETTER_WIDTH * len(label) + 2)
+        title = f"{text}: {1e3 * (event.end_s - event.start_s):.4g} ms"
+        yield InstructionBar(x=x, width=end - x, kind=kind, title=title, text=label if fits else "")
+
+
+def _same_blot(first: InstructionBar, second: InstructionBar) -> bool:
+    slivers = first.width < NARROWEST_TEXT / 3 or second.width < NARROWEST_TEXT / 3
+    return slivers and first.kind == second.kind and second.x - (first.x + first.width) < JOINED_GAP
+
+
+def _kind(instruction: Instruction) -> str:
+    name = type(instruction).__name__
+    if name in KINDS:
+        return name
+    if isinstance(instruction, StartReduce):
+        return "ReduceGradients"
+    return "Send" if name.startswith("Send") else "Receive"
+
+
+def _numbers(instruction: Instruction) -> str:
+    return ",".join(str(k) for k in microbatches_of(instruction))

@@ -1,0 +1,73 @@
+"""Exports: a stored plan as other systems read it."""
+
+from dataclasses import dataclass
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.exports.formats import BATCHES, FORMATS, Format, format_named
+from pipeplan.exports.source import ExportSource
+from planner_service.documents.service import clusters, profiles
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+
+NAMES = tuple(FORMATS)
+VERSIONS = tuple(version for one in FORMATS.values() for version in one.versions)
+MEDIA_TYPES = tuple(
+    dict.fromkeys(each.media_type for one in FORMATS.values() for each in (one, *one.versions.values()))
+)
+
+
+def export(context: Context, plan_id: str, name: str, target_version: str | None = None) -> tuple[Format, str]:
+    """The plan in a format, for a version of its target.
+
+    Raises NotFoundError, and InvalidInputError where the format cannot express it at all.
+    """
+    chosen = format_named(name, target_version)
+    plan = plans.get(context, plan_id)
+    if name == "chrome-trace":
+        plans.require_playable(plan, BATCHES)
+    return chosen, chosen.write(_source(context, plan_id, plan))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A format, and why it cannot express the plan where it cannot."""
+
+    name: str
+    refusal: str | None
+
+
+def offers(context: Context, plan_id: str, plan: Plan) -> tuple[Offer, ...]:
+    """All formats, for this plan. Raises NotFoundError."""
+    source = _source(context, plan_id, plan)
+    return tuple(Offer(name=name, refusal=_refusal(name, one, source)) for name, one in FORMATS.items())
+
+
+def _refusal(name: str, one: Format, source: ExportSource) -> str | None:
+    """Why the format cannot express the plan. A trace is not played to find out."""
+    try:
+        if name == "chrome-trace":
+            plans.require_playable(source.plan, BATCHES)
+        else:
+            one.write(source)
+    except InvalidInputError as error:
+        return f"{error.field} {error.rule}" if error.field != "format" else error.rule
+    return None
+
+
+def _source(context: Context, plan_id: str, plan: Plan) -> ExportSource:
+    asked = plans.summary(context, plan_id)
+    profile = profiles.document(context, asked.profile_id)
+    return ExportSource(
+        plan_id=plan_id,
+        plan=plan,
+        cluster=parse(Cluster, clusters.document(context, asked.cluster_id)),
+        block_names=context.parsing.read_stored(_block_names, profile, len(profile)),
+    )
+
+
+def _block_names(profile: str) -> tuple[str, ...]:
+    return tuple(block.name for block in parse(Profile, profile).blocks)

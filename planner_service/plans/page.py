@@ -1,0 +1,201 @@
+"""The plan history.
+
+Plans side by side: what differs first, why one is faster, their stages and their memory drawn on one scale.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from math import log
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from pipeplan.documents.plan import SCHEDULES, Plan, StageMemory
+from pipeplan.errors import require
+from pipeplan.formats import NONE, count, percent, rate, seconds, shape, size, times
+from pipeplan.protocol.plans import PlanFacts, PlanQuery, PlanSummary
+from planner_service.plans import comparisons
+from planner_service.plans import service as plans
+from planner_service.plans.drawings import MemoryBar, StageDrawing, fullest, memory_bar, stage_drawing
+from planner_service.platform.context import Context
+from planner_service.platform.pages import page, query_of
+from planner_service.platform.requests import Services
+
+router = APIRouter()
+
+
+@router.get("/plans")
+def history(services: Services, request: Request) -> HTMLResponse:
+    """A page of the plans that pass the address's filters."""
+    query = query_of(PlanQuery, request)
+    return page(
+        request,
+        "plans/plans.html",
+        plans=plans.page(services, query),
+        schedules=SCHEDULES,
+    )
+
+
+MOST = 4
+NEGLIGIBLE = 0.005
+"""A factor that is nearer to 1 is not worth a word."""
+
+NEAR = 1e-6
+"""Quantities that differ by less, as a share, are the same for a reader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRow:
+    """One quantity of all plans; `best` are the places of those that no other beats, where there is a best."""
+
+    label: str
+    values: tuple[str, ...]
+    best: tuple[int, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether any plan has another value than the first."""
+        return len(set(self.values)) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """A plan beside the fastest: how many times as fast that is (None: as fast), and why."""
+
+    plan_id: str
+    ratio: str | None
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonView:
+    """What the page shows. `fastest` is a place in `summaries`."""
+
+    summaries: tuple[PlanSummary, ...]
+    fastest: int
+    against: tuple[Against, ...]
+    differing: tuple[ComparedRow, ...]
+    equal: tuple[ComparedRow, ...]
+    stages: tuple[StageDrawing | None, ...]
+    memory: tuple[MemoryBar, ...]
+    memory_rows: tuple[ComparedRow, ...]
+    one_model: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quantity:
+    """A row before it is filled in: what to show of a plan, and what to rank by, the smallest first."""
+
+    label: str
+    shown: Callable[[Plan, PlanFacts], str]
+    rank: Callable[[Plan, PlanFacts], float] | None = None
+
+
+_QUANTITIES = (
+    _Quantity(
+        label="Simulated throughput",
+        shown=lambda plan, facts: rate(facts.simulated_samples_per_s),
+        rank=lambda plan, facts: -(facts.simulated_samples_per_s or facts.throughput_samples_per_s),
+    ),
+    _Quantity(label="Predicted in closed form", shown=lambda plan, facts: rate(plan.throughput_samples_per_s)),
+    _Quantity(
+        label="Bubble",
+        shown=lambda plan, facts: percent(plan.bubble_fraction),
+        rank=lambda plan, facts: plan.bubble_fraction,
+    ),
+    _Quantity(
+        label="Share of time computing",
+        shown=lambda plan, facts: percent(facts.busy_fraction),
+        rank=lambda plan, facts: -facts.busy_fraction,
+    ),
+    _Quantity(
+        label="Compute a sample",
+        shown=lambda plan, facts: seconds(facts.compute_s_per_sample),
+        rank=lambda plan, facts: facts.compute_s_per_sample,
+    ),
+    _Quantity(
+        label="Memory of the fullest device",
+        shown=lambda plan, facts: size(plan.stages[fullest(plan)].memory_bytes),
+        rank=lambda plan, facts: plan.stages[fullest(plan)].memory_bytes,
+    ),
+    _Quantity(label="Time a microbatch", shown=lambda plan, facts: seconds(plan.time_per_microbatch_s)),
+    _Quantity(label="Workers", shown=lambda plan, facts: count(plan.workers), rank=lambda plan, facts: plan.workers),
+    _Quantity(label="Stages × replicas", shown=lambda plan, facts: shape(plan.depth, plan.width)),
+    _Quantity(label="Schedule", shown=lambda plan, facts: plan.schedule),
+    _Quantity(label="Batch", shown=lambda plan, facts: count(plan.batch_size)),
+    _Quantity(label="Microbatch size", shown=lambda plan, facts: count(plan.microbatch_size)),
+    _Quantity(label="Microbatches a batch", shown=lambda plan, facts: count(plan.microbatches)),
+    _Quantity(label="In flight at best", shown=lambda plan, facts: count(plan.optimal_in_flight)),
+    _Quantity(label="Recomputes", shown=lambda plan, facts: "yes" if plan.recompute else "no"),
+    _Quantity(label="Backward split (2BP)", shown=lambda plan, facts: "yes" if plan.split_backward else "no"),
+    _Quantity(label="Planner", shown=lambda plan, facts: f"{plan.planner} {plan.planner_version}"),
+    _Quantity(label="Cost model", shown=lambda plan, facts: plan.cost_model),
+    _Quantity(label="Optimizer", shown=lambda plan, facts: plan.optimizer),
+    _Quantity(label="Numbers", shown=lambda plan, facts: plan.dtype),
+    _Quantity(label="Memory accounted as", shown=lambda plan, facts: plan.memory_accounting),
+    _Quantity(label="Profile", shown=lambda plan, facts: plan.profile_id[:10]),
+    _Quantity(label="Cluster", shown=lambda plan, facts: plan.cluster_id[:10]),
+    _Quantity(label="Calibration", shown=lambda plan, facts: (plan.calibration_id or NONE)[:10]),
+    _Quantity(label="Costs", shown=lambda plan, facts: "estimated" if plan.estimated else "measured"),
+    _Quantity(label="Model", shown=lambda plan, facts: plan.model.name),
+)
+
+
+@router.get("/compare")
+def compare(services: Services, request: Request) -> HTMLResponse:
+    """The plans that the URL names with `plan`, in that order; without any, how to choose them."""
+    chosen = list(dict.fromkeys(filter(None, request.query_params.getlist("plan"))))
+    require(len(chosen) <= MOST, "plan", f"must name at most {MOST} plans to compare", len(chosen))
+    view = comparison(services, tuple(chosen)) if len(chosen) > 1 else None
+    return page(request, "plans/compare.html", view=view, chosen=chosen)
+
+
+def comparison(context: Context, plan_ids: tuple[str, ...]) -> ComparisonView:
+    """Gathers the page's content. Raises NotFoundError."""
+    found = [plans.get(context, plan_id) for plan_id in plan_ids]
+    identified = list(zip(plan_ids, found, strict=True))
+    compared = comparisons.comparison(identified)
+    fastest = plan_ids.index(compared.fastest)
+    rows = [_row(quantity, found, compared.plans) for quantity in _QUANTITIES]
+    most_bytes = max(plan.stages[fullest(plan)].memory_bytes for plan in found)
+    return ComparisonView(
+        summaries=tuple(plans.summary(context, plan_id) for plan_id in plan_ids),
+        fastest=fastest,
+        against=tuple(_against(identified[fastest], one) for place, one in enumerate(identified) if place != fastest),
+        differing=tuple(row for row in rows if row.differs),
+        equal=tuple(row for row in rows if not row.differs),
+        stages=tuple(stage_drawing(plan) for plan in found),
+        memory=tuple(memory_bar(plan, most_bytes) for plan in found),
+        memory_rows=_memory_rows(found),
+        one_model=len({plan.model.name for plan in found}) == 1,
+    )
+
+
+def _row(quantity: _Quantity, found: list[Plan], facts: tuple[PlanFacts, ...]) -> ComparedRow:
+    pairs = list(zip(found, facts, strict=True))
+    ranks = [quantity.rank(*pair) for pair in pairs] if quantity.rank else []
+    best = tuple(place for place, rank in enumerate(ranks) if rank <= min(ranks) + NEAR * abs(min(ranks)) < max(ranks))
+    return ComparedRow(label=quantity.label, values=tuple(quantity.shown(*pair) for pair in pairs), best=best)
+
+
+def _against(fastest: tuple[str, Plan], other: tuple[str, Plan]) -> Against:
+    """The strongest factor first."""
+    slower, speed = comparisons.comparison([other, fastest]).speeds
+    factors = sorted(speed.because, key=lambda factor: -abs(log(factor.ratio)))
+    told = [factor for factor in factors if abs(factor.ratio - 1) > NEGLIGIBLE]
+    ratio = None if speed.ratio is None or speed.ratio < 1 + NEGLIGIBLE else times(speed.ratio)
+    return Against(
+        plan_id=slower.id, ratio=ratio, reasons=tuple(f"{factor.text} ({times(factor.ratio)})" for factor in told)
+    )
+
+
+def _memory_rows(found: list[Plan]) -> tuple[ComparedRow, ...]:
+    """By item, what a worker of every plan's fullest stage holds."""
+    held = [plan.stages[fullest(plan)].memory or StageMemory() for plan in found]
+    rows = (
+        (item.name.replace("_", " ").capitalize(), [getattr(memory, item.name) for memory in held])
+        for item in fields(StageMemory)
+    )
+    return tuple(
+        ComparedRow(label=label, values=tuple(size(value) for value in values)) for label, values in rows if any(values)
+    )

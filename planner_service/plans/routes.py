@@ -1,0 +1,328 @@
+"""Solving over HTTP: a plan in the answer, or as a job (RFC 7240). No thread waits while a planner works.
+
+Routes of the plans.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from pipeplan.documents.files import answer_document
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import DeadlineError, UnavailableError
+from pipeplan.programs.timeline import Timeline
+from pipeplan.protocol.jobs import Job
+from pipeplan.protocol.listing import Page
+from pipeplan.protocol.plans import Alternatives, Comparison, PlanQuery, PlanRequest, PlanSummary, Streams
+from planner_service.access import idempotency
+from planner_service.access.auth import caller, scope
+from planner_service.access.idempotency import Key, OnceKey, Reply, model_reply, once_response
+from planner_service.documents.caching import (
+    REVALIDATE,
+    UNCHANGED,
+    Answer,
+    DocumentLane,
+    ListLane,
+    derived_tag,
+    document_response,
+    stored,
+)
+from planner_service.jobs import service as jobs
+from planner_service.plans import comparisons, exports
+from planner_service.plans import jobs as plan_jobs
+from planner_service.plans import service as plans
+from planner_service.plans.background import Background
+from planner_service.plans.solver import SolverTicket
+from planner_service.plans.solver_process import Answered, PlannerQuestion
+from planner_service.platform.context import Context
+from planner_service.platform.requests import CALIBRATED, Batches, Services, asked_for, document, takes
+
+LONGEST_WAIT_S = 60.0
+HELD_S = 30.0
+"""What a request may take beside the planner."""
+
+PreferHeader = Annotated[
+    str | None,
+    Header(
+        description="`respond-async`: the answer is 202 and a job to follow; `respond-async, wait=5`: only if the plan "
+        "is not there within 5 s"
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """What a client prefers: an answer at once, and for how many seconds it would wait for the plan itself."""
+
+    respond_async: bool = False
+    wait_s: float = 0.0
+
+    @property
+    def applied(self) -> str:
+        """What is said of it in the answer."""
+        return f"respond-async, wait={self.wait_s:g}" if self.wait_s else "respond-async"
+
+
+def preference_of(header: str | None) -> Preference:
+    """The preferences in a Prefer header; those that nobody knows are left aside, as RFC 7240 asks."""
+    stated = dict(re.findall(r"([\w-]+)(?:\s*=\s*\"?([^\",;\s]*)\"?)?", (header or "").lower()))
+    wait = stated.get("wait", "")
+    wait_s = min(float(wait), LONGEST_WAIT_S) if wait.isascii() and wait.isdigit() else 0.0
+    return Preference(respond_async="respond-async" in stated, wait_s=wait_s)
+
+
+async def plan_answer(
+    request: Request, context: Context, asked: PlanRequest, key: Key | None, preference: Preference
+) -> Response:
+    """The answer to a request for a plan."""
+    background: Background = request.app.state.background
+    if preference.respond_async:
+        return await _by_job(request, context, asked, key, preference)
+    held_s = background.bounds.deadline_s + HELD_S
+    if key is not None and (known := await run_in_threadpool(idempotency.hold, context, key, held_s)) is not None:
+        return once_response(known)
+    settled = False
+    try:
+        reply = await _solve(request, background, context, asked, key)
+        settled = True
+    finally:
+        if key is not None and not settled:
+            await asyncio.shield(asyncio.to_thread(idempotency.let_go, context, key))
+    return once_response(idempotency.OnceOutcome(reply=reply))
+
+
+async def _solve(
+    request: Request, background: Background, context: Context, asked: PlanRequest, key: Key | None
+) -> Reply:
+    posed = await run_in_threadpool(plans.posed, context, asked)
+    ticket = background.pool.submit(PlannerQuestion(planner=asked.planner, pose=posed.problem))
+    try:
+        answered = await _answer_of(request, ticket, asked.planner, background.bounds.deadline_s)
+    finally:
+        ticket.cancel()
+    return await run_in_threadpool(_keep, context, asked, answered, key, (await caller(request)).name)
+
+
+async def _answer_of(request: Request, ticket: SolverTicket, planner: str, deadline_s: float) -> Answered:
+    """The planner's answer. Raises ClientDisconnect where nobody waits for it, DeadlineError where it takes long."""
+    future = asyncio.wrap_future(ticket.future)
+    gone = asyncio.create_task(_disconnection(request))
+    try:
+        waited: set[asyncio.Future[Any]] = {future, gone}
+        await asyncio.wait(waited, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        if future.cancelled():
+            raise UnavailableError("the service is stopping")
+        if future.done():
+            return future.result()
+        if gone.done():
+            raise ClientDisconnect
+    finally:
+        gone.cancel()
+        future.cancel()
+    raise DeadlineError(
+        f"the planner {planner} has not answered within {deadline_s:g} s; ask again with the header "
+        "`Prefer: respond-async`: the answer is then 202 and a job that goes on, to be followed at its Location"
+    )
+
+
+async def _disconnection(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _keep(context: Context, asked: PlanRequest, answered: Answered, key: Key | None, asked_by: str) -> Reply:
+    with context.database.write() as connection:
+        reply = _reply_of(plans.keep(context, connection, asked, answered, asked_by=asked_by))
+        idempotency.settle(connection, key, reply)
+    return reply
+
+
+async def _by_job(
+    request: Request, context: Context, asked: PlanRequest, key: Key | None, preference: Preference
+) -> Response:
+    background: Background = request.app.state.background
+    asked_by = (await caller(request)).name
+
+    def enqueue(within: Context) -> Reply:
+        longest_s = background.bounds.job_deadline_s
+        job = plan_jobs.enqueue(within, asked, longest_s=longest_s, asked_by=asked_by)
+        return model_reply(job, status=HTTPStatus.ACCEPTED, location=f"/v1/jobs/{job.id}")
+
+    outcome = await run_in_threadpool(idempotency.perform, context, key, enqueue)
+    background.runner.poke()
+    response = once_response(outcome)
+    if preference.wait_s:
+        response = await _within(background, context, outcome, preference.wait_s)
+    response.headers["Preference-Applied"] = preference.applied
+    return response
+
+
+async def _within(
+    background: Background, context: Context, outcome: idempotency.OnceOutcome, wait_s: float
+) -> Response:
+    """The plan, if the job ends with one in time; or else the job."""
+    job_id = (outcome.reply.location or "").rpartition("/")[2]
+    await background.feed.ends_within(("job", job_id), wait_s)
+
+    def read() -> Reply:
+        job = jobs.get(context, job_id)
+        created = plan_jobs.answer_of(context, job)
+        if created is not None:
+            return _reply_of(created)
+        return model_reply(job, status=HTTPStatus.ACCEPTED, location=f"/v1/jobs/{job_id}")
+
+    return once_response(idempotency.OnceOutcome(reply=await run_in_threadpool(read), replayed=outcome.replayed))
+
+
+def _reply_of(created: plans.Created) -> Reply:
+    document = answer_document(created.answer) | {"solve_time_s": created.solve_time_s}
+    if created.plan_id is None:
+        return Reply(status=HTTPStatus.OK, body=canonical_json(document))
+    body = canonical_json(document | {"id": created.plan_id})
+    status = HTTPStatus.CREATED if created.new else HTTPStatus.OK
+    return Reply(status=status, body=body, location=f"/v1/plans/{created.plan_id}")
+
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"])
+
+DOCUMENT = DocumentLane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"), load=plans.document)
+
+EXPORTED: dict[str, Any] = {
+    kind: {"schema": {"type": "object" if kind.endswith("json") else "string"}} for kind in exports.MEDIA_TYPES
+}
+
+
+@router.post(
+    "",
+    dependencies=[scope("plan"), takes(CALIBRATED)],
+    status_code=201,
+    responses={202: {"model": Job, "description": "A job that makes the plan, as `Prefer: respond-async` asks"}},
+)
+async def create_plan(
+    request: Request,
+    services: Services,
+    asked: Annotated[PlanRequest, Depends(document(PlanRequest))],
+    key: OnceKey,
+    prefer: PreferHeader = None,
+) -> Response:
+    """Asks a planner. 201 is a new plan, 200 one that was there before, or `feasible: false` with the reasons.
+
+    With `Prefer: respond-async` the answer is 202 and a job to follow: for planners that take long.
+    """
+    return await plan_answer(request, services, asked, key, preference_of(prefer))
+
+
+@router.get("", dependencies=[scope("read")], response_model=Page[PlanSummary] | Page[Plan])
+def list_plans(services: Services, query: Annotated[PlanQuery, Query()]) -> Response:
+    """The plans: newest first, or in the order asked for; those that pass all filters; whole with `content`."""
+    return Response(_page(query, services), media_type="application/json")
+
+
+@lru_cache(maxsize=1024)
+def _list_answer(query_string: bytes) -> Answer | None:
+    query = asked_for(PlanQuery, query_string)
+    return None if query is None else partial(_page, query)
+
+
+def _page(query: PlanQuery, services: Context) -> bytes:
+    if not query.content:
+        return plans.page(services, query).model_dump_json().encode()
+    documents, next_cursor = plans.page_of_documents(services, query)
+    return b"".join((b'{"items":[', b",".join(documents), b'],"next_cursor":', json.dumps(next_cursor).encode(), b"}"))
+
+
+LIST = ListLane(path="/v1/plans", scopes=("read",), answer=_list_answer)
+
+
+@router.get("/compare", dependencies=[scope("read")], response_model=Comparison)
+def compare_plans(
+    services: Services,
+    plan_id: Annotated[list[str], Query(alias="id", min_length=2, max_length=10, description="plans' ids")],
+) -> Response:
+    """Plans side by side: what differs, and what makes each faster or slower than the first."""
+    return Response(comparisons.compare(services, plan_id).model_dump_json(), media_type="application/json")
+
+
+@router.get("/{plan_id}", dependencies=[scope(*DOCUMENT.scopes)], responses=UNCHANGED)
+def get_plan(services: Services, request: Request, plan_id: str) -> Response:
+    """A plan's document. It never changes: its id is its entity tag."""
+    content = stored(services, DOCUMENT.noun, plan_id, plans.document)
+    return document_response(request, plan_id, lambda: content)
+
+
+@router.get("/{plan_id}/streams", dependencies=[scope("read")], response_model=Streams, responses=UNCHANGED)
+def get_plan_streams(services: Services, request: Request, plan_id: str, batches: Batches = 1) -> Response:
+    """What every worker executes, in order, in the instructions' text form."""
+
+    def load() -> str:
+        return plans.streams(services, plan_id, batches).model_dump_json()
+
+    return _derived(services, request, plan_id, load, "streams", batches)
+
+
+@router.get("/{plan_id}/alternatives", dependencies=[scope("read")], response_model=Alternatives, responses=UNCHANGED)
+def get_plan_alternatives(services: Services, request: Request, plan_id: str) -> Response:
+    """The configurations that the plan was chosen over, with the reason that each lost."""
+
+    def load() -> str:
+        return comparisons.alternatives(services, plan_id).model_dump_json()
+
+    return _derived(services, request, plan_id, load, "alternatives")
+
+
+@router.get(
+    "/{plan_id}/exports/{format_name}",
+    dependencies=[scope("read")],
+    response_class=Response,
+    responses=UNCHANGED | {200: {"description": "The plan in the format", "content": EXPORTED}},
+)
+def export_plan(
+    services: Services,
+    request: Request,
+    plan_id: str,
+    format_name: Annotated[str, Path(json_schema_extra={"enum": list(exports.NAMES)})],
+    target_version: Annotated[
+        str | None, Query(json_schema_extra={"enum": [*exports.VERSIONS, None]}, description="of torchtitan only")
+    ] = None,
+) -> Response:
+    """The plan for another system. What the system cannot express stands in the notes; 422 where nothing fits."""
+    kind, text = exports.export(services, plan_id, format_name, target_version)
+    tag = derived_tag(plan_id, format_name, target_version or "")
+    response = document_response(request, tag, lambda: text, cache_control=REVALIDATE, media_type=kind.media_type)
+    response.headers["Content-Disposition"] = f'attachment; filename="{plan_id[:8]}-{format_name}{kind.suffix}"'
+    return response
+
+
+@router.get("/{plan_id}/timeline", dependencies=[scope("read")], response_model=Timeline, responses=UNCHANGED)
+def get_plan_timeline(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
+    """The predicted timeline: the plan's streams, played with its costs."""
+
+    def load() -> str:
+        return canonical_json(plans.timeline(services, plan_id, batches))
+
+    return _derived(services, request, plan_id, load, "timeline", batches)
+
+
+@router.get("/{plan_id}/trace", dependencies=[scope("read")], responses=UNCHANGED)
+def get_plan_trace(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
+    """The predicted timeline as a Chrome trace, for chrome://tracing and Perfetto."""
+    return _derived(services, request, plan_id, lambda: plans.trace(services, plan_id, batches), "trace", batches)
+
+
+def _derived(
+    services: Services, request: Request, plan_id: str, load: Callable[[], str], *parameters: object
+) -> Response:
+    """What is made of a plan, under a tag that names the plan, what is made of it, and this version, which makes it."""
+    stored(services, DOCUMENT.noun, plan_id, plans.document)
+    tag = derived_tag(plan_id, *parameters)
+    return document_response(request, tag, load, cache_control=REVALIDATE)

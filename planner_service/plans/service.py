@@ -1,0 +1,194 @@
+"""Plans: asked for by request, stored by content, played again as instruction streams."""
+
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from pipeplan.documents.files import parse_plan
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.plan import Answer, Plan
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.programs.text import format_stream
+from pipeplan.programs.timeline import Timeline
+from pipeplan.protocol.listing import Page
+from pipeplan.protocol.plans import PlanQuery, PlanRequest, PlanSummary, Streams, StreamText
+from pipeplan.simulation.predict import predict, program_of
+from pipeplan.simulation.trace import chrome_trace
+from planner_service.documents.store import clusters, profiles
+from planner_service.plans import store as storage
+from planner_service.plans.solver_process import Answered, Posed
+from planner_service.platform.context import Context, found
+from planner_service.platform.listing import Cut
+from planner_service.platform.stored import Noun
+
+NOUN: Noun = "plans"
+"""What the cache of documents calls them."""
+
+MAX_PLAYED_INSTRUCTIONS = 500_000
+"""The most that one request may have generated and played: a few seconds of one core."""
+
+MAX_COUNT = 2**63 - 1
+"""What the database's columns hold."""
+
+MAX_TIME_LIMIT_S = 60.0
+"""How long one request may have a solver search."""
+
+INSTRUCTIONS_A_MICROBATCH = 7
+"""Forward, recomputation, backward, and two tensors in and out: the most that a worker executes for one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Created:
+    """A planner's answer; the id is that of the stored plan, None where no plan fits."""
+
+    answer: Answer
+    plan_id: str | None
+    new: bool
+    solve_time_s: float
+
+
+def create(context: Context, request: PlanRequest) -> Created:
+    """Solves the request in this very thread and stores the plan. That none fits is an answer too, stored nowhere."""
+    problem = posed(context, request).problem()
+    start_s = time.perf_counter()
+    answer = context.solve(request.planner, problem)
+    answered = Answered(answer=answer, solve_time_s=time.perf_counter() - start_s)
+    with context.database.write() as connection:
+        return keep(context, connection, request, answered)
+
+
+def keep(
+    context: Context, connection: Connection, request: PlanRequest, answered: Answered, *, asked_by: str | None = None
+) -> Created:
+    """Stores what a planner answered, and who asked. Raises InvalidInputError for predictions that are not finite."""
+    answer = answered.answer
+    _require_storable(answer, request)
+    context.metrics.observe_solve(request.planner, answered.solve_time_s)
+    if not isinstance(answer, Plan):
+        return Created(answer=answer, plan_id=None, new=False, solve_time_s=answered.solve_time_s)
+    new = storage.add(connection, answer, request, answered.solve_time_s, context.now(), asked_by)
+    return Created(answer=answer, plan_id=content_id(answer), new=new, solve_time_s=answered.solve_time_s)
+
+
+def document(context: Context, plan_id: str) -> str:
+    """The plan's JSON text. Raises NotFoundError."""
+    with context.database.read() as connection:
+        return found("plan", plan_id, storage.content(connection, plan_id))
+
+
+def get(context: Context, plan_id: str) -> Plan:
+    """The plan. Raises NotFoundError."""
+    content = document(context, plan_id)
+    return context.parsing.read_stored(parse_plan, content, len(content))
+
+
+def request(context: Context, plan_id: str) -> PlanRequest:
+    """What was asked for when the plan was stored. Raises NotFoundError."""
+    with context.database.read() as connection:
+        return found("plan", plan_id, storage.request(connection, plan_id))
+
+
+def summary(context: Context, plan_id: str) -> PlanSummary:
+    """The plan as lists show it. Raises NotFoundError."""
+    with context.database.read() as connection:
+        return found("plan", plan_id, storage.summary(connection, plan_id))
+
+
+def page(context: Context, query: PlanQuery) -> Page[PlanSummary]:
+    """The plans that the query asks for, as lists show them."""
+    with context.database.read() as connection:
+        return storage.page(connection, query)
+
+
+def page_of_documents(context: Context, query: PlanQuery) -> tuple[list[bytes], str | None]:
+    """The plans that the query asks for, whole, as JSON texts, and the cursor of the next page."""
+    with context.database.read() as connection:
+        found_ids = storage.page_of_ids(connection, query)
+        known = context.documents.known("plans", found_ids.items)
+        missing = [plan_id for plan_id in found_ids.items if plan_id not in known]
+        read = storage.contents(connection, missing) if missing else {}
+    for plan_id, content in read.items():
+        known[plan_id] = content.encode()
+        context.documents.put("plans", plan_id, known[plan_id])
+    return [known[plan_id] for plan_id in found_ids.items if plan_id in known], found_ids.next_cursor
+
+
+def newest(context: Context, cut: Cut) -> Page[PlanSummary]:
+    """A page of plans, newest first."""
+    return page(context, PlanQuery(limit=cut.limit, cursor=cut.cursor))
+
+
+def streams(context: Context, plan_id: str, batches: int) -> Streams:
+    """What every worker executes in the plan's first batches."""
+    plan = get(context, plan_id)
+    require_playable(plan, batches)
+    program = program_of(plan, batches=batches)
+    return Streams(
+        plan_id=plan_id,
+        schedule=plan.schedule,
+        batches=batches,
+        streams=tuple(
+            StreamText(rank=s.rank, stage=s.stage, replica=s.replica, text=format_stream(s.instructions))
+            for s in program.streams
+        ),
+    )
+
+
+def timeline(context: Context, plan_id: str, batches: int) -> Timeline:
+    """The predicted timeline of the plan's first batches."""
+    plan = get(context, plan_id)
+    require_playable(plan, batches)
+    return predict(plan, batches=batches)
+
+
+def trace(context: Context, plan_id: str, batches: int) -> str:
+    """The predicted timeline as a Chrome trace."""
+    return chrome_trace({"predicted": timeline(context, plan_id, batches)})
+
+
+def playable_batches(plan: Plan) -> int:
+    """How many batches of the plan may be played for one request; 0 where a single one is too many."""
+    # Every microbatch passes every stage once; replicas share them, and the widest stage sets how many there are.
+    microbatches = plan.microbatches * plan.workers
+    return MAX_PLAYED_INSTRUCTIONS // (INSTRUCTIONS_A_MICROBATCH * microbatches)
+
+
+def require_playable(plan: Plan, batches: int) -> None:
+    """Raises InvalidInputError where so many batches would take too long."""
+    most = playable_batches(plan)
+    rule = f"must be at most {most} for this plan of {plan.workers} workers" if most else "cannot be played: too large"
+    require(batches <= most, "batches", rule, batches)
+
+
+def _require_storable(answer: Answer, request: PlanRequest) -> None:
+    """Raises InvalidInputError where a profile's extreme quantities made predictions that are no finite numbers."""
+    counts = (answer.batch_size, answer.microbatches) if isinstance(answer, Plan) else ()
+    try:
+        canonical_json(answer)
+        storable = all(count <= MAX_COUNT for count in counts)
+    except ValueError:
+        storable = False
+    rule = "must be a profile whose quantities give finite predictions"
+    require(storable, "profile_id", rule, request.profile_id)
+
+
+def posed(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME_LIMIT_S) -> Posed:
+    """What the request asks, unread. Raises InvalidInputError for what is not stored, or may take too long."""
+    limit_s = request.options.time_limit_s
+    rule = f"must be at most {longest_s:g} s here (with `Prefer: respond-async` more)"
+    require(limit_s is None or limit_s <= longest_s, "options.time_limit_s", rule, limit_s)
+    with context.database.read() as connection:
+        profile = _profile(connection, "profile_id", request.profile_id)
+        others = tuple(_profile(connection, "other_profile_ids", other) for other in request.other_profile_ids)
+        cluster = clusters.content(connection, request.cluster_id)
+    if cluster is None:
+        raise InvalidInputError("cluster_id", "must be the id of a stored cluster", request.cluster_id)
+    return Posed(request=request, profile=profile, cluster=cluster, other_profiles=others)
+
+
+def _profile(connection: Connection, field: str, profile_id: str) -> str:
+    content = profiles.content(connection, profile_id)
+    if content is None:
+        raise InvalidInputError(field, "must be the id of a stored profile", profile_id)
+    return content

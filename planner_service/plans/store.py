@@ -1,0 +1,141 @@
+"""Plans, by their content. A plan never changes; how it was asked for, and when, stands beside it."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy import Connection, Row, bindparam, insert, select
+
+from pipeplan.documents.files import plan_document
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import ConflictError
+from pipeplan.protocol.listing import Page
+from pipeplan.protocol.plans import PlanQuery, PlanRequest, PlanSummary
+from planner_service.platform import listing
+from planner_service.platform.listing import Filter, Listing, at_least, equal, insert_once
+from planner_service.platform.stored import read_stored
+from planner_service.platform.tables import clusters, plans
+
+_SUMMARY = [column for column in plans.c if column.name not in ("content", "request")]
+
+_REQUEST = TypeAdapter(PlanRequest)
+
+_CONTENT = select(plans.c.content).where(plans.c.id == bindparam("asked_id"))
+"""Made once: to build a statement takes longer than to execute it."""
+
+
+def add(
+    connection: Connection,
+    plan: Plan,
+    request: PlanRequest,
+    solve_time_s: float,
+    now: datetime,
+    asked_by: str | None = None,
+) -> bool:
+    """Stores the plan unless it is there, in which case the first request is kept; says whether it is new."""
+    plan_id = content_id(plan)
+    if summary(connection, plan_id) is not None:
+        return False
+    on = connection.execute(
+        select(clusters.c.device_name, clusters.c.devices).where(clusters.c.id == request.cluster_id)
+    )
+    cluster = on.one_or_none()
+    if cluster is None:
+        raise ConflictError(f"cluster {request.cluster_id} was removed while the plan was made")
+    row = insert(plans).values(
+        id=plan_id,
+        content=canonical_json(plan_document(plan)),
+        request=request.model_dump_json(),
+        solve_time_s=solve_time_s,
+        planner=plan.planner,
+        model_name=plan.model.name,
+        profile_id=request.profile_id,
+        cluster_id=request.cluster_id,
+        schedule=plan.schedule,
+        depth=plan.depth,
+        width=plan.width,
+        workers=plan.workers,
+        batch_size=plan.batch_size,
+        microbatch_size=plan.microbatch_size,
+        microbatches=plan.microbatches,
+        throughput_samples_per_s=plan.throughput_samples_per_s,
+        bubble_fraction=plan.bubble_fraction,
+        created_at=now,
+        estimated=plan.estimated,
+        memory_bytes=max(stage.memory_bytes for stage in plan.stages),
+        device_name=cluster.device_name,
+        devices=cluster.devices,
+        asked_by=asked_by,
+        planner_version=plan.planner_version,
+    )
+    return insert_once(connection, row)
+
+
+def content(connection: Connection, plan_id: str) -> str | None:
+    """The plan's document."""
+    return connection.execute(_CONTENT, {"asked_id": plan_id}).scalar_one_or_none()
+
+
+def request(connection: Connection, plan_id: str) -> PlanRequest | None:
+    """What was asked for when the plan was stored."""
+    text = connection.execute(select(plans.c.request).where(plans.c.id == plan_id)).scalar_one_or_none()
+    return None if text is None else read_stored(_REQUEST, text)
+
+
+def summary(connection: Connection, plan_id: str) -> PlanSummary | None:
+    """The plan as lists show it."""
+    row = connection.execute(select(*_SUMMARY).where(plans.c.id == plan_id)).one_or_none()
+    return None if row is None else _summary(row)
+
+
+def page(connection: Connection, query: PlanQuery) -> Page[PlanSummary]:
+    """The plans that the query asks for."""
+    return listing.page(connection, _SUMMARIES, listing.cut_of(query), _filters(query))
+
+
+def page_of_ids(connection: Connection, query: PlanQuery) -> Page[str]:
+    """The ids of the plans that the query asks for."""
+    return listing.page(connection, _IDS, listing.cut_of(query), _filters(query))
+
+
+def contents(connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
+    """The documents of those plans that are there, by id."""
+    rows = connection.execute(select(plans.c.id, plans.c.content).where(plans.c.id.in_(plan_ids)))
+    return {row.id: row.content for row in rows}
+
+
+def _filters(query: PlanQuery) -> list[Filter]:
+    """The likeliest to leave few rows first."""
+    return [
+        equal("profile_id", plans.c.profile_id, query.profile_id),
+        equal("cluster_id", plans.c.cluster_id, query.cluster_id),
+        equal("model", plans.c.model_name, query.model),
+        equal("planner", plans.c.planner, query.planner),
+        equal("schedule", plans.c.schedule, query.schedule),
+        equal("device", plans.c.device_name, query.device),
+        equal("devices", plans.c.devices, query.devices),
+        equal("estimated", plans.c.estimated, query.estimated),
+        at_least("min_throughput", plans.c.throughput_samples_per_s, query.min_throughput),
+        *listing.created(plans.c.created_at, query),
+    ]
+
+
+def _summary(row: Row[Any]) -> PlanSummary:
+    renamed = {"model": row.model_name, "device": row.device_name}
+    values = {name: getattr(row, name) for name in PlanSummary.model_fields if name not in renamed}
+    return PlanSummary.model_construct(**renamed, **values)
+
+
+def _id(row: Row[Any]) -> str:
+    return str(row.id)
+
+
+_SORTS = {
+    "created_at": plans.c.created_at,
+    "throughput": plans.c.throughput_samples_per_s,
+    "memory": plans.c.memory_bytes,
+}
+_SUMMARIES = Listing(table=plans, query=select(*_SUMMARY), item=_summary, sorts=_SORTS)
+_IDS = Listing(table=plans, query=select(plans.c.id), item=_id, sorts=_SORTS)

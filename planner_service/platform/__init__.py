@@ -1,0 +1,1 @@
+"""Platform: what every noun stands on: database, lists, problems, requests, pages, settings."""

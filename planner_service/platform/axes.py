@@ -1,0 +1,50 @@
+"""Axes: round numbers at even distances."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, floor, log10
+
+from pipeplan.formats import seconds, size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """A mark on an axis: where, and what it says."""
+
+    position: float
+    label: str
+
+
+def round_values(low: float, high: float, most: int) -> list[float]:
+    """At most so many multiples of 1, 2 or 5 times a power of ten within [low, high]."""
+    if not high > low or most < 1:
+        return [low]
+    rough = (high - low) / most
+    power = 10.0 ** floor(log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    first = ceil(low / step - 1e-9)
+    last = floor(high / step + 1e-9)
+    return [k * step for k in range(first, last + 1)]
+
+
+def ticks(
+    low: float, high: float, *, start: float, end: float, most: int, label: Callable[[float], str]
+) -> tuple[Tick, ...]:
+    """The axis from `start` to `end` that shows [low, high]."""
+    scale = (end - start) / (high - low) if high > low else 0.0
+    return tuple(
+        Tick(position=start + (value - low) * scale, label=label(value)) for value in round_values(low, high, most)
+    )
+
+
+def time_ticks(span_s: float, *, start: float, end: float) -> tuple[Tick, ...]:
+    """The time axis of a picture that shows so many seconds."""
+    return ticks(0.0, span_s, start=start, end=end, most=8, label=seconds)
+
+
+def memory_ticks(most_bytes: float, *, start: float, end: float, most: int) -> tuple[Tick, ...]:
+    """The axis of a picture that shows so many bytes: round numbers of the largest binary unit that it reaches."""
+    unit_bytes = max((2.0**power for power in (0, 10, 20, 30, 40) if 2.0**power <= most_bytes), default=1.0)
+    return ticks(
+        0.0, most_bytes / unit_bytes, start=start, end=end, most=most, label=lambda value: size(value * unit_bytes)
+    )

@@ -1,0 +1,65 @@
+"""Context: what every service needs, made once by whoever wires the application."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from pipeplan.documents.plan import Answer
+from pipeplan.errors import NotFoundError
+from pipeplan.planners.problem import PlanningProblem
+from planner_service.platform.database import Database
+from planner_service.platform.metrics import Metrics
+from planner_service.platform.parsing import Parsing
+from planner_service.platform.stored import DocumentCache
+
+T = TypeVar("T")
+
+Solve = Callable[[str, PlanningProblem], Answer]
+"""A planner's name and a problem in, the answer out."""
+
+
+def utc_now() -> datetime:
+    """The present moment."""
+    return datetime.now(UTC)
+
+
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class Absence:
+    """Until when leases do not run out, because their owners could not renew them: the service was away.
+
+    Whoever notices that it starts, or that its database does not answer, says so; the owners then have a lease's
+    length to come back before their jobs are given to others.
+    """
+
+    until: datetime = LONG_AGO
+
+    def back(self, now: datetime, lease_s: float) -> None:
+        """The service answers from now on, at the earliest."""
+        self.until = max(self.until, now + timedelta(seconds=lease_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The database, planners, clock, rules of leases, counts, the key given for tokens, what lies ready, the reader."""
+
+    database: Database
+    solve: Solve
+    now: Callable[[], datetime] = field(default=utc_now)
+    lease_s: float = 30.0
+    max_attempts: int = 3
+    absence: Absence = field(default_factory=Absence)
+    metrics: Metrics = field(default_factory=Metrics)
+    documents: DocumentCache = field(default_factory=DocumentCache)
+    parsing: Parsing = field(default_factory=Parsing)
+    token_key: str | None = field(default=None, repr=False)
+
+
+def found(what: str, identity: str, content: T | None) -> T:
+    """The content. Raises NotFoundError where there is none."""
+    if content is None:
+        raise NotFoundError(f"there is no {what} {identity}")
+    return content

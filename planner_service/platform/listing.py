@@ -1,0 +1,315 @@
+"""Listings: pages of a table's rows, in an order, by keyset; and rows that are stored once.
+
+No page costs more as the table grows. A page starts where an index says that the one before it ended, and what an index
+does not answer is looked for in a bounded number of rows: a page that finds too little among them is short, and its
+cursor goes on behind them.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Generic, Literal, TypeVar
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Insert,
+    Integer,
+    Row,
+    Select,
+    Table,
+    bindparam,
+    select,
+    tuple_,
+)
+from sqlalchemy.exc import IntegrityError
+
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.protocol.listing import ListQuery, Page
+from planner_service.platform.database import is_duplicate
+from planner_service.platform.tables import UtcTime
+
+T = TypeVar("T")
+
+MAX_SEQUENCE = 2**63 - 1
+MAX_SCANNED = 5_000
+"""The most rows that one page looks at where no index knows which of them pass."""
+
+NEWEST = "-created_at"
+_CURSOR_RULE = "must be the next_cursor of this list, asked for with the same filters and sort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Which page of a listing: at most `limit` items, those that follow the cursor.
+
+    `sort` names what the items go by, with a minus before it from the most to the least; None: as the cursor, newest
+    first without one.
+    """
+
+    limit: int = 50
+    cursor: str | None = None
+    sort: str | None = None
+
+
+Comparison = Literal["equal", "at_least", "below", "one_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Filter:
+    """What `column` must be for a row to pass; a value of None (or no values) passes all. `name` is the request's."""
+
+    name: str
+    column: Column[Any]
+    value: Any
+    compare: Comparison = "equal"
+
+
+def equal(name: str, column: Column[Any], value: object) -> Filter:
+    """The column holds the value."""
+    return Filter(name=name, column=column, value=value)
+
+
+def at_least(name: str, column: Column[Any], value: object) -> Filter:
+    """The column holds the value or more."""
+    return Filter(name=name, column=column, value=value, compare="at_least")
+
+
+def below(name: str, column: Column[Any], value: object) -> Filter:
+    """The column holds less than the value."""
+    return Filter(name=name, column=column, value=value, compare="below")
+
+
+def one_of(name: str, column: Column[Any], values: Sequence[object]) -> Filter:
+    """The column holds one of the values."""
+    return Filter(name=name, column=column, value=tuple(values), compare="one_of")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Listing(Generic[T]):
+    """What a list is of: the query of its rows, what makes a row an item, and the columns that it may be sorted by.
+
+    `table` has the `sequence` that tells equal rows apart. `rows` is what filters and sorts name columns of, a join
+    where these are of several tables. A sort needs an index on its column and the sequence (`created_at` may be the
+    sequence itself); an index that has a filter's column before these two answers that filter whatever it leaves.
+    """
+
+    table: Table
+    query: Select[Any]
+    item: Callable[[Row[Any]], T]
+    sorts: Mapping[str, Column[Any]]
+    rows: FromClause | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    name: str
+    column: Column[Any]
+    sequence: Column[Any]
+    descending: bool
+
+    @property
+    def keys(self) -> tuple[Column[Any], ...]:
+        return (self.column,) if self.column is self.sequence else (self.column, self.sequence)
+
+    def by(self) -> list[ColumnElement[Any]]:
+        return [key.desc() if self.descending else key.asc() for key in self.keys]
+
+    def behind_start(self) -> ColumnElement[bool]:
+        """The rows that come after `start_value` and `start_sequence`."""
+        compare = operator.lt if self.descending else operator.gt
+        named = {self.column: "start_value", self.sequence: "start_sequence"}
+        starts = [bindparam(named[key], type_=key.type) for key in self.keys]
+        single = len(starts) == 1
+        condition: ColumnElement[bool] = (
+            compare(self.keys[0], starts[0]) if single else compare(tuple_(*self.keys), tuple_(*starts))
+        )
+        return condition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Position:
+    value: Any
+    sequence: int
+
+
+def cut_of(query: ListQuery) -> Cut:
+    """The page that the query asks for, in its `sort` where it has one."""
+    return Cut(limit=query.limit, cursor=query.cursor, sort=getattr(query, "sort", None))
+
+
+def created(column: Column[Any], query: ListQuery) -> list[Filter]:
+    """When the rows that the query asks for came in."""
+    after = at_least("created_after", column, query.created_after)
+    return [after, below("created_before", column, query.created_before)]
+
+
+def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequence[Filter] = ()) -> Page[T]:
+    """The page of the rows that pass all filters. Raises InvalidInputError for a sort or a cursor of another list."""
+    given = [one for one in filters if one.value not in (None, ())]
+    order, start = _start(listing, cut, given)
+    statements = _statements(listing, order.name, tuple(_shape(one) for one in given), start is not None)
+    values = {f"filter_{one.name}": one.value for one in given} | {"page_limit": cut.limit + 1}
+    if start is not None:
+        values |= {"start_value": start.value, "start_sequence": start.sequence}
+    scan = {"scan_limit": MAX_SCANNED, "scan_end": MAX_SCANNED - 1}
+    rows = connection.execute(statements.items, values | scan).all()
+    more = len(rows) > cut.limit
+    last = rows[cut.limit - 1] if more else None
+    if not more and statements.end is not None:
+        last = connection.execute(statements.end, values | scan).one_or_none()
+    return Page(
+        items=tuple(listing.item(row) for row in rows[: cut.limit]),
+        next_cursor=None if last is None else _cursor(order, given, last.page_key, last.page_sequence),
+    )
+
+
+def newest(
+    connection: Connection, query: Select[Any], table: Table, cut: Cut, item: Callable[[Row[Any]], T]
+) -> Page[T]:
+    """The page of a query's rows, by when they came into the table."""
+    listing = Listing(table=table, query=query, item=item, sorts={"created_at": table.c.sequence})
+    return page(connection, listing, cut)
+
+
+def insert_once(connection: Connection, statement: Insert) -> bool:
+    """Inserts a row unless one with its key is there; says whether it did. The transaction goes on either way."""
+    try:
+        with connection.begin_nested():
+            connection.execute(statement)
+    except IntegrityError as error:
+        if is_duplicate(error):
+            return False
+        raise
+    return True
+
+
+_Shape = tuple[str, Column[Any], Comparison]
+"""A filter without its value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Statements:
+    """The page's rows; and, where they are looked for among so many, the last row that is looked at."""
+
+    items: Select[Any]
+    end: Select[Any] | None
+
+
+@lru_cache(maxsize=1024)
+def _statements(listing: Listing[Any], sort: str, shapes: tuple[_Shape, ...], following: bool) -> _Statements:
+    """Made once for each shape of a request: to build a statement takes longer than to execute it."""
+    order = _order(listing, sort)
+    near, far = _split(listing.table, order, shapes)
+    conditions = [_condition(shape) for shape in near] + ([order.behind_start()] if following else [])
+    keys = (order.column.label("page_key"), order.sequence.label("page_sequence"))
+    items = listing.query.add_columns(*keys).order_by(*order.by()).limit(bindparam("page_limit", type_=Integer))
+    if not far:
+        return _Statements(items=items.where(*conditions), end=None)
+    rows = listing.table if listing.rows is None else listing.rows
+
+    def scan(*columns: ColumnElement[Any]) -> Select[Any]:
+        return select(*columns).select_from(rows).where(*conditions).order_by(*order.by())
+
+    columns = [column.label(f"filter_{name}") for name, column, _ in far]
+    limited = scan(order.sequence.label("sequence"), *columns).limit(bindparam("scan_limit", type_=Integer))
+    scanned = limited.subquery()
+    passing = [_condition(shape, scanned.c[f"filter_{shape[0]}"]) for shape in far]
+    chosen = select(scanned.c.sequence).where(*passing).limit(bindparam("page_limit", type_=Integer))
+    end = scan(*keys).offset(bindparam("scan_end", type_=Integer)).limit(1)
+    return _Statements(items=items.where(order.sequence.in_(chosen)), end=end)
+
+
+def _shape(one: Filter) -> _Shape:
+    return one.name, one.column, one.compare
+
+
+def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> ColumnElement[bool]:
+    name, column, compare = shape
+    tested = column if scanned is None else scanned
+    value = bindparam(f"filter_{name}", type_=column.type, expanding=compare == "one_of")
+    match compare:
+        case "equal":
+            return tested == value
+        case "at_least":
+            return tested >= value
+        case "below":
+            return tested < value
+        case "one_of":
+            return tested.in_(value)
+
+
+def _split(table: Table, order: _Order, shapes: Sequence[_Shape]) -> tuple[list[_Shape], list[_Shape]]:
+    """The filters that an index answers in this order, and the others."""
+    indexed = {tuple(index.columns) for index in table.indexes}
+    leading = [s for s in shapes if s[2] == "equal" and (s[1], *order.keys) in indexed][:1]
+    near = [s for s in shapes if s[1] is order.column or s in leading]
+    return near, [s for s in shapes if s not in near]
+
+
+def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, _Position | None]:
+    """The order, and where in it the page starts: behind the cursor's row."""
+    if cut.cursor is None:
+        return _order(listing, cut.sort or NEWEST), None
+    name, value, sequence, filtered = _decoded(cut.cursor)
+    same = cut.sort in (None, name) and filtered == _fingerprint(filters)
+    require(same and name.removeprefix("-") in listing.sorts, "cursor", _CURSOR_RULE, cut.cursor)
+    order = _order(listing, name)
+    return order, _Position(value=_as_column(value, order.column, cut.cursor), sequence=sequence)
+
+
+def _order(listing: Listing[Any], name: str) -> _Order:
+    names = [sign + key for key in listing.sorts for sign in ("", "-")]
+    require(name in names, "sort", f"must be one of {', '.join(names)}", name)
+    return _Order(
+        name=name,
+        column=listing.sorts[name.removeprefix("-")],
+        sequence=listing.table.c.sequence,
+        descending=name.startswith("-"),
+    )
+
+
+def _cursor(order: _Order, filters: Sequence[Filter], value: Any, sequence: int) -> str:
+    key = value.isoformat() if isinstance(value, datetime) else value
+    content = json.dumps([order.name, key, sequence, _fingerprint(filters)], separators=(",", ":"))
+    return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
+
+
+def _decoded(cursor: str) -> tuple[str, Any, int, str]:
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        name, value, sequence, filtered = json.loads(text)
+    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError("cursor", _CURSOR_RULE, cursor) from error
+    whole = isinstance(sequence, int) and not isinstance(sequence, bool) and 0 <= sequence <= MAX_SEQUENCE
+    require(whole and isinstance(name, str) and isinstance(filtered, str), "cursor", _CURSOR_RULE, cursor)
+    return name, value, sequence, filtered
+
+
+def _as_column(value: Any, column: Column[Any], cursor: str) -> Any:
+    """A cursor's value as the column's type. Cursors can be made by hand: what fits no column is refused."""
+    try:
+        if isinstance(column.type, UtcTime):
+            read: Any = datetime.fromisoformat(value)
+            fits = read.tzinfo is not None and read.astimezone(UTC) is not None
+        else:
+            read = column.type.python_type(value)
+            fits = "\0" not in read if isinstance(read, str) else math.isfinite(read) and abs(read) <= MAX_SEQUENCE
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidInputError("cursor", _CURSOR_RULE, cursor) from error
+    require(fits, "cursor", _CURSOR_RULE, cursor)
+    return read
+
+
+def _fingerprint(filters: Sequence[Filter]) -> str:
+    told = sorted((one.name, str(one.value)) for one in filters)
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:12] if told else ""

@@ -1,0 +1,164 @@
+"""Addresses: the page that is shown, and those beside it: sorted otherwise, filtered otherwise, a page on or back.
+
+Queries: what an address asks of a list, by the rules that the API's lists have.
+
+Forms: what a page's button changes is changed only where a page of this service has sent it.
+
+Rendering: the templates that stand beside the pages, and what every page is sent with.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, get_origin
+from urllib.parse import urlencode
+
+from fastapi import Depends, Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import ValidationError
+
+from pipeplan import formats
+from pipeplan.documents.files import dump, invalid_input
+from pipeplan.errors import ForbiddenError
+from pipeplan.protocol.listing import ListQuery
+from pipeplan.protocol.tokens import LOCAL, Identity
+from planner_service.platform.requests import KEY
+
+SEPARATOR = "~"
+"""Between the cursors of the pages before; no cursor holds it."""
+
+MOST_BACK = 12
+"""So many pages back are remembered in an address; the first page can always be gone to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A path, and the parameters that are not empty, in their order."""
+
+    path: str
+    parameters: tuple[tuple[str, str], ...]
+
+    def value(self, name: str) -> str:
+        """A parameter; empty where it is not given."""
+        return dict(self.parameters).get(name, "")
+
+    def changed(self, **changes: str | None) -> str:
+        """The same list from its beginning, with other parameters (None: without one)."""
+        return self._with(changes | {"cursor": None, "back": None})
+
+    def ordered(self, name: str) -> str:
+        """The list sorted by this name, from the most down; from the least up where it was so already."""
+        return self.changed(sort=name if self.value("sort") == f"-{name}" else f"-{name}")
+
+    def following(self, cursor: str) -> str:
+        """The page that starts at the cursor; it remembers this one."""
+        back = [*self._back(), self.value("cursor")][-MOST_BACK:]
+        return self._with({"cursor": cursor, "back": SEPARATOR.join(back)}, keep_empty=("back",))
+
+    @property
+    def previous(self) -> str | None:
+        """The page before; None on the first, and where it is forgotten."""
+        before = self._back()
+        if not self.value("cursor") or not before:
+            return None
+        kept = {"back": SEPARATOR.join(before[:-1])} if len(before) > 1 else {"back": None}
+        return self._with({"cursor": before[-1] or None, **kept}, keep_empty=("back",) if len(before) > 1 else ())
+
+    def _back(self) -> list[str]:
+        given = dict(self.parameters)
+        return given["back"].split(SEPARATOR) if "back" in given else []
+
+    def _with(self, changes: dict[str, str | None], *, keep_empty: tuple[str, ...] = ()) -> str:
+        kept = [(name, value) for name, value in self.parameters if name not in changes]
+        added = [(n, v) for n, v in changes.items() if v is not None and (v or n in keep_empty)]
+        return self.path + (f"?{urlencode(kept + added)}" if kept or added else "")
+
+
+def address_of(request: Request) -> Address:
+    """The address that is asked for. Forms send what was left empty too: it says nothing."""
+    given = request.query_params.multi_items()
+    return Address(
+        path=request.url.path, parameters=tuple((name, value) for name, value in given if value or name == "back")
+    )
+
+
+Query = TypeVar("Query", bound=ListQuery)
+
+SHOWN = 50
+"""Items on a page."""
+
+
+def query_of(kind: type[Query], request: Request) -> Query:
+    """The address's filters, sort and cursor. Raises InvalidInputError for what the list does not know."""
+    given = [(name, value) for name, value in address_of(request).parameters if name != "back"]
+    single = {name: value for name, value in given if not _repeats(kind, name)}
+    several = {name: [value for key, value in given if key == name] for name, _ in given if _repeats(kind, name)}
+    try:
+        return kind.model_validate({"limit": SHOWN} | single | several)
+    except ValidationError as error:
+        raise invalid_input(error) from error
+
+
+def _repeats(kind: type[ListQuery], name: str) -> bool:
+    """Whether a parameter may come several times."""
+    return name in kind.model_fields and get_origin(kind.model_fields[name].annotation) is list
+
+
+async def _own_page(request: Request) -> None:
+    """Raises ForbiddenError for what another site's page, or no page at all, has sent (browsers say which it was)."""
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    if origin is None or origin.partition("://")[2].lower() != host.lower():
+        raise ForbiddenError("what changes something must be sent from a page of this service; programs have the API")
+
+
+OwnPage = Depends(_own_page)
+"""The dependency of every route that takes a form."""
+
+
+FOLDER = Path(__file__).parent
+TEMPLATES = FOLDER.parent
+"""Templates stand beside their pages, and are named by their noun: `plans/plans.html`."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+"""Nothing but our own style sheet and script is loaded, whatever a document's names hold, and nobody frames a page."""
+
+REFERRER = "same-origin"
+"""With `no-referrer` browsers send forms as if from nowhere (`Origin: null`), and every button would be refused."""
+
+PAGES = (
+    ("/plans", "Plans"),
+    ("/aliases", "Aliases"),
+    ("/profiles", "Profiles"),
+    ("/clusters", "Clusters"),
+    ("/runs", "Runs"),
+    ("/jobs", "Jobs"),
+    ("/agents", "Agents"),
+)
+"""What every page links to."""
+
+templates = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+templates.filters.update(formats.FILTERS, document=dump)
+
+
+def page(request: Request, template: str, *, status: int = 200, **content: object) -> HTMLResponse:
+    """A page: its template, with where it is and what time it is."""
+    caller: Identity = request.scope.get(KEY, LOCAL)
+    shared = {
+        "caller": caller,
+        "address": address_of(request),
+        "pages": PAGES,
+        "origin": str(request.base_url).rstrip("/"),
+        "now": request.app.state.context.now(),
+    }
+    text = templates.get_template(template).render(**shared, **content)
+    headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": REFERRER}
+    return HTMLResponse(text, status, headers=headers)

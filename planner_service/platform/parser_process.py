@@ -1,0 +1,26 @@
+"""A parser's process: documents that requests sent, read one after the other.
+
+python -m planner_service.platform.parser_process MEMORY_BYTES CPU_S     0: no limit
+"""
+
+import gc
+import sys
+from collections.abc import Callable
+
+from planner_service.platform.parsing import Sent
+from planner_service.platform.processes.child import serve
+
+
+def main() -> None:
+    """Answers until standard input ends."""
+    gc.disable()  # what is made of a document has no cycles, and to look for them again and again doubles its time
+
+    def read(sent: Sent, _tell: Callable[[None], None]) -> object:
+        gc.collect()
+        return sent.read(sent.content)
+
+    serve(read, memory_bytes=int(sys.argv[1]), cpu_s=float(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

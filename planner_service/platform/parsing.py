@@ -1,0 +1,127 @@
+"""Parsing: where the documents that requests send, or that they name, are read.
+
+A thread that parses holds Python's lock, and with it the whole process: a small document is soon done, a large one is
+read by a process of its own, held to its time and memory. What comes back from there is cheap to take over.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, TypeVar, cast
+
+from pipeplan.errors import PipeplanError, TooLargeError, UnavailableError
+from planner_service.platform.processes.pool import (
+    RETRY_AFTER_S,
+    ChildProcess,
+    End,
+    Pool,
+    PoolWorker,
+    Words,
+    WorkerProcess,
+)
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+SMALL_BYTES = 64 * 1024
+"""A body of no more is read in this process: the worst of them takes milliseconds."""
+
+SMALL_STORED = 2**20
+"""What is stored was read once: of so many characters it is read in this process again, in a tenth of a second."""
+
+LONGEST_WAIT_S = 120.0
+"""Queue included. Beyond it the machine has too much to do."""
+
+WORDS = Words(at_work="large documents are being read", stopped="the service is stopping")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What is to be read, and the function of ours that reads it."""
+
+    read: Callable[[Any], object]
+    content: object
+
+
+Parser: TypeAlias = PoolWorker[Sent, None, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsingLimits:
+    """How many large documents are read at once, how many wait, and what each may take."""
+
+    parsers: int = 1
+    queue: int = 8
+    memory_bytes: int = 2**31
+    cpu_s: float = 30.0
+
+
+def parser_process(
+    limits: ParsingLimits, program: str = "planner_service.platform.parser_process"
+) -> WorkerProcess[Sent, None, object]:
+    """A process that reads documents."""
+    arguments = (str(limits.memory_bytes), str(limits.cpu_s))
+    return WorkerProcess(ChildProcess(program=program, arguments=arguments, ended=partial(_ended, limits)))
+
+
+class Parsing:
+    """Reads documents: small ones in one thread of this process, others in processes, at most so many at a time."""
+
+    def __init__(self, limits: ParsingLimits = ParsingLimits(), start: Callable[[], Parser] | None = None) -> None:
+        start = start or partial(parser_process, limits)
+        self._pool: Pool[Sent, None, object] = Pool(start, WORDS, workers=limits.parsers, queue=limits.queue)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="parser")  # several would outnumber the event loop
+
+    async def read(self, read: Callable[[bytes], T], content: bytes) -> T:
+        """What the body holds. Raises what `read` raises, TooLargeError, and UnavailableError."""
+        if len(content) <= SMALL_BYTES:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, read, content)
+        ticket = self._pool.submit(Sent(read=read, content=content))
+        future = asyncio.wrap_future(ticket.future)
+        try:
+            await asyncio.wait({future}, timeout=LONGEST_WAIT_S)
+            if not future.done() or future.cancelled():
+                raise UnavailableError("the document could not be read in time", RETRY_AFTER_S)
+            return cast(T, future.result())
+        finally:
+            if not future.done():
+                ticket.cancel()
+
+    def read_stored(self, read: Callable[[C], T], content: C, size: int) -> T:
+        """What `read` makes of a stored document of so many characters, for a thread that may wait.
+
+        Raises what `read` raises, TooLargeError, and UnavailableError.
+        """
+        if size <= SMALL_STORED:
+            return self._thread.submit(read, content).result()
+        ticket = self._pool.submit(Sent(read=read, content=content))
+        try:
+            return cast(T, ticket.future.result(LONGEST_WAIT_S))
+        except (CancelledError, TimeoutError) as error:
+            raise UnavailableError("the document could not be read in time", RETRY_AFTER_S) from error
+        finally:
+            if not ticket.future.done():
+                ticket.cancel()
+
+    def require_room(self, size_bytes: int) -> None:
+        """Raises UnavailableError where a body of this size would have to be refused, before it is received."""
+        if size_bytes > SMALL_BYTES:
+            self._pool.require_room()
+
+    def close(self) -> None:
+        """Ends all processes; nothing is read any more."""
+        self._pool.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _ended(limits: ParsingLimits, end: End, how: str) -> PipeplanError:
+    taken: dict[End, Any] = {
+        End.OUT_OF_MEMORY: f"more than {limits.memory_bytes:,} bytes of memory (PIPEPLAN_PARSER_MEMORY_BYTES)",
+        End.OUT_OF_TIME: f"more than {limits.cpu_s:g} s of processor time (PIPEPLAN_PARSER_CPU_S)",
+        End.KILLED: "more memory than the machine has",
+    }
+    if end in taken:
+        return TooLargeError(f"the document takes {taken[end]} to read")
+    return TooLargeError(f"the document cannot be read: the process that read it ended {how}")

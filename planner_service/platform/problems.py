@@ -1,0 +1,131 @@
+"""Problems: every error becomes problem details (RFC 9457), or a page for a person. Never a traceback."""
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import iter_route_contexts
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeplan.errors import PipeplanError
+from pipeplan.protocol.problems import MEDIA_TYPE, BrokenRule, Problem, headers_of, problem_of, shown
+from planner_service.platform.logs import REQUEST_ID
+
+Page = Callable[[Request, Problem], Response]
+"""How a problem looks to a person."""
+
+API_PREFIX = "/v1"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+LOG = logging.getLogger("pipeplan")
+
+
+def install(app: FastAPI, page: Page) -> None:
+    """Answers all errors of the application."""
+
+    def answer(request: Request, problem: Problem) -> Response:
+        wants_page = "text/html" in request.headers.get("accept", "")
+        if wants_page and not request.url.path.startswith(API_PREFIX):
+            return page(request, problem)
+        return problem_response(problem)
+
+    def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, PipeplanError)
+        response = answer(request, problem_of(error))
+        response.headers.update(headers_of(error))
+        return response
+
+    def frameworks(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = answer(request, _problem(HTTPStatus(error.status_code), str(error.detail)))
+        response.headers.update(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            response.headers["Allow"] = ", ".join(_allowed(app, request.url.path)) or response.headers["Allow"]
+        return response
+
+    def parameters(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(request, _broken_parameters(error))
+
+    def gone(request: Request, _error: Exception) -> Response:
+        return answer(request, _problem(HTTPStatus.BAD_REQUEST, "the body ended before it was whole"))
+
+    def unforeseen(request: Request, error: Exception) -> Response:
+        LOG.error("a request failed in a way that the service does not know", exc_info=error)
+        detail = "the service failed in a way that it does not know; its log has the details under the request's id"
+        return answer(request, _problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail))
+
+    app.add_exception_handler(PipeplanError, ours)
+    app.add_exception_handler(HTTPException, frameworks)
+    app.add_exception_handler(RequestValidationError, parameters)
+    app.add_exception_handler(ClientDisconnect, gone)
+    app.add_middleware(Failures, answer=unforeseen)
+
+
+class Failures:
+    """Answers what no handler knows. The framework would do so outside of all middleware: without id and headers."""
+
+    def __init__(self, app: ASGIApp, answer: Callable[[Request, Exception], Response]) -> None:
+        self._app = app
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on; raises only where half an answer has gone out."""
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await self._answer(Request(scope), error)(scope, receive, send)
+
+
+def problem_response(problem: Problem) -> Response:
+    """The problem as it goes over the wire."""
+    document = problem.model_dump(mode="json") | {"request_id": REQUEST_ID.get()}
+    return JSONResponse(document, problem.status, media_type=MEDIA_TYPE)
+
+
+def _problem(status: HTTPStatus, detail: str) -> Problem:
+    return Problem(title=status.phrase, status=status, detail=detail)
+
+
+def _broken_parameters(error: RequestValidationError) -> Problem:
+    """Path, query and header parameters: FastAPI reads them; bodies are read by `bodies`."""
+    rules = [
+        BrokenRule(
+            field=".".join(str(part) for part in finding["loc"][1:]), rule=finding["msg"], value=shown(finding["input"])
+        )
+        for finding in error.errors()
+    ]
+    detail = "; ".join(f"{rule.field}: {rule.rule}, got {rule.value!r}" for rule in rules)
+    return Problem(
+        type="urn:pipeplan:problem:invalid-input",
+        title="The input breaks a rule",
+        status=HTTPStatus.UNPROCESSABLE_ENTITY,
+        detail=detail,
+        errors=tuple(rules),
+    )
+
+
+def _allowed(app: FastAPI, path: str) -> list[str]:
+    """The methods of a path: the framework knows only those of the first route that matches."""
+    matching = [route for route in iter_route_contexts(app.routes) if route.path_regex.match(path)]
+    routes = [route for route in matching if route.path == path] or matching
+    return [method for method in METHODS if any(method in (route.methods or ()) for route in routes)]
+
+
+def described(text: str) -> dict[str, Any]:
+    """A problem in the description of a route that alone may answer with it."""
+    return {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}

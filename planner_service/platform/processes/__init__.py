@@ -1,0 +1,1 @@
+"""Processes that answer one question at a time, within their memory and time."""

@@ -1,0 +1,331 @@
+"""Workers: what answers one question at a time, as whoever asks sees it.
+
+Pools: questions are answered by a few workers, and every answer can be given up at once.
+
+submit ──▶ queue (bounded) ──▶ a worker (kept warm, ended when idle) ──▶ Ticket.future
+                └──────── Ticket.cancel: leaves the queue, or ends the worker ────────┘
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar, assert_never
+
+import planner_service
+from pipeplan.errors import PipeplanError, UnavailableError
+from planner_service.platform.processes.child import OUT_OF_MEMORY, Done, Exhausted, Message, News, Refused
+
+Q = TypeVar("Q")
+N = TypeVar("N")
+A = TypeVar("A")
+Q_contra = TypeVar("Q_contra", contravariant=True)
+N_co = TypeVar("N_co", covariant=True)
+A_co = TypeVar("A_co", covariant=True)
+
+
+class PoolWorker(Protocol[Q_contra, N_co, A_co]):
+    """What answers one question at a time. `kill` may be called by another thread and ends the answer at hand."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+
+    def ask(self, question: Q_contra, observe: Callable[[N_co], None]) -> A_co:
+        """The answer. Raises what the question raises, and an error that says so where the worker itself ends."""
+
+    def kill(self) -> None:
+        """Ends it without waiting."""
+
+    def close(self) -> None:
+        """Ends it and waits."""
+
+
+class End(Enum):
+    """Why a process has ended without an answer."""
+
+    KILLED = auto()
+    OUT_OF_MEMORY = auto()
+    OUT_OF_TIME = auto()
+    CRASHED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildProcess:
+    """A module to execute as a process, what it is given, and how its end is worded: `how` names signal or status."""
+
+    program: str
+    arguments: tuple[str, ...]
+    ended: Callable[[End, str], PipeplanError]
+
+
+class WorkerProcess(Generic[Q, N, A]):
+    """A process of its own."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", child.program, *child.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(planner_service.__file__).parent.parent,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # an interrupt from the terminal is for the service to deal with
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def ask(self, question: Q, observe: Callable[[N], None]) -> A:
+        """Sends the question and follows what comes back."""
+        assert self._process.stdin is not None
+        try:
+            pickle.dump(question, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+            self._process.stdin.flush()
+            while isinstance(message := self._receive(), News):
+                observe(message.content)
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            raise self._ended() from error
+        match message:
+            case Done():
+                return message.answer
+            case Refused():
+                raise message.error
+            case Exhausted():
+                self.close()
+                raise self._child.ended(End.OUT_OF_MEMORY, "out of memory")
+            case _:
+                assert_never(message)
+
+    def kill(self) -> None:
+        """Ends the process, whatever it is at."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ends the process and takes leave of it."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not sent any more
+                    pipe.close()
+
+    def _receive(self) -> Message[N, A]:
+        assert self._process.stdout is not None
+        message: Message[N, A] = pickle.load(self._process.stdout)
+        return message
+
+    def _ended(self) -> PipeplanError:
+        status = self._process.wait()
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        return self._child.ended(_end_of(status), how)
+
+
+def _end_of(status: int) -> End:
+    if status == -signal.SIGKILL:
+        return End.KILLED
+    if status in (-signal.SIGABRT, OUT_OF_MEMORY):
+        return End.OUT_OF_MEMORY
+    if status == -getattr(signal, "SIGPROF", 0):
+        return End.OUT_OF_TIME
+    return End.CRASHED
+
+
+IDLE_S = 60.0
+"""How long a worker is kept that has nothing to do."""
+
+RETRY_AFTER_S = 2.0
+
+
+def unobserved(_news: object) -> None:
+    """For whoever does not follow the work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What a pool's refusals say: "2 `at_work` and 5 wait already"; the answer "was stopped"."""
+
+    at_work: str
+    stopped: str
+
+
+@dataclass(slots=True, eq=False)
+class Ticket(Generic[Q, N, A]):
+    """A question that was taken. `future` is done with the answer, with what was raised, or cancelled."""
+
+    question: Q
+    observe: Callable[[N], None]
+    future: "Future[A]" = field(default_factory=Future)
+    _worker: PoolWorker[Q, N, A] | None = None
+    _cancelled: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancel(self) -> None:
+        """Gives the answer up: nothing of the work goes on. May be called at any time, by any thread."""
+        with self._lock:
+            self._cancelled = True
+            if self._worker is not None:
+                self._worker.kill()
+        self.future.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._cancelled
+
+    def hold(self, worker: PoolWorker[Q, N, A]) -> bool:
+        """The worker works for this question from now on; not where it was cancelled before."""
+        with self._lock:
+            if not self._cancelled:
+                self._worker = worker
+            return not self._cancelled
+
+    def release(self) -> bool:
+        """The worker works for it no longer; says whether it was left alone."""
+        with self._lock:
+            self._worker = None
+            return not self._cancelled
+
+
+class Pool(Generic[Q, N, A]):
+    """Workers, at most so many at a time, and a queue before them.
+
+    A worker starts when it is needed first; one that ends, or that was stopped, is replaced when it is needed next.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], PoolWorker[Q, N, A]],
+        words: Words,
+        *,
+        workers: int,
+        queue: int,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self.workers = workers
+        self._words = words
+        self._start = start
+        self._queue = queue
+        self._idle_s = idle_s
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="pool")
+        self._lock = threading.Lock()
+        self._tickets: set[Ticket[Q, N, A]] = set()
+        self._idle: list[tuple[float, PoolWorker[Q, N, A]]] = []
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    @property
+    def free(self) -> int:
+        """How many more questions would be worked on at once."""
+        with self._lock:
+            return 0 if self._closed else max(0, self.workers - len(self._tickets))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is worked on, and nothing waits."""
+        with self._lock:
+            return not self._tickets
+
+    def submit(self, question: Q, observe: Callable[[N], None] = unobserved) -> Ticket[Q, N, A]:
+        """Takes a question. Raises UnavailableError where too many wait, or the service is stopping."""
+        ticket = Ticket[Q, N, A](question, observe)
+        with self._lock:
+            self._require_room()
+            self._tickets.add(ticket)
+            ticket.future = self._threads.submit(self._work, ticket)
+        ticket.future.add_done_callback(lambda _: self._forget(ticket))
+        return ticket
+
+    def require_room(self) -> None:
+        """Raises UnavailableError where a question would not be taken now."""
+        with self._lock:
+            self._require_room()
+
+    def close(self) -> None:
+        """Stops all work and ends every worker; nothing is taken any more."""
+        with self._lock:
+            self._closed = True
+            tickets, idle = tuple(self._tickets), tuple(self._idle)
+            self._idle.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+        for ticket in tickets:
+            ticket.cancel()
+        for _, worker in idle:
+            worker.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _require_room(self) -> None:
+        if self._closed:
+            raise UnavailableError("the service is stopping", RETRY_AFTER_S)
+        waiting = len(self._tickets) - self.workers
+        if waiting >= self._queue:
+            raise UnavailableError(f"{self.workers} {self._words.at_work} and {waiting} wait already", RETRY_AFTER_S)
+
+    def _work(self, ticket: Ticket[Q, N, A]) -> A:
+        worker = self._take()
+        held = ticket.hold(worker)
+        try:
+            if not held:
+                raise CancelledError
+            return worker.ask(ticket.question, ticket.observe)
+        except PipeplanError:
+            if ticket.cancelled:
+                raise UnavailableError(self._words.stopped, RETRY_AFTER_S) from None
+            raise
+        finally:
+            self._give_back(worker, intact=not held or ticket.release())
+
+    def _take(self) -> PoolWorker[Q, N, A]:
+        with self._lock:
+            while self._idle:
+                _, worker = self._idle.pop()
+                if worker.alive:
+                    return worker
+                worker.close()
+        return self._start()
+
+    def _give_back(self, worker: PoolWorker[Q, N, A], *, intact: bool) -> None:
+        with self._lock:
+            if intact and worker.alive and not self._closed:
+                self._idle.append((time.monotonic(), worker))
+                self._watch_idle()
+                return
+        worker.close()
+
+    def _watch_idle(self) -> None:
+        if self._timer is None and self._idle:
+            self._timer = threading.Timer(self._idle_s, self._retire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _retire(self) -> None:
+        """Ends the workers that have had nothing to do for long."""
+        latest_s = time.monotonic() - self._idle_s
+        with self._lock:
+            retired = [worker for since_s, worker in self._idle if since_s <= latest_s]
+            self._idle = [(since_s, worker) for since_s, worker in self._idle if since_s > latest_s]
+            self._timer = None
+            self._watch_idle()
+        for worker in retired:
+            worker.close()
+
+    def _forget(self, ticket: Ticket[Q, N, A]) -> None:
+        with self._lock:
+            self._tickets.discard(ticket)

@@ -1,0 +1,157 @@
+"""Settings of the service: from options, PIPEPLAN_* in the environment, a TOML file; the former before the latter."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from pipeplan.client.connection import is_loopback
+from pipeplan.configuration import SECRET, Resolved, resolve
+from planner_service.platform.logs import LogFormat, LogLevel
+
+DEFAULT_PORT = 8437
+
+
+def default_database_url() -> str:
+    """SQLite in the user's data folder: the same database wherever the service is started."""
+    return f"sqlite:///{_data_folder() / 'pipeplan.sqlite3'}"
+
+
+def _names(value: object) -> object:
+    """Names separated by commas as a tuple of them; a file may hold a list."""
+    return tuple(filter(None, (name.strip().lower() for name in value.split(",")))) if isinstance(value, str) else value
+
+
+class Settings(BaseSettings):
+    """What can be set. Every name is an environment variable with PIPEPLAN_ before it, and a key of the file."""
+
+    model_config = SettingsConfigDict(env_prefix="PIPEPLAN_", frozen=True, extra="forbid", env_ignore_empty=True)
+
+    database_url: str = Field(
+        default_factory=default_database_url, description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+    )
+    database_pool_size: int = Field(
+        default=16, ge=1, le=1000, description="connections that a process keeps to its database"
+    )
+    database_pool_timeout_s: float = Field(
+        default=2.0,
+        ge=0,
+        le=60,
+        allow_inf_nan=False,
+        description="how long a request waits for one of them before it is answered 503",
+    )
+    host: str = Field(default="127.0.0.1", description="the address to listen on")
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="the port to listen on; 0 takes a free one")
+    lease_s: float = Field(
+        default=30.0, gt=0, le=86_400, allow_inf_nan=False, description="how long an agent may be silent"
+    )
+    max_attempts: int = Field(
+        default=3, ge=1, le=100, description="how often a job is given to an agent before it is given up"
+    )
+    solver_processes: int = Field(
+        default_factory=lambda: min(os.cpu_count() or 1, 4), ge=1, le=256, description="plans that are made at once"
+    )
+    solver_queue: int = Field(default=32, ge=0, le=10_000, description="plans that may wait for one of them")
+    solver_memory_bytes: int = Field(
+        default=4 * 2**30, ge=2**28, le=2**50, description="what the search for one plan may take of it"
+    )
+    solve_deadline_s: float = Field(
+        default=50.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="how long a request waits for its plan before it is answered 504",
+    )
+    plan_job_deadline_s: float = Field(
+        default=3600.0, gt=0, le=864_000, allow_inf_nan=False, description="how long a plan that is a job may take"
+    )
+    parser_processes: int = Field(
+        default_factory=lambda: min(os.cpu_count() or 1, 2), ge=1, le=64, description="large documents read at once"
+    )
+    parser_queue: int = Field(default=8, ge=0, le=1000, description="large documents that may wait to be read")
+    parser_memory_bytes: int = Field(
+        default=2 * 2**30, ge=2**28, le=2**50, description="what it may take of it to read one document"
+    )
+    parser_cpu_s: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="how much processor time it may take to read one document",
+    )
+    event_streams: int = Field(default=500, ge=1, le=100_000, description="streams of events that are followed at once")
+    require_tokens: bool = Field(
+        default=False, description="every request needs a token on this machine, too; beyond it each always does"
+    )
+    token_key: str | None = Field(
+        default=None,
+        min_length=32,
+        repr=False,
+        json_schema_extra=SECRET,
+        description="what tokens are hashed under, at least 32 characters; default: a random key in the database",
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
+        default=(), description="names under which the service is reached beyond this machine, separated by commas"
+    )
+    requests_per_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="how often one token, or an address without one, may ask each process; 0: no limit",
+    )
+    failed_tokens_per_min: float = Field(
+        default=20.0,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="how often an address may send a token that is not valid",
+    )
+    body_timeout_s: float = Field(
+        default=60.0, gt=0, le=3600, allow_inf_nan=False, description="how long a request's body may take to arrive"
+    )
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1024, description="larger bodies are refused with 413")
+    log_level: LogLevel = Field(default="info", description="debug, info (each request), warning or error")
+    log_format: LogFormat = Field(default="auto", description="json, human, or auto: human on a terminal")
+    shutdown_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="how long requests may go on after SIGTERM before they are cut off",
+    )
+
+    @property
+    def demands_tokens(self) -> bool:
+        """Whether every request needs a token: always where others than this machine's own users can ask.
+
+        A name of others' is one: behind a proxy on this machine the service listens on it alone, too.
+        """
+        reachable = (self.host, *self.allowed_hosts)
+        return self.require_tokens or not all(is_loopback(name) for name in reachable)
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """The names that requests may ask for besides this machine's own; None: any, as every request needs a token."""
+        return self.allowed_hosts if self.allowed_hosts or is_loopback(self.host) else None
+
+
+def load_settings(*, config: Path | None = None, **chosen: Any) -> Settings:
+    """The settings, with those chosen here (None: not chosen) before the environment's. Raises InvalidInputError."""
+    return resolve_settings(config=config, **chosen).settings
+
+
+def resolve_settings(*, config: Path | None = None, **chosen: Any) -> Resolved[Settings]:
+    """The same, with where each comes from."""
+    return resolve(Settings, chosen, config)
+
+
+def _data_folder() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "pipeplan"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "pipeplan"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "pipeplan"

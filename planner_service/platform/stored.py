@@ -1,0 +1,100 @@
+"""Earlier: documents that were stored before a rule was there. Lists must show them all the same.
+
+DocumentCache: immutable documents as they are sent, those that were asked for last, up to so many bytes.
+"""
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from pipeplan.documents.names import on_one_line
+
+T = TypeVar("T")
+
+
+def read_stored(adapter: TypeAdapter[T], text: str) -> T:
+    """A stored task or request. Names that no request may hold any more come with escapes.
+
+    A profile with such a name cannot be read: no planner is ever given what was changed here.
+    """
+    try:
+        return adapter.validate_json(text)
+    except ValidationError:
+        return adapter.validate_json(json.dumps(_printable(json.loads(text))))
+
+
+def _printable(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the names of its calibration, if it holds one, as one line each."""
+    asked = document.get("request", document)
+    calibration = asked.get("calibration")
+    if calibration is None:
+        return document
+    model = {"name": on_one_line(calibration["model"]["name"])}
+    asked["calibration"] = calibration | {"model": model, "device": on_one_line(calibration["device"])}
+    return document
+
+
+Noun = Literal["profiles", "clusters", "plans"]
+
+MAX_BYTES = 32 * 2**20
+MAX_AGE_S = 30.0
+"""How long a document is taken to be there still: another process may have pruned it."""
+
+LARGEST_SHARE = 1 / 8
+"""Of the whole, the most that one document may take."""
+
+
+class DocumentCache:
+    """A document never changes, so that what is here is right; only whether it is still stored has to be asked anew.
+
+    May be used by several threads.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_age_s: float = MAX_AGE_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[tuple[Noun, str], tuple[bytes, float]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, noun: Noun, identity: str) -> bytes | None:
+        """The document, if it was read not long ago."""
+        with self._lock:
+            entry = self._entries.get((noun, identity))
+            if entry is None or self._now_s() - entry[1] > self._max_age_s:
+                return None
+            self._entries.move_to_end((noun, identity))
+            return entry[0]
+
+    def known(self, noun: Noun, identities: Iterable[str]) -> dict[str, bytes]:
+        """Those of the documents that are here, by id, for who knows that they are stored."""
+        with self._lock:
+            found = {identity: self._entries.get((noun, identity)) for identity in identities}
+        return {identity: entry[0] for identity, entry in found.items() if entry is not None}
+
+    def put(self, noun: Noun, identity: str, content: bytes) -> None:
+        """Keeps a document that has just been read; the longest unused ones make room."""
+        if len(content) > self._max_bytes * LARGEST_SHARE:
+            return
+        with self._lock:
+            self._drop((noun, identity))
+            self._entries[noun, identity] = (content, self._now_s())
+            self._bytes += len(content)
+            while self._bytes > self._max_bytes:
+                self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: tuple[Noun, str]) -> None:
+        entry = self._entries.pop(key, None)
+        self._bytes -= 0 if entry is None else len(entry[0])

@@ -1,0 +1,1 @@
+"""Runs: what executions of plans came to."""

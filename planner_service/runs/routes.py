@@ -1,0 +1,66 @@
+"""Routes of the runs."""
+
+import math
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from pipeplan.documents.identity import canonical_json
+from pipeplan.errors import require
+from pipeplan.programs.timeline import Timeline
+from pipeplan.protocol.listing import Page
+from pipeplan.protocol.runs import Losses, Run, RunQuery, RunSummary
+from planner_service.access.auth import scope
+from planner_service.platform.requests import Services, page_response, raw_json
+from planner_service.runs import service as runs
+from planner_service.runs.timelines import TimelineWindow
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"], dependencies=[scope("read")])
+
+Start = Annotated[float | None, Query(description="seconds since the run's start; default: from its start on")]
+Stop = Annotated[float | None, Query(description="seconds since the run's start, not included; default: to its end")]
+FirstStep = Annotated[int, Query(ge=0, le=2**63 - 1, description="of the run's steps, counted from its first one")]
+LastStep = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="the step behind the last; default: all")]
+
+
+@router.get("", response_model=Page[RunSummary])
+def list_runs(services: Services, query: Annotated[RunQuery, Query()]) -> Response:
+    """The runs, newest first or oldest first; those that pass all filters."""
+    return page_response(runs.page(services, query))
+
+
+@router.get("/{run_id}")
+def get_run(services: Services, run_id: str) -> Run:
+    """A run, with its report once it has succeeded."""
+    return runs.get(services, run_id)
+
+
+@router.get("/{run_id}/losses")
+def get_run_losses(services: Services, run_id: str, start: FirstStep = 0, stop: LastStep = None) -> Losses:
+    """The losses of the steps [start, stop), counted from the run's first step: none before it has succeeded."""
+    return runs.losses(services, run_id, start, stop)
+
+
+@router.get("/{run_id}/timeline", response_model=Timeline)
+def get_run_timeline(services: Services, run_id: str, start: Start = None, stop: Stop = None) -> Response:
+    """The measured timeline: all of it, or what has a share in the seconds [start, stop) since the run's start.
+
+    `batches` is the whole run's. A lane that does nothing in the window is there, empty. One answer holds at most
+    250,000 instructions; where there are more, the refusal says so, and which seconds there are.
+    """
+    return raw_json(canonical_json(runs.timeline(services, run_id, _window(start, stop))))
+
+
+@router.get("/{run_id}/trace")
+def get_run_trace(services: Services, run_id: str) -> Response:
+    """The predicted and the measured timeline side by side, as a Chrome trace; of a very long run, the end of both."""
+    return raw_json(runs.trace(services, run_id))
+
+
+def _window(start_s: float | None, stop_s: float | None) -> TimelineWindow | None:
+    if start_s is None and stop_s is None:
+        return None
+    start_s = -math.inf if start_s is None else start_s
+    stop_s = math.inf if stop_s is None else stop_s
+    require(start_s < stop_s, "start", f"must be less than stop ({stop_s:g})", start_s)
+    return TimelineWindow(start_s=start_s, stop_s=stop_s)

@@ -1,0 +1,107 @@
+"""Runs: executions of plans, as their jobs report them."""
+
+import math
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from pipeplan.errors import NotFoundError, require
+from pipeplan.programs.timeline import Timeline
+from pipeplan.protocol.listing import Page
+from pipeplan.protocol.runs import Losses, Run, RunQuery, RunSummary
+from pipeplan.simulation.predict import predict
+from pipeplan.simulation.trace import chrome_trace
+from planner_service.jobs.service import settle
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context, found
+from planner_service.platform.listing import Cut
+from planner_service.runs import store as storage
+from planner_service.runs.timelines import Extent, TimelineWindow, extent_of, read, read_losses
+
+MAX_INSTRUCTIONS = 250_000
+"""The most that one answer holds of a timeline: some 20 MB of JSON, and a second of one core."""
+
+
+def get(context: Context, run_id: str) -> Run:
+    """The run. Raises NotFoundError."""
+    settle(context)
+    with context.database.read() as connection:
+        return found("run", run_id, storage.get(connection, run_id))
+
+
+def page(context: Context, query: RunQuery) -> Page[RunSummary]:
+    """The runs that the query asks for."""
+    settle(context)
+    with context.database.read() as connection:
+        return storage.page(connection, query)
+
+
+def newest(context: Context, cut: Cut, plan_id: str | None = None) -> Page[RunSummary]:
+    """A page of runs, newest first; of one plan only where one is named."""
+    return page(context, RunQuery(limit=cut.limit, cursor=cut.cursor, plan_id=plan_id))
+
+
+def losses(context: Context, run_id: str, start: int, stop: int | None) -> Losses:
+    """The losses of the run's steps [start, stop), counted from its first one. Raises NotFoundError."""
+    run = get(context, run_id)
+    first_step = 0 if run.report is None else run.report.first_step
+    with context.database.read() as connection:
+        values = read_losses(connection, run_id, start, stop)
+    return Losses(run_id=run_id, first_step=first_step + start, losses=values)
+
+
+def timeline(context: Context, run_id: str, window: TimelineWindow | None = None) -> Timeline:
+    """What was measured, in the window where one is given.
+
+    Raises NotFoundError where there is no run, or nothing measured yet; InvalidInputError where it is too much.
+    """
+    with context.database.read() as connection:
+        head = _head(connection, run_id)
+        extent = extent_of(connection, run_id, window)
+        asked = None if window is None else f"[{window.start_s:g}, {window.stop_s:g})"
+        require(extent.instructions <= MAX_INSTRUCTIONS, "start", _too_large(extent), asked)
+        return read(connection, run_id, head, window)
+
+
+def timelines(context: Context, run_id: str) -> dict[str, Timeline]:
+    """What was predicted for the run's batches, and what was measured; of a very long run, the last of both."""
+    run = get(context, run_id)
+    with context.database.read() as connection:
+        measured = _last(connection, run_id, _head(connection, run_id))
+    plan = plans.get(context, run.plan_id)
+    batches = min(measured.batches, plans.playable_batches(plan))
+    if not batches or run.report is None:
+        return {"measured": measured}
+    first_batch = run.report.first_step + run.report.steps - measured.batches
+    return {"predicted": predict(plan, batches=batches, first_batch=first_batch), "measured": measured}
+
+
+def trace(context: Context, run_id: str) -> str:
+    """Both timelines as one Chrome trace, side by side."""
+    return chrome_trace(timelines(context, run_id))
+
+
+def _head(connection: Connection, run_id: str) -> str:
+    state, head = found("run", run_id, storage.timeline_head(connection, run_id))
+    if head is None:
+        raise NotFoundError(f"run {run_id} has no timeline: it is {state}")
+    return head
+
+
+def _last(connection: Connection, run_id: str, head: str) -> Timeline:
+    """The timeline's end, as much of it as one answer holds, with the batches that this share of the time had."""
+    whole = extent_of(connection, run_id)
+    if whole.instructions <= MAX_INSTRUCTIONS:
+        return read(connection, run_id, head)
+    share = MAX_INSTRUCTIONS / whole.instructions / 2
+    start_s = whole.last_s - share * (whole.last_s - whole.first_s)
+    last = read(connection, run_id, head, TimelineWindow(start_s=start_s, stop_s=math.inf))
+    return replace(last, batches=max(1, round(share * last.batches)))
+
+
+def _too_large(extent: Extent) -> str:
+    span = f"the {extent.instructions} instructions there span {extent.first_s:g} to {extent.last_s:g} s"
+    return (
+        f"must, with stop, name a window of at most {MAX_INSTRUCTIONS} instructions ({span}): "
+        "ask for less, as in ?start=0&stop=60"
+    )

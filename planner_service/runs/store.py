@@ -1,0 +1,139 @@
+"""Runs: made with their job, whose state is theirs; report and timeline come in with its end."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, insert, select, update
+
+from pipeplan.documents.files import parse
+from pipeplan.documents.identity import canonical_json
+from pipeplan.protocol.jobs import JobState, Progress, RunResult, RunTask
+from pipeplan.protocol.listing import Page
+from pipeplan.protocol.runs import Run, RunQuery, RunSummary
+from pipeplan.simulation.report import Compared, RunReport
+from planner_service.platform import listing
+from planner_service.platform.tables import jobs, plans, runs
+from planner_service.runs import timelines
+from planner_service.runs.timelines import Chunk
+
+_JOINED = runs.join(jobs, jobs.c.id == runs.c.job_id).join(plans, plans.c.id == runs.c.plan_id)
+_SUMMARY: Select[Any] = select(
+    runs.c.sequence,
+    runs.c.id,
+    runs.c.job_id,
+    runs.c.plan_id,
+    runs.c.predicted_samples_per_s,
+    runs.c.measured_samples_per_s,
+    runs.c.created_at,
+    plans.c.model_name,
+    plans.c.schedule,
+    jobs.c.state,
+    jobs.c.updated_at,
+).select_from(_JOINED)
+_RUN: Select[Any] = select(
+    runs.c.id,
+    runs.c.job_id,
+    runs.c.plan_id,
+    runs.c.report,
+    runs.c.created_at,
+    jobs.c.task,
+    jobs.c.state,
+    jobs.c.agent,
+    jobs.c.progress,
+    jobs.c.error,
+    jobs.c.updated_at,
+).join_from(runs, jobs, jobs.c.id == runs.c.job_id)
+
+
+def add(connection: Connection, *, run_id: str, job_id: str, plan_id: str, now: datetime) -> None:
+    """A run that has not started yet."""
+    connection.execute(insert(runs).values(id=run_id, job_id=job_id, plan_id=plan_id, created_at=now))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRun:
+    """What a run measured, in the form in which it is kept."""
+
+    report: str
+    throughput: Compared
+    timeline_head: str
+    chunks: tuple[Chunk, ...]
+
+
+def measured(result: RunResult) -> PackedRun:
+    """Packs a result, seconds of work for a large one, so that a transaction need not wait for it.
+
+    Raises InvalidInputError where the timeline's numbers are beyond what is kept.
+    """
+    return PackedRun(
+        report=canonical_json(replace(result.report, losses=())),
+        throughput=result.report.throughput_samples_per_s,
+        timeline_head=timelines.head(result.timeline),
+        chunks=(*timelines.chunks_of(result.timeline), *timelines.chunks_of_losses(result.report.losses)),
+    )
+
+
+def finish(connection: Connection, run_id: str, end: PackedRun) -> None:
+    """The run has measured this."""
+    timelines.store(connection, run_id, end.chunks)
+    connection.execute(
+        update(runs)
+        .where(runs.c.id == run_id)
+        .values(
+            report=end.report,
+            timeline_head=end.timeline_head,
+            predicted_samples_per_s=end.throughput.predicted,
+            measured_samples_per_s=end.throughput.measured,
+        )
+    )
+
+
+def get(connection: Connection, run_id: str) -> Run | None:
+    """The run, with its report once there is one."""
+    row = connection.execute(_RUN.where(runs.c.id == run_id)).one_or_none()
+    return None if row is None else _run(row, timelines.read_losses(connection, run_id))
+
+
+def timeline_head(connection: Connection, run_id: str) -> tuple[JobState, str | None] | None:
+    """The run's state, and what the chunks of its timeline belong to, if it has one (yet); None without such a run."""
+    query = select(jobs.c.state, runs.c.timeline_head).join_from(runs, jobs, jobs.c.id == runs.c.job_id)
+    row = connection.execute(query.where(runs.c.id == run_id)).one_or_none()
+    return None if row is None else (row.state, row.timeline_head)
+
+
+def page(connection: Connection, query: RunQuery) -> Page[RunSummary]:
+    """The runs that the query asks for."""
+    filters = [
+        listing.equal("plan_id", runs.c.plan_id, query.plan_id),
+        listing.equal("model", plans.c.model_name, query.model),
+        listing.equal("state", jobs.c.state, query.state),
+        *listing.created(runs.c.created_at, query),
+    ]
+    return listing.page(connection, _LISTING, listing.cut_of(query), filters)
+
+
+def _summary(row: Row[Any]) -> RunSummary:
+    values = {name: getattr(row, name) for name in RunSummary.model_fields if name != "model"}
+    return RunSummary(model=row.model_name, **values)
+
+
+def _run(row: Row[Any], losses: tuple[float, ...]) -> Run:
+    return Run(
+        id=row.id,
+        job_id=row.job_id,
+        plan_id=row.plan_id,
+        task=RunTask.model_validate_json(row.task),
+        state=row.state,
+        agent=row.agent,
+        progress=None if row.progress is None else Progress.model_validate_json(row.progress),
+        error=row.error,
+        report=None if row.report is None else replace(parse(RunReport, row.report), losses=losses),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+_LISTING = listing.Listing(
+    table=runs, query=_SUMMARY, item=_summary, sorts={"created_at": runs.c.sequence}, rows=_JOINED
+)
