@@ -14,7 +14,7 @@ from torch.distributed.launcher.api import elastic_launch
 from benchmarks.data_parallel_rank import BATCHES, MICROBATCHES, PEER, REPLICAS, ROUNDS
 from benchmarks.idle import watched_others
 from benchmarks.workload import MICROBATCH_SIZE
-from worker_agent.torchrun import one_node
+from worker_agent.engine.torchrun import one_node
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.workload import CUTS, DATA, LEARNING_RATE, MICROBATCH_SIZE, MODEL, Ours, plan_for
 from pipeplan.documents.plan import ASP, Plan, Stage
 from pipeplan.programs.program import pipelines_in_a_row
+from worker_agent.engine.devices import place_process
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.rank import Rank
 from worker_agent.runtime.status import StatusWriter
 

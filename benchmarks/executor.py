@@ -15,7 +15,7 @@ from torch.distributed.launcher.api import elastic_launch
 
 from benchmarks.executor_rank import BATCHES, BLOCKS, CASES, MICROBATCHES, MIDDLE, STAGES, Figures
 from benchmarks.idle import busy_cores
-from worker_agent.torchrun import one_node
+from worker_agent.engine.torchrun import one_node
 
 
 def main() -> None:

@@ -28,14 +28,15 @@ from pipeplan.programs.instructions import (
 )
 from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
+from worker_agent.engine.clocks import HostClock
+from worker_agent.engine.devices import place_process
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.channel import open_lines
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.mail import Mail, edges_of
-from worker_agent.runtime.placement import place_process
-from worker_agent.runtime.rank import Part
-from worker_agent.runtime.recorder import HostClock, Recorder
+from worker_agent.runtime.rank import RankPart
+from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.status import StatusWriter
 
 STAGES, MIDDLE, MICROBATCHES, BATCHES = 3, 1, 8, 100
@@ -113,7 +114,7 @@ def executed(plan: Plan, blocks: int, rank: int, device: torch.device, folder: P
     job = RunJob(plan=plan, model=spec, data="-", steps=BATCHES, learning_rate=1e-3, out=str(folder), device="cpu")
     program = program_of(plan, batches=BATCHES)
     stream = program.streams[rank]
-    part = Part(job, program, build_model(spec, seed=0), stream, device)
+    part = RankPart(job, program, build_model(spec, seed=0), stream, device)
     lines = open_lines({edge for s in program.streams for edge in edges_of(s)}, rank)
     recorder = Kinds(ThreadClock())
     inputs, targets = torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, WIDTH)

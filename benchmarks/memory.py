@@ -27,8 +27,8 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.program import pipelines_in_a_row
 from pipeplan.simulation.predict import predict, program_of
+from worker_agent.engine.torchrun import one_node
 from worker_agent.runtime.job import RunJob, write_job
-from worker_agent.torchrun import one_node
 
 MODEL = "hf:gpt2?n_layer=8&n_embd=256&n_head=8&vocab_size=256&n_positions=128"
 DATA = "worker_agent.models.text:random_tokens?sequence_length=128"

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from pipeplan.simulation.predict import program_of
+from worker_agent.engine.devices import place_process
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss
 from worker_agent.runtime.job import RunJob, read_job
-from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.rank import Rank
 from worker_agent.runtime.status import StatusWriter
 

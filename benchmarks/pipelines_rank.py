@@ -26,11 +26,11 @@ from benchmarks.workload import (
 )
 from pipeplan.programs.instructions import Instruction, Update
 from pipeplan.simulation.predict import program_of
+from worker_agent.engine.devices import place_process
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.placement import place_process
 from worker_agent.runtime.rank import Rank
 from worker_agent.runtime.status import StatusWriter
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.idle import busy_cores
+from worker_agent.engine.devices import place_process
 from worker_agent.models.chain import build_model
-from worker_agent.runtime.placement import place_process
-from worker_agent.runtime.stage import Stage
+from worker_agent.runtime.stage import StageBlocks
 
 MODELS = {
     "GPT-2, 4 blocks of 256": "hf:gpt2?n_layer=4&n_embd=256&n_head=8&vocab_size=256&n_positions=128",
@@ -50,7 +50,7 @@ def contender(spec: str, *, split: bool, concatenate: bool) -> Callable[[], Time
     """A stage of the model's inner blocks, and one round on it."""
     blocks = build_model(spec, seed=0).blocks[1:-1]
     device = torch.device("cpu")
-    stage = Stage(
+    stage = StageBlocks(
         blocks,
         first_block=1,
         criterion=None,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from worker_agent.runtime.operations import RULES, Call, Rows
+from worker_agent.engine.operations import RULES, Call, Rows
 
 
 @dataclass(frozen=True, slots=True)

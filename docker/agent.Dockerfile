@@ -8,6 +8,7 @@ FROM ${BASE} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md ./
+COPY pipeplan pipeplan
 COPY planner_service planner_service
 COPY worker_agent worker_agent
 COPY migrations migrations

@@ -6,6 +6,7 @@ ARG BASE=docker.io/library/python:3.11.13-slim-bookworm
 FROM ${BASE} AS build
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md ./
+COPY pipeplan pipeplan
 COPY planner_service planner_service
 COPY worker_agent worker_agent
 COPY migrations migrations

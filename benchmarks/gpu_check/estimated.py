@@ -10,7 +10,7 @@ from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.profiler.analytic import ModelCounts, profile_of
 from worker_agent.profiler.counts import count_blocks
-from worker_agent.profiler.datasheet import Datasheet
+from worker_agent.profiler.datasheets import Datasheet
 
 
 def estimated_profile(trial: Trial, sheet: Datasheet, microbatch_size: int) -> Profile:

@@ -17,11 +17,11 @@ from pipeplan.programs.instructions import Checkpoint
 from pipeplan.programs.timeline import Lane
 from pipeplan.simulation.predict import predict
 from tests.worker.runtime.reference import Weights, train
+from worker_agent.engine.results import RankResult
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import moved, open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.results import RankResult
 from worker_agent.runtime.stage import random_seed
 
 WIDTH = 8

@@ -6,8 +6,7 @@ import torch
 
 from benchmarks.gpu_check.findings import Findings
 from pipeplan.documents.cluster import known_types
-from worker_agent.profiler.datasheet import Datasheet
-from worker_agent.profiler.datasheets import DATASHEETS
+from worker_agent.profiler.datasheets import DATASHEETS, Datasheet
 
 MIB = 2**20
 CPU_MEMORY_BYTES = 8 * 2**30

@@ -24,18 +24,25 @@ from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Measurement, Method, Model, Overheads, Profile
 from pipeplan.programs.timeline import Timeline, batch_s
 from pipeplan.simulation.predict import predict
+from worker_agent.engine.clocks import CLOCK_NAMES, choose_clock
+from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.results import read_result
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import Microbatch, MicrobatchSource, moved, open_data
 from worker_agent.models.losses import build_loss
-from worker_agent.profiler.blocks import BlockTimes, measure_times, measure_without_graph, prepare_gradients
-from worker_agent.profiler.clocks import CLOCK_NAMES, choose_clock
-from worker_agent.profiler.memory import BlockMemory, measure_memory
-from worker_agent.profiler.passage import nothing_around, pass_backward, pass_forward
-from worker_agent.profiler.updates import measure_update_s_per_byte
-from worker_agent.runtime.batches import read_batches
+from worker_agent.profiler.block_memory import BlockMemory, measure_memory
+from worker_agent.profiler.times import (
+    BlockTimes,
+    measure_times,
+    measure_update_s_per_byte,
+    measure_without_graph,
+    nothing_around,
+    pass_backward,
+    pass_forward,
+    prepare_gradients,
+)
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.optimizers import build_optimizer
-from worker_agent.runtime.results import read_result
+from worker_agent.runtime.measured import read_batches
 
 SEED = 0
 LEARNING_RATE = 1e-6

@@ -19,12 +19,13 @@ from pipeplan.programs.instructions import Backward, Forward, Instruction, Updat
 from pipeplan.programs.program import Program
 from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
+from worker_agent.engine.clocks import clock_for
+from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.losses import mean_of_squares
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.mail import Mail
-from worker_agent.runtime.optimizers import build_optimizer
-from worker_agent.runtime.recorder import Recorder, clock_for
-from worker_agent.runtime.stage import Stage
+from worker_agent.runtime.recorder import Recorder
+from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.weights import Weights, find_slots
 
 MICROBATCHES = 8
@@ -86,7 +87,7 @@ def compared(work: Work, options: dict[str, Any]) -> dict[str, Any]:
 def _executed(work: Work, plan: Plan, program: Program, inputs: Tensor) -> tuple[float, float]:
     """The whole stream in the executor."""
     where, blocks = device(), _made(work)
-    stage = Stage(
+    stage = StageBlocks(
         blocks,
         first_block=0,
         criterion=mean_of_squares,

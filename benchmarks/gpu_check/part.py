@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.gpu_check.findings import Findings
-from worker_agent.parent import exit_with_parent
+from worker_agent.engine.processes import exit_with_parent
 
 
 def main() -> None:

@@ -18,8 +18,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Device, Profile
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.two_bw.planner import two_bw
-from worker_agent.profiler.datasheet import Datasheet
-from worker_agent.profiler.datasheets import DATASHEETS
+from worker_agent.profiler.datasheets import DATASHEETS, Datasheet
 
 PLAIN = "benchmarks.gpu_check.blocks"
 GPT2 = "n_layer=24&n_embd=1024&n_head=16&n_positions=1024"

@@ -17,9 +17,9 @@ from typing import Self
 
 import torch.distributed as dist
 
+from worker_agent.engine.results import RankResult, read_result
 from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.rank import run_rank
-from worker_agent.runtime.results import RankResult, read_result
 from worker_agent.runtime.status import StatusWriter
 
 LAST_WORDS_S = 3.0

@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from worker_agent.runtime.recorder import clock_for
+from worker_agent.engine.clocks import clock_for
 
 Operation = Callable[[], object]
 

@@ -114,8 +114,6 @@ def calibrate(
     if as_json:
         typer.echo(document)
     else:
-        # MOVED
-
         show_calibration(found, measured, network)
 
 

@@ -1,8 +1,8 @@
 """An agent's last words, as its spool sends them."""
 
 from pipeplan.protocol.jobs import AgentResult, Job, Lease
-from worker_agent.client import AgentClient
-from worker_agent.spool import completion, failure
+from worker_agent.agent.client import AgentClient
+from worker_agent.agent.spool import completion, failure
 
 
 def complete(agent: AgentClient, lease: Lease, result: AgentResult) -> Job:

@@ -18,7 +18,7 @@ from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK, run_result, run_task
 from tests.service.reporting import complete, fail
 from tests.service.servers import serving
-from worker_agent.client import AgentClient
+from worker_agent.agent.client import AgentClient
 
 MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
 JOB = Job(id="j", task=PROFILE_TASK, state="succeeded", attempts=1, created_at=MOMENT, updated_at=MOMENT)

@@ -15,7 +15,7 @@ from planner_service.platform.migrations import head
 from tests.service.documents import PROFILE_RESULT, PROFILE_TASK
 from tests.service.reporting import complete, fail
 from tests.service.servers import environment, pipeplan, serving
-from worker_agent.client import AgentClient
+from worker_agent.agent.client import AgentClient
 
 PARENT = """
 import subprocess, sys

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pipeplan.documents.profile import Device, DeviceMemory
-from worker_agent.device_memory import device_memory, with_context
+from worker_agent.engine.devices import device_memory, with_context
 
 GPU = torch.device("cuda", 0)
 DESCRIBED = Device(name="H200", memory_bytes=1000)

@@ -87,7 +87,7 @@ def profile(
 
 
 def _measured(job: "ProfileJob") -> tuple[Profile, Cluster]:
-    from worker_agent.profiler.measure import measure
+    from worker_agent.profiler.launch import measure
 
     with _progress_bar() as on_progress:
         return measure(job, on_progress)

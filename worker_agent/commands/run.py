@@ -1,5 +1,11 @@
-"""`pipeplan-agent run`: executes a plan here."""
+"""Progress of a run on standard error: one line that is redrawn on a terminal, now and then a new one elsewhere.
 
+`pipeplan-agent run`: executes a plan here.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +19,75 @@ from pipeplan.documents.names import parse_spec
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.simulation.report import Compared
-from worker_agent.commands.progress import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from worker_agent.runtime.job import RunJob
+    from worker_agent.runtime.watch import OnProgress, RunProgress
+
+EVERY_S = 5.0
+"""Without a terminal, so much time passes between two lines."""
+
+ROOM_FOR_A_BAR = 150
+"""Columns of a terminal; on narrower ones the words have it all, two lines if need be."""
+
+
+@contextmanager
+def shown(job: "RunJob", *, quiet: bool) -> Iterator["OnProgress"]:
+    """What a run is to call with its progress. Quiet, nothing is shown."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        with redrawn(job, console) as on_progress:
+            yield on_progress
+    else:
+        yield ProgressLines(
+            lambda line: console.print(line, highlight=False, soft_wrap=True, markup=False), time.monotonic
+        )
+
+
+@contextmanager
+def redrawn(job: "RunJob", console: "Console") -> Iterator["OnProgress"]:
+    """The same on a terminal: one place that is written again and again, and is empty in the end."""
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    from worker_agent.runtime.watch import describe
+
+    words = TextColumn("{task.description}", table_column=Column(no_wrap=False, overflow="fold"), markup=False)
+    bars = [BarColumn()] if console.width >= ROOM_FOR_A_BAR else []
+    with Progress(words, *bars, console=console, transient=True) as progress:
+        bar = progress.add_task(f"starting {job.plan.workers} ranks", total=job.steps, completed=job.first_step)
+        yield lambda now: progress.update(bar, completed=now.done, description=describe(now))
+
+
+class ProgressLines:
+    """A line `EVERY_S` after the first progress and from then on, and one at the end: logs stay short."""
+
+    def __init__(self, write: Callable[[str], object], clock: Callable[[], float]) -> None:
+        self._write = write
+        self._clock = clock
+        self._told_s: float | None = None
+
+    def __call__(self, progress: "RunProgress") -> None:
+        from worker_agent.runtime.watch import describe
+
+        now_s = self._clock()
+        if self._told_s is None:
+            self._told_s = now_s
+        if now_s - self._told_s >= EVERY_S or progress.done == progress.steps:
+            self._told_s = now_s
+            self._write(describe(progress))
+
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from worker_agent.place import Place
+    from worker_agent.engine.processes import Place
     from worker_agent.runtime.job import RunJob
     from worker_agent.runtime.run import RunOutcome
 
@@ -99,8 +168,7 @@ def run(
     Node 0 of several writes the report; the others give it their ranks, and take --resume and --json from it.
     """
     require_extra("worker")
-    from worker_agent.runtime.job import RunJob
-    from worker_agent.runtime.lock import holding
+    from worker_agent.runtime.job import RunJob, holding
     from worker_agent.runtime.run import execute, execute_again, take_part
 
     for field, text in (("model", model), ("data", data), ("loss", loss)):
@@ -156,8 +224,8 @@ def _tell(line: str) -> None:
 
 def _place(plan: Plan, nodes: int, node_rank: int, address: str | None, port: int) -> "Place | None":
     """This node's place among several; None where it is alone."""
-    from worker_agent.node import use_interface_towards
-    from worker_agent.place import Place
+    from worker_agent.agent.node import use_interface_towards
+    from worker_agent.engine.processes import Place
 
     require(plan.workers % nodes == 0, "nodes", f"must divide the plan's {plan.workers} workers", nodes)
     require(node_rank < nodes, "node_rank", f"must be below the number of nodes ({nodes})", node_rank)

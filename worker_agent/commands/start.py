@@ -35,11 +35,11 @@ def start(
 ) -> None:
     """Takes jobs from the service until it is interrupted, one at a time; a second interrupt ends it at once."""
     require_extra("worker")
-    from worker_agent import parent
-    from worker_agent.agent import Agent
-    from worker_agent.client import AgentClient
-    from worker_agent.limits import hide_from_jobs
-    from worker_agent.settings import load_settings
+    from worker_agent.agent.agent import NodeAgent
+    from worker_agent.agent.client import AgentClient
+    from worker_agent.agent.limits import hide_from_jobs
+    from worker_agent.agent.settings import load_settings
+    from worker_agent.engine import processes as parent
 
     settings = load_settings(
         url=url,
@@ -55,7 +55,7 @@ def start(
     hide_from_jobs()
     if exit_with_parent:
         parent.exit_with_parent()
-    agent = Agent(settings, AgentClient(settings.url, settings.token), lambda line: typer.echo(line, err=True))
+    agent = NodeAgent(settings, AgentClient(settings.url, settings.token), lambda line: typer.echo(line, err=True))
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: agent.stop())
     typer.echo(f"agent {settings.name} serves {settings.url}", err=True)

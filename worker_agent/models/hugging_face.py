@@ -135,7 +135,7 @@ def _config_file(path: str) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     """What a Hugging Face config.json says of the model; keys that would make another kind are left aside."""
-    from pipeplan.documents.files import read_text
+    from pipeplan.documents.files import read_text  # and pydantic, which other models do without
 
     text = read_text(path)
     try:

@@ -17,10 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
 from worker_agent.models.values import Value, as_values, carries_gradient, matching_dtype
-from worker_agent.profiler.foreign import foreign_code
-from worker_agent.profiler.gpu_kernels import GpuKernels
-from worker_agent.profiler.memory import KeptStorages
-from worker_agent.profiler.operations import Operation, OperationRecorder
+from worker_agent.profiler.block_memory import KeptStorages
+from worker_agent.profiler.operations import DeviceOperation, GpuKernels, OperationRecorder, foreign_code
 
 UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
 """What Hugging Face's layers hold of their place in the model: it changes nothing that is counted."""
@@ -38,9 +36,9 @@ class BlockCounts:
     output_bytes: int
     activation_bytes: int
     workspace_bytes: int
-    forward: tuple[Operation, ...]
-    backward: tuple[Operation, ...]
-    backward_input: tuple[Operation, ...]
+    forward: tuple[DeviceOperation, ...]
+    backward: tuple[DeviceOperation, ...]
+    backward_input: tuple[DeviceOperation, ...]
 
 
 def count_blocks(
@@ -114,7 +112,7 @@ class _Run:
         )
         return counts, tuple(t.detach() for t in outputs)
 
-    def _backward_input(self, trained: Sequence[nn.Parameter]) -> tuple[Operation, ...]:
+    def _backward_input(self, trained: Sequence[nn.Parameter]) -> tuple[DeviceOperation, ...]:
         for parameter in trained:
             parameter.requires_grad_(False)
         with self._kernels():

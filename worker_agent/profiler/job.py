@@ -1,5 +1,10 @@
-"""ProfileJob: everything that a profiling process is told. The launcher writes it to a file that all of them read."""
+"""ProfileJob: everything that a profiling process is told. The launcher writes it to a file that all of them read.
 
+Progress: a file that the first rank adds a line to at every step, and the launcher follows.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -8,6 +13,7 @@ from pipeplan.documents.files import dump, parse, read_text
 from pipeplan.documents.profile import STRICT
 from pipeplan.errors import require, require_unique
 from pipeplan.protocol.jobs import ProfileTask
+from worker_agent.engine.processes import polling
 
 CLOCKS = ("auto", "processor", "wall")
 DEVICES = ("auto", "cpu", "cuda")
@@ -79,3 +85,56 @@ def write_job(directory: ProfileDirectory, job: ProfileJob) -> None:
 def read_job(directory: ProfileDirectory) -> ProfileJob:
     """The job that `write_job` wrote."""
     return parse(ProfileJob, read_text(directory.job))
+
+
+OnProgress = Callable[[int, int, str], None]
+"""Called with the steps done, all steps, and what is being done."""
+
+_INTERVAL_S = 0.2
+
+
+class ProgressWriter:
+    """Counts steps; on the ranks after the first it says nothing."""
+
+    def __init__(self, path: Path, *, rank: int, total: int) -> None:
+        self._path = path if rank == 0 else None
+        self._total = total
+        self._done = 0
+
+    def say(self, message: str) -> None:
+        """What is being done now."""
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{self._done} {self._total} {message}\n")
+
+    def step(self, message: str) -> None:
+        """One step more is done, and what comes now."""
+        self._done += 1
+        self.say(message)
+
+
+@contextmanager
+def following(path: Path, on_progress: OnProgress) -> Iterator[None]:
+    """Calls `on_progress` whenever the file has a new last line, from a thread of its own."""
+    seen = ""
+
+    def report() -> None:
+        nonlocal seen
+        line = _last_line(path)
+        if line and line != seen:
+            seen = line
+            done, total, message = line.split(" ", 2)
+            on_progress(int(done), int(total), message)
+
+    try:
+        with polling(report, _INTERVAL_S, name="progress"):
+            yield
+    finally:
+        report()
+
+
+def _last_line(path: Path) -> str:
+    """The last whole line; empty where there is none yet."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    return lines[-1] if lines else ""

@@ -1,22 +1,30 @@
-"""Launch: starts the profiling processes of this node through torchrun's own agent, and tells why they failed."""
+"""Launch: starts the profiling processes of this node through torchrun's own agent, and tells why they failed.
+
+Measure: a model's profile, and this node as a cluster, by running the model on the node's devices.
+"""
 
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import elastic_launch
 
-from pipeplan.errors import PipeplanError, RunFailedError
-from worker_agent.profiler.job import ProfileDirectory
-from worker_agent.profiler.progress import OnProgress, following
-from worker_agent.profiler.results import RankFigures, read_figures
-from worker_agent.runtime.results import RankFailure, invalid_input, read_failure
-from worker_agent.torchrun import one_node
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError
+from worker_agent.engine.results import RankFailure, invalid_input, read_failure
+from worker_agent.engine.torchrun import one_node
+from worker_agent.models.spec import parse_spec
+from worker_agent.profiler.job import OnProgress, ProfileDirectory, ProfileJob, following, write_job
+from worker_agent.profiler.results import RankFigures, cluster_of, profile_of, read_figures
 
 
 def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress) -> tuple[RankFigures, ...]:
@@ -83,3 +91,28 @@ def _last_line(directory: ProfileDirectory, rank: int) -> str:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         return re.sub(r"^\[rank\d+\]: ?", "", lines[-1]).strip() if lines else ""
     return ""
+
+
+def measure(job: ProfileJob, on_progress: OnProgress) -> tuple[Profile, Cluster]:
+    """Profiles on all the job's devices at once, so that what they take from each other is in the figures.
+
+    Raises InvalidInputError for a model, data or loss that cannot be, RunFailedError if a process fails: its logs are
+    kept then, and the message says where.
+    """
+    _check_specs(job)
+    directory = ProfileDirectory(root=Path(tempfile.mkdtemp(prefix="pipeplan-profile-")))
+    write_job(directory, job)
+    try:
+        ranks = launch(directory, job.task.devices, on_progress)
+    except (InvalidInputError, KeyboardInterrupt):
+        shutil.rmtree(directory.root)
+        raise
+    shutil.rmtree(directory.root)
+    return profile_of(job, ranks), cluster_of(ranks)
+
+
+def _check_specs(job: ProfileJob) -> None:
+    """Finds misspelt SPECs before any process is started."""
+    for field, text in (("model", job.task.model), ("data", job.task.data), ("loss", job.loss)):
+        if text is not None:
+            parse_spec(text, field=field)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from worker_agent.runtime.replicas import average
+from worker_agent.engine.replicas import average
 
 TINY_BYTES = 1024
 BIG_BYTES = (2**20, 4 * 2**20, 16 * 2**20)

@@ -1,4 +1,12 @@
-"""Operations: what a stretch of a model makes a device do, recorded while fake tensors pass it.
+"""Foreign: code of the user's that may raise anything, and how that is told.
+
+GPU kernels: calls in which torch takes another way on a GPU than on a CPU take the GPU's, on any device.
+
+Fake tensors on a machine without a GPU are a CPU's. Three things differ there by more than speed: a GPU's dropout keeps
+a mask of one byte an element, its attention kernels do not keep the matrix of scores, and both do in one kernel what a
+CPU does in several.
+
+Operations: what a stretch of a model makes a device do, recorded while fake tensors pass it.
 
 An operation is one call of a kernel. Its floating-point operations come from torch's own formulas (matrix products,
 convolutions, attention; 0 for others), its bytes are those that must move at least: every tensor that it takes is read
@@ -6,19 +14,94 @@ once, every tensor that it gives is written once. A view moves nothing.
 """
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from worker_agent.profiler.memory import storage_identity
+from pipeplan.errors import InvalidInputError, PipeplanError
+from worker_agent.models.spec import UserCodeError, described
+from worker_agent.profiler.block_memory import storage_identity
+
+
+@contextmanager
+def foreign_code(field: str, rule: str, value: object) -> Iterator[None]:
+    """What the code under it raises becomes an InvalidInputError: the rule, and in brackets the cause in one line."""
+    try:
+        yield
+    except UserCodeError as error:
+        raise InvalidInputError(field, f"{rule} ({error})", value) from error
+    except PipeplanError:
+        raise
+    except Exception as error:  # a model, its data and its loss are the user's: anything may be raised
+        raise InvalidInputError(field, f"{rule} ({described(error)})", value) from error
+
 
 aten = torch.ops.aten
+
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
+FLASH_HEAD = 256
+"""The widest head that the flash kernel takes."""
+
+
+class GpuKernels(TorchFunctionMode):
+    """Under it, dropout and scaled dot-product attention are what they are on a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the function, or what stands for it."""
+        if func is functional.dropout:
+            return _dropout(*args, **(kwargs or {}))
+        if func is functional.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if training and 0 < p < 1 and not inplace:
+        return torch.native_dropout(input, p, True)[0]
+    return functional.dropout(input, p, training, inplace)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel that torch prefers: flash for 16 bits without a mask, memory-efficient for others, else plain."""
+    fits = query.dim() == 4 and query.shape[-1] <= FLASH_HEAD and query.shape[-1] == value.shape[-1]
+    if fits and attn_mask is None and query.dtype in FLASH_DTYPES:
+        flash = aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+    if query.dim() == 4 and query.dtype != torch.float64 and query.shape[1] == key.shape[1]:
+        bias = None if attn_mask is None else _bias(attn_mask, query, key)
+        efficient = aten._scaled_dot_product_efficient_attention
+        found = efficient(query, key, value, bias, True, dropout_p, is_causal, scale=scale)
+        return found[0]  # type: ignore[no-any-return]
+    plain = aten._scaled_dot_product_attention_math
+    arguments = {"scale": scale, "enable_gqa": enable_gqa}
+    return plain(query, key, value, attn_mask, dropout_p, is_causal, **arguments)[0]  # type: ignore[no-any-return]
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A mask as what is added to the scores, seen at their shape."""
+    shape = (*query.shape[:-1], key.shape[-2])
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+    return mask.expand(shape)
+
 
 _NOT_WRITTEN = frozenset(
     {
@@ -40,7 +123,7 @@ _SELECTING = frozenset({aten.embedding, aten.gather, aten.index, aten.index_sele
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class DeviceOperation:
     """A kernel's name, its floating-point operations, the dtype in which it does them, and the bytes that it moves."""
 
     name: str
@@ -58,7 +141,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[Operation] = []
+        self.operations: list[DeviceOperation] = []
         self.held_bytes = 0
         self.peak_bytes = 0
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -67,7 +150,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         """Forgets the peak: what is held now is the most from here on."""
         self.peak_bytes = self.held_bytes
 
-    def take(self) -> tuple[Operation, ...]:
+    def take(self) -> tuple[DeviceOperation, ...]:
         """The operations since the last call."""
         taken, self.operations = tuple(self.operations), []
         return taken
@@ -103,9 +186,9 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
 def _operation(
     kernel: Any, args: Any, kwargs: Any, result: Any, taken: Sequence[Tensor], written: Sequence[Tensor]
-) -> Operation:
+) -> DeviceOperation:
     flops = _flops(kernel, args, kwargs, result)
-    return Operation(
+    return DeviceOperation(
         name=str(kernel).removeprefix("aten."),
         flops=flops,
         dtype=str(next(t.dtype for t in (*taken, *written))).removeprefix("torch."),

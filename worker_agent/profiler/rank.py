@@ -14,27 +14,32 @@ import torch
 import torch.distributed as dist
 
 from pipeplan.errors import PipeplanError
-from worker_agent.device_memory import with_context
+from worker_agent.engine.clocks import CLOCK_NAMES, choose_clock
+from worker_agent.engine.devices import describe, place, with_context
+from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.processes import exit_with_parent
+from worker_agent.engine.results import failure_of
+from worker_agent.engine.results import write as write_failure
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import Microbatch, MicrobatchSource, moved, open_data
-from worker_agent.models.defaults import DefaultFeed, default_feed
+from worker_agent.models.data import DefaultFeed, Microbatch, MicrobatchSource, default_feed, moved, open_data
 from worker_agent.models.losses import Loss, build_loss
-from worker_agent.models.user_code import user_code
-from worker_agent.parent import exit_with_parent
-from worker_agent.profiler.blocks import measure_times, measure_without_graph, prepare_gradients
-from worker_agent.profiler.clocks import CLOCK_NAMES, choose_clock
-from worker_agent.profiler.devices import describe, place
-from worker_agent.profiler.job import ProfileDirectory, ProfileJob, read_job
+from worker_agent.models.spec import user_code
+from worker_agent.profiler.block_memory import measure_memory
+from worker_agent.profiler.job import ProfileDirectory, ProfileJob, ProgressWriter, read_job
 from worker_agent.profiler.links import measure_exchange, measure_handing_over, measure_links
-from worker_agent.profiler.memory import measure_memory
-from worker_agent.profiler.passage import nothing_around, pass_backward, pass_forward
-from worker_agent.profiler.progress import ProgressWriter
 from worker_agent.profiler.results import BlockFigures, RankFigures, write_figures
-from worker_agent.profiler.split import measure_split
-from worker_agent.profiler.updates import measure_update_s_per_byte, measure_version_s_per_byte, sampled
-from worker_agent.runtime.optimizers import build_optimizer
-from worker_agent.runtime.results import failure_of
-from worker_agent.runtime.results import write as write_failure
+from worker_agent.profiler.times import (
+    measure_split,
+    measure_times,
+    measure_update_s_per_byte,
+    measure_version_s_per_byte,
+    measure_without_graph,
+    nothing_around,
+    pass_backward,
+    pass_forward,
+    prepare_gradients,
+    sampled,
+)
 
 _SEED = 0
 _LEARNING_RATE = 1e-6

@@ -1,24 +1,129 @@
-"""Among stages: what a worker agrees on with the other stages before an update."""
+"""Late: numbers that the device computes and the host looks at: read when they have long been there.
+
+Reading one at once would wait for everything that the device still has to do, and leave it without work after that.
+
+Tied: parameters that several stages hold. Each stage has a copy; their gradients are summed before every update.
+
+All copies start from the same seed and take the same update of the same sum: they stay equal bit for bit, and the
+checkpoint of every stage holds its copy under the parameter's one name in the whole model.
+
+Among stages: what a worker agrees on with the other stages before an update.
+"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from pipeplan.documents.plan import Plan
 from pipeplan.errors import RunFailedError
-from worker_agent.runtime.late import Late
-from worker_agent.runtime.loss_scale import LossScale
-from worker_agent.runtime.replicas import total
-from worker_agent.runtime.tied import Stages
+from pipeplan.programs.program import Program
+from worker_agent.engine.replicas import total
+from worker_agent.models.chain import Chain
+from worker_agent.runtime.job import LossScale
 from worker_agent.runtime.weights import Weights
+
+Look = Callable[[float], None]
+"""Takes the number. It may raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    batch: int
+    value: Tensor
+    there: torch.cuda.Event | None
+    look: Look
+
+
+class Late:
+    """Numbers on their way to the host, read `lag` batches later; with a lag of 0 at once.
+
+    0 is for devices on which a call returns when its work is done.
+    """
+
+    def __init__(self, lag: int) -> None:
+        self._lag = lag
+        self._done = 0
+        self._under_way: deque[_Number] = deque()
+
+    def add(self, value: Tensor, look: Look, *, batch: int | None = None) -> None:
+        """Has a number looked at that belongs to this batch, counted from 1; None is the one at hand."""
+        if self._lag == 0:
+            look(float(value))
+            return
+        self._under_way.append(_on_its_way(self._done + 1 if batch is None else batch, value, look))
+
+    def batch_done(self, batch: int) -> None:
+        """The device has been given everything of so many batches: looks at what is old enough."""
+        self._done = max(self._done, batch)
+        while self._under_way and self._under_way[0].batch <= self._done - self._lag:
+            self._look()
+
+    def flush(self) -> None:
+        """Waits for all numbers, and looks at them."""
+        while self._under_way:
+            self._look()
+
+    def _look(self) -> None:
+        number = self._under_way.popleft()
+        if number.there is not None:
+            number.there.synchronize()
+        number.look(float(number.value))
+
+
+def _on_its_way(batch: int, value: Tensor, look: Look) -> _Number:
+    if value.device.type != "cuda":
+        return _Number(batch, value, None, look)
+    on_host = torch.empty_like(value, device="cpu", pin_memory=True)
+    on_host.copy_(value, non_blocking=True)
+    there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    there.record()
+    return _Number(batch, on_host, there, look)
+
+
+Stages = tuple[int, ...]
+
+
+def stages_of(plan: Plan, chain: Chain) -> dict[nn.Parameter, Stages]:
+    """The stages that hold each trainable parameter, in order."""
+    homes: dict[nn.Parameter, list[int]] = {}
+    for index, stage in enumerate(plan.stages):
+        own = {p for block in chain.blocks[stage.start : stage.stop] for p in block.parameters() if p.requires_grad}
+        for parameter in own:
+            homes.setdefault(parameter, []).append(index)
+    return {parameter: tuple(stages) for parameter, stages in homes.items()}
+
+
+def tied_groups(homes: Mapping[nn.Parameter, Stages]) -> tuple[Stages, ...]:
+    """The groups of stages that share parameters."""
+    return tuple(sorted({stages for stages in homes.values() if len(stages) > 1}))
+
+
+def open_tied_groups(program: Program, tied: Iterable[Stages], rank: int) -> dict[Stages, dist.ProcessGroup]:
+    """The process groups in which a rank sums shared parameters' gradients: one replica of each of the stages.
+
+    Every rank makes all groups, in the same order.
+    """
+    ranks = {(stream.stage, stream.replica): stream.rank for stream in program.streams}
+    own: dict[Stages, dist.ProcessGroup] = {}
+    for stages in sorted(tied):
+        for replica in range(program.pipeline.replicas[stages[0]]):
+            members = [ranks[stage, replica] for stage in stages]
+            group = dist.new_group(members, group_desc=f"stages {stages}, replica {replica}")
+            if rank in members:
+                own[stages] = group
+    return own
+
 
 _ALMOST_NOTHING = 1e-6
 """What torch's clip_grad_norm_ adds to a norm before it divides by it."""
 
 
-class AmongStages:
+class StagesTogether:
     """The exchanges of one worker with the other stages, and what follows from them for its next update.
 
     `homes` are the stages that hold each weight, `groups` this worker's partners by the stages that share some.

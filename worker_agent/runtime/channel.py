@@ -69,7 +69,7 @@ Posted = tuple[Work | None, Tensor]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Edge:
+class ChannelEdge:
     """A directed edge between two ranks; activations and gradients have edges of their own.
 
     So has every `stage` of the sender: ranks that hold several send each other tensors of several shapes.
@@ -116,7 +116,7 @@ def layouts_of(tensors: Iterable[Tensor]) -> Layouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class ChannelLines:
     """The wires of an edge: one for its tensors, one for what is said about them, which is on the processor.
 
     With `through_host` tensors travel from processor to processor as well. `ahead` is how many of them may be posted
@@ -129,7 +129,7 @@ class Lines:
     ahead: int = RECEIVES_AHEAD
 
 
-def open_lines(edges: Iterable[Edge], rank: int) -> dict[Edge, Lines]:
+def open_lines(edges: Iterable[ChannelEdge], rank: int) -> dict[ChannelEdge, ChannelLines]:
     """The lines of the edges that touch a rank. Every rank makes all groups, in the same order.
 
     NCCL takes a message into memory of just its size: what comes must be known before a receive is posted. The first
@@ -137,18 +137,18 @@ def open_lines(edges: Iterable[Edge], rank: int) -> dict[Edge, Lines]:
     """
     if dist.get_backend() != "nccl":
         world = GroupWire(_world())
-        return {edge: Lines(world, world) for edge in edges if rank in (edge.source, edge.target)}
+        return {edge: ChannelLines(world, world) for edge in edges if rank in (edge.source, edge.target)}
     notices = GroupWire(_made(dist.new_group(backend="gloo", group_desc="notices")))
     lines = {}
     for edge in sorted(edges):
         group = dist.new_group([edge.source, edge.target], group_desc=str(edge))
         if rank in (edge.source, edge.target):
-            lines[edge] = Lines(GroupWire(_made(group)), notices, through_host=False, ahead=0)
+            lines[edge] = ChannelLines(GroupWire(_made(group)), notices, through_host=False, ahead=0)
     meet(lines, rank, torch.device("cuda", torch.cuda.current_device()))
     return lines
 
 
-def meet(lines: Mapping[Edge, Lines], rank: int, device: torch.device) -> None:
+def meet(lines: Mapping[ChannelEdge, ChannelLines], rank: int, device: torch.device) -> None:
     """Sends a byte over every edge, in an order that all ranks share: nobody waits for one who waits for him."""
     for edge in sorted(lines):
         wire, byte = lines[edge].tensors, torch.zeros(1, dtype=torch.uint8, device=device)
@@ -205,7 +205,7 @@ class Outbox:
     flight. Whatever was sent before those has arrived, and waiting for it takes no time.
     """
 
-    def __init__(self, edge: Edge, lines: Lines, *, messages: int, window: int) -> None:
+    def __init__(self, edge: ChannelEdge, lines: ChannelLines, *, messages: int, window: int) -> None:
         self._edge = edge
         self._lines = lines
         self._window = window
@@ -278,7 +278,7 @@ class Message:
 class Inbox:
     """The receiving end of an edge, for a known number of messages."""
 
-    def __init__(self, edge: Edge, lines: Lines, *, messages: int, device: torch.device) -> None:
+    def __init__(self, edge: ChannelEdge, lines: ChannelLines, *, messages: int, device: torch.device) -> None:
         self._edge = edge
         self._lines = lines
         self._device = device

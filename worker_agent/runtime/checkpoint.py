@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, RunFailedError
-from worker_agent.runtime.loss_scale import LossScale
+from worker_agent.runtime.job import LossScale
 from worker_agent.runtime.manifest import Manifest, commit, seal, stage_files, step_directory
 from worker_agent.runtime.weights import Weights
 

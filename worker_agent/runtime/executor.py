@@ -30,14 +30,13 @@ from pipeplan.programs.instructions import (
 )
 from pipeplan.programs.program import Stream
 from pipeplan.programs.repeating import retirements
+from worker_agent.engine.replicas import Replicas
 from worker_agent.models.values import carries_gradient
-from worker_agent.runtime.among_stages import AmongStages
-from worker_agent.runtime.casts import keeping_casts
+from worker_agent.runtime.among_stages import StagesTogether
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
-from worker_agent.runtime.replicas import Replicas
-from worker_agent.runtime.stage import Stage, Tensors
-from worker_agent.runtime.weights import Weights
+from worker_agent.runtime.stage import StageBlocks, Tensors
+from worker_agent.runtime.weights import Weights, keeping_casts
 
 Feed = Callable[[int], Any]
 """A microbatch's inputs, or its targets, by its number; the first and the last stage have one."""
@@ -63,7 +62,7 @@ class Executor:
         self,
         *,
         stream: Stream,
-        stage: Stage,
+        stage: StageBlocks,
         weights: Weights,
         mail: Mail,
         replicas: dist.ProcessGroup | None,
@@ -72,7 +71,7 @@ class Executor:
         inputs: Feed | None,
         targets: Feed | None,
         update_microbatches: int,
-        among_stages: AmongStages | None = None,
+        among_stages: StagesTogether | None = None,
     ) -> None:
         self._instructions = stream.instructions
         self._stage = stage

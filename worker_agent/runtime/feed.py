@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from worker_agent.models.data import Microbatch, moved
-from worker_agent.models.user_code import user_code
+from worker_agent.models.spec import user_code
 from worker_agent.models.values import Value
 from worker_agent.runtime.status import Activity
 
 
-class Source(Protocol):
+class FeedSource(Protocol):
     """Microbatches by their number from 0."""
 
     def microbatch(self, index: int) -> Microbatch:
@@ -46,7 +46,7 @@ class MicrobatchFeed:
 
     def __init__(
         self,
-        source: Source,
+        source: FeedSource,
         name: str,
         order: Iterator[int],
         *,

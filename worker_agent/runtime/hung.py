@@ -32,11 +32,10 @@ from pipeplan.programs.instructions import (
 from pipeplan.programs.pipeline import updates_a_batch
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
-from worker_agent.polling import polling
-from worker_agent.runtime.holdup import Holdup, holdup
+from worker_agent.engine.processes import polling
+from worker_agent.engine.results import RankFailure, write
 from worker_agent.runtime.job import RunJob, read_job
-from worker_agent.runtime.results import RankFailure, write
-from worker_agent.runtime.status import ENDING, STARTING, Activity, Status, read_status
+from worker_agent.runtime.status import ENDING, STARTING, Activity, Holdup, Status, holdup, read_status
 
 SILENT_S = 10.0
 """Without a sign of life for so long, a rank is taken for hung."""

@@ -1,22 +1,172 @@
-"""RunJob: everything that a rank is told. The launcher writes it to a file that all ranks of a run read."""
+"""Learning rates: a pure function of the step, so that a resumed run goes on with the rate that it would have had.
 
+Loss scale: keeps small gradients above what float16 can hold (Micikevicius et al. 2018, section 3.2).
+
+The loss is multiplied by it, the gradients are divided by it before the update. An update whose gradients overflowed is
+left out, on all stages, and the scale is halved; after many good ones it is doubled.
+
+Lock: one run at a time in a folder.
+
+    run.lock      whoever launches a run holds it alone; it says who that is
+    ranks/alive   every rank holds it, together with the others, for as long as it lives
+
+The ranks have one of their own because they may outlive their launcher: for half a second where it is killed, for good
+where a rank is stopped. The system lets go of a lock when its process ends, however it ends.
+
+RunJob: everything that a rank is told. The launcher writes it to a file that all ranks of a run read.
+"""
+
+import fcntl
+import logging
 import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from math import cos, pi
 from pathlib import Path
+from platform import node
+
+import torch
+from torch import Tensor
 
 from pipeplan.documents.identity import canonical_json, content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.records import read_record
-from pipeplan.errors import require, require_amount, require_count
+from pipeplan.errors import InvalidInputError, RunFailedError, require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.pipeline import FLUSHES
 from pipeplan.programs.program import Program, settled_batches
 from pipeplan.protocol.training import TrainingOptions
 from pipeplan.simulation.predict import long_program_of
-from worker_agent.runtime.learning_rate import share
-from worker_agent.runtime.loss_scale import INITIAL
 from worker_agent.runtime.manifest import Manifest, describe
 from worker_agent.runtime.status import status_path
+
+_DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: (1.0 + cos(pi * done)) / 2.0,
+}
+"""The share of the learning rate by how much of the decay, from 0 to 1, is done."""
+
+
+def share(schedule: str, step: int, *, warmup_steps: int, decay_steps: int) -> float:
+    """The share of the learning rate that the update of a step (from 0) takes.
+
+    It rises in a straight line, (step + 1) / warmup_steps, to 1 at the last step of the warm-up; from step
+    `warmup_steps` on, where it is 1 still, it decays to 0 at step `decay_steps` and stays there.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    decaying = max(decay_steps - warmup_steps, 1)
+    return _DECAYS[schedule](min((step - warmup_steps) / decaying, 1.0))
+
+
+INITIAL = 2.0**16
+GROWTH_STEPS = 2000
+"""So many good updates in a row double the scale. With the initial one, the numbers of torch's GradScaler."""
+
+LEAST = 2.0**-16
+"""No loss has to be made so small: a gradient that still overflows is not a matter of scale."""
+
+
+class LossScale:
+    """The scale of the loss of the batches that come, the same on every rank; part of a checkpoint."""
+
+    def __init__(self, initial: float) -> None:
+        self.scale = initial
+        self._good_steps = 0
+
+    def grow(self) -> None:
+        """After an update with finite gradients."""
+        self._good_steps += 1
+        if self._good_steps == GROWTH_STEPS:
+            self.scale, self._good_steps = 2.0 * self.scale, 0
+
+    def shrink(self) -> None:
+        """After one that was left out. Raises RunFailedError if that leads nowhere."""
+        self.scale, self._good_steps = self.scale / 2.0, 0
+        if self.scale < LEAST:
+            raise RunFailedError(f"gradients overflow with a loss scale of {2.0 * self.scale:g}: they are not finite")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it."""
+        numbers = {"scale": self.scale, "good_steps": float(self._good_steps)}
+        return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Sets it to what `tensors` gave. Raises InvalidInputError for a checkpoint without one."""
+        require("scale" in tensors, "resume", "must be a checkpoint of a run with a loss scale", sorted(tensors))
+        self.scale, self._good_steps = float(tensors["scale"]), int(tensors["good_steps"])
+
+
+_log = logging.getLogger(__name__)
+
+LEFT_OVER_S = 10.0
+"""How long the ranks of a run whose launcher was killed are waited for."""
+
+_LOOK_S = 0.1
+
+
+@contextmanager
+def holding(root: Path) -> Iterator[None]:
+    """Holds a run's folder, which it makes where there is none.
+
+    Raises InvalidInputError that names the holder where another run has it, RunFailedError where it cannot be made.
+    """
+    try:
+        (root / "ranks").mkdir(parents=True, exist_ok=True)
+        descriptor = _open(root / "run.lock")
+    except OSError as error:
+        raise RunFailedError(f"cannot prepare the run's folder {root}: {error}") from error
+    try:
+        if not _take(descriptor, fcntl.LOCK_EX, root):
+            holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+            rule = f"must be free, and {holder or 'another run'} has it: wait for its end, or name another folder"
+            raise InvalidInputError("out", rule, str(root))
+        os.ftruncate(descriptor, 0)
+        started = datetime.now().astimezone().isoformat(timespec="seconds")
+        os.pwrite(descriptor, f"process {os.getpid()} on {node()}, since {started}\n".encode(), 0)
+        _await_ranks(root)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def live_in(root: Path) -> None:
+    """Says that a rank of this folder's run lives, until this process ends."""
+    _take(_open(root / "ranks" / "alive"), fcntl.LOCK_SH, root)
+
+
+def _await_ranks(root: Path) -> None:
+    """Raises InvalidInputError if ranks of an earlier run go on."""
+    descriptor = _open(root / "ranks" / "alive")
+    try:
+        deadline_s = time.monotonic() + LEFT_OVER_S
+        while not _take(descriptor, fcntl.LOCK_EX, root):
+            if time.monotonic() > deadline_s:
+                rule = "must be free, and ranks of an earlier run, whose launcher is gone, still live: end them first"
+                raise InvalidInputError("out", rule, str(root))
+            time.sleep(_LOOK_S)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def _take(descriptor: int, kind: int, root: Path) -> bool:
+    """Whether the lock could be had at once. Says so where the file system has none: then nobody is kept out."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _log.warning("%s: the file system has no locks (%s): two runs in this folder would not be noticed", root, error)
+    return True
+
 
 RECORDED_INSTRUCTIONS = 100_000
 """Of all ranks together, at a run's start and again at its end: some 10 MB of trace each."""

@@ -17,16 +17,15 @@ from torch.distributed.launcher.api import elastic_launch
 from pipeplan.errors import InvalidInputError, RunFailedError
 from pipeplan.programs.program import Program
 from pipeplan.programs.text import format_instruction
-from worker_agent.models.user_code import described
-from worker_agent.place import OtherNodeError, Place
-from worker_agent.runtime.holdup import holdup
+from worker_agent.engine.processes import OtherNodeError, Place
+from worker_agent.engine.results import RankFailure, RankResult, invalid_input, read_failure, read_result
+from worker_agent.engine.torchrun import node_of
+from worker_agent.models.spec import described
 from worker_agent.runtime.hung import hunting
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.manifest import clear
-from worker_agent.runtime.results import RankFailure, RankResult, invalid_input, read_failure, read_result
-from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, Status, read_status
+from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, Status, holdup, read_status
 from worker_agent.runtime.watch import OnProgress, watching
-from worker_agent.torchrun import node_of
 
 _LOOK_S = 0.1
 _SEEN_WITHIN = 600

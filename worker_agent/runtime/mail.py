@@ -10,12 +10,12 @@ from pipeplan.programs.footprint import footprints
 from pipeplan.programs.instructions import Instruction, RecvActivation, RecvGradient, SendActivation, SendGradient
 from pipeplan.programs.program import Program, Stream, brief
 from pipeplan.programs.repeating import counted
-from worker_agent.runtime.channel import Edge, Inbox, Lines, Message, Outbox
+from worker_agent.runtime.channel import ChannelEdge, ChannelLines, Inbox, Message, Outbox
 
 
-def edges_of(stream: Stream) -> Counter[Edge]:
+def edges_of(stream: Stream) -> Counter[ChannelEdge]:
     """The edges that a stage's stream sends and receives on, with the number of messages on each."""
-    messages: Counter[Edge] = Counter()
+    messages: Counter[ChannelEdge] = Counter()
     for instruction, times in counted(stream.instructions):
         edge = _edge(stream.rank, stream.stage, instruction)
         if edge is not None:
@@ -23,16 +23,16 @@ def edges_of(stream: Stream) -> Counter[Edge]:
     return messages
 
 
-def _edge(rank: int, stage: int, instruction: Instruction) -> Edge | None:
+def _edge(rank: int, stage: int, instruction: Instruction) -> ChannelEdge | None:
     match instruction:
         case SendActivation(peer=peer):
-            return Edge(rank, peer, gradients=False, stage=stage)
+            return ChannelEdge(rank, peer, gradients=False, stage=stage)
         case SendGradient(peer=peer):
-            return Edge(rank, peer, gradients=True, stage=stage)
+            return ChannelEdge(rank, peer, gradients=True, stage=stage)
         case RecvActivation(peer=peer):
-            return Edge(peer, rank, gradients=False, stage=stage - 1)
+            return ChannelEdge(peer, rank, gradients=False, stage=stage - 1)
         case RecvGradient(peer=peer):
-            return Edge(peer, rank, gradients=True, stage=stage + 1)
+            return ChannelEdge(peer, rank, gradients=True, stage=stage + 1)
         case _:
             return None
 
@@ -44,7 +44,7 @@ class Mail:
         self,
         program: Program,
         rank: int,
-        lines: Mapping[Edge, Lines],
+        lines: Mapping[ChannelEdge, ChannelLines],
         device: torch.device,
         *,
         chunk: int = 0,
@@ -52,8 +52,8 @@ class Mail:
         stream = program.stage_streams(program.streams[rank])[chunk]
         self._rank = rank
         self._stage = stream.stage
-        self._outboxes: dict[Edge, Outbox] = {}
-        self._inboxes: dict[Edge, Inbox] = {}
+        self._outboxes: dict[ChannelEdge, Outbox] = {}
+        self._inboxes: dict[ChannelEdge, Inbox] = {}
         self._borrowed: dict[int, list[tuple[Inbox, Message]]] = {}
         for edge, messages in edges_of(stream).items():
             if edge.source == stream.rank:
@@ -64,19 +64,19 @@ class Mail:
 
     def send_activation(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Sends a stage's outputs on."""
-        self._outboxes[Edge(self._rank, peer, gradients=False, stage=self._stage)].send(tensors)
+        self._outboxes[ChannelEdge(self._rank, peer, gradients=False, stage=self._stage)].send(tensors)
 
     def send_gradient(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Sends the gradients of a stage's inputs back."""
-        self._outboxes[Edge(self._rank, peer, gradients=True, stage=self._stage)].send(tensors)
+        self._outboxes[ChannelEdge(self._rank, peer, gradients=True, stage=self._stage)].send(tensors)
 
     def receive_activation(self, microbatch: int, peer: int) -> tuple[Tensor, ...]:
         """Waits for a stage's inputs; they stay valid until the microbatch is released."""
-        return self._receive(microbatch, Edge(peer, self._rank, gradients=False, stage=self._stage - 1))
+        return self._receive(microbatch, ChannelEdge(peer, self._rank, gradients=False, stage=self._stage - 1))
 
     def receive_gradient(self, microbatch: int, peer: int) -> tuple[Tensor, ...]:
         """Waits for the gradients of a stage's outputs; they stay valid until the microbatch is released."""
-        return self._receive(microbatch, Edge(peer, self._rank, gradients=True, stage=self._stage + 1))
+        return self._receive(microbatch, ChannelEdge(peer, self._rank, gradients=True, stage=self._stage + 1))
 
     def release(self, microbatch: int, *, kept: Set[int] = frozenset()) -> None:
         """Gives the microbatch's buffers back, to receive others, but for messages in memory that is `kept`."""
@@ -94,14 +94,14 @@ class Mail:
         for outbox in self._outboxes.values():
             outbox.flush()
 
-    def _receive(self, microbatch: int, edge: Edge) -> tuple[Tensor, ...]:
+    def _receive(self, microbatch: int, edge: ChannelEdge) -> tuple[Tensor, ...]:
         inbox = self._inboxes[edge]
         message = inbox.receive()
         self._borrowed.setdefault(microbatch, []).append((inbox, message))
         return message.tensors
 
 
-def _most_in_flight(program: Program, edge: Edge) -> int:
+def _most_in_flight(program: Program, edge: ChannelEdge) -> int:
     """On the earlier of the two stages."""
     program = brief(program)
     rank, stage = (edge.target, edge.stage - 1) if edge.gradients else (edge.source, edge.stage)

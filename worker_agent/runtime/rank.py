@@ -24,36 +24,32 @@ from pipeplan.programs.pipeline import ends_with_checkpoint, updates_a_batch
 from pipeplan.programs.program import Program, Stream, brief
 from pipeplan.programs.repeating import shortened
 from pipeplan.programs.text import format_instruction
-from worker_agent.device_memory import device_memory
+from worker_agent.engine import results
+from worker_agent.engine.clocks import clock_for, common_start_s
+from worker_agent.engine.devices import device_memory, place_process
+from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.replicas import ExchangeError, open_replica_group
+from worker_agent.engine.results import RankResult, failure_of
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
-from worker_agent.models.user_code import described
-from worker_agent.runtime import checkpoint, results
-from worker_agent.runtime.among_stages import AmongStages
-from worker_agent.runtime.batches import BatchLog
+from worker_agent.models.spec import described
+from worker_agent.runtime import checkpoint
+from worker_agent.runtime.among_stages import Late, Stages, StagesTogether, open_tied_groups, stages_of, tied_groups
 from worker_agent.runtime.channel import open_lines
 from worker_agent.runtime.executor import Executor, Hooks, run_together
 from worker_agent.runtime.feed import MicrobatchFeed
-from worker_agent.runtime.holdup import activity_of
-from worker_agent.runtime.job import RunJob, read_job, write_job
-from worker_agent.runtime.late import Late
-from worker_agent.runtime.lock import live_in
-from worker_agent.runtime.loss_scale import LossScale
+from worker_agent.runtime.job import LossScale, RunJob, live_in, read_job, write_job
 from worker_agent.runtime.mail import Mail, edges_of
-from worker_agent.runtime.noted import Noted
-from worker_agent.runtime.optimizers import build_optimizer
-from worker_agent.runtime.placement import place_process
-from worker_agent.runtime.recorder import Recorder, clock_for, common_start_s
-from worker_agent.runtime.replicas import ExchangeError, open_replica_group
-from worker_agent.runtime.results import RankResult, failure_of
-from worker_agent.runtime.stage import Stage
-from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, read_status
-from worker_agent.runtime.tied import Stages, open_tied_groups, stages_of, tied_groups
+from worker_agent.runtime.measured import BatchLog
+from worker_agent.runtime.module_state import Noted
+from worker_agent.runtime.recorder import Recorder
+from worker_agent.runtime.stage import StageBlocks
+from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, activity_of, read_status
 from worker_agent.runtime.weights import Weights, find_slots
 
 
-class Part:
+class RankPart:
     """One stage of a rank: its stream, blocks and weights. Most schedules give a rank one."""
 
     def __init__(self, job: RunJob, program: Program, chain: Chain, stream: Stream, device: torch.device) -> None:
@@ -65,7 +61,7 @@ class Part:
         self.blocks = [block.to(device) for block in chain.blocks[plan_stage.start : plan_stage.stop]]
         self.first = stream.stage == 0
         self.last = stream.stage == job.plan.depth - 1
-        self.stage = Stage(
+        self.stage = StageBlocks(
             self.blocks,
             first_block=plan_stage.start,
             criterion=build_loss(job.loss) if self.last else None,
@@ -117,7 +113,7 @@ class Rank:
         self.program = program
         self.stream: Stream = program.streams[rank]
         self.device = device
-        self.parts = [Part(job, program, chain, stream, device) for stream in program.stage_streams(self.stream)]
+        self.parts = [RankPart(job, program, chain, stream, device) for stream in program.stage_streams(self.stream)]
         self.updates = updates_a_batch(program.schedule, program.pipeline, self.stream.stage)
 
     def execute(self, status: StatusWriter) -> RankResult:
@@ -173,7 +169,7 @@ class Rank:
         recorder: Recorder,
         hooks: Hooks,
         feed: MicrobatchFeed | None,
-        among_stages: Sequence[AmongStages],
+        among_stages: Sequence[StagesTogether],
     ) -> list[Executor]:
         """One for each of the rank's stages."""
         return [
@@ -193,8 +189,8 @@ class Rank:
             for chunk, part in enumerate(self.parts)
         ]
 
-    def _among_stages(self, part: Part, groups: Mapping[Stages, dist.ProcessGroup], late: Late) -> AmongStages:
-        return AmongStages(
+    def _among_stages(self, part: RankPart, groups: Mapping[Stages, dist.ProcessGroup], late: Late) -> StagesTogether:
+        return StagesTogether(
             part.weights,
             homes=part.homes,
             groups=groups,

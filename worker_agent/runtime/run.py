@@ -13,13 +13,13 @@ from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
 from pipeplan.simulation.predict import predict, predict_ends
 from pipeplan.simulation.report import RankReport, RunReport, report_run
 from pipeplan.simulation.trace import chrome_trace
+from worker_agent.engine.processes import Place
+from worker_agent.engine.results import RankResult
 from worker_agent.models.spec import parse_spec
-from worker_agent.place import Place
 from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.launch import join, launch
 from worker_agent.runtime.manifest import Manifest, newest
-from worker_agent.runtime.measured import Measured
-from worker_agent.runtime.results import RankResult
+from worker_agent.runtime.measured import RunMeasurements
 from worker_agent.runtime.watch import OnProgress
 
 _log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
     results = launch(job, on_progress, place)
     begun = replace(read_job(job.directory.job), out=job.out)  # the ranks have found out which stages share weights
-    measured = Measured(begun, results)
+    measured = RunMeasurements(begun, results)
     predicted, expected = _predicted(begun, measured.window)
     report = report_run(
         schedule=job.plan.schedule,

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from pipeplan.errors import PipeplanError, RunFailedError
-from worker_agent.models.user_code import UserCodeError, user_code
+from worker_agent.engine.backward import Added, Deferred, Split, add_weight_gradients
+from worker_agent.models.spec import UserCodeError, user_code
 from worker_agent.models.values import as_values, carries_gradient
-from worker_agent.runtime.backward import Added, Deferred, Split, add_weight_gradients
-from worker_agent.runtime.buffers import Buffers, Snapshot
-from worker_agent.runtime.casts import Casts
 from worker_agent.runtime.channel import Layouts, layouts_of
-from worker_agent.runtime.statistics import MinibatchStatistics
+from worker_agent.runtime.module_state import Buffers, MinibatchStatistics, Snapshot
+from worker_agent.runtime.weights import Casts
 
 Tensors = tuple[Tensor, ...]
 Criterion = Callable[[Any, Any], Tensor]
@@ -49,7 +48,7 @@ class Kept:
         return self.split.active(deferring=deferring) if self.split else nullcontext()
 
 
-class Stage:
+class StageBlocks:
     """Blocks [first_block, first_block + len(blocks)) of a model, the last ones with the criterion.
 
     The random state is set from (seed, microbatch, block) before every block: a dropout mask belongs to the

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from worker_agent.parent import exit_with_parent
+from worker_agent.engine.processes import exit_with_parent
 from worker_agent.runtime.status import StatusWriter, status_path
 
 

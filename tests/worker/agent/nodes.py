@@ -70,7 +70,9 @@ def _names(command_line: Path, folder: Path) -> bool:
 
 def task_process(folder: Path) -> int:
     """The process that does the job in a folder; its ranks are others."""
-    return next(pid for pid in processes(folder) if b"worker_agent.task" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return next(
+        pid for pid in processes(folder) if b"worker_agent.agent.task" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 40.0) -> None:

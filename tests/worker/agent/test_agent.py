@@ -30,10 +30,10 @@ from tests.worker.agent.nodes import (
     working,
 )
 from tests.worker.runtime.plans import make_plan
+from worker_agent.agent.task import perform, write_task
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.manifest import seal, stage_files
 from worker_agent.runtime.run import resumed
-from worker_agent.task import perform, write_task
 
 TIMEOUT_S = 60.0
 PLAN = make_plan("1f1b", (0, 2, 4))
@@ -178,7 +178,7 @@ def test_an_agent_that_cannot_write_its_folder_says_so_to_the_job_and_goes_on(tm
 
 def do_task(folder: Path) -> RunResult:
     """Does a folder's task as an agent has it done."""
-    command = [sys.executable, "-m", "worker_agent.task", str(folder), str(os.getpid())]
+    command = [sys.executable, "-m", "worker_agent.agent.task", str(folder), str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     return parse(RunResult, (folder / "result.json").read_text())
@@ -219,7 +219,7 @@ def test_a_process_whose_parent_died_before_it_looked_ends_all_the_same() -> Non
     """A parent that died during a rank's slow imports was once not missed: the rank stayed."""
     with subprocess.Popen(["true"]) as parent:
         parent.wait()
-    orphan = f"from worker_agent.parent import exit_with_parent; exit_with_parent({parent.pid}); input()"
+    orphan = f"from worker_agent.engine.processes import exit_with_parent; exit_with_parent({parent.pid}); input()"
     command = [sys.executable, "-c", orphan]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         assert process.wait(TIMEOUT_S) == 1

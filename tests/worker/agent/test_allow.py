@@ -14,11 +14,10 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.jobs import Job, ProfileTask, RunTask
 from planner_service.app import create_app
 from planner_service.platform.settings import Settings
-from worker_agent.agent import Agent
-from worker_agent.allow import require_allowed
-from worker_agent.client import AgentClient
+from worker_agent.agent.agent import NodeAgent
+from worker_agent.agent.client import AgentClient
+from worker_agent.agent.settings import BUILT_IN, AgentSettings, load_settings, require_allowed
 from worker_agent.models.spec import load_factory, parse_spec
-from worker_agent.settings import BUILT_IN, AgentSettings, load_settings
 
 MLP = "worker_agent.models.presets:mlp?width=8"
 DATA = "worker_agent.models.text:random_tokens?vocab_size=10"
@@ -155,7 +154,7 @@ def _served(service: TestClient, work_dir: Path, job_id: str) -> tuple[Job, list
     """The job once it has ended, and what an agent said that served until then."""
     said: list[str] = []
     client = AgentClient("http://127.0.0.1", transport=_Into(service))
-    agent = Agent(AgentSettings(work_dir=work_dir, poll_s=0.01), client, said.append)
+    agent = NodeAgent(AgentSettings(work_dir=work_dir, poll_s=0.01), client, said.append)
     serving = threading.Thread(target=agent.serve)
     serving.start()
     deadline_s = time.monotonic() + 30

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from worker_agent.child import Child, start
-from worker_agent.limits import Limits, folder_bytes, without_secrets
-from worker_agent.processes import VARIABLE, Mark, kill_left_behind, kill_marked
+from worker_agent.agent.child import VARIABLE, JobProcess, Mark, kill_left_behind, kill_marked, start
+from worker_agent.agent.limits import JobLimits, folder_bytes, without_secrets
 
 SHOWN = """
 import resource, os
-from worker_agent.limits import Limits
+from worker_agent.agent.limits import Limits
 Limits(memory_bytes=2**31, open_files=128, processes=1000, nice=3).apply()
 kinds = (resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE)
 print([resource.getrlimit(kind)[1] for kind in kinds], os.nice(0))
@@ -30,7 +29,7 @@ def test_a_jobs_process_is_limited_and_writes_no_core_files() -> None:
 
 RESERVED = """
 import mmap
-from worker_agent.limits import Limits
+from worker_agent.agent.limits import Limits
 Limits(memory_bytes=2**30).apply()
 MAP_NORESERVE = 0x4000
 reserved = mmap.mmap(-1, 2**36, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, prot=mmap.PROT_READ)
@@ -48,7 +47,7 @@ def test_addresses_that_are_only_reserved_as_cuda_does_it_are_no_memory() -> Non
 
 def test_without_limits_a_process_keeps_its_own() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert Limits() == Limits(memory_bytes=None, open_files=None, processes=None, nice=0)
+    assert JobLimits() == JobLimits(memory_bytes=None, open_files=None, processes=None, nice=0)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 
 
@@ -134,7 +133,7 @@ def test_a_job_that_prints_without_end_of_line_is_counted_and_fills_no_memory(tm
     process = subprocess.Popen(
         [sys.executable, "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    child = Child(process, mark)
+    child = JobProcess(process, mark)
     child.read()
     process.wait(60)
     child.stop()

@@ -17,8 +17,8 @@ from planner_service.jobs import store as jobs
 from planner_service.overview.openapi import CLUSTER
 from planner_service.platform.context import Context
 from planner_service.platform.settings import Settings
-from worker_agent.client import AgentClient, is_cut_off
-from worker_agent.spool import Report, Spool, completion, failure, new_report_id
+from worker_agent.agent.client import AgentClient, is_cut_off
+from worker_agent.agent.spool import Spool, SpooledReport, completion, failure, new_report_id
 
 RESULT = LinksResult(cluster=CLUSTER)
 REPORTS = 1000
@@ -162,7 +162,7 @@ def test_after_an_hours_outage_and_with_faults_a_thousand_reports_arrive_exactly
 def test_reports_are_whole_or_not_there_and_are_delivered_in_their_order(tmp_path: Path) -> None:
     spool, sent = Spool(tmp_path), list[str]()
     for number in range(3):
-        spool.add(Report(job_id="j", path=f"/{number}", body="{}"), new_report_id())
+        spool.add(SpooledReport(job_id="j", path=f"/{number}", body="{}"), new_report_id())
     (tmp_path / "00000000000000000000000000-half.part").write_text('{"job_id"')
 
     def send(path: str, _body: str) -> None:
@@ -179,7 +179,7 @@ def test_what_cannot_be_read_or_is_refused_is_put_aside_and_holds_nothing_up(tmp
     spool, sent, said = Spool(tmp_path), list[str](), list[str]()
     (tmp_path / "00000000000000000000000001-torn.json").write_text(content)
     for path in ("/late", "/next"):
-        spool.add(Report(job_id="j", path=path, body="{}"), new_report_id())
+        spool.add(SpooledReport(job_id="j", path=path, body="{}"), new_report_id())
 
     def send(path: str, _body: str) -> None:
         if path == "/late":

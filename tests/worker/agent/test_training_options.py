@@ -13,10 +13,10 @@ from pipeplan.protocol.jobs import RunResult, RunTask
 from pipeplan.protocol.training import TrainingOptions
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
+from worker_agent.agent.task import perform, write_task
 from worker_agent.commands.run import run
-from worker_agent.runtime.batches import read_batches
 from worker_agent.runtime.job import RunJob
-from worker_agent.task import perform, write_task
+from worker_agent.runtime.measured import read_batches
 
 PLAN = make_plan("1f1b", (0, 2, 4), dtype="float32", microbatches=2)
 MODEL, DATA = "preset:mlp?depth=4&width=8", "worker_agent.models.presets:regression?width=8"

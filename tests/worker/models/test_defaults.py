@@ -6,8 +6,7 @@ from torch import Tensor
 
 from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import build_model
-from worker_agent.models.data import open_data
-from worker_agent.models.defaults import default_feed
+from worker_agent.models.data import default_feed, open_data
 from worker_agent.models.losses import build_loss
 
 

@@ -14,11 +14,9 @@ from pipeplan.protocol.jobs import ProfileTask
 from tests.commands.commands import pipeplan
 from worker_agent.cli import app
 from worker_agent.models.chain import build_model
-from worker_agent.profiler.analytic import estimate_cluster, estimate_profile
-from worker_agent.profiler.datasheet import Datasheet
-from worker_agent.profiler.datasheets import DATASHEETS
+from worker_agent.profiler.analytic import estimate_cluster, estimate_profile, update_s_per_byte
+from worker_agent.profiler.datasheets import DATASHEETS, Datasheet
 from worker_agent.profiler.job import ProfileJob
-from worker_agent.profiler.roofline import update_s_per_byte
 
 GPT2 = "hf:gpt2?n_layer=3&n_embd=32&n_head=2&vocab_size=50&n_positions=16"
 LLAMA_70B = (

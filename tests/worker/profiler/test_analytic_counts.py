@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss, mean_of_squares
+from worker_agent.profiler.block_memory import measure_memory
 from worker_agent.profiler.counts import BlockCounts, count_blocks
-from worker_agent.profiler.memory import measure_memory
-from worker_agent.profiler.operations import Operation
+from worker_agent.profiler.operations import DeviceOperation
 
 SPECS = {
     "gpt2": "hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=50&n_positions=16",
@@ -40,11 +40,11 @@ def count(*blocks: nn.Module, width: int = 4, gpu: bool = False) -> list[BlockCo
     return list(count_blocks(fake, blocks, mean_of_squares, pair, floating=torch.float32, gpu=gpu))
 
 
-def flops(operations: Sequence[Operation]) -> int:
+def flops(operations: Sequence[DeviceOperation]) -> int:
     return sum(operation.flops for operation in operations)
 
 
-def moved(operations: Sequence[Operation], name: str) -> list[int]:
+def moved(operations: Sequence[DeviceOperation], name: str) -> list[int]:
     return [operation.moved_bytes for operation in operations if operation.name == name]
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from pipeplan.documents.cluster import KNOWN_TYPES
 from pipeplan.errors import InvalidInputError
-from worker_agent.profiler.datasheet import Datasheet
-from worker_agent.profiler.datasheets import DATASHEETS, find_datasheet
-from worker_agent.profiler.operations import Operation
-from worker_agent.profiler.roofline import duration_s, update_s_per_byte, version_s_per_byte
+from worker_agent.profiler.analytic import duration_s, update_s_per_byte, version_s_per_byte
+from worker_agent.profiler.datasheets import DATASHEETS, Datasheet, find_datasheet
+from worker_agent.profiler.operations import DeviceOperation
 
 SHEET = Datasheet(
     name="slow",
@@ -31,8 +30,8 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def operation(*, flops: int, moved_bytes: int, dtype: str = "float32") -> Operation:
-    return Operation(name="mm", flops=flops, dtype=dtype, moved_bytes=moved_bytes)
+def operation(*, flops: int, moved_bytes: int, dtype: str = "float32") -> DeviceOperation:
+    return DeviceOperation(name="mm", flops=flops, dtype=dtype, moved_bytes=moved_bytes)
 
 
 def test_an_operation_takes_the_longer_of_its_arithmetic_and_its_traffic() -> None:

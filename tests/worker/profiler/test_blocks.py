@@ -7,12 +7,18 @@ import torch
 from torch import nn
 
 from tests.worker.profiler.clocks import SquaresClock
+from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import Microbatch, open_data
 from worker_agent.models.losses import default_loss
-from worker_agent.profiler.blocks import BlockTimes, measure_times, measure_without_graph
-from worker_agent.profiler.updates import measure_update_s_per_byte, measure_version_s_per_byte, sampled
-from worker_agent.runtime.optimizers import build_optimizer
+from worker_agent.profiler.times import (
+    BlockTimes,
+    measure_times,
+    measure_update_s_per_byte,
+    measure_version_s_per_byte,
+    measure_without_graph,
+    sampled,
+)
 
 CHAIN = "worker_agent.models.presets:mlp?width=4&depth=3"
 DATA = "worker_agent.models.presets:regression?width=4"

@@ -132,7 +132,10 @@ def test_a_missing_extra_is_said_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_process_ends_soon_after_its_parent() -> None:
-    child = "from worker_agent.parent import exit_with_parent; exit_with_parent(); print('ready', flush=True); input()"
+    child = (
+        "from worker_agent.engine.processes import exit_with_parent;"
+        "exit_with_parent(); print('ready', flush=True); input()"
+    )
     parent = (
         "import subprocess, sys; r, w = __import__('os').pipe();"
         f"p = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=r, stdout=subprocess.PIPE, pass_fds=(w,));"

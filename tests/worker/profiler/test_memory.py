@@ -6,7 +6,7 @@ import torch
 from pipeplan.documents.profile import DTYPE_BYTES
 from worker_agent.models.chain import build_model
 from worker_agent.models.losses import default_loss, mean_of_squares
-from worker_agent.profiler.memory import BlockMemory, measure_memory
+from worker_agent.profiler.block_memory import BlockMemory, measure_memory
 
 CPU = torch.device("cpu")
 

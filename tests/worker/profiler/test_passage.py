@@ -5,7 +5,7 @@ from torch import Tensor
 
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss
-from worker_agent.profiler.passage import nothing_around, pass_backward, pass_forward
+from worker_agent.profiler.times import nothing_around, pass_backward, pass_forward
 
 
 def whole_gradients(chain: Chain, inputs: Tensor, targets: Tensor) -> list[Tensor | None]:

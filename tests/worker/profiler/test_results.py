@@ -10,8 +10,7 @@ from pipeplan.documents.files import dump, parse
 from pipeplan.documents.profile import Device, Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.jobs import ProfileTask
-from worker_agent.profiler.job import ProfileDirectory, ProfileJob, read_job, write_job
-from worker_agent.profiler.progress import ProgressWriter, following
+from worker_agent.profiler.job import ProfileDirectory, ProfileJob, ProgressWriter, following, read_job, write_job
 from worker_agent.profiler.results import (
     BlockFigures,
     RankFigures,

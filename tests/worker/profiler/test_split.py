@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from worker_agent.models.losses import build_loss
-from worker_agent.profiler.split import measure_split
+from worker_agent.profiler.times import measure_split
 
 TENSOR_BYTES = 3 * 4 * 8
 

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from pipeplan.documents.plan import Plan
+from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
-from worker_agent.runtime.optimizers import build_optimizer
 
 Weights = dict[str, Tensor]
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pipeplan.errors import RunFailedError
+from worker_agent.engine.backward import Split, add_weight_gradients
 from worker_agent.models.chain import build_model
-from worker_agent.runtime.backward import Split, add_weight_gradients
 
 Inputs = tuple[Tensor, ...]
 

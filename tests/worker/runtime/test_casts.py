@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from worker_agent.runtime.casts import keeping_casts
-from worker_agent.runtime.stage import Stage
+from worker_agent.runtime.stage import StageBlocks
+from worker_agent.runtime.weights import keeping_casts
 
 CPU = torch.device("cpu")
 SHAPE = (7, 5)
@@ -45,8 +45,8 @@ class Noisy(nn.Linear):
         return y
 
 
-def stage_of(layer: nn.Module, *, recompute: bool) -> Stage:
-    return Stage(
+def stage_of(layer: nn.Module, *, recompute: bool) -> StageBlocks:
+    return StageBlocks(
         [layer],
         first_block=0,
         criterion=None,
@@ -66,7 +66,7 @@ def fresh_weights(layer: nn.Linear) -> Iterator[None]:
     layer.weight.detach().numpy()[:] = kept.numpy()
 
 
-def train(stage: Stage, microbatches: int) -> None:
+def train(stage: StageBlocks, microbatches: int) -> None:
     """Two in flight at a time, and an update in the middle."""
     for k in range(1, microbatches + 1, 2):
         for number in (k, k + 1):

@@ -14,7 +14,7 @@ from pipeplan.programs.instructions import Instruction, RecvActivation, RecvGrad
 from pipeplan.programs.program import Program
 from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
-from worker_agent.runtime.channel import Edge, Inbox, Lines, Outbox, meet
+from worker_agent.runtime.channel import ChannelEdge, ChannelLines, Inbox, Outbox, meet
 from worker_agent.runtime.mail import Mail, edges_of
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ class Switchboard:
         """NCCL's first use of a group holds the host until the other rank is there."""
         self.used[group].add(rank)
         self.changed.notify_all()
-        if self.greets and isinstance(group, Edge):
+        if self.greets and isinstance(group, ChannelEdge):
             self.until(lambda: len(self.used[group]) == 2)
 
 
@@ -95,7 +95,7 @@ class FakeWire:
         return Arrival(self.board, (self.group, source, self.rank, tag), tensor)
 
 
-def free(lines: dict[Edge, Lines], rank: int) -> None:
+def free(lines: dict[ChannelEdge, ChannelLines], rank: int) -> None:
     """What an allocator does that has run out: cudaFree waits until the device has done all that it was given, the
     receives of tensors among it. Notices are the host's.
     """
@@ -107,11 +107,11 @@ def free(lines: dict[Edge, Lines], rank: int) -> None:
                 wire.board.until(lambda: wire.board.counts[edge, edge.source, rank, tag] >= posted)  # noqa: B023
 
 
-def lines_of(board: Switchboard, program: Program, rank: int, ahead: int) -> dict[Edge, Lines]:
+def lines_of(board: Switchboard, program: Program, rank: int, ahead: int) -> dict[ChannelEdge, ChannelLines]:
     streams = [part for stream in program.streams for part in program.stage_streams(stream)]
     edges = {edge for stream in streams for edge in edges_of(stream) if rank in (edge.source, edge.target)}
     world = FakeWire(board, "world", rank)
-    return {edge: Lines(FakeWire(board, edge, rank), world, ahead=ahead) for edge in edges}
+    return {edge: ChannelLines(FakeWire(board, edge, rank), world, ahead=ahead) for edge in edges}
 
 
 def execute(instruction: Instruction, mail: Mail) -> None:
@@ -191,11 +191,11 @@ def test_a_receive_posted_ahead_would_keep_it_waiting_for_what_the_rank_itself_h
 def test_ranks_that_meet_in_orders_of_their_own_would_wait_for_each_other(shared_order: bool) -> None:
     """The second one shows that these wires do what NCCL does."""
     board = Switchboard(greets=True, wait_s=WAIT_S if shared_order else 0.5)
-    edges = [Edge(0, 1, gradients=False), Edge(1, 0, gradients=True)]
+    edges = [ChannelEdge(0, 1, gradients=False), ChannelEdge(1, 0, gradients=True)]
     stuck = list[int]()
 
     def rank_of(rank: int) -> None:
-        lines = {edge: Lines(FakeWire(board, edge, rank), FakeWire(board, "world", rank)) for edge in edges}
+        lines = {edge: ChannelLines(FakeWire(board, edge, rank), FakeWire(board, "world", rank)) for edge in edges}
         order = edges if rank == 0 else edges[::-1]
         try:
             for some in [lines] if shared_order else [{edge: lines[edge]} for edge in order]:
@@ -212,8 +212,8 @@ def test_ranks_that_meet_in_orders_of_their_own_would_wait_for_each_other(shared
 
 
 def channel(ahead: int, messages: int) -> tuple[Outbox, Inbox, Switchboard]:
-    board, edge = Switchboard(greets=False), Edge(0, 1, gradients=False)
-    ends = [Lines(FakeWire(board, edge, rank), FakeWire(board, "world", rank), ahead=ahead) for rank in (0, 1)]
+    board, edge = Switchboard(greets=False), ChannelEdge(0, 1, gradients=False)
+    ends = [ChannelLines(FakeWire(board, edge, rank), FakeWire(board, "world", rank), ahead=ahead) for rank in (0, 1)]
     outbox = Outbox(edge, ends[0], messages=messages, window=messages)
     return outbox, Inbox(edge, ends[1], messages=messages, device=CPU), board
 

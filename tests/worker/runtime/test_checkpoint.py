@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from pipeplan.errors import InvalidInputError, RunFailedError
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import fork_server
+from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.runtime.checkpoint import load_stage, save_stage
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.manifest import Defect, Manifest, clear, inspect, newest, step_directory
-from worker_agent.runtime.optimizers import build_optimizer
 from worker_agent.runtime.run import resumed
 from worker_agent.runtime.weights import Weights, find_slots
 

@@ -22,8 +22,8 @@ from tests.worker.runtime.test_executor import (
     distance,
     without_checkpoints,
 )
+from worker_agent.engine.results import RankResult
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.results import RankResult
 from worker_agent.runtime.run import execute
 
 CLIP_NORM = 0.3

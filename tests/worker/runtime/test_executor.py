@@ -16,8 +16,8 @@ from pipeplan.simulation.predict import predict
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train, train_in_turn, train_on_replicas
+from worker_agent.engine.results import RankResult
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.results import RankResult
 
 MODEL = "worker_agent.models.presets:mlp?width=8&depth=4"
 DATA = "worker_agent.models.presets:regression?width=8&samples=64"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker_agent.models.data import Microbatch
-from worker_agent.models.user_code import UserCodeError
+from worker_agent.models.spec import UserCodeError
 from worker_agent.runtime.feed import MicrobatchFeed
 from worker_agent.runtime.status import Activity
 

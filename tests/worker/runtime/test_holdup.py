@@ -8,17 +8,20 @@ import pytest
 from pipeplan.programs.text import parse_instruction, parse_stream
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
-from worker_agent.runtime.holdup import Holdup, activity_of, holdup
+from worker_agent.engine.clocks import Events, HostClock
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.recorder import Events, HostClock, Recorder
+from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.status import (
     ENDING,
     EVERYTHING,
     MEETING,
     STARTING,
     Activity,
+    Holdup,
     Status,
     StatusWriter,
+    activity_of,
+    holdup,
     read_status,
 )
 

@@ -22,9 +22,9 @@ from pipeplan.programs.instructions import (
     Update,
 )
 from tests.worker.runtime.plans import make_plan
+from worker_agent.engine.results import read_failure
 from worker_agent.runtime.hung import SILENT_S, STARTING_S, Hunter
 from worker_agent.runtime.job import RunJob, write_job
-from worker_agent.runtime.results import read_failure
 from worker_agent.runtime.status import ENDING, EVERYTHING, MEETING, STARTING, Activity, Status
 
 BEGUN_S = 1000.0

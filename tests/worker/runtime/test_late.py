@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker_agent.runtime.late import Late
+from worker_agent.runtime.among_stages import Late
 
 
 def batches(late: Late, count: int, *, updates: int = 1) -> list[tuple[int, list[float]]]:

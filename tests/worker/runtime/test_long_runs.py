@@ -16,9 +16,8 @@ from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import train, train_on_replicas
 from tests.worker.runtime.test_executor import DATA, MODEL, RATE, SEED, checkpoint_weights, distance
-from worker_agent.runtime.batches import read_batches
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.measured import Measured
+from worker_agent.runtime.measured import RunMeasurements, read_batches
 
 STEPS = 20
 
@@ -92,7 +91,7 @@ def test_what_is_not_recorded_is_summed_up(tmp_path: Path) -> None:
     """The summary of a run of which little is recorded is that of all of its batches; its timeline is in one piece."""
     plan = make_plan("1f1b", (0, 2, 4))
     job = job_of(plan, tmp_path, steps=40)
-    measured = Measured(job, run_ranks(job))
+    measured = RunMeasurements(job, run_ranks(job))
     window = measured.window
     assert window is not None
     assert measured.recorded() == {"first_batches": window, "last_batches": window, "left_out": 40 - 2 * window}

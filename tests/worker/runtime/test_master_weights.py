@@ -17,11 +17,11 @@ from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train
 from tests.worker.runtime.test_executor import DATA, MODEL, RATE, SEED, STEPS, checkpoint_weights
+from worker_agent.engine.results import RankResult
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.results import RankResult
 
 WIDTH = 8
 WEIGHT_BYTES = (WIDTH * WIDTH + WIDTH) * torch.bfloat16.itemsize

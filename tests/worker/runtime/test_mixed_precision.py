@@ -15,8 +15,7 @@ from tests.worker.runtime.reference import Weights, train
 from tests.worker.runtime.test_executor import CUTS, DATA, MODEL, RATE, SEED, STEPS, checkpoint_weights, distance
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
-from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.loss_scale import GROWTH_STEPS, LossScale
+from worker_agent.runtime.job import GROWTH_STEPS, LossScale, RunJob
 from worker_agent.runtime.run import execute as run_job
 
 LOUD = "tests.worker.runtime.awkward:loud?width=8"

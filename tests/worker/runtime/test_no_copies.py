@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
+from worker_agent.engine.clocks import HostClock
+from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.mail import Mail
-from worker_agent.runtime.optimizers import build_optimizer
-from worker_agent.runtime.recorder import HostClock, Recorder
-from worker_agent.runtime.stage import Stage
+from worker_agent.runtime.recorder import Recorder
+from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.weights import Weights, find_slots
 
 Addresses = dict[str, list[int]]
@@ -99,7 +100,7 @@ def test_a_stage_in_the_middle_copies_nothing(recompute: bool, split_backward: b
     program = program_of(plan, batches=2)
     post, in_the_block = Post(), {name: list[int]() for name in NAMES}
     block = Block(in_the_block)
-    stage = Stage(
+    stage = StageBlocks(
         [block],
         first_block=1,
         criterion=None,

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from worker_agent.runtime import placement
+from worker_agent.engine import devices as placement
 
 
 @pytest.fixture(autouse=True)

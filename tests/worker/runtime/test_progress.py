@@ -8,11 +8,10 @@ import pytest
 from rich.console import Console
 
 from tests.worker.runtime.plans import make_plan
-from worker_agent.commands.progress import EVERY_S, Lines, redrawn
+from worker_agent.commands.run import EVERY_S, ProgressLines, redrawn
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.progress_line import describe
 from worker_agent.runtime.status import Status, StatusWriter, read_status
-from worker_agent.runtime.watch import LATELY_S, RunProgress, Watcher
+from worker_agent.runtime.watch import LATELY_S, RunProgress, Watcher, describe
 
 JOB = RunJob(plan=make_plan("1f1b", (0, 2, 4)), model="m", data="d", steps=100, first_step=20, out="/nowhere")
 
@@ -113,7 +112,7 @@ def test_a_line_says_what_is_known(progress: RunProgress, line: str) -> None:
 def test_without_a_terminal_lines_come_now_and_then_and_at_the_end() -> None:
     said: list[str] = []
     now = [100.0]
-    lines = Lines(said.append, lambda: now[0])
+    lines = ProgressLines(said.append, lambda: now[0])
     for step in range(1, 101):
         lines(replace(PROGRESS, done=step, steps=100))
         now[0] += EVERY_S / 10

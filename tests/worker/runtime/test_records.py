@@ -8,8 +8,8 @@ from pipeplan.documents.identity import canonical_json
 from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError
 from tests.worker.runtime.plans import make_plan
+from worker_agent.engine.results import RankFailure
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.results import RankFailure
 
 
 def test_a_job_comes_back_as_it_was() -> None:

@@ -29,9 +29,9 @@ from tests.worker.runtime.test_executor import (
     distance,
     job_of,
 )
-from worker_agent.runtime.backward import Deferred, Split, add_weight_gradients
-from worker_agent.runtime.replicas import ExchangeError, Replicas, buckets_of
-from worker_agent.runtime.stage import Stage
+from worker_agent.engine.backward import Deferred, Split, add_weight_gradients
+from worker_agent.engine.replicas import ExchangeError, Replicas, buckets_of
+from worker_agent.runtime.stage import StageBlocks
 
 WIDE = 400
 """A weight of that many rows and columns is larger than the first bucket."""
@@ -118,7 +118,9 @@ def test_a_gradient_that_is_added_to_after_it_went_is_an_error_and_never_wrong(a
 def test_an_exchange_that_fails_inside_a_backward_is_no_error_of_the_block(
     alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage([nn.Linear(4, 4)], first_block=0, criterion=None, recompute=False, seed=0, device=torch.device("cpu"))
+    stage = StageBlocks(
+        [nn.Linear(4, 4)], first_block=0, criterion=None, recompute=False, seed=0, device=torch.device("cpu")
+    )
     leaves = list(stage.blocks[0].parameters())
     replicas = Replicas(alone, leaves)
 

@@ -17,16 +17,17 @@ from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import OPTIMIZERS, Weights
 from tests.worker.runtime.test_executor import CUTS, checkpoint_weights, distance, without_checkpoints
 from tests.worker.runtime.test_run_command import command, finish
+from worker_agent.engine.clocks import HostClock
+from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.results import RankResult
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.mail import Mail
-from worker_agent.runtime.optimizers import build_optimizer
-from worker_agent.runtime.recorder import HostClock, Recorder
-from worker_agent.runtime.results import RankResult
-from worker_agent.runtime.stage import Stage, random_seed
+from worker_agent.runtime.recorder import Recorder
+from worker_agent.runtime.stage import StageBlocks, random_seed
 from worker_agent.runtime.weights import Weights as Versions
 from worker_agent.runtime.weights import find_slots
 
@@ -136,7 +137,7 @@ def run_alone(program: Program, model: str = MODEL) -> tuple[Weights, Lane]:
     """Executes a program of one stage in this process: its weights afterwards and its lane."""
     chain = build_model(model, seed=SEED, dtype=torch.float64)
     cpu = torch.device("cpu")
-    stage = Stage(
+    stage = StageBlocks(
         chain.blocks,
         first_block=0,
         criterion=build_loss(None),

@@ -16,8 +16,8 @@ from tests.worker.runtime.reference import Weights, train
 from tests.worker.runtime.test_executor import CUTS, DATA, RATE, SEED, STEPS, checkpoint_weights, distance
 from tests.worker.runtime.test_run_command import command, finish
 from worker_agent.models.chain import build_model
+from worker_agent.runtime.among_stages import stages_of, tied_groups
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.tied import stages_of, tied_groups
 
 TIED = "tests.worker.runtime.awkward:tied?width=8"
 UNTIED = "tests.worker.runtime.awkward:untied?width=8"

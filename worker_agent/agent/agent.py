@@ -1,0 +1,168 @@
+"""Agent: takes jobs from the service, one at a time, and reports what came of them."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from pipeplan.errors import LeaseLostError, NotFoundError, PipeplanError, ServiceError, TooManyRequestsError
+from pipeplan.protocol.agents import Presence
+from pipeplan.protocol.jobs import Lease, LeaseRequest
+from worker_agent.agent.child import kill_left_behind
+from worker_agent.agent.client import AgentClient
+from worker_agent.agent.node import Port, registration
+from worker_agent.agent.settings import AgentSettings
+from worker_agent.agent.spool import Spool, SpooledReport, completion, failure, new_report_id
+from worker_agent.agent.work import CancelledError, HandedBackError, LeasedWork, StoppedError, Urgency
+
+Log = Callable[[str], None]
+MAX_ERROR_CHARACTERS = 4000
+_LOOK_S = 0.1
+
+
+class NodeAgent:
+    """One node's agent.
+
+    `stop` may be called from a signal handler: the job at hand has `drain_s` to end, then it is handed back; called
+    again, it is handed back at once.
+    """
+
+    def __init__(self, settings: AgentSettings, client: AgentClient, log: Log) -> None:
+        self._settings = settings
+        self._client = client
+        self._log = log
+        self._stops = 0
+        self._instance = secrets.token_hex(16)
+        self._spool = Spool(settings.work_dir / "spool")
+        self._waits_for_service = False
+        self._says_draining = False
+
+    def stop(self) -> None:
+        """Ends `serve`: once more, at once."""
+        self._stops += 1  # no Event: its lock may be held by the very thread that a signal interrupts
+
+    def serve(self) -> None:
+        """Works until it is stopped. While the service is out of reach it waits, and says so once.
+
+        It asks for work only when it has nothing left to report: whatever the service then knows it to have, it has
+        never heard of.
+        """
+        left = kill_left_behind(self._settings.work_dir)
+        if left:
+            self._log(f"ended {left} processes that jobs of an earlier agent had left")
+        port = Port(self._settings.rendezvous_port)
+        try:
+            told = registration(self._settings, instance=self._instance, port=port.number)
+            registered = False
+            while not self._stops:
+                lease = None
+                try:
+                    if not registered:
+                        self._client.register(told)
+                        registered = True
+                    lease = self._next()
+                    self._waits_for_service = False
+                except NotFoundError:  # the service has another database than before
+                    registered = False
+                except (ServiceError, TooManyRequestsError) as error:
+                    self._say_waiting(error)
+                if lease is None:
+                    self._pause(self._settings.poll_s)
+                else:
+                    self._work(lease)
+        finally:
+            port.close()
+        self._spool.deliver(self._client.report, self._log)
+
+    def _next(self) -> Lease | None:
+        if not self._spool.deliver(self._client.report, lambda _: None):
+            raise ServiceError("reports wait to be delivered")
+        return self._client.lease(LeaseRequest(agent=self._settings.name, instance=self._instance))
+
+    def _say_waiting(self, error: PipeplanError) -> None:
+        if not self._waits_for_service:
+            self._log(f"waiting for the service: {error}")
+        self._waits_for_service = True
+
+    def _pause(self, duration_s: float) -> None:
+        """Waits, unless the agent stops."""
+        deadline_s = time.monotonic() + duration_s
+        while not self._stops and (left_s := deadline_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+
+    def _urgency(self) -> Urgency:
+        if self._stops == 1:
+            self._say_draining()
+        return "none" if not self._stops else "drain" if self._stops == 1 else "now"
+
+    def _say_draining(self) -> None:
+        """Says so to the service, once, without waiting for it."""
+        if not self._says_draining:
+            self._says_draining = True
+            threading.Thread(target=self._tell_draining, name="drain", daemon=True).start()
+
+    def _tell_draining(self) -> None:
+        self._log(f"draining: the job at hand has {self._settings.drain_s:g} s to end")
+        try:
+            self._client.present(self._settings.name, Presence(instance=self._instance, draining=True))
+        except PipeplanError as error:
+            self._log(f"the service does not hear that this agent drains: {error}")
+
+    def _work(self, lease: Lease) -> None:
+        """Does one job and reports its end; whatever happens to it is not the agent's end.
+
+        A service out of reach is no failure of the job: the report waits in the spool, and goes out when it is back.
+        """
+        self._log(_described(lease))
+        work = LeasedWork(settings=self._settings, client=self._client, urgency=self._urgency)
+        try:
+            result = work.perform(lease)
+            report_id = new_report_id()
+            self._report(lease, completion(lease, result, report_id), report_id, "done")
+        except (LeaseLostError, CancelledError, ServiceError) as error:
+            self._log(f"job {lease.job.id}: {error}")
+        except HandedBackError as error:
+            self._hand_back(lease, str(error))
+        except StoppedError as error:
+            self._fail(lease, str(error), retry=True)
+        except PipeplanError as error:
+            self._fail(lease, str(error))
+        except Exception as error:  # the outer loop: a full disk, say, ends the job and not the agent
+            self._fail(lease, f"the agent failed: {type(error).__name__}: {error}")
+
+    def _fail(self, lease: Lease, sentence: str, *, retry: bool = False) -> None:
+        report_id = new_report_id()
+        error = (sentence[:MAX_ERROR_CHARACTERS] or "the agent gave no reason").replace("\0", "")
+        self._report(lease, failure(lease, error, report_id, retry=retry), report_id, sentence)
+
+    def _report(self, lease: Lease, report: SpooledReport, report_id: str, said: str) -> None:
+        """Puts a report into the spool, or straight to the service where no file can be written."""
+        self._log(f"job {lease.job.id}: {said}")
+        try:
+            self._spool.add(report, report_id)
+        except OSError as error:
+            self._log(f"job {lease.job.id}: its report is not kept on the disk ({error.strerror})")
+            self._send(lease, report)
+            return
+        self._spool.deliver(self._client.report, self._log)
+
+    def _send(self, lease: Lease, report: SpooledReport) -> None:
+        try:
+            self._client.report(report.path, report.body)
+        except PipeplanError as error:
+            self._log(f"job {lease.job.id}: could not be reported: {error}")
+
+    def _hand_back(self, lease: Lease, reason: str) -> None:
+        self._log(f"job {lease.job.id}: handed back: {reason}")
+        try:
+            self._client.release(lease)
+        except PipeplanError as error:
+            self._log(f"job {lease.job.id}: goes back when its lease runs out: {error}")
+
+
+def _described(lease: Lease) -> str:
+    task = lease.job.task
+    what = f"job {lease.job.id}: {task.kind} {getattr(task, 'model', '')}".rstrip()
+    if lease.gang is None:
+        return what
+    return f"{what}, node {lease.gang.node_rank} of {lease.gang.nodes} ({', '.join(lease.gang.agents)})"

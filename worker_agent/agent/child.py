@@ -1,0 +1,193 @@
+"""Processes: all of a job's, found by a mark in their environment, wherever they have gone.
+
+A process that a job starts inherits the mark, even in a session of its own and after its parent has died.
+
+Child: a job's process and everything that it starts, followed by the agent and ended by it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from pipeplan.documents.files import parse
+from pipeplan.errors import InvalidInputError
+from pipeplan.protocol.jobs import Progress
+
+VARIABLE = "PIPEPLAN_JOB"
+_PROC = Path("/proc")
+_LOOK_S = 0.02
+_LONGEST_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Whose a process is: the agent's folder, the agent's process, the job and which lease of it."""
+
+    work_dir: Path
+    agent: int
+    job: str
+    fence: int
+
+    def environment(self) -> dict[str, str]:
+        """The variable that carries it."""
+        return {VARIABLE: f"{self.agent}:{self.job}:{self.fence}:{self.work_dir}"}
+
+
+def kill_marked(mark: Mark) -> None:
+    """Ends every process of a job at once; returns when none is left, or after ten seconds."""
+    content = b"=".join(part.encode() for part in next(iter(mark.environment().items())))
+    deadline_s = time.monotonic() + _LONGEST_S
+    while (left := _marked(lambda value: value == content)) and time.monotonic() < deadline_s:
+        for process in left:
+            _kill(process)
+        time.sleep(_LOOK_S)
+
+
+def kill_left_behind(work_dir: Path) -> int:
+    """Ends what jobs of earlier agents on this folder have left, whose agents are gone; returns how many there were."""
+    end = f":{work_dir}".encode()
+    prefix = f"{VARIABLE}=".encode()
+
+    def orphaned(value: bytes) -> bool:
+        agent, _, rest = value.removeprefix(prefix).partition(b":")
+        gone = not (_PROC / agent.decode(errors="replace") / "cmdline").exists()
+        return value.startswith(prefix) and rest.endswith(end) and gone
+
+    found = _marked(orphaned)
+    for process in found:
+        _kill(process)
+    return len(found)
+
+
+def _marked(wanted: Callable[[bytes], bool]) -> list[int]:
+    found = []
+    for path in _PROC.glob("[0-9]*/environ"):
+        process = int(path.parent.name)
+        if process != os.getpid() and any(wanted(value) for value in _variables(path)):
+            found.append(process)
+    return found
+
+
+def _variables(path: Path) -> list[bytes]:
+    try:
+        return [value for value in path.read_bytes().split(b"\0") if value.startswith(VARIABLE.encode())]
+    except OSError:  # it has ended, or is another user's
+        return []
+
+
+def _kill(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+LOST_PEER = 75
+"""The exit status of a job that ended because of another node: another attempt may go well."""
+
+_ERROR = "error: "
+_STOP_S = 5.0
+_LINE_CHARACTERS = 65_536
+
+
+@dataclass(slots=True)
+class JobProcess:
+    """A job's process: its newest progress, what it printed last on standard error, and how much in all."""
+
+    process: subprocess.Popen[str]
+    mark: Mark
+    progress: Progress | None = None
+    printed: int = 0
+    errors: list[str] = field(default_factory=list)
+    readers: list[threading.Thread] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Starts following both outputs."""
+        self.readers = [threading.Thread(target=target, daemon=True) for target in (self._progress, self._errors)]
+        for reader in self.readers:
+            reader.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is through."""
+        return self.process.poll() is not None
+
+    def stop(self) -> None:
+        """Ends the process, which ends its own; then whatever is left of the job, wherever it has gone."""
+        if not self.ended:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends all of the job's processes at once."""
+        if not self.ended:
+            self.process.kill()
+        self.process.wait()
+        kill_marked(self.mark)
+        self.finish_reading()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None and not any(reader.is_alive() for reader in self.readers):
+                stream.close()
+
+    def reason(self) -> str:
+        """Why it failed, in one sentence."""
+        self.finish_reading()
+        if self.process.returncode < 0:
+            return f"the job's process was killed by {signal.Signals(-self.process.returncode).name}"
+        # torch and Python itself may warn on standard error once our own last word is said
+        said = [line for line in self.errors if line.startswith(_ERROR)] or self.errors
+        return said[-1].removeprefix(_ERROR) if said else "the job's process said nothing"
+
+    def finish_reading(self) -> None:
+        """Reads what is left, once the process has ended; what it started may hold its outputs a little longer."""
+        for reader in self.readers:
+            reader.join(1.0)
+
+    def _progress(self) -> None:
+        for line in self._lines(self.process.stdout):
+            try:
+                self.progress = parse(Progress, line)
+            except InvalidInputError:  # a library prints: whoever stops reading would block the process
+                continue
+
+    def _errors(self) -> None:
+        for line in self._lines(self.process.stderr):
+            if line.strip():
+                self.errors = [*self.errors[-20:], line.strip()[:4000]]
+
+    def _lines(self, stream: IO[str] | None) -> Iterator[str]:
+        """Lines, or the pieces of those that are too long to be ours."""
+        while stream is not None and (line := stream.readline(_LINE_CHARACTERS)):
+            self.printed += len(line)
+            yield line
+
+
+def start(folder: Path, mark: Mark, environment: Mapping[str, str]) -> JobProcess:
+    """The job's process, in a session of its own: an interrupt from the terminal is for the agent to deal with."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "worker_agent.agent.task", str(folder), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env={**environment, **mark.environment()},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise InvalidInputError("work_dir", f"must let a process start ({error.strerror})", str(folder)) from error
+    child = JobProcess(process, mark)
+    child.read()
+    return child

@@ -1,0 +1,174 @@
+"""The agent's client: takes work from the service and reports under the lease.
+
+Heart: renews a lease from a thread of its own, so that a service that does not answer never holds up its agent.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+
+from pipeplan.client.connection import DEFAULT_URL, Connection, RetryClock
+from pipeplan.documents.files import dump, parse, parse_plan
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import LeaseLostError, PipeplanError
+from pipeplan.protocol.agents import Agent, Presence, Registration
+from pipeplan.protocol.jobs import Heartbeat, HeartbeatAnswer, Job, Lease, LeaseRequest, Progress, Release
+
+PATIENCE_S = 2.0
+"""How long a report is sent again before it waits for the next time; it lies in the spool meanwhile."""
+
+
+class AgentClient:
+    """A service by its URL. Every method raises what the service tells of, ServiceError if it is out of reach.
+
+    LeaseLostError says that the job is no longer this agent's: stop, and report nothing more.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        token: str | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
+        transport: httpx.BaseTransport | None = None,
+        clock: RetryClock | None = None,
+    ) -> None:
+        self._connection = Connection(url=url, token=token, transport=transport, clock=clock or RetryClock())
+        self._patience_s = patience_s
+
+    def __enter__(self) -> "AgentClient":
+        """The client itself; it is closed with the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Ends the connection."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
+
+    def register(self, told: Registration) -> Agent:
+        """Says who this agent is. May be repeated."""
+        return parse(Agent, self._connection.post("/v1/agents", dump(told)))
+
+    def present(self, name: str, presence: Presence) -> Agent:
+        """Says that the agent is there, and whether it drains."""
+        return parse(Agent, self._connection.post(f"/v1/agents/{name}/heartbeat", dump(presence)))
+
+    def lease(self, request: LeaseRequest) -> Lease | None:
+        """The oldest job that this agent can do; None where there is none."""
+        answer = self._connection.post("/v1/jobs/lease", dump(request))
+        return parse(Lease, answer) if answer else None
+
+    def heartbeat(self, lease: Lease, progress: Progress | None = None) -> HeartbeatAnswer:
+        """Renews the lease; the answer says whether to go on."""
+        beat = Heartbeat(token=lease.token, progress=progress)
+        return parse(HeartbeatAnswer, self._connection.post(f"/v1/jobs/{lease.job.id}/heartbeat", dump(beat)))
+
+    def report(self, path: str, body: str) -> Job:
+        """Sends a job's end, for a while again where the service does not take it yet."""
+        return parse(Job, self._connection.post(path, body, patience_s=self._patience_s))
+
+    def release(self, lease: Lease) -> Job:
+        """Hands the job back."""
+        release = Release(token=lease.token)
+        return parse(Job, self._connection.post(f"/v1/jobs/{lease.job.id}/release", dump(release)))
+
+    def plan(self, plan_id: str) -> Plan:
+        """A stored plan."""
+        return parse_plan(self._connection.get(f"/v1/plans/{plan_id}"))
+
+
+def is_cut_off(error: PipeplanError) -> bool:
+    """Whether this node may be cut off, and others not: nothing answered, not even that the service is not there.
+
+    A refused connection, or any answer, comes from where the service is: it is away for others, too.
+    """
+    cause: BaseException | None = error.__cause__
+    if not isinstance(cause, httpx.TransportError):
+        return False
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError) or "Connection refused" in str(cause):
+            return False
+        cause = cause.__cause__ or cause.__context__
+    return True
+
+
+_TELL_S = 0.3
+_LEAST_S = 0.1
+
+
+class Heart:
+    """Beats until it is stopped, or the service says that it should not.
+
+    `ends_s` is when the lease runs out, by this node's clock, counted from when the last renewal was asked for: it is
+    never later than the service thinks. `cut_off`: the last try found nobody who could say that the service is away.
+    """
+
+    def __init__(self, client: AgentClient, lease: Lease, progress: Callable[[], Progress | None]) -> None:
+        self.ends_s = time.monotonic() + lease.expires_in_s
+        self.cut_off = False
+        self.cancelled = False
+        self.lost: LeaseLostError | None = None
+        self.stop_reason: str | None = None
+        self._client = client
+        self._lease = lease
+        self._progress = progress
+        self._told: Progress | None = None
+        self._asked_s: float | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+
+    def start(self) -> None:
+        """Starts to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops; a beat that is under way is left to itself."""
+        self._stop.set()
+
+    @property
+    def over(self) -> bool:
+        """Whether the owner should stop."""
+        return self.cancelled or self.lost is not None or self.stop_reason is not None
+
+    def cut_off_at(self, now_s: float) -> bool:
+        """Whether nobody has answered lately: the last try failed so, or the present one waits for long."""
+        asked_s = self._asked_s
+        return self.cut_off or (asked_s is not None and now_s - asked_s > self._lease.expires_in_s / 6)
+
+    def finish(self) -> None:
+        """Tells of the last progress, once the job's process has ended."""
+        self.stop()
+        self._thread.join(_TELL_S)
+        if self._progress() != self._told and not self.over and not self.cut_off:
+            self._beat()
+
+    def _run(self) -> None:
+        interval_s = max(self._lease.expires_in_s / 3, _LEAST_S)
+        beaten_s = time.monotonic()
+        while not self._stop.wait(_LEAST_S) and not self.over:
+            news = self._progress() != self._told
+            if time.monotonic() - beaten_s >= (min(interval_s, _TELL_S) if news else interval_s):
+                beaten_s = time.monotonic()
+                self._beat()
+
+    def _beat(self) -> None:
+        """One renewal. A service out of reach does not stop the work: the end is reported when it is back."""
+        progress, asked_s = self._progress(), time.monotonic()
+        self._asked_s = asked_s
+        try:
+            answer = self._client.heartbeat(self._lease, progress)
+        except LeaseLostError as error:
+            self.lost = error
+        except PipeplanError as error:
+            self.cut_off = is_cut_off(error)
+        else:
+            self._told, self.cut_off = progress, False
+            self.cancelled, self.stop_reason = answer.cancelled, answer.stop
+            self.ends_s = asked_s + answer.expires_in_s
+        finally:
+            self._asked_s = None

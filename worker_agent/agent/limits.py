@@ -1,0 +1,91 @@
+"""Limits: what a job's processes may take, and what of the agent's environment they see."""
+
+import ctypes
+import os
+import re
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pipeplan.documents.profile import STRICT
+
+_OURS = "PIPEPLAN_"
+_WORDS = (
+    "TOKENS?|SECRETS?|PASSWORD|PASSWD|PASS|PGPASSFILE|CREDENTIALS?|COOKIE|AUTH|"
+    "APIKEY|API_KEY|ACCESS_KEY|ACCESS_KEY_ID|PRIVATE_KEY|DATABASE_URL"
+)
+_SECRET_NAME = re.compile(rf"(^|_)({_WORDS}|PGPASSWORD)($|_)", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+"""A user's password in an address."""
+
+_PR_SET_DUMPABLE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLimits:
+    """What one job's processes may take; None: as much as the agent itself."""
+
+    memory_bytes: int | None = None
+    open_files: int | None = None
+    processes: int | None = None
+    nice: int = 0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def apply(self) -> None:
+        """Limits this process and all that it starts. They write no core files.
+
+        Of memory what a process may write to counts: CUDA reserves more addresses than any machine has memory.
+        """
+        memory = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+        wanted = (
+            (memory, self.memory_bytes),
+            (resource.RLIMIT_NOFILE, self.open_files),
+            (resource.RLIMIT_NPROC, self.processes),
+            (resource.RLIMIT_CORE, 0),
+        )
+        for kind, most in wanted:
+            if most is not None:
+                _, hard = resource.getrlimit(kind)
+                least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+                resource.setrlimit(kind, (least, least))
+        if self.nice:
+            os.nice(self.nice)
+
+
+def without_secrets(environment: Mapping[str, str], *, token: str | None, keep: Sequence[str] = ()) -> dict[str, str]:
+    """The variables that a job sees: none of pipeplan's own, and none that looks like a secret but those to keep."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name in keep or not _looks_secret(name, value)) and not (token and token in value)
+    }
+
+
+def _looks_secret(name: str, value: str) -> bool:
+    return name.startswith(_OURS) or bool(_SECRET_NAME.search(name)) or bool(_SECRET_VALUE.search(value))
+
+
+def hide_from_jobs() -> None:
+    """Keeps this process's own memory and environment, with its token, from other processes of the same user.
+
+    Linux only: elsewhere nothing of the kind is there to be read. Root reads everything.
+    """
+    control = getattr(ctypes.CDLL(None), "prctl", None)
+    if control is not None:
+        control(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def folder_bytes(folder: Path) -> int:
+    """What the files in a folder take on the disk; what vanishes meanwhile is not counted."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += (Path(root) / name).lstat().st_blocks * 512
+            except OSError:
+                continue
+    return total

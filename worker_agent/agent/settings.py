@@ -1,0 +1,92 @@
+"""Settings of a node's agent: from options, PIPEPLAN_AGENT_* in the environment, a TOML file, in this order.
+
+Allow: the factories that a node's operator lets jobs name. The service cannot name code of its own choosing.
+"""
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from pipeplan.client.connection import DEFAULT_URL
+from pipeplan.configuration import SECRET, resolve
+from pipeplan.protocol.jobs import AgentTask, refusal, require_patterns
+
+BUILT_IN = (
+    "hf:*",
+    "preset:*",
+    "worker_agent.models.losses:default_loss",
+    "worker_agent.models.losses:mean_of_squares",
+    "worker_agent.models.presets:mlp",
+    "worker_agent.models.presets:random_features",
+    "worker_agent.models.presets:regression",
+    "worker_agent.models.presets:sleep",
+    "worker_agent.models.text:random_tokens",
+    "worker_agent.models.text:standard_library",
+)
+"""What every agent may build: Hugging Face families by config, and pipeplan's own models, data and losses.
+
+One by one: a module also holds what it imports, so that a pattern over modules would allow os.system.
+"""
+
+
+class AgentSettings(BaseSettings):
+    """What can be set. Every name is an environment variable with PIPEPLAN_AGENT_ before it.
+
+    `allow` lists the factories of this node's operator that jobs may name besides the built-in ones, as SPECs without
+    options; a trailing * stands for any names, not for what is inside of them (no dot after the colon). In the
+    environment it is a JSON list. `PIPEPLAN_AGENT_TOKEN_FILE` names a file that holds the token,
+    `PIPEPLAN_AGENT_CONFIG` a TOML file of settings.
+
+    `address` is where other nodes reach this one (default: as the service is reached), `rendezvous_port` the port that
+    it offers them (0: any free one). `devices` is how many ranks it takes at once (default: as many as GPUs; without
+    any, as many as are asked for, which share the cores). `shared_dir` is a folder that several nodes see: runs over
+    several nodes keep their files there. On SIGTERM the job at hand has `drain_s` to end; then it is handed back.
+
+    Limits of a job's processes: `max_memory_bytes` (that one may write to), `max_open_files`, `max_processes` (of the
+    user), `nice`; of a job: `max_job_s`, `max_disk_bytes` in its folder, `max_output_bytes` that it prints.
+    `keep_environment` names variables that jobs see although they look like secrets.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="PIPEPLAN_AGENT_", frozen=True, extra="forbid", env_ignore_empty=True)
+
+    url: str = DEFAULT_URL
+    token: str | None = Field(default=None, repr=False, json_schema_extra=SECRET)
+    name: str = Field(default_factory=platform.node, min_length=1, max_length=200)
+    work_dir: Path = Field(default_factory=lambda: Path.home() / ".local" / "share" / "pipeplan-agent")
+    allow: tuple[str, ...] = ()
+    poll_s: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
+    address: str | None = Field(default=None, max_length=500)
+    rendezvous_port: int = Field(default=0, ge=0, le=65535)
+    devices: int | None = Field(default=None, ge=1, le=4096)
+    shared_dir: Path | None = None
+    drain_s: float = Field(default=10.0, ge=0, le=86_400, allow_inf_nan=False)
+    max_memory_bytes: int | None = Field(default=None, ge=2**20)
+    max_open_files: int | None = Field(default=None, ge=64)
+    max_processes: int | None = Field(default=None, ge=16)
+    nice: int = Field(default=0, ge=0, le=19)
+    max_job_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_disk_bytes: int | None = Field(default=None, ge=2**20)
+    max_output_bytes: int = Field(default=64 * 2**20, ge=2**10)
+    keep_environment: tuple[str, ...] = ()
+
+    @field_validator("allow")
+    @classmethod
+    def _check_patterns(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        require_patterns("", allow)
+        return allow
+
+
+def load_settings(**chosen: Any) -> AgentSettings:
+    """The settings, with those chosen here (None: not chosen) before the environment's. Raises InvalidInputError."""
+    return resolve(AgentSettings, chosen).settings
+
+
+def require_allowed(task: AgentTask, allow: Sequence[str]) -> None:
+    """Raises InvalidInputError for a model, data or loss that is neither built in nor on the operator's list."""
+    refused = refusal(task, (*BUILT_IN, *allow))
+    if refused is not None:
+        raise refused

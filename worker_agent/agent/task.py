@@ -1,0 +1,139 @@
+"""Task: one job of an agent, in a process of its own: `python -m worker_agent.agent.task FOLDER AGENT`.
+
+The agent, told by its process id, reads progress from its standard output, a JSON line each, the result from
+FOLDER/result.json, and why it failed from its standard error.
+"""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from pipeplan.cli.console import require_extra, run_command
+from pipeplan.documents.files import dump, parse, parse_plan, read_text
+from pipeplan.protocol.jobs import (
+    AgentResult,
+    LinksResult,
+    LinksTask,
+    PartResult,
+    ProfileResult,
+    ProfileTask,
+    Progress,
+    RunResult,
+    RunTask,
+    Task,
+)
+from worker_agent.agent.child import LOST_PEER
+from worker_agent.agent.limits import JobLimits
+from worker_agent.agent.node import use_interface_towards
+from worker_agent.engine.processes import OtherNodeError, Place, exit_with_parent
+
+
+def write_task(
+    folder: Path,
+    task: Task,
+    plan: str | None,
+    *,
+    limits: JobLimits | None = None,
+    place: Place | None = None,
+    out: Path | None = None,
+) -> None:
+    """Puts what the process needs into its folder: the task and, for a run, the plan's document.
+
+    `place` is the node's among several, `out` where a run's files go: in the folder, unless something is given.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{task.kind}.json").write_text(task.model_dump_json(), encoding="utf-8")
+    (folder / "limits.json").write_text(dump(limits or JobLimits()), encoding="utf-8")
+    (folder / "out.path").write_text(str(out or folder / "out"), encoding="utf-8")
+    if plan is not None:
+        (folder / "plan.json").write_text(plan, encoding="utf-8")
+    if place is not None:
+        (folder / "place.json").write_text(dump(place), encoding="utf-8")
+
+
+def perform(folder: Path) -> None:
+    """Does the task in a folder and writes its result. Raises what goes wrong.
+
+    A result that is there already is of an earlier attempt, whose agent ended before it could report it: it stands.
+    """
+    if (folder / "result.json").exists():
+        return
+    require_extra("worker")
+    place = parse(Place, read_text(folder / "place.json")) if (folder / "place.json").exists() else None
+    if place is not None:
+        use_interface_towards(place.address, place.port)
+    result: AgentResult
+    if (folder / "profile.json").exists():
+        result = _profile(parse(ProfileTask, read_text(folder / "profile.json")))
+    elif (folder / "links.json").exists():
+        result = _links(folder, parse(LinksTask, read_text(folder / "links.json")), place)
+    else:
+        result = _run(folder, parse(RunTask, read_text(folder / "run.json")), place)
+    aside = folder / "result.part"
+    aside.write_text(dump(result), encoding="utf-8")
+    aside.replace(folder / "result.json")
+
+
+def _profile(task: ProfileTask) -> ProfileResult:
+    from worker_agent.profiler.job import ProfileJob
+    from worker_agent.profiler.launch import measure
+
+    profile, cluster = measure(ProfileJob(task=task), _tell)
+    return ProfileResult(profile=profile, cluster=cluster)
+
+
+def _links(folder: Path, task: LinksTask, place: Place | None) -> LinksResult | PartResult:
+    from worker_agent.profiler.node_links import measure_cluster
+
+    cluster = measure_cluster(folder, task, place)
+    return PartResult() if cluster is None else LinksResult(cluster=cluster)
+
+
+def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartResult:
+    """Goes on from an earlier attempt's newest checkpoint, but not from one of the last step.
+
+    With that one the training is done, but its timeline is lost: the steps since the checkpoint before it, all of
+    them if there is none, are done again to measure them. Among several nodes the first one decides where they begin.
+    """
+    from worker_agent.runtime.job import RunJob, holding
+    from worker_agent.runtime.run import execute, resumed, take_part
+    from worker_agent.runtime.watch import RunProgress, describe_pace
+
+    job = RunJob(
+        plan=parse_plan(read_text(folder / "plan.json")),
+        model=task.model,
+        data=task.data,
+        steps=task.steps,
+        out=read_text(folder / "out.path"),
+        **asdict(task.training),
+    )
+
+    def tell(now: RunProgress) -> None:
+        _tell(now.done, now.steps, f"training, {describe_pace(now)}")
+
+    if place is not None and place.node_rank > 0:
+        take_part(job, tell, place)
+        return PartResult()
+    with holding(job.directory.root):
+        outcome = execute(resumed(job, before=task.steps), tell, place)
+    return RunResult(report=outcome.report, timeline=outcome.timeline)
+
+
+def _tell(done: int, total: int, message: str) -> None:
+    sys.stdout.write(Progress(done=done, total=total, message=message).model_dump_json() + "\n")
+    sys.stdout.flush()
+
+
+def main(folder: Path, agent: int) -> None:
+    """The process's whole life."""
+    exit_with_parent(agent)
+    parse(JobLimits, read_text(folder / "limits.json")).apply()
+    try:
+        perform(folder)
+    except OtherNodeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(LOST_PEER) from None
+
+
+if __name__ == "__main__":
+    run_command(lambda: main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,166 @@
+"""Work: one job from its lease to its end, in a process of its own."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeplan.documents.files import dump, parse, plan_document, read_text
+from pipeplan.errors import RunFailedError, require
+from pipeplan.protocol.jobs import AgentResult, Lease, LinksResult, PartResult, ProfileResult, RunResult, RunTask
+from worker_agent.agent.child import LOST_PEER, JobProcess, Mark, start
+from worker_agent.agent.client import AgentClient, Heart
+from worker_agent.agent.limits import JobLimits, folder_bytes, without_secrets
+from worker_agent.agent.settings import AgentSettings, require_allowed
+from worker_agent.agent.task import write_task
+from worker_agent.engine.processes import Place
+
+_LOOK_S = 0.1
+_DISK_S = 5.0
+
+Urgency = Literal["none", "drain", "now"]
+"""Whether the agent goes on, ends once the job has or its time is over, or ends at once."""
+
+
+class HandedBackError(Exception):
+    """The agent ends, and leaves the job to others."""
+
+
+class StoppedError(Exception):
+    """The job was stopped because of others; another attempt may go well."""
+
+
+class CancelledError(Exception):
+    """The job is no longer wanted, or no longer this agent's: there is nothing to report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedWork:
+    """What it takes to do a job: the settings, the service, and whether the agent is to end."""
+
+    settings: AgentSettings
+    client: AgentClient
+    urgency: Callable[[], Urgency]
+
+    def perform(self, lease: Lease) -> AgentResult:
+        """The job's result. Raises why there is none; no process of the job is left either way."""
+        task = lease.job.task
+        require(task.kind != "plan", "kind", "must be a kind of job that agents do", task.kind)
+        require_allowed(task, self.settings.allow)  # type: ignore[arg-type]
+        plan = dump(plan_document(self.client.plan(task.plan_id))) if isinstance(task, RunTask) else None
+        folder = self._folder(lease)
+        limits = JobLimits(
+            memory_bytes=self.settings.max_memory_bytes,
+            open_files=self.settings.max_open_files,
+            processes=self.settings.max_processes,
+            nice=self.settings.nice,
+        )
+        write_task(folder, task, plan, limits=limits, place=_place(lease), out=self._out(lease, folder))
+        mark = Mark(work_dir=self.settings.work_dir, agent=os.getpid(), job=lease.job.id, fence=lease.job.fence)
+        environment = without_secrets(os.environ, token=self.settings.token, keep=self.settings.keep_environment)
+        child = start(folder, mark, environment)
+        heart = Heart(self.client, lease, lambda: child.progress)
+        heart.start()
+        try:
+            self._follow(lease, child, heart, folder)
+        finally:
+            heart.stop()
+            child.stop()
+        if child.process.returncode == LOST_PEER:
+            raise StoppedError(child.reason())
+        if child.process.returncode != 0:
+            raise RunFailedError(child.reason())
+        return _result(lease, folder)
+
+    def _folder(self, lease: Lease) -> Path:
+        """Where the job's files are; a gang's attempt has a folder of its own, because its place in it is another."""
+        name = lease.job.id if lease.gang is None else f"{lease.job.id}-{lease.job.fence}"
+        return self.settings.work_dir / name
+
+    def _out(self, lease: Lease, folder: Path) -> Path:
+        """Where a run keeps its checkpoints: beside its other files, or for all nodes in the folder that they share."""
+        if lease.gang is None or not isinstance(lease.job.task, RunTask):
+            return folder / "out"
+        shared = self.settings.shared_dir
+        rule = "must be set for a run over several nodes, to a folder that all of them see (--shared-dir)"
+        require(shared is not None, "shared_dir", rule, None)
+        return (shared or folder) / lease.job.id / "out"
+
+    def _follow(self, lease: Lease, child: JobProcess, heart: Heart, folder: Path) -> None:
+        """Returns when the process has ended. Raises why it must be stopped before."""
+        started_s = looked_s = time.monotonic()
+        draining_s: float | None = None
+        while not child.ended:
+            time.sleep(_LOOK_S)
+            now_s = time.monotonic()
+            _require_wanted(heart)
+            if self._fenced(lease, heart, now_s):
+                child.kill()
+                raise CancelledError("cut off from the service until its lease ran out: stopped, others may have it")
+            draining_s = draining_s or (now_s if self.urgency() == "drain" else None)
+            self._require_time(draining_s, now_s)
+            self._require_within(child, now_s - started_s)
+            if self.settings.max_disk_bytes is not None and now_s - looked_s > _DISK_S:
+                looked_s = now_s
+                self._require_disk(folder)
+        if self.urgency() == "now":  # whoever stops a node's service stops the job's process with it: no failure
+            raise HandedBackError("the agent ends at once")
+        child.finish_reading()
+        heart.finish()
+        _require_wanted(heart)
+
+    def _fenced(self, lease: Lease, heart: Heart, now_s: float) -> bool:
+        """Whether the job must stop before the service may give it to others, whose files are the same."""
+        shares = lease.gang is not None or self.settings.shared_dir is not None
+        early_s = max(lease.expires_in_s / 10, 2 * _LOOK_S)
+        return shares and heart.cut_off_at(now_s) and now_s >= heart.ends_s - early_s
+
+    def _require_time(self, draining_s: float | None, now_s: float) -> None:
+        if self.urgency() == "now":
+            raise HandedBackError("the agent ends at once")
+        if draining_s is not None and now_s - draining_s >= self.settings.drain_s:
+            raise HandedBackError(f"the agent drains, and the job did not end within {self.settings.drain_s:g} s")
+
+    def _require_within(self, child: JobProcess, elapsed_s: float) -> None:
+        settings = self.settings
+        if settings.max_job_s is not None and elapsed_s > settings.max_job_s:
+            raise RunFailedError(f"the job took longer than this agent allows, {settings.max_job_s:g} s (max_job_s)")
+        if child.printed > settings.max_output_bytes:
+            most = settings.max_output_bytes
+            raise RunFailedError(f"the job printed more than this agent allows, {most} bytes (max_output_bytes)")
+
+    def _require_disk(self, folder: Path) -> None:
+        most = self.settings.max_disk_bytes
+        if most is not None and folder_bytes(folder) > most:
+            raise RunFailedError(f"the job's folder took more than this agent allows, {most} bytes (max_disk_bytes)")
+
+
+def _require_wanted(heart: Heart) -> None:
+    if heart.lost is not None:
+        raise heart.lost
+    if heart.cancelled:
+        raise CancelledError("cancelled")
+    if heart.stop_reason is not None:
+        raise StoppedError(f"stopped: {heart.stop_reason}")
+
+
+def _place(lease: Lease) -> Place | None:
+    gang = lease.gang
+    if gang is None:
+        return None
+    meeting = f"{lease.job.id}-{lease.job.fence}"
+    return Place(node_rank=gang.node_rank, nodes=gang.nodes, address=gang.address, port=gang.port, meeting=meeting)
+
+
+def _result(lease: Lease, folder: Path) -> AgentResult:
+    text = read_text(folder / "result.json")
+    if lease.gang is not None and lease.gang.node_rank > 0:
+        return parse(PartResult, text)
+    kinds: dict[str, type[RunResult | LinksResult | ProfileResult]] = {
+        "run": RunResult,
+        "links": LinksResult,
+        "profile": ProfileResult,
+    }
+    return parse(kinds[lease.job.task.kind], text)

@@ -1,0 +1,275 @@
+"""Replicas: the gradient exchange among the workers that hold the same stage, or that share weights.
+
+A stage's gradients go in buckets, each as soon as the backward has completed it (wait-free backpropagation; torch's own
+DistributedDataParallel does the same). It is done here, and not by DistributedDataParallel, because a stage has several
+weight versions, and because its exchange may go on until long after the backward.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeplan.costs.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from pipeplan.errors import PipeplanError, RunFailedError
+from worker_agent.models.spec import described
+
+Bucket = tuple[int, ...]
+"""Gradients of one dtype that are exchanged together: their places among the stage's parameters."""
+
+
+class ExchangeError(PipeplanError, RuntimeError):
+    """An exchange could not begin: most likely a replica is gone. It is no error of the block that was running."""
+
+
+def open_replica_group(stages: Sequence[int], rank: int) -> dist.ProcessGroup | None:
+    """The group of the ranks that hold this rank's stage (`stages` by rank); None where it is alone.
+
+    Every rank makes all groups, in the same order.
+    """
+    own: dist.ProcessGroup | None = None
+    for stage in sorted(set(stages)):
+        members = [other for other, its in enumerate(stages) if its == stage]
+        if len(members) > 1:
+            group = dist.new_group(members, group_desc=f"replicas of stage {stage}")
+            own = group if rank in members else own
+    return own
+
+
+def buckets_of(parameters: Sequence[Tensor]) -> tuple[Bucket, ...]:
+    """The parameters from the last to the first, about as a backward completes them, in buckets.
+
+    They depend on the model alone: sums over three replicas and more round by where in a bucket a number stands, so
+    that a run that is resumed must have the same.
+    """
+    closed: list[Bucket] = []
+    gathering: dict[torch.dtype, list[int]] = {}
+    for place in reversed(range(len(parameters))):
+        dtype = parameters[place].dtype
+        bucket = gathering.setdefault(dtype, [])
+        bucket.append(place)
+        enough_bytes = BUCKET_BYTES if closed else FIRST_BUCKET_BYTES
+        if sum(parameters[i].nbytes for i in bucket) >= enough_bytes:
+            closed.append(tuple(gathering.pop(dtype)))
+    return (*closed, *map(tuple, gathering.values()))
+
+
+class GradientExchange:
+    """A set of gradients on its way, bucket by bucket in the same order on every replica.
+
+    With a `source` it is the gradients of that rank that all get; without, the mean of all.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], buckets: Sequence[Bucket], group: dist.ProcessGroup, source: int | None
+    ) -> None:
+        self._parameters = parameters
+        self._buckets = buckets
+        self._group = group
+        self._source = source
+        self._missing = [len(bucket) for bucket in buckets]
+        self._bucket_of = {place: number for number, bucket in enumerate(buckets) for place in bucket}
+        self._under_way: list[tuple[dist.Work | None, Tensor]] = []
+        self._all_there: list[bool] = []
+
+    def take(self) -> None:
+        """Waits for nothing: has room made for what the source sends."""
+        for bucket in self._buckets:
+            size = sum(self._parameters[place].numel() for place in bucket) + len(bucket)
+            self._all_there.append(False)
+            self._launch(self._parameters[bucket[0]].new_empty(size))
+
+    def complete(self, place: int) -> None:
+        """A gradient is complete. Launches the buckets whose turn it is."""
+        self._missing[self._bucket_of[place]] -= 1
+        while len(self._under_way) < len(self._buckets) and self._missing[len(self._under_way)] == 0:
+            self._launch_next()
+
+    def complete_all(self) -> None:
+        """All are complete, also those that no backward reached."""
+        while len(self._under_way) < len(self._buckets):
+            self._launch_next()
+
+    def wait(self) -> None:
+        """Until they are through."""
+        for work, _ in self._under_way:
+            if work is not None:
+                work.wait()
+
+    @torch.no_grad()
+    def gradients(self) -> list[Tensor | None]:
+        """By place, as views of the buckets; None where no replica has one: its optimizer leaves the weight alone."""
+        found: dict[int, Tensor | None] = {}
+        for (_, flat), bucket, all_there in zip(self._under_way, self._buckets, self._all_there, strict=True):
+            if self._source is None:
+                flat /= self._group.size()
+            gradients = unpacked(flat, [self._parameters[place] for place in bucket], all_there=all_there)
+            found |= zip(bucket, gradients, strict=True)
+        return [found[place] for place in range(len(self._parameters))]
+
+    @torch.no_grad()
+    def _launch_next(self) -> None:
+        """The gradients' own memory is given back as they are copied."""
+        parameters = [self._parameters[place] for place in self._buckets[len(self._under_way)]]
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        self._all_there.append(all(gradient is not None for gradient in gradients))
+        self._launch(packed(gradients, parameters))
+
+    def _launch(self, flat: Tensor) -> None:
+        try:
+            if self._source is None:
+                work = dist.all_reduce(flat, group=self._group, async_op=True)
+            else:
+                work = dist.broadcast(flat, self._source, group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise ExchangeError(described(error)) from error
+        self._under_way.append((work, flat))
+
+
+class Replicas:
+    """The exchanges of one stage with its other replicas, by the version that they are for.
+
+    Whether a backward adds to a gradient once, so that it is complete then, the first exchange finds out: it begins
+    when its backward has ended. Where a block runs backwards inside its backward (reentrant checkpointing), some are
+    added to several times, and all exchanges begin at the backward's end.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
+        self.group = group
+        self._parameters = tuple(parameters)
+        self._buckets = buckets_of(parameters)
+        self._exchanges: dict[int, GradientExchange] = {}
+        self._added_once: bool | None = None
+
+    @contextmanager
+    def exchanging(self, version: int, leaves: Sequence[nn.Parameter], source: int | None) -> Iterator[None]:
+        """While it is active a backward completes the leaves' gradients: those that are complete go on their way."""
+        exchange, times = self._begin(version, leaves, source), [0] * len(leaves)
+
+        def added(place: int, _leaf: Tensor) -> None:
+            times[place] += 1
+            if self._added_once:
+                if times[place] > 1:
+                    raise RunFailedError("a backward adds to a parameter's gradient twice, earlier ones did it once")
+                exchange.complete(place)
+
+        handles = [] if self._added_once is False else _on_each(leaves, added)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        exchange.complete_all()
+        if self._added_once is None:
+            self._added_once = max(times, default=0) <= 1
+
+    @contextmanager
+    def adding(
+        self, version: int, leaves: Sequence[nn.Parameter], waiting: Mapping[nn.Parameter, int]
+    ) -> Iterator[Callable[[nn.Parameter], None]]:
+        """While it is active its user adds to the leaves' gradients, to those `waiting` so often, and calls what it is
+        given for each time: gradients that are complete go on their way.
+        """
+        exchange, left = self._begin(version, leaves, None), dict(waiting)
+        places = {leaf: place for place, leaf in enumerate(leaves)}
+
+        def added(leaf: nn.Parameter) -> None:
+            left[leaf] -= 1
+            if left[leaf] == 0:
+                exchange.complete(places[leaf])
+
+        for leaf, place in places.items():
+            if leaf not in left:
+                exchange.complete(place)
+        yield added
+        exchange.complete_all()
+
+    def give(self, version: int, leaves: Sequence[nn.Parameter], source: int | None) -> None:
+        """The leaves' gradients are complete, all of them."""
+        self._begin(version, leaves, source).complete_all()
+
+    def expect(self, version: int, source: int) -> None:
+        """Another rank's gradients are on their way, or will be."""
+        self._begin(version, self._parameters, source).take()
+
+    def _begin(self, version: int, leaves: Sequence[nn.Parameter], source: int | None) -> GradientExchange:
+        exchange = self._exchanges[version] = GradientExchange(leaves, self._buckets, self.group, source)
+        return exchange
+
+    def is_under_way(self, version: int) -> bool:
+        """Whether the exchange for a version has begun."""
+        return version in self._exchanges
+
+    def gradients(self, version: int, *, own: bool) -> list[Tensor | None]:
+        """Waits for the exchange for a version, which is then over. This worker's `own` gradients it has: torch keeps
+        what it still sends of them, which nobody writes to.
+        """
+        exchange = self._exchanges.pop(version)
+        if not own:
+            exchange.wait()
+        return exchange.gradients()
+
+
+def _on_each(
+    leaves: Sequence[nn.Parameter], added: Callable[[int, Tensor], None]
+) -> list[torch.utils.hooks.RemovableHandle]:
+    return [
+        leaf.register_post_accumulate_grad_hook(partial(added, place))  # type: ignore[no-untyped-call]
+        for place, leaf in enumerate(leaves)
+    ]
+
+
+def packed(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
+    """Gradients as one flat tensor of their parameters' type: zeros for those that are None, then a 1 for each other.
+
+    What has added up in float32 is rounded here, once, to what is exchanged.
+    """
+    there = parameters[0].new_tensor([0.0 if gradient is None else 1.0 for gradient in gradients])
+    pairs = zip(gradients, parameters, strict=True)
+    return torch.cat([*((torch.zeros_like(p) if g is None else g.to(p.dtype)).reshape(-1) for g, p in pairs), there])
+
+
+def unpacked(flat: Tensor, parameters: Sequence[Tensor], *, all_there: bool) -> list[Tensor | None]:
+    """What was packed, summed over a group, as views: None where nobody had a gradient.
+
+    Where it is known that all are there nothing is read: on a GPU that would wait for the device.
+    """
+    *views, there = torch.split(flat, [*(parameter.numel() for parameter in parameters), len(parameters)])
+    reached = [True] * len(parameters) if all_there else [number > 0 for number in there.tolist()]
+    triples = zip(views, parameters, reached, strict=True)
+    return [view.view_as(parameter) if has else None for view, parameter, has in triples]
+
+
+def average(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
+    """The tensors' means over the group, as views of one flat buffer a dtype: one exchange each."""
+    found: dict[int, Tensor] = {}
+    for chosen in _by_dtype(tensors):
+        flat = torch.cat([tensors[i].reshape(-1) for i in chosen])
+        dist.all_reduce(flat, group=group)
+        flat /= group.size()
+        views = torch.split(flat, [tensors[i].numel() for i in chosen])
+        found |= {i: view.view_as(tensors[i]) for i, view in zip(chosen, views, strict=True)}
+    return [found[i] for i in range(len(tensors))]
+
+
+def total(
+    gradients: Sequence[Tensor | None], parameters: Sequence[Tensor], group: dist.ProcessGroup
+) -> list[Tensor | None]:
+    """The gradients' sums over the group, the same bit for bit on all of it; None where nobody has one."""
+    found: dict[int, Tensor | None] = {}
+    for chosen in _by_dtype(parameters):
+        own, shapes = [gradients[i] for i in chosen], [parameters[i] for i in chosen]
+        flat = packed(own, shapes)
+        dist.all_reduce(flat, group=group)
+        found |= zip(chosen, unpacked(flat, shapes, all_there=all(g is not None for g in own)), strict=True)
+    return [found[i] for i in range(len(gradients))]
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    dtypes = sorted({tensor.dtype for tensor in tensors}, key=str)
+    return [[i for i, tensor in enumerate(tensors) if tensor.dtype == dtype] for dtype in dtypes]

@@ -1,0 +1,101 @@
+"""Results and failures: the last words of a rank, in files that the launcher gathers."""
+
+import ast
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.profile import STRICT, DeviceMemory
+from pipeplan.documents.records import read_record
+from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError
+from pipeplan.programs.timeline import Lane
+from worker_agent.models.spec import described
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """What one rank measured: its lane, what all of its batches came to, its largest resident size, its GPU's memory.
+
+    Of a long run the lane holds the first and the last batches: `first_instructions` says where the last ones begin, 0
+    that all are there. `busy_s` are seconds of compute. What each batch came to is in a file of its own (`batches`).
+    """
+
+    lane: Lane
+    first_instructions: int
+    busy_s: float
+    peak_memory_bytes: int
+    peak_resident_bytes: int
+    device_memory: DeviceMemory | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """Why one rank gave up: wrong input, an error of its own, or the loss of another rank that it waited for.
+
+    "hung": it did not give up itself, the launcher ended it.
+    """
+
+    kind: Literal["input", "error", "peer", "hung"]
+    message: str
+    field: str | None = None
+    rule: str | None = None
+    value: str | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+def failure_of(error: BaseException, *, peer: bool = False) -> RankFailure:
+    """The last word of a process that an error ends; `peer`: it is that of a rank that waited for a lost one."""
+    if isinstance(error, InvalidInputError):
+        value = repr(error.value)
+        return RankFailure(kind="input", message=str(error), field=error.field, rule=error.rule, value=value)
+    message = str(error) if isinstance(error, PipeplanError) else described(error)
+    return RankFailure(kind="peer" if peer else "error", message=message)
+
+
+_RESERVE_BYTES = 8192
+
+
+def reserve(path: Path) -> None:
+    """Takes room for a rank's last word, which may be that there is none left."""
+    _aside(path).write_bytes(b" " * _RESERVE_BYTES)
+
+
+def write(path: Path, content: RankResult | RankFailure) -> None:
+    """Writes a rank's last word, whole or not at all, over what was reserved for it. Raises RunFailedError."""
+    aside = _aside(path)
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(canonical_json(content).encode())
+            file.truncate()
+        aside.replace(path)
+    except OSError as error:
+        raise RunFailedError(f"cannot write {path}: {error}") from error
+
+
+def _aside(path: Path) -> Path:
+    return path.with_suffix(".part")
+
+
+def invalid_input(failure: RankFailure) -> InvalidInputError:
+    """The error that a rank found in its input."""
+    try:
+        value = ast.literal_eval(failure.value or "None")
+    except (ValueError, SyntaxError):
+        value = failure.value
+    return InvalidInputError(failure.field or "run", failure.rule or failure.message, value)
+
+
+def read_result(path: Path) -> RankResult | None:
+    """What a rank measured; None if it did not get there."""
+    return read_record(RankResult, path.read_bytes()) if path.exists() else None
+
+
+def read_failure(path: Path) -> RankFailure | None:
+    """Why a rank gave up; None if it did not say."""
+    return read_record(RankFailure, path.read_bytes()) if path.exists() else None
