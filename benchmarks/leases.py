@@ -32,6 +32,8 @@ from pipeplan.planners.problem import PlanningProblem
 from pipeplan.protocol.jobs import Completion, LeaseRequest, LinksResult, LinksTask
 from planner_service.jobs import service as jobs
 from planner_service.jobs import store as storage
+from planner_service.jobs.kinds import register
+from planner_service.jobs.measurements import LINKS
 from planner_service.platform import tables
 from planner_service.platform.context import Context
 from planner_service.platform.database import Database
@@ -82,7 +84,6 @@ def _enqueue(database: Database, count: int) -> None:
                 connection,
                 job_id=f"{number:032x}",
                 task=LinksTask(devices=1),
-                run_id=None,
                 now=now,
             )
 
@@ -144,6 +145,7 @@ def _judge(database: Database, folder: Path, *, count: int, kills: int, elapsed_
 
 def work(url: str, log: Path) -> None:
     """One process: takes and completes jobs until there are none, and none is another's."""
+    register(LINKS)
     context = Context(database=Database(url), solve=_no_planner, lease_s=LEASE_S, max_attempts=1000)
     with log.open("a", buffering=1, encoding="utf-8") as said:
         while _left(context.database):

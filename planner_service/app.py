@@ -19,11 +19,14 @@ from planner_service.documents import routes as documents
 from planner_service.documents.caching import Express, Head
 from planner_service.events import routes as events
 from planner_service.jobs import routes as jobs
+from planner_service.jobs.kinds import register
+from planner_service.jobs.measurements import LINKS, PROFILE
 from planner_service.overview import openapi
 from planner_service.overview import routes as overview
 from planner_service.overview import service as stored_metrics
 from planner_service.plans import routes as plans
 from planner_service.plans.background import Background, WorkBounds
+from planner_service.plans.jobs import PLAN
 from planner_service.plans.solver import FunctionSolver, solve_here, solver_process
 from planner_service.platform import problems
 from planner_service.platform.context import Context, Solve, utc_now
@@ -34,6 +37,9 @@ from planner_service.platform.parsing import Parsing, ParsingLimits
 from planner_service.platform.requests import KnownParameters, require_sizes
 from planner_service.platform.settings import Settings
 from planner_service.runs import routes as runs
+from planner_service.runs.jobs import RUN
+
+register(PROFILE, LINKS, PLAN, RUN)
 
 DESCRIPTION = (
     "Profiles, clusters, plans, jobs and runs. Documents are stored by content: the same content has the same id. "
@@ -79,10 +85,12 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
         lease_s=settings.lease_s,
         max_attempts=settings.max_attempts,
         token_key=settings.token_key,
+        longest_search_s=settings.plan_job_deadline_s,
         parsing=_parsing(settings),
     )
     start = partial(solver_process, settings.solver_memory_bytes) if solve is None else partial(FunctionSolver, solve)
     app.state.background = Background(app.state.context, start, _bounds(settings))
+    app.state.feed = app.state.background.feed
     app.state.context.absence.back(now(), settings.lease_s)
     for router in (
         documents.profile_router,
@@ -139,7 +147,6 @@ def _bounds(settings: Settings) -> WorkBounds:
         queue=settings.solver_queue,
         streams=settings.event_streams,
         deadline_s=settings.solve_deadline_s,
-        job_deadline_s=settings.plan_job_deadline_s,
     )
 
 

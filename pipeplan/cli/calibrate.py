@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan.calibration.calibrate import calibrate as fit
-from pipeplan.cli.console import write_document
 from pipeplan.cli.plan_tables import PIPED_WIDTH
 from pipeplan.documents.calibration import BlockFactors, Calibration, Term, mean_absolute_error
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import dump, read
+from pipeplan.documents.files import dump, read, write_document
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Profile
 from pipeplan.formats import size

@@ -10,7 +10,6 @@ A table in the terminal, wide enough for a pipe where there is no terminal.
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
 import typer
@@ -102,14 +101,6 @@ def require_extra(extra: Literal["service", "worker"]) -> None:
     missing = [name for name in MODULES[extra] if find_spec(name) is None]
     if missing:
         raise MissingDependencyError(f"this command needs {missing[0]}: pip install 'pipeplan[{extra}]'")
-
-
-def write_document(path: Path, text: str) -> None:
-    """Writes a document. Raises InvalidInputError where that is not possible."""
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError("output", "must be a file that can be written", str(path)) from error
 
 
 PIPED_WIDTH = 200

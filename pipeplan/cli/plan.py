@@ -8,11 +8,11 @@ import typer
 from pydantic import ValidationError
 
 from pipeplan.cli.calibrate import read_calibration
-from pipeplan.cli.console import INFEASIBLE, write_document
+from pipeplan.cli.console import INFEASIBLE
 from pipeplan.cli.solve import takes_options, waiting
 from pipeplan.client.connection import DEFAULT_URL
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import answer_document, invalid_input, plan_document, read
+from pipeplan.documents.files import answer_document, invalid_input, plan_document, read, write_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import require

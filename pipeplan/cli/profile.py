@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipeplan.cli.console import write_document
-from pipeplan.documents.files import dump, read_text
+from pipeplan.documents.files import dump, read_text, write_document
 from pipeplan.documents.profile import DTYPE_BYTES, Device, Model
 from pipeplan.errors import InvalidInputError, require, require_count
 from pipeplan.imports.pipedream_graph import import_pipedream_graph

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeplan.cli.console import write_document
-from pipeplan.documents.files import dump
+from pipeplan.documents.files import dump, write_document
 from pipeplan.documents.plan import DATA_PARALLEL, INTERLEAVED, STASHING
 from pipeplan.documents.stage_costs import StageCosts, unit_costs
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count

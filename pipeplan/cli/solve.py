@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import typer
 
 from pipeplan.cli.calibrate import read_calibration
-from pipeplan.cli.console import INFEASIBLE, write_document
+from pipeplan.cli.console import INFEASIBLE
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import answer_document, dump, read
+from pipeplan.documents.files import answer_document, dump, read, write_document
 from pipeplan.documents.plan import Answer, Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress, unobserved

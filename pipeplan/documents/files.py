@@ -32,6 +32,18 @@ _OWN_KEYS = {"profile": "blocks", "cluster": "levels", "plan": "stages", "calibr
 """A required key of each kind of document that the others do not have."""
 
 
+def load(kind: type[T], path: str | Path) -> T:
+    """The profile, cluster, plan or calibration in a JSON file. Raises InvalidInputError that names file and field."""
+    if kind is Plan:
+        return parse_plan(read_text(Path(path)))  # type: ignore[return-value]  # T is Plan
+    return read(kind, Path(path))
+
+
+def save(document: object, path: str | Path) -> None:
+    """Writes a document that `load` reads. Raises InvalidInputError where that is not possible."""
+    write_document(Path(path), dump(plan_document(document) if isinstance(document, Plan) else document))
+
+
 def parse(kind: type[T], content: str | bytes | dict[str, Any]) -> T:
     """The dataclass or model that a JSON text (or its parsed value) describes. Raises InvalidInputError.
 
@@ -127,6 +139,14 @@ def read_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = _UNREADABLE.get(type(error), "cannot be read")
         raise InvalidInputError("file", f"must be a readable text file, and {reason}", str(path)) from error
+
+
+def write_document(path: Path, text: str) -> None:
+    """Writes a document. Raises InvalidInputError where that is not possible."""
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError("output", "must be a file that can be written", str(path)) from error
 
 
 def parse_plan(content: str | bytes) -> Plan:

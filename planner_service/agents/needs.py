@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, assert_never
+from typing import ClassVar
 
 from pipeplan.documents.files import parse
 from pipeplan.documents.identity import canonical_json, content_id
 from pipeplan.documents.profile import STRICT
-from pipeplan.protocol.jobs import LinksTask, PlanTask, ProfileTask, RunTask, Task, allows, factory_of, specs_of
+from pipeplan.protocol.jobs import Task, allows, factory_of, specs_of
 from planner_service.agents.store import KnownAgent
-from planner_service.jobs.store import NO_NEEDS
+
+NO_NEEDS = ("any", "{}")
+"""The id and the text of the needs of a job that any agent may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,30 +58,13 @@ def most_processes(agent: KnownAgent) -> int:
     return agent.told.max_processes or agent.told.devices
 
 
-def needs_of(task: Task, workers: int | None) -> Needs:
-    """What a task asks for; `workers` are its plan's."""
-    factories = tuple(sorted({factory_of(spec) for _, spec in specs_of(task)}))
-    match task:
-        case ProfileTask():
-            return Needs(processes=task.devices, agents=task.agents, factories=factories)
-        case LinksTask():
-            return Needs(nodes=task.nodes, processes=task.devices, agents=task.agents)
-        case RunTask():
-            return Needs(
-                nodes=task.nodes,
-                processes=(workers or 1) // task.nodes,
-                agents=task.agents,
-                factories=factories,
-                shared_folder=task.nodes > 1,
-            )
-        case PlanTask():
-            return Needs()
-        case _:
-            assert_never(task)
+def factories_of(task: Task) -> tuple[str, ...]:
+    """The factories that a task names, each once."""
+    return tuple(sorted({factory_of(spec) for _, spec in specs_of(task)}))
 
 
 def stored(needs: Needs) -> tuple[str, str]:
-    """The needs' id and text; those of a job that asks for nothing are `storage.jobs.NO_NEEDS`."""
+    """The needs' id and text; those of a job that asks for nothing are `NO_NEEDS`."""
     return NO_NEEDS if needs == Needs() else (content_id(needs), canonical_json(needs))
 
 

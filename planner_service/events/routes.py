@@ -12,8 +12,8 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from pipeplan.protocol.runs import Event
 from planner_service.access.auth import scope
 from planner_service.events import service as events
+from planner_service.events.feed import Feed
 from planner_service.events.store import Subject
-from planner_service.plans.background import Background
 from planner_service.platform.context import Context
 from planner_service.platform.requests import Services
 
@@ -62,12 +62,12 @@ async def follow_run(
 
 
 async def _stream(request: Request, context: Context, subject: Subject, after: int) -> Response:
-    background: Background = request.app.state.background
+    feed: Feed = request.app.state.feed
     if not await run_in_threadpool(_has_more, context, subject, after):
         return Response(status_code=HTTPStatus.NO_CONTENT)
-    background.feed.require_room()
+    feed.require_room()
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return EventSourceResponse(_sent(background, subject, after), headers=headers)
+    return EventSourceResponse(_sent(feed, subject, after), headers=headers)
 
 
 def _has_more(context: Context, subject: Subject, after: int) -> bool:
@@ -75,9 +75,9 @@ def _has_more(context: Context, subject: Subject, after: int) -> bool:
     return not events.has_ended(context, subject) or bool(events.after(context, subject, after))
 
 
-async def _sent(background: Background, subject: Subject, after: int) -> AsyncGenerator[bytes, None]:
+async def _sent(feed: Feed, subject: Subject, after: int) -> AsyncGenerator[bytes, None]:
     yield format_sse_event(retry=RETRY_MS)
-    following = background.feed.follow(subject, after, silence_s=SILENCE_S, longest_s=LONGEST_S)
+    following = feed.follow(subject, after, silence_s=SILENCE_S, longest_s=LONGEST_S)
     async with aclosing(following):
         async for event in following:
             yield format_sse_event(comment="still here") if event is None else _text(event)

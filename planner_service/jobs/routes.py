@@ -1,9 +1,10 @@
 """Routes of the jobs: anybody enqueues and cancels, agents lease and report."""
 
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Response
 
 from pipeplan.protocol.jobs import (
     Failure,
@@ -13,7 +14,6 @@ from pipeplan.protocol.jobs import (
     JobQuery,
     Lease,
     LeaseRequest,
-    PlanTask,
     Release,
     Task,
     parse_task,
@@ -23,29 +23,28 @@ from planner_service.access.auth import Caller, scope
 from planner_service.access.idempotency import OnceKey, OncePathKey, Reply, model_reply, once_response, perform
 from planner_service.jobs import results
 from planner_service.jobs import service as jobs
+from planner_service.jobs.kinds import packers
 from planner_service.jobs.results import PackedReport
-from planner_service.plans import jobs as plan_jobs
-from planner_service.plans.background import Background
 from planner_service.platform.context import Context
 from planner_service.platform.problems import described
-from planner_service.platform.requests import CALIBRATED, GENERAL_LIMIT, SMALL, Services, document, sent, takes
+from planner_service.platform.requests import CALIBRATED, GENERAL_LIMIT, SMALL, Body, Services, document, sent, takes
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
+async def _report(services: Services, content: Body) -> PackedReport:
+    """What an agent reports, packed where large documents are read."""
+    return await services.parsing.read(partial(results.read, packers()), content)
+
+
 @router.post("", dependencies=[scope("plan"), takes(CALIBRATED)], status_code=201, response_model=Job)
 def enqueue_job(
-    request: Request, services: Services, task: Annotated[Task, Depends(sent(parse_task))], key: OnceKey, caller: Caller
+    services: Services, task: Annotated[Task, Depends(sent(parse_task))], key: OnceKey, caller: Caller
 ) -> Response:
     """Enqueues a job: for an agent, or a plan for the service's own solvers."""
-    background: Background = request.app.state.background
 
     def enqueue(context: Context) -> Reply:
-        if isinstance(task, PlanTask):
-            longest_s = background.bounds.job_deadline_s
-            job = plan_jobs.enqueue(context, task.request, longest_s=longest_s, asked_by=caller.name)
-        else:
-            job = jobs.enqueue(context, task, asked_by=caller.name)
+        job = jobs.enqueue(context, task, asked_by=caller.name)
         return model_reply(job, status=HTTPStatus.CREATED, location=f"/v1/jobs/{job.id}")
 
     return once_response(perform(services, key, enqueue))
@@ -93,7 +92,7 @@ def beat(
 
 
 @router.post("/{job_id}/complete", dependencies=[scope("agent"), takes(GENERAL_LIMIT)])
-def complete_job(services: Services, job_id: str, report: Annotated[PackedReport, Depends(sent(results.read))]) -> Job:
+def complete_job(services: Services, job_id: str, report: Annotated[PackedReport, Depends(_report)]) -> Job:
     """Ends the job with its result. May be repeated as it was."""
     return jobs.take(services, job_id, report)
 

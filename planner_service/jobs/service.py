@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
-from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, ServiceError, require
+from pipeplan.errors import ConflictError, LeaseLostError, ServiceError, require
 from pipeplan.protocol.jobs import (
     Completion,
     Failure,
@@ -30,7 +30,6 @@ from pipeplan.protocol.jobs import (
     LeaseRequest,
     PartResult,
     Release,
-    RunTask,
     Task,
 )
 from pipeplan.protocol.listing import Page
@@ -38,14 +37,13 @@ from planner_service.agents import needs
 from planner_service.agents import service as agents
 from planner_service.agents import store as known_agents
 from planner_service.events import service as events
-from planner_service.jobs import gangs, leases, results
+from planner_service.jobs import gangs, kinds, leases, results
 from planner_service.jobs import store as storage
 from planner_service.jobs.gangs import Hold
+from planner_service.jobs.kinds import kind_of
 from planner_service.jobs.results import PackedReport
-from planner_service.plans import store as plans
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
-from planner_service.runs import store as runs
 
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
@@ -53,18 +51,17 @@ LONGEST_PAUSE_S = 600.0
 
 
 def enqueue(context: Context, task: Task, *, asked_by: str | None = None) -> Job:
-    """Appends a job. Raises InvalidInputError for a plan that is not stored, or that cannot be spread as asked."""
+    """Appends a job. Raises InvalidInputError for what its kind refuses, as a plan that is not stored."""
+    kind = kind_of(task.kind)
+    kind.check(context, task)
     now = context.now()
     with context.database.write() as connection:
         job_id = secrets.token_hex(16)
-        run_id = secrets.token_hex(16) if isinstance(task, RunTask) else None
-        asked = needs.needs_of(task, _workers(connection, task))
+        asked = kind.needs(connection, task)
         enough = not asked.agents or len(asked.agents) >= asked.nodes
         require(enough, "agents", f"must name at least {asked.nodes} agents, as many as nodes, or none", asked.agents)
-        kept = needs.stored(asked)
-        storage.add(connection, job_id=job_id, task=task, run_id=run_id, now=now, needs=kept, asked_by=asked_by)
-        if isinstance(task, RunTask) and run_id is not None:
-            runs.add(connection, run_id=run_id, job_id=job_id, plan_id=task.plan_id, now=now)
+        storage.add(connection, job_id=job_id, task=task, now=now, needs=needs.stored(asked), asked_by=asked_by)
+        storage.name_beside(connection, job_id, kind.begin(connection, job_id, task, now))
         return _told(connection, job_id, now)
 
 
@@ -73,7 +70,7 @@ def get(context: Context, job_id: str) -> Job:
     settle(context)
     with context.database.read() as connection:
         job = found("job", job_id, storage.get(connection, job_id))
-        if job.state != "queued" or job.task.kind == "plan":
+        if job.state != "queued" or kind_of(job.task.kind).by_service:
             return job
         asked = needs.read(storage.needs_of(connection, job_id) or "{}")
         reason = needs.why_waiting(asked, agents.alive(context, connection, context.now()))
@@ -128,7 +125,7 @@ def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer
 
 def complete(context: Context, job_id: str, completion: Completion) -> Job:
     """Ends the job and stores its result, both or neither. A repetition of what was taken before is taken again."""
-    return take(context, job_id, results.report_of(completion))
+    return take(context, job_id, results.report_of(kinds.packers(), completion))
 
 
 def take(context: Context, job_id: str, report: PackedReport) -> Job:
@@ -145,7 +142,8 @@ def take(context: Context, job_id: str, report: PackedReport) -> Job:
         else:
             _require_running(hold)
             results.require_whole(hold, report.kind)
-            results.store(context, connection, hold.job, report.kept, report.result_id, now)
+            beside = kinds.store(context, connection, hold.job, report.kept)
+            storage.succeed(connection, job_id, result_id=report.result_id, beside=beside, now=now)
             gangs.done(connection, hold, now)
         storage.take_report(connection, report.report_id, job_id, now)
         return _told(connection, job_id, now) if not isinstance(report.kept, PartResult) else hold.job
@@ -252,7 +250,8 @@ def _again(context: Context, connection: Connection, job: Job, reason: str, now:
         error = f"given up after {job.attempts} attempts: {reason}"
         storage.end(connection, job.id, state="dead", error=error, now=now)
         return
-    pause_s = 0.0 if job.task.kind == "plan" else min(FIRST_PAUSE_S * 2 ** max(job.attempts - 1, 0), LONGEST_PAUSE_S)
+    doubled_s = min(FIRST_PAUSE_S * 2 ** max(job.attempts - 1, 0), LONGEST_PAUSE_S)
+    pause_s = 0.0 if kind_of(job.task.kind).by_service else doubled_s
     storage.requeue(connection, job.id, now, not_before=since + timedelta(seconds=pause_s))
 
 
@@ -285,17 +284,6 @@ def _seen(context: Context, connection: Connection, hold: Hold, now: datetime) -
     name = hold.member.agent if hold.member else hold.job.agent
     if name is not None:
         known_agents.seen(connection, name, now)
-
-
-def _workers(connection: Connection, task: Task) -> int | None:
-    """The workers of a run's plan. Raises InvalidInputError if it is not stored, or does not spread over the nodes."""
-    if not isinstance(task, RunTask):
-        return None
-    plan = plans.summary(connection, task.plan_id)
-    if plan is None:
-        raise InvalidInputError("plan_id", "must be the id of a stored plan", task.plan_id)
-    require(plan.workers % task.nodes == 0, "nodes", f"must divide the plan's {plan.workers} workers", task.nodes)
-    return plan.workers
 
 
 def _told(connection: Connection, job_id: str, now: datetime) -> Job:

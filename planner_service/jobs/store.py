@@ -4,7 +4,7 @@ Reports: the ids of those that were taken, so that a repetition is known as one.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, 
 
 from pipeplan.protocol.jobs import Job, JobQuery, JobState, Progress, Task
 from pipeplan.protocol.listing import Page
+from planner_service.agents.needs import NO_NEEDS
 from planner_service.platform import listing
 from planner_service.platform.listing import Cut, Listing, created, cut_of, equal, newest, one_of
 from planner_service.platform.stored import read_stored
@@ -60,16 +61,12 @@ _EXTEND = (
     .returning(*jobs.c)
 )
 
-NO_NEEDS = ("any", "{}")
-"""The id and the text of the needs of a job that any agent may take."""
-
 
 def add(
     connection: Connection,
     *,
     job_id: str,
     task: Task,
-    run_id: str | None,
     now: datetime,
     needs: tuple[str, str] = NO_NEEDS,
     asked_by: str | None = None,
@@ -84,12 +81,17 @@ def add(
             attempts=0,
             needs_id=needs[0],
             needs=needs[1],
-            run_id=run_id,
             asked_by=asked_by,
             created_at=now,
             updated_at=now,
         )
     )
+
+
+def name_beside(connection: Connection, job_id: str, beside: Mapping[str, str]) -> None:
+    """Writes down what was made with the job, as `run_id`."""
+    if beside:
+        _set(connection, job_id, **beside)
 
 
 def get(connection: Connection, job_id: str) -> Job | None:
@@ -293,21 +295,15 @@ def succeed(
     *,
     result_id: str,
     now: datetime,
-    profile_id: str | None = None,
-    cluster_id: str | None = None,
-    plan_id: str | None = None,
-    answer: str | None = None,
+    beside: Mapping[str, str | None],
 ) -> None:
-    """Ends the job with its result; `answer` is the text of what a planner answered beside a plan."""
+    """Ends the job with its result; `beside` are columns that name what it left, as `profile_id`."""
     _set(
         connection,
         job_id,
         state="succeeded",
         result_id=result_id,
-        profile_id=profile_id,
-        cluster_id=cluster_id,
-        plan_id=plan_id,
-        answer=answer,
+        **beside,
         lease_expires_at=None,
         updated_at=now,
     )

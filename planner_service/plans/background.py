@@ -19,13 +19,12 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBounds:
-    """How much is done at once, and how long a search may take: within a request, and as a job."""
+    """How much is done at once, and how long a search within a request may take."""
 
     solvers: int = 2
     queue: int = 32
     streams: int = 500
     deadline_s: float = 50.0
-    job_deadline_s: float = 3600.0
 
 
 class Background:
@@ -35,7 +34,7 @@ class Background:
         self.bounds = bounds
         self.pool = solver_pool(start, solvers=bounds.solvers, queue=bounds.queue)
         self.feed = Feed(context, followers=bounds.streams)
-        self.runner = PlanRunner(context, self.pool, deadline_s=bounds.job_deadline_s, told=self._told)
+        self.runner = PlanRunner(context, self.pool, told=self._told)
         self._context = context
 
     def _told(self, job_id: str) -> None:

@@ -24,18 +24,32 @@ from pipeplan.errors import DeadlineError, LeaseLostError, PipeplanError, Servic
 from pipeplan.planners.problem import SearchProgress as Search
 from pipeplan.protocol.jobs import Failure, Heartbeat, Job, Lease, LeaseRequest, PlanTask, Progress, Release
 from pipeplan.protocol.plans import PlanRequest
+from planner_service.agents.needs import Needs
 from planner_service.jobs import service as jobs
 from planner_service.jobs import store as storage
+from planner_service.jobs.kinds import JobKind
 from planner_service.plans import service as plans
 from planner_service.plans.solver import SolverPool, SolverTicket
 from planner_service.plans.solver_process import Answered, PlannerQuestion, Posed
 from planner_service.platform.context import Context
 
 
-def enqueue(context: Context, request: PlanRequest, *, longest_s: float, asked_by: str | None = None) -> Job:
+def _check(context: Context, task: PlanTask) -> None:
+    """Raises InvalidInputError for what no planner could be asked."""
+    asked = plans.posed(context, task.request, longest_s=context.longest_search_s)
+    context.parsing.read_stored(Posed.check, asked, asked.size)
+
+
+def _needs(_connection: Connection, _task: PlanTask) -> Needs:
+    return Needs()
+
+
+PLAN = JobKind(name="plan", needs=_needs, check=_check, by_service=True)
+"""The kind of job that asks a planner. The service's own solvers do it."""
+
+
+def enqueue(context: Context, request: PlanRequest, *, asked_by: str | None = None) -> Job:
     """Enqueues a plan. Raises InvalidInputError for what no planner could be asked."""
-    posed = plans.posed(context, request, longest_s=longest_s)
-    context.parsing.read_stored(Posed.check, posed, posed.size)
     return jobs.enqueue(context, PlanTask(request=request), asked_by=asked_by)
 
 
@@ -45,9 +59,9 @@ def take(context: Context, service: str) -> Lease | None:
     return jobs.lease(context, LeaseRequest.model_construct(agent=service, kinds=("plan",), instance=None))
 
 
-def posed(context: Context, lease: Lease, *, longest_s: float) -> Posed:
+def posed(context: Context, lease: Lease) -> Posed:
     """What a leased job asks."""
-    return plans.posed(context, _request(lease.job), longest_s=longest_s)
+    return plans.posed(context, _request(lease.job), longest_s=context.longest_search_s)
 
 
 def beat(context: Context, lease: Lease, progress: Progress | None) -> bool:
@@ -67,15 +81,14 @@ def finish(context: Context, lease: Lease, answered: Answered) -> Job:
 
     def end(connection: Connection, job: Job) -> None:
         created = plans.keep(context, connection, _request(job), answered, asked_by=job.asked_by)
-        beside: dict[str, object] = {"solve_time_s": answered.solve_time_s}
+        answer: dict[str, object] = {"solve_time_s": answered.solve_time_s}
         if isinstance(answered.answer, Infeasible):
-            beside["infeasible"] = asdict(answered.answer)
+            answer["infeasible"] = asdict(answered.answer)
         storage.succeed(
             connection,
             job.id,
             result_id=created.plan_id or job.id,
-            plan_id=created.plan_id,
-            answer=canonical_json(beside),
+            beside={"plan_id": created.plan_id, "answer": canonical_json(answer)},
             now=context.now(),
         )
 
@@ -112,15 +125,13 @@ LOG = logging.getLogger("pipeplan.plans")
 
 
 class PlanRunner:
-    """Leases plan jobs while solvers are free. `deadline_s` is the longest that one may take.
+    """Leases plan jobs while solvers are free.
 
     `told` hears of the jobs whose end has just been written down.
     """
 
-    def __init__(
-        self, context: Context, pool: SolverPool, *, deadline_s: float, told: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self.deadline_s = deadline_s
+    def __init__(self, context: Context, pool: SolverPool, *, told: Callable[[str], None] = lambda _: None) -> None:
+        self.deadline_s = context.longest_search_s
         self._told = told
         self._context = context
         self._pool = pool
@@ -184,7 +195,7 @@ class PlanRunner:
 
     async def _solve(self, lease: Lease) -> Answered | None:
         """The planner's answer; None where nobody waits for it any more."""
-        load = partial(posed, self._context, lease, longest_s=self.deadline_s)
+        load = partial(posed, self._context, lease)
         asked = await asyncio.to_thread(load)
         heard: list[Search] = []
         question = PlannerQuestion(planner=asked.request.planner, pose=asked.problem)

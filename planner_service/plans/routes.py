@@ -154,8 +154,7 @@ async def _by_job(
     asked_by = (await caller(request)).name
 
     def enqueue(within: Context) -> Reply:
-        longest_s = background.bounds.job_deadline_s
-        job = plan_jobs.enqueue(within, asked, longest_s=longest_s, asked_by=asked_by)
+        job = plan_jobs.enqueue(within, asked, asked_by=asked_by)
         return model_reply(job, status=HTTPStatus.ACCEPTED, location=f"/v1/jobs/{job.id}")
 
     outcome = await run_in_threadpool(idempotency.perform, context, key, enqueue)

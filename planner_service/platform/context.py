@@ -44,7 +44,11 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The database, planners, clock, rules of leases, counts, the key given for tokens, what lies ready, the reader."""
+    """What services work with.
+
+    `longest_search_s` is how long a plan's job may search; `documents` are kept ready to be sent; `token_key` is the
+    key that was given for tokens.
+    """
 
     database: Database
     solve: Solve
@@ -53,6 +57,7 @@ class Context:
     max_attempts: int = 3
     absence: Absence = field(default_factory=Absence)
     metrics: Metrics = field(default_factory=Metrics)
+    longest_search_s: float = 3600.0
     documents: DocumentCache = field(default_factory=DocumentCache)
     parsing: Parsing = field(default_factory=Parsing)
     token_key: str | None = field(default=None, repr=False)

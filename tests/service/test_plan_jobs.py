@@ -122,7 +122,7 @@ def test_a_service_that_is_stopped_hands_its_plan_back_and_a_client_hears_of_it(
 
 def test_a_runner_that_hears_of_news_while_it_is_stopped_stops(context: Context) -> None:
     """The stop was once lost where both came in one turn of the loop, and the service's end waited for it for good."""
-    runner = PlanRunner(context, solver_pool(lambda: FunctionSolver(halve), solvers=1, queue=1), deadline_s=1)
+    runner = PlanRunner(context, solver_pool(lambda: FunctionSolver(halve), solvers=1, queue=1))
 
     async def stop() -> bool:
         running = asyncio.create_task(runner.run())

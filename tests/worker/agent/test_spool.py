@@ -110,7 +110,7 @@ def _leases(service: TestClient, count: int) -> list[Lease]:
     with context.database.write() as connection:
         for number in range(count):
             job_id, token = f"{number:032x}", f"token-{number}"
-            jobs.add(connection, job_id=job_id, task=LinksTask(devices=1), run_id=None, now=now)
+            jobs.add(connection, job_id=job_id, task=LinksTask(devices=1), now=now)
             expires_at = now + timedelta(seconds=30)
             kinds = ("links",)
             job = jobs.take_oldest(connection, kinds=kinds, agent="node-1", token=token, now=now, expires_at=expires_at)

@@ -1,1 +1,0 @@
-"""The REST API: routes, bodies, problem details, OpenAPI."""

@@ -1,1 +1,0 @@
-"""The wire: documents in and out, requests, jobs and leases. Core dataclasses are validated as they are."""

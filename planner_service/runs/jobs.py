@@ -1,0 +1,54 @@
+"""The kind of job that runs a plan. Its run begins with the job, and has measured something when the job succeeds."""
+
+import secrets
+from collections.abc import Mapping
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.protocol.jobs import Job, RunResult, RunTask
+from planner_service.agents.needs import Needs, factories_of
+from planner_service.jobs.kinds import JobKind
+from planner_service.plans import store as plans
+from planner_service.platform.context import Context, found
+from planner_service.runs import store as storage
+from planner_service.runs.store import PackedRun
+
+
+def pack(result: RunResult) -> PackedRun:
+    """Packs a result. Raises InvalidInputError where the timeline holds a text that is no instruction."""
+    for lane in result.timeline.lanes:
+        for _ in lane.events():  # what cannot be read back could not be drawn
+            pass
+    return storage.measured(result)
+
+
+def _needs(connection: Connection, task: RunTask) -> Needs:
+    """Raises InvalidInputError for a plan that is not stored, or does not spread over the nodes."""
+    plan = plans.summary(connection, task.plan_id)
+    if plan is None:
+        raise InvalidInputError("plan_id", "must be the id of a stored plan", task.plan_id)
+    require(plan.workers % task.nodes == 0, "nodes", f"must divide the plan's {plan.workers} workers", task.nodes)
+    return Needs(
+        nodes=task.nodes,
+        processes=plan.workers // task.nodes,
+        agents=task.agents,
+        factories=factories_of(task),
+        shared_folder=task.nodes > 1,
+    )
+
+
+def _begin(connection: Connection, job_id: str, task: RunTask, now: datetime) -> Mapping[str, str]:
+    run_id = secrets.token_hex(16)
+    storage.add(connection, run_id=run_id, job_id=job_id, plan_id=task.plan_id, now=now)
+    return {"run_id": run_id}
+
+
+def _store(context: Context, connection: Connection, job: Job, packed: PackedRun) -> Mapping[str, str]:
+    storage.finish(connection, found("run of job", job.id, job.run_id), packed)
+    context.metrics.observe_prediction(predicted=packed.throughput.predicted, measured=packed.throughput.measured)
+    return {}
+
+
+RUN = JobKind(name="run", needs=_needs, begin=_begin, pack=pack, store=_store)

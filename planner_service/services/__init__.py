@@ -1,1 +1,0 @@
-"""What the product does, a file a noun, a transaction each."""
