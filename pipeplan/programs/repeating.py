@@ -1,8 +1,8 @@
 """Repeating: the stream of a run of any length, of which a few batches are kept.
 
-Once the pipeline has filled, every batch is the one before with its microbatches and weight versions moved on by a
-batch's, until it drains. That holds for all schedules, with a flush or without, from the numbering of microbatches over
-all replicas: replica and stage of microbatch k are those of k plus a batch's microbatches.
+From when the pipeline has filled until it drains, every batch is the one before with its microbatches and weight
+versions moved on by a batch's. That holds for all schedules, with a flush or without, because microbatches are numbered
+over all replicas: replica and stage of microbatch k are those of k plus a batch's microbatches.
 
 batch          0    1    2    3    4    ...   n-3       n-2  n-1
 taken from     0    1    2    2    2          2         3    4     (of 5 batches, of which the third is repeated)
@@ -135,41 +135,45 @@ class Repeating(Sequence[Instruction]):
         if batch < self._settled:
             block = self._blocks[batch]
         elif batch < self._drain:
-            block = self._repeated(batch - self._settled)
+            later = batch - self._settled
+            block = tuple(
+                self._later(first, later) if growth is None else kind(*[a + later * b for a, b in growth])
+                for first, kind, growth in self._rows
+            )
         else:
             block = tuple(self._later(i, self._left_out) for i in self._blocks[batch - self._left_out])
         if self._checkpoints_before(batch + 1) > self._checkpoints_before(batch):
             return tuple(self._add_checkpoints(block))
         return block
 
-    def _repeated(self, batches: int) -> Block:
-        """The settled block so many batches later."""
-        return tuple(
-            self._later(first, batches) if growth is None else kind(*[a + batches * b for a, b in growth])
-            for first, kind, growth in self._rows
-        )
-
     def _row(self, instruction: Instruction) -> "_Row":
         """Most instructions hold numbers alone: making them of these is several times as fast as `_later`."""
-        values, later = _values(instruction), _values(self._later(instruction, 1))
-        growth = tuple((a, b - a) for a, b in zip(values, later, strict=True) if type(a) is type(b) is int)
-        return instruction, type(instruction), growth if len(growth) == len(values) else None
+        now, later = (
+            [getattr(one, field.name) for field in fields(one)] for one in (instruction, self._later(instruction, 1))
+        )
+        growth = tuple((a, b - a) for a, b in zip(now, later, strict=True) if type(a) is type(b) is int)
+        return instruction, type(instruction), growth if len(growth) == len(now) else None
 
     def _later(self, instruction: Instruction, batches: int) -> Instruction:
         """The instruction so many batches later."""
-        growth = {
-            "microbatch": self._pipeline.batch_microbatches * batches,
-            "version": self._updates * batches,
-        }
-        names = [field.name for field in fields(instruction)]
+        microbatches, versions = self._pipeline.batch_microbatches * batches, self._updates * batches
         made_of: Callable[..., Instruction] = type(instruction)
-        return made_of(*(_grown(name, getattr(instruction, name), growth) for name in names))
+        values = []
+        for field in fields(instruction):
+            value = getattr(instruction, field.name)
+            match field.name:
+                case "microbatch":
+                    value += microbatches
+                case "microbatches":
+                    value = tuple(k + microbatches for k in value)
+                case "version":
+                    value += versions
+            values.append(value)
+        return made_of(*values)
 
-
-_Field: TypeAlias = int | tuple[int, ...] | None
 
 _Row: TypeAlias = tuple[Instruction, Callable[..., Instruction], tuple[tuple[int, int], ...] | None]
-"""An instruction of the settled block, its kind, and its numbers with by how much each grows a batch."""
+"""An instruction of the settled block, its kind, and its numbers with how much each grows a batch."""
 
 
 def instructions_of(instructions: Sequence[Instruction], chunk: int) -> Sequence[Instruction]:
@@ -220,13 +224,3 @@ def _given_up(instruction: Instruction, needed: Counter[int], newest: int) -> tu
     for version in over:
         del needed[version]
     return over
-
-
-def _values(instruction: Instruction) -> list[_Field]:
-    return [getattr(instruction, field.name) for field in fields(instruction)]
-
-
-def _grown(name: str, value: _Field, growth: dict[str, int]) -> _Field:
-    if isinstance(value, tuple):
-        return tuple(k + growth["microbatch"] for k in value) if name == "microbatches" else value
-    return value + growth[name] if name in growth and value is not None else value
