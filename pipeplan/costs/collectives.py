@@ -1,6 +1,4 @@
-"""The gradient exchange: bytes that every replica of a stage sends for one update, by the way they synchronise, and how
-much of it is left when the backward that it overlaps with has ended.
-"""
+"""The exchange term: what the replicas of a stage send for one update, and how long that outlasts the backward."""
 
 from collections.abc import Callable, Iterable
 

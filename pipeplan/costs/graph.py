@@ -1,9 +1,10 @@
-"""Graph: a model whose blocks read one another's outputs in any pattern, and where it can be cut.
+"""Graph: a model whose blocks read one another's outputs in any pattern, where it can be cut, and what crosses a cut.
 
 A cut is a set of blocks that holds all that its members read (a down-set, or ideal; the antichains of PipeDream's
 optimizer, SOSP 2019, are their maximal blocks): what is done before the cut. Sets are whole numbers, bit v for block v.
 
-The tensors at a stage's ends: one in a chain, in a graph all that cross the cut; a stage forwards what it skips.
+At a stage's ends there is one tensor in a chain, and in a graph all that cross the cut: a stage passes on what it does
+not read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,18 +56,6 @@ def depths(graph: Graph) -> list[int]:
     return depth
 
 
-def _sources_first(graph: Graph) -> list[int]:
-    """Every block behind what it reads; without those on a cycle or behind one."""
-    missing = [len(sources) for sources in graph.reads]
-    ready = [block for block, count in enumerate(missing) if count == 0]
-    for block in ready:
-        for reader in graph.read_by[block]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                ready.append(reader)
-    return ready
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """All blocks in one order, every block behind what it reads, and the places that only one tensor crosses.
@@ -90,64 +79,40 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
     """
     depth = depths(graph)
     main = _leading_to_the_output(graph, depth)
-    home = _homes(graph, depth, main)
+
+    # A block's home is its place among the main ones, or that of the last of them that it depends on (-1 for none):
+    # the others are attached behind it.
+    home = [-1] * len(graph)
+    place = {block: index for index, block in enumerate(main)}
     attached: list[list[int]] = [[] for _ in range(len(main) + 1)]
     for block in sorted(range(len(graph)), key=lambda block: (depth[block], block)):
-        if home[block] < 0 or main[home[block]] != block:
+        home[block] = place.get(block, max((home[source] for source in graph.reads[block]), default=-1))
+        if block not in place:
             attached[home[block] + 1].append(block)
+
     order, ends = list(attached[0]), []
     for block, loose in zip(main, attached[1:], strict=True):
         order += [block, *loose]
         ends.append(len(order))
-    alone = _crossed_by_one(graph, home, len(main), output_bytes)
-    places = [end for end, cut in zip(ends, alone, strict=True) if cut]
-    return Line(order=tuple(order), single_tensor=(0, *places, len(graph)))
 
-
-def _leading_to_the_output(graph: Graph, depth: Sequence[int]) -> list[int]:
-    """What leads to the model's output. The deepest source of a block comes first, the others right before it."""
-    output = max(range(len(graph)), key=lambda block: (depth[block], block))
-    order: dict[int, None] = {}
-    stack = [(output, _deepest_first(graph, depth, output))]
-    while stack:
-        block, sources = stack[-1]
-        source = next((s for s in sources if s not in order), None)
-        if source is None:
-            order[block] = None
-            stack.pop()
-        else:
-            stack.append((source, _deepest_first(graph, depth, source)))
-    return list(order)
-
-
-def _deepest_first(graph: Graph, depth: Sequence[int], block: int) -> Iterator[int]:
-    return iter(sorted(graph.reads[block], key=lambda source: (-depth[source], source)))
-
-
-def _homes(graph: Graph, depth: Sequence[int], main: Sequence[int]) -> list[int]:
-    """By block its place among the main ones, or that of the last of them that it depends on (-1 for none)."""
-    home = [-1] * len(graph)
-    place = {block: index for index, block in enumerate(main)}
-    for block in sorted(range(len(graph)), key=lambda block: depth[block]):
-        home[block] = place.get(block, max((home[source] for source in graph.reads[block]), default=-1))
-    return home
-
-
-def _crossed_by_one(graph: Graph, home: Sequence[int], places: int, output_bytes: Sequence[float]) -> Iterator[bool]:
-    """By place: whether behind it the output of one block alone is read on, of a block behind the cut before."""
-    crossing, sum_of_blocks = np.zeros((2, places + 1), dtype=np.int64)
+    # By main block, how many outputs are read on behind it, and the sum of the blocks whose outputs these are: of a
+    # single one the block itself.
+    crossing, sum_of_blocks = np.zeros((2, len(main) + 1), dtype=np.int64)
     for block, readers in enumerate(graph.read_by):
         first = max(home[block], 0)
         last = max((home[reader] for reader in readers), default=first)
         if output_bytes[block] > 0 and last > first:
             crossing[[first, last]] += (1, -1)
             sum_of_blocks[[first, last]] += (block, -block)
-    cut_before = -1
     alone = np.cumsum(crossing)[:-1] == 1
-    for place, block in enumerate(np.cumsum(sum_of_blocks)[:-1].tolist()):
-        cut = bool(alone[place]) and home[block] > cut_before
-        cut_before = place if cut else cut_before
-        yield cut
+
+    # The single output must be of a block behind the cut before.
+    places, cut_before = [0], -1
+    for index, block in enumerate(np.cumsum(sum_of_blocks)[:-1].tolist()):
+        if alone[index] and home[block] > cut_before:
+            places.append(ends[index])
+            cut_before = index
+    return Line(order=tuple(order), single_tensor=(*places, len(graph)))
 
 
 def crossing_bytes(graph: Graph, order: Sequence[int], output_bytes: Sequence[float]) -> FloatArray:
@@ -239,16 +204,6 @@ def closures(graph: Graph) -> tuple[list[int], list[int]]:
     return _closed(graph.reads, forwards), _closed(graph.read_by, reversed(forwards))
 
 
-def _closed(neighbours: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
-    closed = [0] * len(neighbours)
-    for block in order:
-        own = 1 << block
-        for other in neighbours[block]:
-            own |= closed[other]
-        closed[block] = own
-    return closed
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
     """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends on.
@@ -272,7 +227,14 @@ def boundaries(
     """By stage, whose [start, stop) are places in the order, or blocks of a chain."""
     measured = profile.at(microbatch_size)
     if order is None or profile.edges is None:
-        return [_in_chain(measured, stage) for stage in stages]
+        return [
+            Boundary(
+                input_bytes=measured[stage.start].input_bytes,
+                received_bytes=measured[stage.start - 1].output_bytes,
+                sent_bytes=measured[stage.stop - 1].output_bytes,
+            )
+            for stage in stages
+        ]
     graph = graph_of(len(measured), profile.edges)
     crossing = crossing_bytes(graph, order, [block.output_bytes for block in measured])
     loaded = loaded_bytes(graph, measured)
@@ -291,9 +253,43 @@ def loaded_bytes(graph: Graph, measured: Sequence[Measurement]) -> int:
     return sum(block.input_bytes for block, reads in zip(measured, graph.reads, strict=True) if not reads)
 
 
-def _in_chain(measured: Sequence[Measurement], stage: Stage) -> Boundary:
-    return Boundary(
-        input_bytes=measured[stage.start].input_bytes,
-        received_bytes=measured[stage.start - 1].output_bytes,
-        sent_bytes=measured[stage.stop - 1].output_bytes,
-    )
+def _sources_first(graph: Graph) -> list[int]:
+    """Every block behind what it reads; without those on a cycle or behind one."""
+    missing = [len(sources) for sources in graph.reads]
+    ready = [block for block, count in enumerate(missing) if count == 0]
+    for block in ready:
+        for reader in graph.read_by[block]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                ready.append(reader)
+    return ready
+
+
+def _leading_to_the_output(graph: Graph, depth: Sequence[int]) -> list[int]:
+    """What leads to the model's output. The deepest source of a block comes first, the others right before it."""
+    output = max(range(len(graph)), key=lambda block: (depth[block], block))
+    order: dict[int, None] = {}
+    stack = [(output, _deepest_first(graph, depth, output))]
+    while stack:
+        block, sources = stack[-1]
+        source = next((s for s in sources if s not in order), None)
+        if source is None:
+            order[block] = None
+            stack.pop()
+        else:
+            stack.append((source, _deepest_first(graph, depth, source)))
+    return list(order)
+
+
+def _deepest_first(graph: Graph, depth: Sequence[int], block: int) -> Iterator[int]:
+    return iter(sorted(graph.reads[block], key=lambda source: (-depth[source], source)))
+
+
+def _closed(neighbours: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+    closed = [0] * len(neighbours)
+    for block in order:
+        own = 1 << block
+        for other in neighbours[block]:
+            own |= closed[other]
+        closed[block] = own
+    return closed

@@ -110,9 +110,26 @@ def excerpt(value: object) -> object:
         return value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 3] + "..."
     if isinstance(value, bytes):
         return value[:SHOWN_CHARACTERS]
-    if isinstance(value, list | tuple | dict) and not _is_small(value):
-        return Excerpt(_SHORT.repr(value))
-    return value
+    if not isinstance(value, list | tuple | dict):
+        return value
+
+    # A small one is walked through; of a large one no more than it takes to see that it is large.
+    waiting: list[object] = [value]
+    seen = 0
+    while waiting and seen <= SHOWN_ITEMS:
+        match waiting.pop():
+            case dict() as pairs if len(pairs) <= SHOWN_ITEMS:
+                waiting += [*pairs.keys(), *pairs.values()]
+            case list() | tuple() as items if len(items) <= SHOWN_ITEMS:
+                waiting += items
+            case dict() | list() | tuple():
+                return Excerpt(_SHORT.repr(value))
+            case str() as text:
+                seen += len(text) // 10
+            case _:
+                pass
+        seen += 1
+    return Excerpt(_SHORT.repr(value)) if waiting else value
 
 
 def _hardened(schema: Any) -> Any:
@@ -151,22 +168,3 @@ def _all_of(schema: Any) -> Iterator[Mapping[str, Any]]:
         for name in _NESTING & schema.keys():
             by_name = name in _BY_NAME and isinstance(schema[name], Mapping)
             yield from _all_of(list(schema[name].values()) if by_name else schema[name])
-
-
-def _is_small(value: object) -> bool:
-    """Whether little is in it; looks at no more than that."""
-    waiting, seen = [value], 0
-    while waiting and seen <= SHOWN_ITEMS:
-        match waiting.pop():
-            case dict() as pairs if len(pairs) <= SHOWN_ITEMS:
-                waiting += [*pairs.keys(), *pairs.values()]
-            case list() | tuple() as items if len(items) <= SHOWN_ITEMS:
-                waiting += items
-            case dict() | list() | tuple():
-                return False
-            case str() as text:
-                seen += len(text) // 10
-            case _:
-                pass
-        seen += 1
-    return not waiting

@@ -53,8 +53,24 @@ def check(program: Program) -> None:
         if newest != last:
             raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
         _check_exchanges(stream, first)
-    if program.schedule == VERTICAL_SYNC:
-        _check_vertical_sync(program)
+    if program.schedule != VERTICAL_SYNC:
+        return
+
+    # Versions are compared by the minibatches that they hold: one a replica and update.
+    replicas = program.pipeline.replicas
+    at_the_input = {
+        i.microbatch: i.version * replicas[0]
+        for stream in program.streams
+        if stream.stage == 0
+        for i in stream.instructions
+        if isinstance(i, Forward)
+    }
+    for stream in program.streams:
+        own = replicas[stream.stage]
+        for i in stream.instructions:
+            if isinstance(i, Forward) and i.version != at_the_input[i.microbatch] // own:
+                law = f"the input stage's version of this microbatch holds {at_the_input[i.microbatch]} minibatches"
+                raise _broken(stream, i, f"{law}, this one {i.version * own}")
 
 
 def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
@@ -132,24 +148,6 @@ def _check_exchanges(stream: Stream, newest: int) -> None:
                 raise _broken(stream, instruction, "its gradients are still exchanged")
             case _:
                 pass
-
-
-def _check_vertical_sync(program: Program) -> None:
-    """Versions are compared by the minibatches that they hold: one a replica and update."""
-    replicas = program.pipeline.replicas
-    at_the_input = {
-        i.microbatch: i.version * replicas[0]
-        for stream in program.streams
-        if stream.stage == 0
-        for i in stream.instructions
-        if isinstance(i, Forward)
-    }
-    for stream in program.streams:
-        own = replicas[stream.stage]
-        for i in stream.instructions:
-            if isinstance(i, Forward) and i.version != at_the_input[i.microbatch] // own:
-                law = f"the input stage's version of this microbatch holds {at_the_input[i.microbatch]} minibatches"
-                raise _broken(stream, i, f"{law}, this one {i.version * own}")
 
 
 def _broken(stream: Stream, instruction: Instruction, law: str) -> ScheduleError:

@@ -28,6 +28,10 @@ AddCheckpoints: TypeAlias = Callable[[Iterable[Instruction]], Iterable[Instructi
 """Puts checkpoints into a batch's block where they are due."""
 
 
+_Row: TypeAlias = tuple[Instruction, Callable[..., Instruction], tuple[tuple[int, int], ...] | None]
+"""An instruction of the settled block, its kind, and its numbers with how much each grows a batch."""
+
+
 class Repeating(Sequence[Instruction]):
     """A worker's instructions in the batches of a pipeline, from the blocks of a run of a few batches.
 
@@ -56,7 +60,15 @@ class Repeating(Sequence[Instruction]):
         self._left_out = pipeline.batches - len(blocks)
         self._drain = settled + 1 + self._left_out
         self._before = (0, *accumulate(map(len, blocks)))
-        self._rows = tuple(self._row(instruction) for instruction in blocks[settled])
+
+        # Most instructions hold numbers alone: making them of these is several times as fast as `_later`.
+        rows: list[_Row] = []
+        for instruction in blocks[settled]:
+            later = self._later(instruction, 1)
+            values = [(getattr(instruction, field.name), getattr(later, field.name)) for field in fields(instruction)]
+            growth = tuple((a, b - a) for a, b in values if type(a) is type(b) is int)
+            rows.append((instruction, type(instruction), growth if len(growth) == len(values) else None))
+        self._rows = tuple(rows)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -146,14 +158,6 @@ class Repeating(Sequence[Instruction]):
             return tuple(self._add_checkpoints(block))
         return block
 
-    def _row(self, instruction: Instruction) -> "_Row":
-        """Most instructions hold numbers alone: making them of these is several times as fast as `_later`."""
-        now, later = (
-            [getattr(one, field.name) for field in fields(one)] for one in (instruction, self._later(instruction, 1))
-        )
-        growth = tuple((a, b - a) for a, b in zip(now, later, strict=True) if type(a) is type(b) is int)
-        return instruction, type(instruction), growth if len(growth) == len(now) else None
-
     def _later(self, instruction: Instruction, batches: int) -> Instruction:
         """The instruction so many batches later."""
         microbatches, versions = self._pipeline.batch_microbatches * batches, self._updates * batches
@@ -170,10 +174,6 @@ class Repeating(Sequence[Instruction]):
                     value += versions
             values.append(value)
         return made_of(*values)
-
-
-_Row: TypeAlias = tuple[Instruction, Callable[..., Instruction], tuple[tuple[int, int], ...] | None]
-"""An instruction of the settled block, its kind, and its numbers with how much each grows a batch."""
 
 
 def instructions_of(instructions: Sequence[Instruction], chunk: int) -> Sequence[Instruction]:
