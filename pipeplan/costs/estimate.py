@@ -1,4 +1,4 @@
-"""Estimate: profile + cluster + stages on devices -> the costs with which a plan's streams are played."""
+"""Estimate: the costs with which a plan's streams are played, from a profile, a cluster and stages on its devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,47 +15,6 @@ from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import ASP, VERTICAL_SYNC, Stage, Worker
 from pipeplan.documents.profile import Measurement, Overheads, Profile
 from pipeplan.documents.stage_costs import StageCosts
-
-
-@dataclass(frozen=True, slots=True)
-class _Ports:
-    """How many devices share the ports that a stage's transfers and its gradient exchange pass."""
-
-    activation: int
-    gradient: int
-    reduce: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Exchange:
-    """A gradient exchange: what it moves, as a share of the weights, how much longer that takes, and its link."""
-
-    moved: float
-    factor: float
-    link: Level
-
-    def seconds(self, weight_bytes: float) -> float:
-        """How long it takes by itself."""
-        if self.moved == 0.0:
-            return 0.0
-        return self.moved * (weight_bytes * self.factor) / self.link.bandwidth_bytes_per_s + self.link.latency_s
-
-    def tail_s(self, completed: Sequence[tuple[float, float]]) -> float:
-        """How long it goes on after a backward that completes the blocks' gradients in these seconds."""
-        if self.moved == 0.0:
-            return 0.0
-        seconds_per_byte = self.moved * self.factor / self.link.bandwidth_bytes_per_s
-        return outlasting_s(completed, seconds_per_byte) + self.link.latency_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """What a stage's place in its schedule makes of its blocks' seconds, and its seconds an update, by byte."""
-
-    forward: float
-    recompute: float
-    backward: float
-    update_s_per_byte: float
 
 
 def estimate(
@@ -122,13 +81,54 @@ def backward_follows_forward(schedule: str | None, *, recompute: bool, last: boo
 
 
 def keeps_versions(schedule: str | None, replicas: Sequence[int], stage: int) -> bool:
-    """Whether microbatches in flight on a stage still need the version before when it updates: a copy is made then."""
+    """Whether microbatches in flight on a stage still need the old version when it updates: then it makes a copy."""
     if schedule == VERTICAL_SYNC:
         return len(replicas) > 1
     several_in_flight = sum(replicas[stage:]) > replicas[stage]
     if schedule == "pipedream-2bw":  # of several replicas the update is put off until only those need it
         return several_in_flight or replicas[stage] == 1
     return schedule == "pipedream" and several_in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """How many devices share the ports that a stage's transfers and its gradient exchange pass."""
+
+    activation: int
+    gradient: int
+    reduce: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A gradient exchange: what it moves, as a share of the weights, how much longer that takes, and its link."""
+
+    moved: float
+    factor: float
+    link: Level
+
+    def seconds(self, weight_bytes: float) -> float:
+        """How long it takes by itself."""
+        if self.moved == 0.0:
+            return 0.0
+        return self.moved * (weight_bytes * self.factor) / self.link.bandwidth_bytes_per_s + self.link.latency_s
+
+    def tail_s(self, completed: Sequence[tuple[float, float]]) -> float:
+        """How long it goes on after a backward that completes the blocks' gradients in these seconds."""
+        if self.moved == 0.0:
+            return 0.0
+        seconds_per_byte = self.moved * self.factor / self.link.bandwidth_bytes_per_s
+        return outlasting_s(completed, seconds_per_byte) + self.link.latency_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """The factors by which a stage's place in its schedule changes its blocks' seconds, and what an update takes."""
+
+    forward: float
+    recompute: float
+    backward: float
+    update_s_per_byte: float
 
 
 def _stage_costs(
@@ -182,7 +182,7 @@ def _stage_costs(
 def _shares(
     overheads: Overheads, schedule: str | None, stages: Sequence[Stage], index: int, recompute_factor: float | None
 ) -> _Shares:
-    """A `recompute_factor` stands for all of what recomputation adds."""
+    """Those of stage number `index`. A `recompute_factor` stands for all that recomputation adds."""
     recompute, last = stages[index].recompute, index == len(stages) - 1
     hot = backward_follows_forward(schedule, recompute=recompute, last=last)
     copies = keeps_versions(schedule, [stage.replicas for stage in stages], index)

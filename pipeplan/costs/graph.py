@@ -22,7 +22,7 @@ Edges = Iterable[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """For every block whose outputs it reads, and who reads its own."""
+    """By block, the blocks whose outputs it reads, and those that read its own."""
 
     reads: tuple[tuple[int, ...], ...]
     read_by: tuple[tuple[int, ...], ...]
@@ -58,7 +58,7 @@ def depths(graph: Graph) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """All blocks in one order, every block behind what it reads, and the places that only one tensor crosses.
+    """All blocks in one order, every block after what it reads, and the places that only one tensor crosses.
 
     Place p stands before the p-th block of the order; both ends are places, and nothing crosses them.
     """
@@ -70,18 +70,18 @@ class Line:
 def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
     """The order in which side inputs come as late as possible, cut wherever the output of one block alone is read on.
 
-        a -- b -+- c -- d -+- e        a | b | c d f e: behind d both d's and f's outputs would have to be sent
+        a -- b -+- c -- d -+- e        a | b | c d f e: after d both d's and f's outputs would have to be sent
                 +--- f ----+
 
-    A chain is cut behind every block, a residual connection before and behind it. What costs nothing to send (an
+    A chain is cut after every block, a residual connection before and after it. What costs nothing to send (an
     output of no bytes) does not count. The model's output is the block that ends the longest path; what does not lead
-    to it stands behind the last block that it reads, and is not cut off from it.
+    to it stands after the last block that it reads, and is not cut off from it.
     """
     depth = depths(graph)
     main = _leading_to_the_output(graph, depth)
 
-    # A block's home is its place among the main ones, or that of the last of them that it depends on (-1 for none):
-    # the others are attached behind it.
+    # The home of a main block is its place among them, that of any other the place of the last one that it depends on
+    # (-1 for none): it is attached after that.
     home = [-1] * len(graph)
     place = {block: index for index, block in enumerate(main)}
     attached: list[list[int]] = [[] for _ in range(len(main) + 1)]
@@ -95,8 +95,8 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
         order += [block, *loose]
         ends.append(len(order))
 
-    # By main block, how many outputs are read on behind it, and the sum of the blocks whose outputs these are: of a
-    # single one the block itself.
+    # By main block, how many outputs are read beyond it, and the sum of the numbers of the blocks that these are of:
+    # where it is one output, its block.
     crossing, sum_of_blocks = np.zeros((2, len(main) + 1), dtype=np.int64)
     for block, readers in enumerate(graph.read_by):
         first = max(home[block], 0)
@@ -106,7 +106,7 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
             sum_of_blocks[[first, last]] += (block, -block)
     alone = np.cumsum(crossing)[:-1] == 1
 
-    # The single output must be of a block behind the cut before.
+    # A single output must be of a block after the previous cut.
     places, cut_before = [0], -1
     for index, block in enumerate(np.cumsum(sum_of_blocks)[:-1].tolist()):
         if alone[index] and home[block] > cut_before:
@@ -116,7 +116,7 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
 
 
 def crossing_bytes(graph: Graph, order: Sequence[int], output_bytes: Sequence[float]) -> FloatArray:
-    """What crosses every place of an order: each output once that a block behind the place reads from one before."""
+    """What crosses every place of an order: each output once that a block after the place reads from one before."""
     place = places_of(order).tolist()
     change = np.zeros(len(graph) + 1)
     for block, readers in enumerate(graph.read_by):
@@ -156,7 +156,7 @@ def ideals(graph: Graph, limit: int, *, late: frozenset[int] = frozenset()) -> l
 
 
 def with_late(graph: Graph, cut: int, late: frozenset[int]) -> int:
-    """The cut with the late blocks that its members read, for blocks that stand behind what they read."""
+    """The cut with the late blocks that its members read, for blocks that stand after what they read."""
     for block in sorted(late, reverse=True):
         if any(cut >> reader & 1 for reader in graph.read_by[block]):
             cut |= 1 << block
@@ -178,7 +178,7 @@ def membership(cuts: Sequence[int], blocks: int) -> FloatArray:
 
 
 def crossing_by_cut(graph: Graph, inside: FloatArray, output_bytes: FloatArray) -> FloatArray:
-    """By cut, a row of `membership`, the outputs of its blocks that a block behind it reads."""
+    """By cut, a row of `membership`, the outputs of its blocks that a block beyond it reads."""
     sources = [block for block, readers in enumerate(graph.read_by) if readers and output_bytes[block] > 0]
     if not sources:
         return np.zeros(len(inside))
@@ -198,7 +198,7 @@ def places_of(order: Sequence[int]) -> IntArray:
 def closures(graph: Graph) -> tuple[list[int], list[int]]:
     """By block, the cut of it and all that it depends on; and the set of it and all that depends on it.
 
-    For blocks that stand behind what they read.
+    For blocks that stand after what they read.
     """
     forwards = range(len(graph))
     return _closed(graph.reads, forwards), _closed(graph.read_by, reversed(forwards))
@@ -254,7 +254,7 @@ def loaded_bytes(graph: Graph, measured: Sequence[Measurement]) -> int:
 
 
 def _sources_first(graph: Graph) -> list[int]:
-    """Every block behind what it reads; without those on a cycle or behind one."""
+    """Every block after what it reads; without those on a cycle or downstream of one."""
     missing = [len(sources) for sources in graph.reads]
     ready = [block for block, count in enumerate(missing) if count == 0]
     for block in ready:

@@ -138,7 +138,7 @@ class DeviceGroup:
 class Cluster:
     """Devices under levels, from the inside out: 8 GPUs a server over NVLink, 8 servers over Ethernet.
 
-    Devices are numbered so that neighbours are near: device r sits in server `r // levels[0].size`. All are of the type
+    Devices with near numbers are near each other: device r sits in server `r // levels[0].size`. All are of the type
     `device`, unless there are `groups`, in the order of the devices; `device` is then the first group's and may be left
     out. A type may come in several groups.
     """

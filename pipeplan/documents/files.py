@@ -175,8 +175,8 @@ def _validated(kind: type[T], text: str | bytes, *, repeated_keys: bool) -> T:
 def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) -> None:
     """Raises InvalidInputError for an object of far more keys than any has, and for one that holds a key twice.
 
-    Of two equal keys JSON parsers keep the last without a word; in a file that somebody wrote it is a mistake.
-    Takes a tenth of the time that validation takes: numbers and objects are dropped as they come.
+    Of two equal keys JSON parsers silently keep the last; in a file that somebody wrote that is a mistake. This takes a
+    tenth of the time that validation takes: numbers and objects are dropped at once.
     """
 
     def look(pairs: list[tuple[str, Any]]) -> None:

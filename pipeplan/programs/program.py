@@ -63,8 +63,8 @@ def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
 def settled_batches(pipeline: Pipeline) -> int:
     """How many batches fill the pipeline: later ones are like the one before, but for as many at the end.
 
-    The pipeline is filled by the microbatches in flight, and under PipeDream as many run on version 0: on no stage more
-    than its replicas have in flight. The first two batches of 2BW both run on version 0.
+    The microbatches in flight fill the pipeline: on no stage more than its replicas have in flight. Under PipeDream as
+    many run on version 0. Of 2BW the first two batches both do.
     """
     most = max(pipeline.in_flight_limit(stage) * pipeline.replicas[stage] for stage in range(pipeline.depth))
     return 2 - (-most // pipeline.batch_microbatches)
@@ -76,7 +76,7 @@ def short_batches(pipeline: Pipeline) -> int:
 
 
 def repeat(short: Program, *, batches: int, checkpoint_every: int = 0) -> Program:
-    """The program of so many batches, of which the short one, without checkpoints, has `short_batches`.
+    """The program of so many batches, from a short one of `short_batches` batches without checkpoints.
 
     It is instruction by instruction what `build` and the passes make of so many batches.
     """
@@ -106,7 +106,7 @@ def repeat(short: Program, *, batches: int, checkpoint_every: int = 0) -> Progra
 
 
 def brief(program: Program) -> Program:
-    """A program of few batches with all that happens in this one: itself, unless its batches are repeated."""
+    """A program of few batches in which all happens that happens in this one: itself, unless its batches repeat."""
     batches = min(program.pipeline.batches, short_batches(program.pipeline))
     if not any(isinstance(stream.instructions, Repeating) for stream in program.streams):
         return program

@@ -27,7 +27,6 @@ Block: TypeAlias = tuple[Instruction, ...]
 AddCheckpoints: TypeAlias = Callable[[Iterable[Instruction]], Iterable[Instruction]]
 """Puts checkpoints into a batch's block where they are due."""
 
-
 _Row: TypeAlias = tuple[Instruction, Callable[..., Instruction], tuple[tuple[int, int], ...] | None]
 """An instruction of the settled block, its kind, and its numbers with how much each grows a batch."""
 
@@ -86,7 +85,7 @@ class Repeating(Sequence[Instruction]):
         return self._before[-1] + self._checkpoints * len(self._blocks)
 
     def counts(self) -> Iterator[tuple[Instruction, int]]:
-        """What the stream holds but for checkpoints: an instruction, and how often it comes, with other numbers."""
+        """The stream's instructions except checkpoints, each with how often it comes with other numbers."""
         for j, block in enumerate(self._blocks):
             yield from ((instruction, self._left_out + 1 if j == self._settled else 1) for instruction in block)
 
@@ -177,26 +176,26 @@ class Repeating(Sequence[Instruction]):
 
 
 def instructions_of(instructions: Sequence[Instruction], chunk: int) -> Sequence[Instruction]:
-    """Those of one chunk."""
+    """The instructions of one chunk."""
     if isinstance(instructions, Repeating):
         return instructions.of_chunk(chunk)
     return tuple(i for i in instructions if i.chunk == chunk)
 
 
 def counted(instructions: Sequence[Instruction]) -> Iterable[tuple[Instruction, int]]:
-    """The instructions, each with how often it comes with other numbers; of those repeated not the checkpoints."""
+    """The instructions, each with how often it comes with other numbers; of a repeating stream not its checkpoints."""
     return instructions.counts() if isinstance(instructions, Repeating) else ((i, 1) for i in instructions)
 
 
 def shortened(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
-    """Those of the short run, if they are repeated."""
+    """The short run's instructions where the stream repeats them, or the stream itself."""
     return tuple(chain.from_iterable(instructions.blocks)) if isinstance(instructions, Repeating) else instructions
 
 
 def retirements(instructions: Sequence[Instruction]) -> Iterator[tuple[int, ...]]:
     """For each instruction in turn, the weight versions that it is the last to need. The newest is never given up.
 
-    Looks ahead over the horizon of what is repeated, over the whole of anything else.
+    Looks ahead as far as the horizon of a repeating stream, and to the end of any other.
     """
     horizon = instructions.horizon if isinstance(instructions, Repeating) else len(instructions)
     following, ahead, needed, newest = iter(instructions), deque[Instruction](), Counter[int](), -1

@@ -67,7 +67,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All workers' lanes, by rank, and what a batch holds, so that rates can be read off it."""
+    """All workers' lanes, by rank, and the number and size of the batches, from which rates follow."""
 
     lanes: tuple[Lane, ...]
     batch_size: int
