@@ -102,6 +102,7 @@ def with_weight_gradients(program: Program, idle_s: Sequence[Sequence[float]], w
 
 
 def _changed(program: Program, streams: Sequence[Iterable[Instruction]]) -> Program:
+    """The program with these instructions in its streams, by rank."""
     changed = zip(program.streams, streams, strict=True)
     return replace(program, streams=tuple(replace(stream, instructions=tuple(new)) for stream, new in changed))
 
