@@ -1,7 +1,7 @@
-"""Configuration: settings by where they come from.
+"""Configuration: the settings of a process, and where each comes from.
 
 Options of the command line come before the environment, the environment before the file, the file before the defaults.
-A variable NAME may also be given as NAME_FILE, the path of a file that holds the value: how containers hand out
+In place of a variable NAME there may be NAME_FILE, the path of a file that holds the value: so containers hand out
 secrets.
 """
 
@@ -68,7 +68,17 @@ def resolve(kind: type[S], options: Mapping[str, Any], config: Path | None = Non
     given = {name: value for name, value in options.items() if value is not None}
     named = os.environ.get(_variable(kind, "config"))
     path = config or (Path(named) if named else None)
-    file = {} if path is None else _read(kind, path)
+
+    file = {}
+    if path is not None:
+        try:
+            file = tomllib.loads(_text("config", path))
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidInputError(str(path), f"must be a TOML file ({error})", path.name) from error
+        for name in file:
+            known = name in kind.model_fields
+            require(known, str(path), "must hold known settings only (`pipeplan settings` lists them)", name)
+
     environment = _environment(kind)
     sources = dict.fromkeys(file, f"file {path}")
     sources |= {name: source for name, (_, source) in environment.items()} | dict.fromkeys(given, "option")
@@ -76,19 +86,16 @@ def resolve(kind: type[S], options: Mapping[str, Any], config: Path | None = Non
     try:
         return Resolved(settings=kind(**values), sources=sources)
     except ValidationError as error:
-        raise _named(kind, invalid_input(error), sources) from error
-
-
-def _named(kind: type[BaseSettings], error: InvalidInputError, sources: Mapping[str, str]) -> InvalidInputError:
-    name = error.field.partition(".")[0]
-    field = kind.model_fields.get(name)
-    value = error.value if field is None else _shown(field.json_schema_extra, error.value)
-    rule = f"{error.rule} (from: {sources[name]})" if name in sources else error.rule
-    return InvalidInputError(error.field, rule, value)
+        found = invalid_input(error)
+        name = found.field.partition(".")[0]
+        rule = f"{found.rule} (from: {sources[name]})" if name in sources else found.rule
+        field = kind.model_fields.get(name)
+        value = found.value if field is None else _shown(field.json_schema_extra, found.value)
+        raise InvalidInputError(found.field, rule, value) from error
 
 
 def _environment(kind: type[BaseSettings]) -> dict[str, tuple[Any, str]]:
-    """By name: the value and the variable that it comes from."""
+    """By name: the value, and the variable or file that it comes from."""
     try:
         plain = EnvSettingsSource(kind)()
     except SettingsError as error:
@@ -104,17 +111,6 @@ def _environment(kind: type[BaseSettings]) -> dict[str, tuple[Any, str]]:
             continue
         require(name not in values, name, f"must be set by {variable} or by the variable itself, not by both", path)
         values[name] = (_text(variable, Path(path)).strip(), f"file {path}")
-    return values
-
-
-def _read(kind: type[BaseSettings], path: Path) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(_text("config", path))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInputError(str(path), f"must be a TOML file ({error})", path.name) from error
-    for name in values:
-        known = name in kind.model_fields
-        require(known, str(path), "must hold known settings only (`pipeplan settings` lists them)", name)
     return values
 
 

@@ -1,1 +1,1 @@
-"""Closed-form cost models, a term a file, and the costs that the simulator plays a program with."""
+"""Costs: closed-form models, a term a file, and the costs with which the simulator plays a program."""

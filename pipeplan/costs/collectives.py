@@ -1,6 +1,4 @@
-"""The gradient exchange: bytes that every replica of a stage sends for one update, by the way they synchronise, and how
-much of it is left when the backward that it overlaps with has ended.
-"""
+"""The exchange term: what the replicas of a stage send for one update, and how long that outlasts the backward."""
 
 from collections.abc import Callable, Iterable
 
@@ -30,8 +28,8 @@ EXCHANGES: dict[str, Callable[[FloatArray], FloatArray]] = {
 
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
-"""Gradients are exchanged together in buckets of at least so many bytes, the first and the later ones: torch's own
-DistributedDataParallel has the same. The first is small, so that the exchange begins early.
+"""The least bytes of the first and of each later bucket, in which gradients are exchanged together: those of torch's
+DistributedDataParallel. The first is small to let the exchange begin early.
 """
 
 
@@ -39,7 +37,7 @@ def outlasting_s(blocks: Iterable[tuple[float, float]], seconds_per_byte: float)
     """How long an exchange goes on when the backward that it overlaps with has ended.
 
     `blocks` are a stage's (backward seconds, bytes of weights), from the first to the last. The backward goes through
-    them from the last to the first; a bucket is complete with its last block, and waits for those before it: wait-free
+    them from the last to the first. A bucket leaves when it is complete and the buckets before it have left: wait-free
     backpropagation (PipeDream 2018, section 2).
     """
     through_s = free_s = 0.0

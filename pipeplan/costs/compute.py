@@ -1,7 +1,7 @@
 """The compute term: seconds of a stage's blocks on one device, for every interval of blocks at once.
 
-Tables over intervals are (n, n) arrays, n blocks: entry [i, j] is of the blocks i..j, both included, so that its
-stage is [i, j + 1). Entries below the diagonal are no stages; a table of costs holds infinity there.
+Tables over intervals are (n, n) arrays for n blocks. Entry [i, j] is of the blocks i..j, both included: the stage
+[i, j + 1). Entries below the diagonal are no stages; a table of costs holds infinity there.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pipeplan.documents.profile import Measurement
 
 
 def interval_sums(values: Sequence[float]) -> FloatArray:
-    """Sums over all intervals; each is added up from its own start, so that equal intervals have equal sums."""
+    """Sums over all intervals. Each is added up from its own start: equal intervals have equal sums."""
     return np.cumsum(np.triu(np.broadcast_to(np.asarray(values, dtype=np.float64), (len(values),) * 2)), axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Estimate: profile + cluster + stages on devices -> the costs with which a plan's streams are played."""
+"""Estimate: the costs with which a plan's streams are played, from a profile, a cluster and stages on its devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +15,79 @@ from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import ASP, VERTICAL_SYNC, Stage, Worker
 from pipeplan.documents.profile import Measurement, Overheads, Profile
 from pipeplan.documents.stage_costs import StageCosts
+
+
+def estimate(
+    profile: Profile,
+    cluster: Cluster,
+    stages: Sequence[Stage],
+    placement: Sequence[Worker],
+    *,
+    microbatch_size: int,
+    optimizer: str,
+    schedule: str | None = None,
+    recompute_factor: float | None = None,
+    master_weights: bool = False,
+    devices: Sequence[int] | None = None,
+    order: Sequence[int] | None = None,
+) -> tuple[StageCosts, ...]:
+    """Every stage's costs on the devices that the placement gives it.
+
+    Gradients are exchanged by a ring all-reduce, 2 (r - 1) / r of the weights, under ASP by a broadcast of each
+    replica's: that is what executes a plan, whatever its planner assumed. A transfer takes its bytes over the slowest
+    link that the boundary crosses. Where a profile has no split backward, all of it counts as the gradient of the
+    input: splitting promises nothing.
+
+    The `schedule` decides which of the profile's shares and overheads a stage has (`Overheads`; None: those of none).
+    `order` is the graph's blocks as the stages hold them.
+    """
+    tensors = boundaries(profile, microbatch_size, stages, order)
+    profile = profile if order is None else in_order(profile, order)
+    measured = profile.at(microbatch_size)
+    ranks = ranks_by_stage(placement)
+    if devices is not None:
+        ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
+    edges = [boundary_link(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
+    ports = [boundary_port_devices(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
+    if schedule == ASP:  # the gradients of one replica at a time, each of them once
+        moved = [float(stage.replicas > 1) for stage in stages]
+    else:
+        moved = all_reduce(np.asarray([float(stage.replicas) for stage in stages])).tolist()
+    return tuple(
+        _stage_costs(
+            profile,
+            stage,
+            measured,
+            boundary=tensors[index],
+            ports=_Ports(
+                activation=ports[index] if index < len(ports) else 0,
+                gradient=ports[index - 1] if index > 0 else 0,
+                reduce=port_devices(cluster, ranks[index]),
+            ),
+            exchange=_Exchange(moved[index], profile.overheads.exchange_factor, cluster.link(ranks[index])),
+            before=edges[index - 1] if index > 0 else None,
+            after=edges[index] if index < len(edges) else None,
+            fixed=sum(fixed_copies(profile.dtype, optimizer, master_weights=master_weights)),
+            recompute_factor=recompute_factor,
+            shares=_shares(profile.overheads, schedule, stages, index, recompute_factor),
+        )
+        for index, stage in enumerate(stages)
+    )
+
+
+def backward_follows_forward(schedule: str | None, *, recompute: bool, last: bool) -> bool:
+    """Whether a stage's backwards come right after the forward, or its recomputation, of the same microbatch."""
+    return recompute or (last and schedule not in (None, "gpipe"))
+
+
+def keeps_versions(schedule: str | None, replicas: Sequence[int], stage: int) -> bool:
+    """Whether microbatches in flight on a stage still need the old version when it updates: then it makes a copy."""
+    if schedule == VERTICAL_SYNC:
+        return len(replicas) > 1
+    several_in_flight = sum(replicas[stage:]) > replicas[stage]
+    if schedule == "pipedream-2bw":  # of several replicas the update is put off until only those need it
+        return several_in_flight or replicas[stage] == 1
+    return schedule == "pipedream" and several_in_flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,66 +123,12 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """What a stage's place in its schedule makes of its blocks' seconds, and its seconds an update, by byte."""
+    """The factors by which a stage's place in its schedule changes its blocks' seconds, and what an update takes."""
 
     forward: float
     recompute: float
     backward: float
     update_s_per_byte: float
-
-
-def estimate(
-    profile: Profile,
-    cluster: Cluster,
-    stages: Sequence[Stage],
-    placement: Sequence[Worker],
-    *,
-    microbatch_size: int,
-    optimizer: str,
-    schedule: str | None = None,
-    recompute_factor: float | None = None,
-    master_weights: bool = False,
-    devices: Sequence[int] | None = None,
-    order: Sequence[int] | None = None,
-) -> tuple[StageCosts, ...]:
-    """Every stage's costs on the devices that the placement gives it.
-
-    Gradients are exchanged by a ring all-reduce, 2 (r - 1) / r of the weights, under ASP by a broadcast of each
-    replica's: that is what executes a plan, whatever its planner assumed. A transfer takes its bytes over the slowest
-    link that the boundary crosses. Where a profile has no split backward, all of it counts as the gradient of the
-    input, so that splitting promises nothing. The `schedule` decides which of the profile's shares and overheads a
-    stage has (`Overheads`; None: those of none).
-    `order` is the graph's blocks as the stages hold them.
-    """
-    tensors = boundaries(profile, microbatch_size, stages, order)
-    profile = profile if order is None else in_order(profile, order)
-    measured = profile.at(microbatch_size)
-    ranks = ranks_by_stage(placement)
-    if devices is not None:
-        ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
-    edges = [boundary_link(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
-    ports = [boundary_port_devices(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
-    return tuple(
-        _stage_costs(
-            profile,
-            stage,
-            measured,
-            boundary=tensors[index],
-            ports=_Ports(
-                activation=ports[index] if index < len(ports) else 0,
-                gradient=ports[index - 1] if index > 0 else 0,
-                reduce=port_devices(cluster, ranks[index]),
-            ),
-            group=cluster.link(ranks[index]),
-            before=edges[index - 1] if index > 0 else None,
-            after=edges[index] if index < len(edges) else None,
-            fixed=sum(fixed_copies(profile.dtype, optimizer, master_weights=master_weights)),
-            recompute_factor=recompute_factor,
-            shares=_shares(profile.overheads, schedule, stages, index, recompute_factor),
-            in_turn=schedule == ASP,
-        )
-        for index, stage in enumerate(stages)
-    )
 
 
 def _stage_costs(
@@ -119,21 +138,21 @@ def _stage_costs(
     *,
     boundary: Boundary,
     ports: _Ports,
-    group: Level,
+    exchange: _Exchange,
     before: Level | None,
     after: Level | None,
     fixed: int,
     recompute_factor: float | None,
     shares: _Shares,
-    in_turn: bool,
 ) -> StageCosts:
     blocks = measured[stage.start : stage.stop]
     sizes_bytes = [block.weight_bytes for block in profile.blocks[stage.start : stage.stop]]
     weight_bytes = sum(sizes_bytes)
-    input_s, weight_s = _split_backward_s(blocks)
-    overheads = profile.overheads
-    exchange = _Exchange(_moved(stage.replicas, in_turn=in_turn), overheads.exchange_factor, group)
     completed = [(shares.backward * b.backward_s, size) for b, size in zip(blocks, sizes_bytes, strict=True)]
+    # 2BP's p1 and p2: a block that was not measured split has all of its backward in p1.
+    input_s = sum(b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks)
+    weight_s = sum(b.backward_weight_s or 0.0 for b in blocks)
+    known_bytes = [b.weight_gradient_bytes for b in blocks if b.weight_gradient_bytes is not None]
     return StageCosts(
         microbatch_size=blocks[0].microbatch_size,
         forward_s=shares.forward * sum(block.forward_s for block in blocks),
@@ -147,7 +166,7 @@ def _stage_costs(
         activation_transfer_s=_transfer_s(boundary.sent_bytes, after),
         gradient_transfer_s=_transfer_s(boundary.received_bytes, before),
         latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
-        instruction_s=overheads.instruction_s,
+        instruction_s=profile.overheads.instruction_s,
         activation_bytes=sum(block.activation_bytes for block in blocks),
         input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
@@ -156,14 +175,14 @@ def _stage_costs(
         activation_port_devices=ports.activation,
         gradient_port_devices=ports.gradient,
         reduce_port_devices=ports.reduce,
-        weight_gradient_bytes=_weight_gradient_bytes(blocks),
+        weight_gradient_bytes=sum(known_bytes) if len(known_bytes) == len(blocks) else None,
     )
 
 
 def _shares(
     overheads: Overheads, schedule: str | None, stages: Sequence[Stage], index: int, recompute_factor: float | None
 ) -> _Shares:
-    """A `recompute_factor` stands for all of what recomputation adds."""
+    """Those of stage number `index`. A `recompute_factor` stands for all that recomputation adds."""
     recompute, last = stages[index].recompute, index == len(stages) - 1
     hot = backward_follows_forward(schedule, recompute=recompute, last=last)
     copies = keeps_versions(schedule, [stage.replicas for stage in stages], index)
@@ -176,42 +195,5 @@ def _shares(
     )
 
 
-def backward_follows_forward(schedule: str | None, *, recompute: bool, last: bool) -> bool:
-    """Whether a stage's backwards come right after the forward, or its recomputation, of the same microbatch."""
-    return recompute or (last and schedule not in (None, "gpipe"))
-
-
-def keeps_versions(schedule: str | None, replicas: Sequence[int], stage: int) -> bool:
-    """Whether microbatches in flight on a stage still need the version before when it updates: a copy is made then."""
-    if schedule == VERTICAL_SYNC:
-        return len(replicas) > 1
-    several_in_flight = sum(replicas[stage:]) > replicas[stage]
-    if schedule == "pipedream-2bw":  # of several replicas the update is put off until only those need it
-        return several_in_flight or replicas[stage] == 1
-    return schedule == "pipedream" and several_in_flight
-
-
-def _split_backward_s(blocks: Sequence[Measurement]) -> tuple[float, float]:
-    """2BP's p1 and p2 of the blocks; a block that was not measured split has all of its backward in p1."""
-    split = [(block.backward_input_s, block.backward_weight_s) for block in blocks]
-    fused_s = [block.backward_s for block in blocks]
-    input_s = sum(fused if p1 is None else p1 for fused, (p1, _) in zip(fused_s, split, strict=True))
-    return input_s, sum(p2 or 0.0 for _, p2 in split)
-
-
-def _weight_gradient_bytes(blocks: Sequence[Measurement]) -> int | None:
-    """What 2BP keeps between p1 and p2; None where it was not measured of every block."""
-    kept = [block.weight_gradient_bytes for block in blocks]
-    known = [size for size in kept if size is not None]
-    return sum(known) if len(known) == len(kept) else None
-
-
 def _transfer_s(size_bytes: int, link: Level | None) -> float:
     return size_bytes / link.bandwidth_bytes_per_s if link else 0.0
-
-
-def _moved(replicas: int, *, in_turn: bool) -> float:
-    """What an exchange moves, as a share of the weights: with gradients of one replica at a time each of them once."""
-    if replicas == 1 or in_turn:
-        return float(replicas > 1)
-    return float(all_reduce(np.asarray(float(replicas))))

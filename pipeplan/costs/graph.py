@@ -1,9 +1,10 @@
-"""Graph: a model whose blocks read one another's outputs in any pattern, and where it can be cut.
+"""Graph: a model whose blocks read one another's outputs in any pattern, where it can be cut, and what crosses a cut.
 
 A cut is a set of blocks that holds all that its members read (a down-set, or ideal; the antichains of PipeDream's
 optimizer, SOSP 2019, are their maximal blocks): what is done before the cut. Sets are whole numbers, bit v for block v.
 
-The tensors at a stage's ends: one in a chain, in a graph all that cross the cut; a stage forwards what it skips.
+At a stage's ends there is one tensor in a chain, and in a graph all that cross the cut: a stage passes on what it does
+not read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ Edges = Iterable[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """For every block whose outputs it reads, and who reads its own."""
+    """By block, the blocks whose outputs it reads, and those that read its own."""
 
     reads: tuple[tuple[int, ...], ...]
     read_by: tuple[tuple[int, ...], ...]
@@ -55,21 +56,9 @@ def depths(graph: Graph) -> list[int]:
     return depth
 
 
-def _sources_first(graph: Graph) -> list[int]:
-    """Every block behind what it reads; without those on a cycle or behind one."""
-    missing = [len(sources) for sources in graph.reads]
-    ready = [block for block, count in enumerate(missing) if count == 0]
-    for block in ready:
-        for reader in graph.read_by[block]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                ready.append(reader)
-    return ready
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """All blocks in one order, every block behind what it reads, and the places that only one tensor crosses.
+    """All blocks in one order, every block after what it reads, and the places that only one tensor crosses.
 
     Place p stands before the p-th block of the order; both ends are places, and nothing crosses them.
     """
@@ -81,77 +70,53 @@ class Line:
 def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
     """The order in which side inputs come as late as possible, cut wherever the output of one block alone is read on.
 
-        a -- b -+- c -- d -+- e        a | b | c d f e: behind d both d's and f's outputs would have to be sent
+        a -- b -+- c -- d -+- e        a | b | c d f e: after d both d's and f's outputs would have to be sent
                 +--- f ----+
 
-    A chain is cut behind every block, a residual connection before and behind it. What costs nothing to send (an
+    A chain is cut after every block, a residual connection before and after it. What costs nothing to send (an
     output of no bytes) does not count. The model's output is the block that ends the longest path; what does not lead
-    to it stands behind the last block that it reads, and is not cut off from it.
+    to it stands after the last block that it reads, and is not cut off from it.
     """
     depth = depths(graph)
     main = _leading_to_the_output(graph, depth)
-    home = _homes(graph, depth, main)
+
+    # The home of a main block is its place among them, that of any other the place of the last one that it depends on
+    # (-1 for none): it is attached after that.
+    home = [-1] * len(graph)
+    place = {block: index for index, block in enumerate(main)}
     attached: list[list[int]] = [[] for _ in range(len(main) + 1)]
     for block in sorted(range(len(graph)), key=lambda block: (depth[block], block)):
-        if home[block] < 0 or main[home[block]] != block:
+        home[block] = place.get(block, max((home[source] for source in graph.reads[block]), default=-1))
+        if block not in place:
             attached[home[block] + 1].append(block)
+
     order, ends = list(attached[0]), []
     for block, loose in zip(main, attached[1:], strict=True):
         order += [block, *loose]
         ends.append(len(order))
-    alone = _crossed_by_one(graph, home, len(main), output_bytes)
-    places = [end for end, cut in zip(ends, alone, strict=True) if cut]
-    return Line(order=tuple(order), single_tensor=(0, *places, len(graph)))
 
-
-def _leading_to_the_output(graph: Graph, depth: Sequence[int]) -> list[int]:
-    """What leads to the model's output. The deepest source of a block comes first, the others right before it."""
-    output = max(range(len(graph)), key=lambda block: (depth[block], block))
-    order: dict[int, None] = {}
-    stack = [(output, _deepest_first(graph, depth, output))]
-    while stack:
-        block, sources = stack[-1]
-        source = next((s for s in sources if s not in order), None)
-        if source is None:
-            order[block] = None
-            stack.pop()
-        else:
-            stack.append((source, _deepest_first(graph, depth, source)))
-    return list(order)
-
-
-def _deepest_first(graph: Graph, depth: Sequence[int], block: int) -> Iterator[int]:
-    return iter(sorted(graph.reads[block], key=lambda source: (-depth[source], source)))
-
-
-def _homes(graph: Graph, depth: Sequence[int], main: Sequence[int]) -> list[int]:
-    """By block its place among the main ones, or that of the last of them that it depends on (-1 for none)."""
-    home = [-1] * len(graph)
-    place = {block: index for index, block in enumerate(main)}
-    for block in sorted(range(len(graph)), key=lambda block: depth[block]):
-        home[block] = place.get(block, max((home[source] for source in graph.reads[block]), default=-1))
-    return home
-
-
-def _crossed_by_one(graph: Graph, home: Sequence[int], places: int, output_bytes: Sequence[float]) -> Iterator[bool]:
-    """By place: whether behind it the output of one block alone is read on, of a block behind the cut before."""
-    crossing, sum_of_blocks = np.zeros((2, places + 1), dtype=np.int64)
+    # By main block, how many outputs are read beyond it, and the sum of the numbers of the blocks that these are of:
+    # where it is one output, its block.
+    crossing, sum_of_blocks = np.zeros((2, len(main) + 1), dtype=np.int64)
     for block, readers in enumerate(graph.read_by):
         first = max(home[block], 0)
         last = max((home[reader] for reader in readers), default=first)
         if output_bytes[block] > 0 and last > first:
             crossing[[first, last]] += (1, -1)
             sum_of_blocks[[first, last]] += (block, -block)
-    cut_before = -1
     alone = np.cumsum(crossing)[:-1] == 1
-    for place, block in enumerate(np.cumsum(sum_of_blocks)[:-1].tolist()):
-        cut = bool(alone[place]) and home[block] > cut_before
-        cut_before = place if cut else cut_before
-        yield cut
+
+    # A single output must be of a block after the previous cut.
+    places, cut_before = [0], -1
+    for index, block in enumerate(np.cumsum(sum_of_blocks)[:-1].tolist()):
+        if alone[index] and home[block] > cut_before:
+            places.append(ends[index])
+            cut_before = index
+    return Line(order=tuple(order), single_tensor=(*places, len(graph)))
 
 
 def crossing_bytes(graph: Graph, order: Sequence[int], output_bytes: Sequence[float]) -> FloatArray:
-    """What crosses every place of an order: each output once that a block behind the place reads from one before."""
+    """What crosses every place of an order: each output once that a block after the place reads from one before."""
     place = places_of(order).tolist()
     change = np.zeros(len(graph) + 1)
     for block, readers in enumerate(graph.read_by):
@@ -191,7 +156,7 @@ def ideals(graph: Graph, limit: int, *, late: frozenset[int] = frozenset()) -> l
 
 
 def with_late(graph: Graph, cut: int, late: frozenset[int]) -> int:
-    """The cut with the late blocks that its members read, for blocks that stand behind what they read."""
+    """The cut with the late blocks that its members read, for blocks that stand after what they read."""
     for block in sorted(late, reverse=True):
         if any(cut >> reader & 1 for reader in graph.read_by[block]):
             cut |= 1 << block
@@ -213,7 +178,7 @@ def membership(cuts: Sequence[int], blocks: int) -> FloatArray:
 
 
 def crossing_by_cut(graph: Graph, inside: FloatArray, output_bytes: FloatArray) -> FloatArray:
-    """By cut, a row of `membership`, the outputs of its blocks that a block behind it reads."""
+    """By cut, a row of `membership`, the outputs of its blocks that a block beyond it reads."""
     sources = [block for block, readers in enumerate(graph.read_by) if readers and output_bytes[block] > 0]
     if not sources:
         return np.zeros(len(inside))
@@ -233,20 +198,10 @@ def places_of(order: Sequence[int]) -> IntArray:
 def closures(graph: Graph) -> tuple[list[int], list[int]]:
     """By block, the cut of it and all that it depends on; and the set of it and all that depends on it.
 
-    For blocks that stand behind what they read.
+    For blocks that stand after what they read.
     """
     forwards = range(len(graph))
     return _closed(graph.reads, forwards), _closed(graph.read_by, reversed(forwards))
-
-
-def _closed(neighbours: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
-    closed = [0] * len(neighbours)
-    for block in order:
-        own = 1 << block
-        for other in neighbours[block]:
-            own |= closed[other]
-        closed[block] = own
-    return closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +227,14 @@ def boundaries(
     """By stage, whose [start, stop) are places in the order, or blocks of a chain."""
     measured = profile.at(microbatch_size)
     if order is None or profile.edges is None:
-        return [_in_chain(measured, stage) for stage in stages]
+        return [
+            Boundary(
+                input_bytes=measured[stage.start].input_bytes,
+                received_bytes=measured[stage.start - 1].output_bytes,
+                sent_bytes=measured[stage.stop - 1].output_bytes,
+            )
+            for stage in stages
+        ]
     graph = graph_of(len(measured), profile.edges)
     crossing = crossing_bytes(graph, order, [block.output_bytes for block in measured])
     loaded = loaded_bytes(graph, measured)
@@ -291,9 +253,43 @@ def loaded_bytes(graph: Graph, measured: Sequence[Measurement]) -> int:
     return sum(block.input_bytes for block, reads in zip(measured, graph.reads, strict=True) if not reads)
 
 
-def _in_chain(measured: Sequence[Measurement], stage: Stage) -> Boundary:
-    return Boundary(
-        input_bytes=measured[stage.start].input_bytes,
-        received_bytes=measured[stage.start - 1].output_bytes,
-        sent_bytes=measured[stage.stop - 1].output_bytes,
-    )
+def _sources_first(graph: Graph) -> list[int]:
+    """Every block after what it reads; without those on a cycle or downstream of one."""
+    missing = [len(sources) for sources in graph.reads]
+    ready = [block for block, count in enumerate(missing) if count == 0]
+    for block in ready:
+        for reader in graph.read_by[block]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                ready.append(reader)
+    return ready
+
+
+def _leading_to_the_output(graph: Graph, depth: Sequence[int]) -> list[int]:
+    """What leads to the model's output. The deepest source of a block comes first, the others right before it."""
+    output = max(range(len(graph)), key=lambda block: (depth[block], block))
+    order: dict[int, None] = {}
+    stack = [(output, _deepest_first(graph, depth, output))]
+    while stack:
+        block, sources = stack[-1]
+        source = next((s for s in sources if s not in order), None)
+        if source is None:
+            order[block] = None
+            stack.pop()
+        else:
+            stack.append((source, _deepest_first(graph, depth, source)))
+    return list(order)
+
+
+def _deepest_first(graph: Graph, depth: Sequence[int], block: int) -> Iterator[int]:
+    return iter(sorted(graph.reads[block], key=lambda source: (-depth[source], source)))
+
+
+def _closed(neighbours: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+    closed = [0] * len(neighbours)
+    for block in order:
+        own = 1 << block
+        for other in neighbours[block]:
+            own |= closed[other]
+        closed[block] = own
+    return closed

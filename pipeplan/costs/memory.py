@@ -48,7 +48,7 @@ class Copies:
 
 
 def keeps_master_weights(dtype: str, asked: bool | None) -> bool:
-    """Whether gradients add up, and the optimizer works, in float32: for 16-bit weights, unless told not to."""
+    """Whether gradients add up, and the optimizer works, in float32: for 16-bit weights, unless `asked` is False."""
     return DTYPE_BYTES[dtype] < MASTER_BYTES and asked is not False
 
 
@@ -119,7 +119,8 @@ def weight_versions(schedule: str, held: int) -> int:
 def exchanged_sets(schedule: str, replicas: int) -> int:
     """Sets of gradients that are exchanged beside the stage's own: under ASP those of all other replicas.
 
-    Under 2BW a batch's are exchanged while the next batch's gather, but so long only one of the two versions is there.
+    Under 2BW a batch's are exchanged while the next batch's gather; but for that time only one of the two versions is
+    there.
     """
     return replicas - 1 if schedule == ASP else 0
 
@@ -154,10 +155,10 @@ def training_copies(
 
     A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs.
 
-    `held_before` are those in flight on the stage before, None where there is none; `sends_on`: there is a stage
-    behind. A message that is sent counts until nothing of its edge can be under way any more, which is as many
-    messages later as the earlier stage of the edge has in flight; receives are posted ahead, and a gradient that was
-    received is held while its backward runs. An input that was received is kept as the stage's own.
+    `held_before` are those in flight on the stage before, None where there is none; `sends_on` says that a stage
+    follows. Buffers: a message that is sent counts until nothing of its edge can be under way any more, which is as
+    many messages later as the earlier stage of the edge has in flight. Receives are posted ahead, and a gradient that
+    was received is held while its backward runs. An input that was received is kept as the stage's own.
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     return Copies(

@@ -1,6 +1,6 @@
-"""The transfer term: what moves between neighbouring stages, and which level of the network it crosses.
+"""The transfer term: what moves between neighbouring stages, the links that it crosses, and the ports that it shares.
 
-The ports through which transfers leave and enter a unit of devices: where a level's bandwidth is shared.
+A port is where transfers leave and enter a server or a single device: there they share a level's bandwidth.
 """
 
 from collections import defaultdict
@@ -84,7 +84,7 @@ def port_devices(cluster: Cluster, ranks: Sequence[int]) -> int:
 
 
 def boundary_port_devices(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> int:
-    """The same for the pair of senders and receivers that reaches farthest: its link is the slowest."""
+    """`port_devices` of the sender and receiver that are farthest apart: their link is the slowest."""
     rounds = np.arange(lcm(len(senders), len(receivers)))
     pairs = np.stack([np.asarray(senders)[rounds % len(senders)], np.asarray(receivers)[rounds % len(receivers)]])
     farthest = int(Bandwidths(cluster).levels(pairs.min(axis=0), pairs.max(axis=0)).argmax())

@@ -1,7 +1,7 @@
 """Calibration: what measured runs say of the cost terms, and how it corrects a profile and a cluster.
 
-A calibration is applied to what a planner is given, never to what it answers: every planner and the simulator see a
-profile and a cluster whose figures are those that the runs showed, and know nothing of it.
+A calibration is applied to what a planner is given, never to what it answers: planners and the simulator see a profile
+and a cluster with the figures that the runs showed, and know nothing of the calibration.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,19 @@ from typing import ClassVar
 
 from pipeplan.documents.cluster import Cluster, is_same, is_unknown
 from pipeplan.documents.names import require_line
-from pipeplan.documents.profile import DTYPE_BYTES, STRICT, Block, Device, Measurement, Model, Profile
+from pipeplan.documents.profile import DTYPE_BYTES, STRICT, Device, Model, Profile
 from pipeplan.errors import require, require_amount, require_count
+
+OVERHEADS = (
+    "forward_without_graph",
+    "recompute",
+    "backward_after_forward",
+    "instruction_s",
+    "update_s_per_byte",
+    "version_s_per_byte",
+    "exchange_factor",
+)
+"""The terms that replace those of the profile's `overheads`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +43,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFactors:
-    """What a block's measured seconds are multiplied by, in the profile's order.
+    """What the blocks' measured seconds are multiplied by, in the profile's order.
 
-    `spread` is the root mean square of what the stages that were observed differ from it, as a share, `observations`
-    how many stages of runs there were.
+    `observations` counts the stages that runs showed; `spread` is the root mean square of their deviations from the
+    factors, as a share.
     """
 
     values: tuple[float, ...]
@@ -142,18 +153,6 @@ class Calibration:
         return (self.forward, self.backward, self.backward_input, self.backward_weight)
 
 
-OVERHEADS = (
-    "forward_without_graph",
-    "recompute",
-    "backward_after_forward",
-    "instruction_s",
-    "update_s_per_byte",
-    "version_s_per_byte",
-    "exchange_factor",
-)
-"""The terms that replace those of the profile's `overheads`."""
-
-
 def require_match(calibration: Calibration, profile: Profile, cluster: Cluster) -> None:
     """Raises InvalidInputError where the calibration is of another model, device or dtype, or of other blocks."""
     _same("calibration.model", calibration.model.name, profile.model.name)
@@ -167,10 +166,6 @@ def require_match(calibration: Calibration, profile: Profile, cluster: Cluster) 
         require(terms.level < len(cluster.levels), "calibration.levels", rule, terms.level)
 
 
-def _same(field: str, given: object, wanted: object) -> None:
-    require(given == wanted, field, f"must be the profile's, {wanted!r}", given)
-
-
 def apply(calibration: Calibration, profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
     """The profile and the cluster as the runs showed them. Raises InvalidInputError where they do not match."""
     require_match(calibration, profile, cluster)
@@ -181,10 +176,31 @@ def corrected_profile(calibration: Calibration, profile: Profile) -> Profile:
     """The profile with every term that the calibration has."""
     known = {name: getattr(calibration, name) for name in OVERHEADS}
     terms = {name: term.value for name, term in known.items() if term is not None}
+    kept = calibration.activation_factor.value if calibration.activation_factor else 1.0
+
+    blocks = []
+    for index, block in enumerate(profile.blocks):
+        forward, backward = _factor(calibration.forward, index), _factor(calibration.backward, index)
+        # A split backward whose halves were not observed is corrected as the whole is.
+        backward_input = _factor(calibration.backward_input, index, unknown=backward)
+        backward_weight = _factor(calibration.backward_weight, index, unknown=backward)
+        measurements = tuple(
+            replace(
+                measured,
+                forward_s=measured.forward_s * forward,
+                backward_s=measured.backward_s * backward,
+                backward_input_s=_scaled(measured.backward_input_s, backward_input),
+                backward_weight_s=_scaled(measured.backward_weight_s, backward_weight),
+                activation_bytes=round(measured.activation_bytes * kept),
+            )
+            for measured in block.measurements
+        )
+        blocks.append(replace(block, measurements=measurements))
+
     return replace(
         profile,
         device=_corrected_device(calibration, profile.device),
-        blocks=tuple(_corrected_block(calibration, block, index) for index, block in enumerate(profile.blocks)),
+        blocks=tuple(blocks),
         overheads=replace(profile.overheads, **terms),
     )
 
@@ -199,6 +215,15 @@ def corrected_cluster(calibration: Calibration, cluster: Cluster) -> Cluster:
     return replace(cluster, device=_corrected_device(calibration, cluster.device), levels=tuple(levels))
 
 
+def mean_absolute_error(errors: Sequence[float]) -> float:
+    """The mean of their absolute values; 0 of none."""
+    return sum(abs(error) for error in errors) / len(errors) if errors else 0.0
+
+
+def _same(field: str, given: object, wanted: object) -> None:
+    require(given == wanted, field, f"must be the profile's, {wanted!r}", given)
+
+
 def _corrected_device(calibration: Calibration, device: Device) -> Device:
     of_type = is_unknown(calibration.device) or is_same(calibration.device, device.name)
     if calibration.context_bytes is None or not of_type:
@@ -208,36 +233,9 @@ def _corrected_device(calibration: Calibration, device: Device) -> Device:
     return replace(device, context_bytes=held_bytes, allocator_reserve=reserve)
 
 
-def _corrected_block(calibration: Calibration, block: Block, index: int) -> Block:
-    return replace(block, measurements=tuple(_corrected(calibration, m, index) for m in block.measurements))
-
-
-def _corrected(calibration: Calibration, measured: Measurement, index: int) -> Measurement:
-    """A split backward whose halves were not observed is corrected as the whole is."""
-    backward = _factor(calibration.backward, index)
-    kept = calibration.activation_factor.value if calibration.activation_factor else 1.0
-    return replace(
-        measured,
-        forward_s=measured.forward_s * _factor(calibration.forward, index),
-        backward_s=measured.backward_s * backward,
-        backward_input_s=_scaled(
-            measured.backward_input_s, _factor(calibration.backward_input, index, unknown=backward)
-        ),
-        backward_weight_s=_scaled(
-            measured.backward_weight_s, _factor(calibration.backward_weight, index, unknown=backward)
-        ),
-        activation_bytes=round(measured.activation_bytes * kept),
-    )
-
-
 def _factor(factors: BlockFactors | None, index: int, *, unknown: float = 1.0) -> float:
     return unknown if factors is None else factors.values[index]
 
 
 def _scaled(seconds: float | None, factor: float) -> float | None:
     return None if seconds is None else seconds * factor
-
-
-def mean_absolute_error(errors: Sequence[float]) -> float:
-    """The mean of their absolute values; 0 of none."""
-    return sum(abs(error) for error in errors) / len(errors) if errors else 0.0

@@ -1,13 +1,12 @@
-"""Device types: which name stands for which accelerator, however a vendor, a driver or a user spells it.
+"""Cluster: how many devices there are, of which types, and what lies between any two of them.
 
-A name is compared by its words: in lower case, without the vendor's and the brand's, memory as `80gb`. A known type has
-the words that its names use; a name may stand for every known type that has all of the name's words.
+A device's name says which accelerator it is, however a vendor, a driver or a user spells it. Names are compared by
+their words: in lower case, without the vendor's and the brand's, memory as `80gb`. A known type has the words that its
+names use. A name may stand for every known type that has all of the name's words.
 
     NVIDIA A100-SXM4-80GB -> a100 sxm4 80gb -> a100-80gb
     A100                  -> a100           -> a100-40gb or a100-80gb
     NVIDIA A100 80GB PCIe -> a100 80gb pcie -> none that is known
-
-Cluster: how many devices there are, and what lies between any two of them.
 """
 
 import re
@@ -18,6 +17,11 @@ from typing import ClassVar
 
 from pipeplan.documents.profile import STRICT, Device
 from pipeplan.errors import InvalidInputError, require, require_amount, require_count, require_unique
+
+MAX_DEVICES = 2**17
+
+SHOWN_LEVELS = 64
+"""So many of a cluster's levels the error multiplies that refuses too many devices."""
 
 KNOWN_TYPES = {
     "v100-16gb": "V100-SXM2-16GB",
@@ -36,7 +40,7 @@ KNOWN_TYPES = {
 """Keys of the datasheets, and the names that profiles and clusters made from them give their device."""
 
 _MODELS = frozenset({"v100", "a100", "h100", "h200", "l4", "t4", "a10g", "3090", "4090"})
-"""The word of a name that says which chip it is: without it the name stands for no type."""
+"""The words that say which chip it is: a name without one stands for no type."""
 
 _MORE_WORDS = {
     "v100-16gb": ("sxm",),
@@ -98,10 +102,7 @@ def differ(one: str, other: str) -> bool:
 
 
 _WORDS = {key: {*words(key), *words(name), *_MORE_WORDS[key]} for key, name in KNOWN_TYPES.items()}
-
-
-MAX_DEVICES = 2**17
-SHOWN_LEVELS = 64
+"""All words of each known type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class DeviceGroup:
 class Cluster:
     """Devices under levels, from the inside out: 8 GPUs a server over NVLink, 8 servers over Ethernet.
 
-    Devices are numbered so that neighbours are near: device r sits in server `r // levels[0].size`. All are of the type
+    Devices with near numbers are near each other: device r sits in server `r // levels[0].size`. All are of the type
     `device`, unless there are `groups`, in the order of the devices; `device` is then the first group's and may be left
     out. A type may come in several groups.
     """
@@ -150,16 +151,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         require(len(self.levels) > 0, "levels", "must hold at least one level", self.levels)
-        self._check_size()
-        if self.groups:
-            self._check_groups()
-        require(self.device is not None, "device", "is required where there are no groups", None)
-
-    def _check_size(self) -> None:
-        """Multiplies no further than needed: the product of many large sizes takes time by the square of their number.
-
-        The error shows the product of the first levels, which are all of them in any cluster that there is.
-        """
+        # The product of many large sizes takes time by the square of their number: it is multiplied no further than
+        # needed. The error shows that of the first levels, which in any cluster that there is are all of them.
         devices = 1
         for level in self.levels:
             devices *= level.size
@@ -167,15 +160,15 @@ class Cluster:
                 shown = prod(level.size for level in self.levels[:SHOWN_LEVELS])
                 raise InvalidInputError("levels", f"must make at most {MAX_DEVICES} devices together", shown)
 
-    def _check_groups(self) -> None:
-        counted = sum(group.count for group in self.groups)
-        require(counted == self.devices, "groups", f"must count the {self.devices} devices of the levels", counted)
-        first = self.groups[0].device
-        require(self.device in (None, first), "device", "must be the first group's, or left out", self.device)
-        object.__setattr__(self, "device", first)
-        types = {group.device for group in self.groups}
-        rule = "must describe devices of one name in one way"
-        require_unique("groups", rule, sorted(device.name for device in types))
+        if self.groups:
+            counted = sum(group.count for group in self.groups)
+            require(counted == devices, "groups", f"must count the {devices} devices of the levels", counted)
+            first = self.groups[0].device
+            require(self.device in (None, first), "device", "must be the first group's, or left out", self.device)
+            object.__setattr__(self, "device", first)
+            names = sorted(device.name for device in {group.device for group in self.groups})
+            require_unique("groups", "must describe devices of one name in one way", names)
+        require(self.device is not None, "device", "is required where there are no groups", None)
 
     @property
     def types(self) -> tuple[Device, ...]:

@@ -1,4 +1,8 @@
-"""Documents: JSON texts in, core dataclasses out, and back. What is wrong with a document is one InvalidInputError."""
+"""Documents: JSON texts in, core dataclasses out, and back.
+
+JSON has one type of number: 4.0 is a count and 4 an amount. But neither "4" nor true is a number. Whatever is wrong
+with a document is one InvalidInputError.
+"""
 
 import dataclasses
 import json
@@ -20,16 +24,28 @@ T = TypeVar("T")
 PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s"})
 """What a plan's document says beside the plan: derived, or true of one answer only."""
 
-
 MAX_NESTING = 200
 """How deep pydantic's parser goes."""
+
+_OWN_KEYS = {"profile": "blocks", "cluster": "levels", "plan": "stages", "calibration": "runs"}
+"""A required key of each kind of document that the others do not have."""
 
 _NULL = re.compile(rb"(?<!\\)(?:\\\\)*+\\u0000")
 """The escape itself, and not a backslash that happens to stand before such a text."""
 
+_MISTYPED: dict[str, tuple[type, ...]] = {
+    "int_type": (str, bool),
+    "float_type": (str, bool),
+    "bool_type": (str, int, float),
+}
+"""By pydantic's finding: a text or a truth value in place of a number, a text or a number in place of a truth value."""
 
-_OWN_KEYS = {"profile": "blocks", "cluster": "levels", "plan": "stages", "calibration": "runs"}
-"""A required key of each kind of document that the others do not have."""
+_UNREADABLE: dict[type[Exception], str] = {
+    FileNotFoundError: "does not exist",
+    NotADirectoryError: "does not exist",
+    IsADirectoryError: "is a folder",
+    PermissionError: "may not be read by this user",
+}
 
 
 def load(kind: type[T], path: str | Path) -> T:
@@ -47,8 +63,7 @@ def save(document: object, path: str | Path) -> None:
 def parse(kind: type[T], content: str | bytes | dict[str, Any]) -> T:
     """The dataclass or model that a JSON text (or its parsed value) describes. Raises InvalidInputError.
 
-    JSON has one type of number: 4.0 is a count and 4 an amount. But neither "4" nor true is a number. A bad document
-    costs about what a good one of its size costs: findings end at a sequence's first wrong item.
+    A bad document costs about what a good one of its size costs: findings end at a sequence's first wrong item.
     """
     text = json.dumps(content) if isinstance(content, dict) else content
     return _validated(kind, text, repeated_keys=True)
@@ -72,62 +87,6 @@ def read(kind: type[T], path: Path) -> T:
     except InvalidInputError as error:
         _refuse_another_kind(kind.__name__.lower(), text, path)
         raise InvalidInputError(f"{path}: {error.field}", error.rule, error.value) from error
-
-
-def _refuse_another_kind(wanted: str, text: str, path: Path) -> None:
-    """Says of a cluster that is given as a profile what it is, and not only which keys a profile has."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return
-    if wanted not in _OWN_KEYS or not isinstance(document, dict) or _OWN_KEYS[wanted] in document:
-        return
-    for other, key in _OWN_KEYS.items():
-        if key in document:
-            rule = f"must be a {wanted}, and has the {key} of a {other}"
-            raise InvalidInputError(f"{path}: document", rule, list(document))
-
-
-def _validated(kind: type[T], text: str | bytes, *, repeated_keys: bool) -> T:
-    validator = validator_of(kind)  # type: ignore[arg-type]  # every type has a hash
-    _require_plain_keys(text, validator.most_keys, repeated=repeated_keys)
-    try:
-        validated: T = validator.schema.validate_json(text)
-    except ValidationError as error:
-        findings = error.errors(include_url=False)
-        raise _invalid_input([one for one in findings if _is_mistyped(one)] or findings) from error
-    return validated
-
-
-def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) -> None:
-    """Raises InvalidInputError for an object of far more keys than any has, and for one that holds a key twice.
-
-    Of two equal keys JSON parsers keep the last without a word; in a file that somebody wrote it is a mistake.
-    Takes a tenth of the time that validation takes: numbers and objects are dropped as they come.
-    """
-
-    def look(pairs: list[tuple[str, Any]]) -> None:
-        rule = f"must not hold an object with more than {most} keys"
-        require(most is None or len(pairs) <= most, "document", rule, len(pairs))
-        if not repeated:
-            require_unique("document", "must not hold a key twice", [key for key, _ in pairs])
-
-    if most is None and repeated:
-        return
-    try:
-        json.loads(text, object_pairs_hook=look, parse_float=bool, parse_int=bool)
-    except InvalidInputError:
-        raise
-    except (ValueError, RecursionError):
-        return  # the parser says what is wrong with it
-
-
-_UNREADABLE: dict[type[Exception], str] = {
-    FileNotFoundError: "does not exist",
-    NotADirectoryError: "does not exist",
-    IsADirectoryError: "is a folder",
-    PermissionError: "may not be read by this user",
-}
 
 
 def read_text(path: Path) -> str:
@@ -154,7 +113,8 @@ def parse_plan(content: str | bytes) -> Plan:
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise InvalidInputError("plan", "must be a JSON document", _head(content)) from error
+        text = content.decode(errors="replace") if isinstance(content, bytes) else content
+        raise InvalidInputError("plan", "must be a JSON document", text[:60]) from error
     if not isinstance(document, dict):
         raise InvalidInputError("plan", "must be a JSON object", document)
     if document.get("feasible") is False:
@@ -186,52 +146,76 @@ def invalid_input(error: ValidationError) -> InvalidInputError:
     return _invalid_input(error.errors(include_url=False))
 
 
-def _is_mistyped(finding: ErrorDetails) -> bool:
-    """Whether a text or a truth value stands for a number, or a text or a number for a truth value."""
-    match finding["type"]:
-        case "int_type" | "float_type":
-            return isinstance(finding["input"], str | bool)
-        case "bool_type":
-            return isinstance(finding["input"], str | int | float)
-        case _:
-            return False
+def _refuse_another_kind(wanted: str, text: str, path: Path) -> None:
+    """Raises InvalidInputError for a document of another kind: it says more than which keys the wanted kind has."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if wanted not in _OWN_KEYS or not isinstance(document, dict) or _OWN_KEYS[wanted] in document:
+        return
+    for other, key in _OWN_KEYS.items():
+        if key in document:
+            rule = f"must be a {wanted}, and has the {key} of a {other}"
+            raise InvalidInputError(f"{path}: document", rule, list(document))
+
+
+def _validated(kind: type[T], text: str | bytes, *, repeated_keys: bool) -> T:
+    validator = validator_of(kind)  # type: ignore[arg-type]  # every type has a hash
+    _require_plain_keys(text, validator.most_keys, repeated=repeated_keys)
+    try:
+        validated: T = validator.schema.validate_json(text)
+    except ValidationError as error:
+        findings = error.errors(include_url=False)
+        mistyped = [one for one in findings if isinstance(one["input"], _MISTYPED.get(one["type"], ()))]
+        raise _invalid_input(mistyped or findings) from error
+    return validated
+
+
+def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) -> None:
+    """Raises InvalidInputError for an object of far more keys than any has, and for one that holds a key twice.
+
+    Of two equal keys JSON parsers silently keep the last; in a file that somebody wrote that is a mistake. This takes a
+    tenth of the time that validation takes: numbers and objects are dropped at once.
+    """
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        rule = f"must not hold an object with more than {most} keys"
+        require(most is None or len(pairs) <= most, "document", rule, len(pairs))
+        if not repeated:
+            require_unique("document", "must not hold a key twice", [key for key, _ in pairs])
+
+    if most is None and repeated:
+        return
+    try:
+        json.loads(text, object_pairs_hook=look, parse_float=bool, parse_int=bool)
+    except InvalidInputError:
+        raise
+    except (ValueError, RecursionError):
+        return  # the parser says what is wrong with it
 
 
 def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
+    """The first finding, and how many more there are."""
     first = findings[0]
-    field = ".".join(str(part) for part in first["loc"])
+    kind, rule, value = first["type"], first["msg"], first["input"]
+    field, inner = ".".join(str(part) for part in first["loc"]), ""
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInputError):
-        field, rule, value = ".".join(filter(None, (field, cause.field))), cause.rule, cause.value
-    elif first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        rule, value = "is not a known key", first["input"]
-    elif first["input"] is MISSING or first["type"] in ("missing", "missing_argument"):
+        inner, rule, value = cause.field, cause.rule, cause.value
+    elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        rule = "is not a known key"
+    elif value is MISSING or kind in ("missing", "missing_argument"):
         rule, value = "is required", None
-    elif first["type"] == "union_tag_not_found":
-        field, rule, value = (
-            ".".join(filter(None, (field, first["ctx"]["discriminator"].strip("'")))),
-            "is required",
-            None,
-        )
-    elif first["type"] == "json_invalid":
-        rule, value = _malformed(first), first["input"]
-    elif first["type"] == "int_type" and isinstance(first["input"], float):
-        rule, value = fault_of_number(first["input"]) or first["msg"], first["input"]
-    else:
-        rule, value = first["msg"], first["input"]
+    elif kind == "union_tag_not_found":
+        inner, rule, value = first["ctx"]["discriminator"].strip("'"), "is required", None
+    elif kind == "json_invalid" and not value.strip():
+        rule = "must be a JSON document, and is empty"
+    elif kind == "json_invalid" and "recursion limit" in rule:
+        rule = f"must be JSON that is nested at most {MAX_NESTING} levels deep"
+    elif kind == "int_type" and isinstance(value, float):
+        rule = fault_of_number(value) or rule
+
+    field = ".".join(filter(None, (field, inner)))
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return InvalidInputError(str(excerpt(field)) or "document", f"{excerpt(rule)}{more}", excerpt(value))
-
-
-def _malformed(finding: ErrorDetails) -> str:
-    """What keeps a text from being JSON."""
-    if not finding["input"].strip():
-        return "must be a JSON document, and is empty"
-    if "recursion limit" in finding["msg"]:
-        return f"must be JSON that is nested at most {MAX_NESTING} levels deep"
-    return finding["msg"]
-
-
-def _head(content: str | bytes) -> str:
-    text = content.decode(errors="replace") if isinstance(content, bytes) else content
-    return text[:60]

@@ -89,33 +89,33 @@ def _known_id(same: _Same) -> str:
 
 
 def left_out(content: Any) -> frozenset[str]:
-    """The fields that a dataclass's document does not have: later ones than its first version's, at their default."""
+    """The fields that a dataclass's document lacks: later ones than its first version's, at their default."""
     kind: Any = type(content)
-    return frozenset(name for name, default in _later(kind) if getattr(content, name) == default)
+    _, later = _names_and_later(kind)
+    return frozenset(name for name, default in later.items() if getattr(content, name) == default)
 
 
 def _fields(content: Any) -> dict[str, Any]:
     """A dataclass as a dictionary, one level deep: the encoder asks for the rest."""
     kind: Any = type(content)
-    absent = left_out(content) if _later(kind) else ()
-    return {name: getattr(content, name) for name in _names(kind) if name not in absent}
+    names, later = _names_and_later(kind)
+    absent = left_out(content) if later else ()
+    return {name: getattr(content, name) for name in names if name not in absent}
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _names_and_later(kind: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """The names of a class's fields, and the defaults of those that came after its documents' first version.
 
-
-@cache
-def _later(kind: type) -> tuple[tuple[str, Any], ...]:
-    """The fields that came after a document's first version, with their defaults; of other classes none."""
-    first = FIRST_FIELDS.get(kind.__name__)
-    if first is None:
-        return ()
-    fields = [field for field in dataclasses.fields(kind) if field.name not in first.split()]
-    defaults = [(field.name, _default(field)) for field in fields]
-    return tuple((name, default) for name, default in defaults if default is not dataclasses.MISSING)
-
-
-def _default(field: "dataclasses.Field[Any]") -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    A field without a default is in every document, and no class has later fields that is not in `FIRST_FIELDS`.
+    """
+    fields = dataclasses.fields(kind)
+    names = tuple(field.name for field in fields)
+    if kind.__name__ not in FIRST_FIELDS:
+        return names, {}
+    later = {}
+    for field in fields:
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name not in FIRST_FIELDS[kind.__name__].split() and default is not dataclasses.MISSING:
+            later[field.name] = default
+    return names, later

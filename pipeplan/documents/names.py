@@ -1,6 +1,7 @@
-"""Names: what a model, a block or a device may be called. Scripts, logs and terminals print these texts.
+"""Names: what models, blocks and devices may be called, and the SPEC, which names what an agent builds.
 
-SPEC strings: the one grammar by which models, data and losses are named.
+Scripts, logs and terminals print names: each is one line of printable characters. A SPEC is the one grammar by which
+models, data and losses are named:
 
     hf:FAMILY?key=value&...                 a Hugging Face family by config
     hf:PATH?key=value&...                   the family and config in a file, or in a folder's config.json; a path ends
@@ -8,8 +9,8 @@ SPEC strings: the one grammar by which models, data and losses are named.
     preset:NAME?key=value&...               one of pipeplan's own models, data or losses
     package.module:factory?key=value&...    a callable; the query holds its keyword arguments
 
-All characters are printable and none is a space; in a path or a query %XX stands for a byte of any other one. A value
-reads as a whole number, a number, true, false or null; one that begins with [ or { as JSON; anything else is text.
+A SPEC holds printable characters and no space; in a path or a query %XX stands for a byte of any other character. A
+value reads as a whole number, a number, true, false or null; one that begins with [ or { as JSON; all else as text.
 """
 
 import json
@@ -21,10 +22,37 @@ from urllib.parse import quote, unquote
 
 from pipeplan.errors import InvalidInputError, require
 
+Value = int | float | bool | str | list[Any] | dict[str, Any] | None
+"""Of an option in a SPEC."""
+
+MAX_LENGTH = 2000
+"""The characters that a SPEC may have."""
+
+FAMILIES = ("bert", "gpt2", "llama", "mistral", "qwen2", "qwen3")
+"""The Hugging Face families that the worker builds."""
+
+PRESETS = (
+    "mean_of_squares",
+    "mlp",
+    "random_features",
+    "random_tokens",
+    "regression",
+    "sleep",
+    "standard_library",
+)
+"""The models, data and losses that the worker brings."""
+
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """C0, DEL, C1, the line and paragraph separators, and half characters."""
 
 _RULE = "must hold no control character, line separator or lone surrogate"
+
+_WORDS: dict[str, Value] = {"true": True, "false": False, "null": None}
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_FAMILY = re.compile(r"[A-Za-z_][\w-]*")
+_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_SHAPE = "must be hf:FAMILY?key=value&..., hf:PATH?..., preset:NAME?... or package.module:factory?key=value&..."
+_CHARACTERS = "must hold printable characters and no spaces; %XX stands for others"
 
 
 def require_name(field: str, value: str) -> None:
@@ -46,35 +74,12 @@ def on_one_line(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
-Value = int | float | bool | str | list[Any] | dict[str, Any] | None
-
-MAX_LENGTH = 2000
-FAMILIES = ("bert", "gpt2", "llama", "mistral", "qwen2", "qwen3")
-"""The Hugging Face families that the worker builds."""
-
-PRESETS = (
-    "mean_of_squares",
-    "mlp",
-    "random_features",
-    "random_tokens",
-    "regression",
-    "sleep",
-    "standard_library",
-)
-"""The models, data and losses that the worker brings."""
-
-_WORDS: dict[str, Value] = {"true": True, "false": False, "null": None}
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_FAMILY = re.compile(r"[A-Za-z_][\w-]*")
-_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_SHAPE = "must be hf:FAMILY?key=value&..., hf:PATH?..., preset:NAME?... or package.module:factory?key=value&..."
-_CHARACTERS = "must hold printable characters and no spaces; %XX stands for others"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A parsed SPEC: `scheme` is a module, "hf" or "preset", `name` a callable in it, a family or a path, `options` the
-    query."""
+    """A parsed SPEC: `options` are its query.
+
+    `scheme` is a module, "hf" or "preset"; `name` a callable in the module, a family or path, or one of pipeplan's own.
+    """
 
     text: str
     scheme: str
@@ -120,32 +125,28 @@ def parse_spec(text: str, *, field: str) -> Spec:
     else:
         fits = all(_DOTTED.fullmatch(part) for part in (scheme, name))
     require(bool(colon) and fits, field, _SHAPE, text)
-    return Spec(text=text, scheme=scheme, name=name, options=_options(query, field))
 
-
-def query_of(options: Mapping[str, Any]) -> str:
-    """The query that reads as these options. Raises InvalidInputError for a text that would read as something else."""
-    return "&".join(f"{key}={quote(_written(key, value), safe='')}" for key, value in options.items())
-
-
-def _written(key: str, value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    require(_value(text, key) == value, key, "must be a value that a SPEC can hold", value)
-    return text
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith(".json") or "/" in name
-
-
-def _options(query: str, field: str) -> dict[str, Value]:
     options: dict[str, Value] = {}
     for item in query.split("&") if query else ():
         key, equals, value = (_unescaped(part, field) for part in item.partition("="))
         require(bool(equals) and key.isidentifier(), field, "must have a query of key=value&...", item)
         require(key not in options, field, "must not name an option twice", key)
         options[key] = _value(value, field)
-    return options
+    return Spec(text=text, scheme=scheme, name=name, options=options)
+
+
+def query_of(options: Mapping[str, Any]) -> str:
+    """The query that reads as these options. Raises InvalidInputError for a text that would read as something else."""
+    items = []
+    for key, value in options.items():
+        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        require(_value(text, key) == value, key, "must be a value that a SPEC can hold", value)
+        items.append(f"{key}={quote(text, safe='')}")
+    return "&".join(items)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".json") or "/" in name
 
 
 def _unescaped(text: str, field: str) -> str:
@@ -164,12 +165,8 @@ def _value(text: str, field: str) -> Value:
             return kind(text)
         except ValueError:
             continue
-    if text[:1] in ("[", "{"):
-        return _json(text, field)
-    return text
-
-
-def _json(text: str, field: str) -> Value:
+    if text[:1] not in ("[", "{"):
+        return text
     try:
         found: list[Any] | dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:

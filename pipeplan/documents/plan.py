@@ -161,19 +161,21 @@ class Plan:
 
     `microbatches` counts a batch's microbatches on one replica of the pipeline: 1 for PipeDream, whose minibatch
     is never divided. `time_per_microbatch_s`, `throughput_samples_per_s` and `bubble_fraction` come from the
-    closed form named by `cost_model`; `simulated` from the instruction streams, played with `costs`, a stage each:
+    closed form named by `cost_model`. `simulated` comes from the instruction streams, played with the stages' `costs`:
     whoever has the plan can play them again, for any number of batches.
 
-    `order` is there where the model is a graph: the profile's blocks in the order in which the stages hold them, so
-    that a stage's [start, stop) are places in it. `estimated` says that the profile was computed, not measured.
-    `calibration_id` names the calibration that corrected the costs, `pareto` the plans that no other beats in both
-    throughput and memory. `master_weights`: gradients of 16-bit weights add up in float32, and the optimizer works on
-    float32 copies. `split_backward`: 2BP; `split_backward_half_way`: its memory-saving variant, figure 5.
-    `chunks`: the stages that a rank holds (Narayanan et al. 2021); the placement then lists its first ones, of stages
-    below depth / chunks, and a rank has the stages s, s + depth / chunks, ...
-    `interpolated`: the microbatch size was not measured, the costs lie between those of the measured sizes next to it.
-    `warnings`: sentences that say where the profile may not be of the cluster's devices. `planner_version`: the planner
-    with another version may answer the same request with another plan.
+    - `order`: of a graph, the profile's blocks in the order in which the stages hold them; a stage's [start, stop) are
+      places in it.
+    - `estimated`: the profile was computed, not measured.
+    - `calibration_id`: the calibration that corrected the costs.
+    - `pareto`: the plans that no other beats in both throughput and memory.
+    - `master_weights`: gradients of 16-bit weights add up in float32, and the optimizer works on float32 copies.
+    - `split_backward`: 2BP; `split_backward_half_way`: its memory-saving variant, figure 5.
+    - `chunks`: the stages that a rank holds (Narayanan et al. 2021). The placement then lists stages below
+      depth / chunks alone, and the rank of stage s has the stages s, s + depth / chunks, ...
+    - `interpolated`: the microbatch size was not measured; the costs lie between those of the two next to it that were.
+    - `warnings`: sentences that say where the profile may not be of the cluster's devices.
+    - `planner_version`: the planner with another version may answer the same request with another plan.
     """
 
     planner: str
@@ -215,12 +217,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         require(self.schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", self.schedule)
-        require(
-            self.optimizer in OPTIMIZERS,
-            "optimizer",
-            f"must be one of {', '.join(OPTIMIZERS)}",
-            self.optimizer,
-        )
+        require(self.optimizer in OPTIMIZERS, "optimizer", f"must be one of {', '.join(OPTIMIZERS)}", self.optimizer)
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
         for name in ("planner", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
             require_line(name, getattr(self, name))
@@ -230,26 +227,17 @@ class Plan:
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
         for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
             require_count(name, getattr(self, name))
-        self._check_stages()
-        self._check_placement()
 
-    def _check_stages(self) -> None:
         require(len(self.stages) > 0, "stages", "must hold at least one stage", self.stages)
         start = 0
         for i, stage in enumerate(self.stages):
-            require(
-                stage.start == start,
-                f"stages.{i}.start",
-                f"must follow the stage before ({start})",
-                stage.start,
-            )
+            require(stage.start == start, f"stages.{i}.start", f"must follow the stage before ({start})", stage.start)
             start = stage.stop
         if self.order is not None:
             rule = f"must hold each of the {start} blocks once"
             require(sorted(self.order) == list(range(start)), "order", rule, self.order)
         require(len(self.costs) == self.depth, "costs", f"must hold one entry a stage ({self.depth})", len(self.costs))
 
-    def _check_placement(self) -> None:
         require_count("chunks", self.chunks)
         divides = self.depth % self.chunks == 0 and (self.chunks == 1 or self.schedule == INTERLEAVED)
         require(divides, "chunks", f"must divide the {self.depth} stages, and is 1 but for {INTERLEAVED}", self.chunks)

@@ -44,9 +44,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """What one process has taken of a GPU: by tensors and by the allocator at most, and beside it in the end.
+    """What one process has taken of a GPU: the most by tensors, the most by the allocator, and the rest at its end.
 
-    `context_bytes` is the driver's context, the kernels that are loaded, and communicators' buffers.
+    `context_bytes` is the rest: the driver's context, the kernels that are loaded, and communicators' buffers.
     """
 
     allocated_bytes: int
@@ -102,26 +102,15 @@ class Measurement:
 
     def __post_init__(self) -> None:
         require_count("microbatch_size", self.microbatch_size)
-        for field in (
-            "forward_s",
-            "backward_s",
-            "input_bytes",
-            "output_bytes",
-            "activation_bytes",
-            "workspace_bytes",
-        ):
+        sizes = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes")
+        for field in ("forward_s", "backward_s", *sizes):
             require_amount(field, getattr(self, field))
         spreads = ("forward_spread_s", "backward_spread_s")
         for field in ("backward_input_s", "backward_weight_s", "weight_gradient_bytes", *spreads):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field))
-        split = (self.backward_input_s is None, self.backward_weight_s is None)
-        require(
-            split[0] == split[1],
-            "backward_input_s",
-            "comes together with backward_weight_s",
-            self.backward_input_s,
-        )
+        both = (self.backward_input_s is None) == (self.backward_weight_s is None)
+        require(both, "backward_input_s", "comes together with backward_weight_s", self.backward_input_s)
 
     @property
     def compute_s(self) -> float:
@@ -142,12 +131,8 @@ class Block:
     def __post_init__(self) -> None:
         require_name("name", self.name)
         require_amount("weight_bytes", self.weight_bytes)
-        require(
-            len(self.measurements) > 0,
-            "measurements",
-            "must hold at least one measurement",
-            self.measurements,
-        )
+        rule = "must hold at least one measurement"
+        require(len(self.measurements) > 0, "measurements", rule, self.measurements)
         sizes = [m.microbatch_size for m in self.measurements]
         require_unique("measurements", "must not measure a microbatch size twice", sizes)
 
@@ -165,9 +150,12 @@ class Overheads:
     backward, send and receive. `exchange_factor` says how many times longer gradients take to exchange than their bytes
     take over the slowest link.
 
-    Shares of what the blocks take: `forward_without_graph` of a forward, by one that keeps nothing for a backward (of a
-    stage that recomputes), `recompute` by the forward that is run again; `backward_after_forward` of a backward, by one
-    right after the forward of its microbatch (of last stages, and where it is run again): what it reads is in caches.
+    The other three are shares of what the blocks take:
+
+    - `forward_without_graph`: of a forward, where it keeps nothing for a backward (on a stage that recomputes);
+    - `recompute`: of a forward, where it is run again;
+    - `backward_after_forward`: of a backward right after its microbatch's forward (on last stages, and where that is
+      run again), which finds what it reads in caches.
     """
 
     update_s_per_byte: float = 0.0

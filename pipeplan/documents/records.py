@@ -1,7 +1,7 @@
 """Records: dataclasses from the JSON texts that our own processes write for each other, with nothing but Python.
 
-`canonical_json` writes them. What people and other programs send is for `contract.documents`, which explains mistakes
-better; a process that computes reads its job without the libraries that this takes.
+`canonical_json` writes them. What people and other programs send is for `documents.files`, which explains mistakes
+better, and loads pydantic for it; a process that computes reads its job without.
 """
 
 import dataclasses
@@ -17,16 +17,24 @@ from pipeplan.errors import InvalidInputError, require
 T = TypeVar("T")
 
 _LARGEST = sys.float_info.max
-"""JSON's whole numbers may be beyond, and no float holds those."""
+"""JSON's whole numbers may be larger, and no float holds those."""
+
+_PLAIN: dict[Any, tuple[frozenset[type], str]] = {
+    str: (frozenset({str}), "must be a text"),
+    bool: (frozenset({bool}), "must be true or false"),
+    int: (frozenset({int}), "must be a whole number"),
+    float: (frozenset({float, int}), "must be a number"),
+}
+"""The types without parts: what JSON may give for each, and the rule that says so."""
 
 _Reader = Callable[[str, Any], Any]
-"""The value of a field, by the field's path, from what JSON gives for it."""
+"""The value of a field, from the field's path and what JSON gives for it."""
 
 
 def read_record(kind: type[T], text: str | bytes) -> T:
     """The dataclass, or mapping of them, that a text describes. Raises InvalidInputError.
 
-    Types are held to: no key is unknown, a count is no text and no truth value, and every number is finite.
+    Types are held to: every key is known, a count is neither a text nor a truth value, and every number is finite.
     """
     try:
         content = json.loads(text, parse_constant=_refuse_constant)
@@ -39,25 +47,37 @@ def read_record(kind: type[T], text: str | bytes) -> T:
 
 
 def _refuse_constant(name: str) -> None:
+    """Raises InvalidInputError for NaN and the infinities, which Python's parser would take."""
     raise InvalidInputError("document", "must hold finite numbers", name)
 
 
 @cache
 def _reader(kind: Any) -> _Reader:
-    """What reads a type."""
+    """What reads a type; made once for each."""
     if dataclasses.is_dataclass(kind):
         return _reader_of_dataclass(kind)
+    if kind in _PLAIN:
+        return _reader_of_plain(kind)
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return _reader_of_union(arguments)
-    if origin is Literal:
-        return _reader_of_literal(arguments)
     if origin is tuple:
         return _reader_of_tuple(arguments)
+    if origin in (Union, types.UnionType):  # of one type, or None
+        (only,) = (argument for argument in arguments if argument is not types.NoneType)
+        return lambda path, value: None if value is None else _reader(only)(path, value)
+    if origin is Literal:
+
+        def read_literal(path: str, value: Any) -> Any:
+            require(value in arguments, path, f"must be one of {', '.join(map(str, arguments))}", value)
+            return value
+
+        return read_literal
     if origin in (Mapping, dict):
-        return _reader_of_mapping(arguments[1])
-    if kind in _PLAIN:
-        return _PLAIN[kind]
+
+        def read_mapping(path: str, value: Any) -> dict[str, Any]:
+            require(isinstance(value, dict), path or "document", "must be an object", value)
+            return {name: _reader(arguments[1])(_under(path, name), item) for name, item in value.items()}
+
+        return read_mapping
     raise TypeError(f"no record holds a {kind}")
 
 
@@ -81,28 +101,15 @@ def _reader_of_dataclass(kind: Any) -> _Reader:
     return read
 
 
-def _reader_of_union(kinds: tuple[Any, ...]) -> _Reader:
-    """Of one type, or None."""
-    (only,) = (kind for kind in kinds if kind is not types.NoneType)
-    return lambda path, value: None if value is None else _reader(only)(path, value)
-
-
-def _reader_of_literal(allowed: tuple[Any, ...]) -> _Reader:
-    def read(path: str, value: Any) -> Any:
-        require(value in allowed, path, f"must be one of {', '.join(map(str, allowed))}", value)
-        return value
-
-    return read
-
-
 def _reader_of_tuple(kinds: tuple[Any, ...]) -> _Reader:
     """Of any length, or with an item for each of the types."""
     endless = kinds[-1] is Ellipsis
-    json_types = _JSON_TYPES.get(kinds[0]) if endless else None
+    json_types = _PLAIN[kinds[0]][0] if endless and kinds[0] in _PLAIN else None
 
     def read(path: str, value: Any) -> tuple[Any, ...]:
         require(isinstance(value, list), path, "must be a list", value)
-        if json_types is not None and json_types.issuperset(map(type, value)) and _are_finite(kinds[0], value):
+        plain = json_types is not None and json_types.issuperset(map(type, value))
+        if plain and (kinds[0] is not float or all(abs(item) <= _LARGEST for item in value)):
             return tuple(map(kinds[0], value))  # the columns of a long run, at once
         require(endless or len(value) == len(kinds), path, f"must have {len(kinds)} items", value)
         of_items = (_reader(kinds[0]),) * len(value) if endless else tuple(map(_reader, kinds))
@@ -111,48 +118,16 @@ def _reader_of_tuple(kinds: tuple[Any, ...]) -> _Reader:
     return read
 
 
-def _reader_of_mapping(kind: Any) -> _Reader:
-    def read(path: str, value: Any) -> dict[str, Any]:
-        require(isinstance(value, dict), path or "document", "must be an object", value)
-        return {name: _reader(kind)(_under(path, name), item) for name, item in value.items()}
+def _reader_of_plain(kind: Any) -> _Reader:
+    json_types, rule = _PLAIN[kind]
+
+    def read(path: str, value: Any) -> Any:
+        require(type(value) in json_types, path, rule, value)
+        if kind is float:
+            require(abs(value) <= _LARGEST, path, "must be finite", value)
+        return kind(value)
 
     return read
-
-
-def _read_text(path: str, value: Any) -> str:
-    require(isinstance(value, str), path, "must be a text", value)
-    return value  # type: ignore[no-any-return]
-
-
-def _read_truth(path: str, value: Any) -> bool:
-    require(isinstance(value, bool), path, "must be true or false", value)
-    return value  # type: ignore[no-any-return]
-
-
-def _read_count(path: str, value: Any) -> int:
-    require(type(value) is int, path, "must be a whole number", value)
-    return value  # type: ignore[no-any-return]
-
-
-def _read_amount(path: str, value: Any) -> float:
-    require(type(value) in (int, float), path, "must be a number", value)
-    require(abs(value) <= _LARGEST, path, "must be finite", value)
-    return float(value)
-
-
-_PLAIN: dict[Any, _Reader] = {str: _read_text, bool: _read_truth, int: _read_count, float: _read_amount}
-
-_JSON_TYPES: dict[Any, frozenset[type]] = {
-    str: frozenset({str}),
-    bool: frozenset({bool}),
-    int: frozenset({int}),
-    float: frozenset({float, int}),
-}
-"""What JSON may give for each of them."""
-
-
-def _are_finite(kind: Any, values: list[Any]) -> bool:
-    return kind is not float or all(abs(value) <= _LARGEST for value in values)
 
 
 def _under(path: str, name: str) -> str:

@@ -11,15 +11,17 @@ from pipeplan.errors import require_amount, require_count
 class StageCosts:
     """Seconds and bytes of one stage on one worker, a microbatch.
 
-    `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient occupy a
-    link, `latency_s` what passes on top until they arrive. `version_bytes` is one version of its weights,
-    `fixed_bytes` what is there from start to end (gradients, optimizer states, buffers), `activation_bytes` a
-    microbatch kept whole, `input_bytes` one of which only the stage's input is kept, `weight_gradient_bytes` one
-    between 2BP's p1 and p2 (None: as much as one kept whole). `activation_port_devices` says how many devices share
-    the port through which its output leaves them, `gradient_port_devices` the same of its input's gradient,
-    `reduce_port_devices` of its gradient exchange; 0 is a link of its own.
-    `reduce_tail_s` is what is left of an exchange that goes on during the backward when that has ended (None: all of
-    it; `exchange_tail_s`); `gradient_bytes` a set of gradients beyond the one that is always there.
+    - Transfers: `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient
+      occupy a link, `latency_s` what passes on top until they arrive.
+    - Ports: `activation_port_devices` says how many devices share the port through which its output leaves them,
+      `gradient_port_devices` the same of its input's gradient, `reduce_port_devices` of its gradient exchange; 0 is a
+      link of its own.
+    - Exchange: `reduce_tail_s` is how long an exchange that overlaps with the backward goes on when that has ended
+      (None: all of it; see `exchange_tail_s`).
+    - Memory: `version_bytes` is one version of its weights, `gradient_bytes` a set of gradients beyond the one that is
+      always there, `fixed_bytes` what is there from start to end (gradients, optimizer states, buffers).
+      `activation_bytes` is a microbatch kept whole, `input_bytes` one of which only the stage's input is kept,
+      `weight_gradient_bytes` one between 2BP's p1 and p2 (None: as much as one kept whole).
     """
 
     microbatch_size: int
@@ -54,11 +56,10 @@ class StageCosts:
                 require_amount(field.name, getattr(self, field.name))
 
     def exchange_tail_s(self, *, split: bool) -> float:
-        """What is left of a gradient exchange when the backward that completes the gradients has ended, or the p2 of
-        one microbatch where the backward is `split`.
+        """How long a gradient exchange goes on when the backward that completes the gradients has ended.
 
-        At the same pace over the blocks, what is left falls ever more slowly the longer the backward takes: a p2, which
-        is shorter, hides at least its share of what the backward hides.
+        Where the backward is `split`, that is the p2 of one microbatch. It is shorter, and hides at least its share of
+        what a whole backward hides: the longer a backward takes, the less each further second of it hides.
         """
         if self.reduce_tail_s is None:
             return self.reduce_s
@@ -70,8 +71,8 @@ class StageCosts:
     def held_bytes(
         self, *, versions: int, activations: int, inputs: int, weight_gradients: int = 0, gradients: int = 0
     ) -> int:
-        """Bytes of so many weight versions, microbatches kept whole, by their input and for p2, of further sets of
-        gradients, and what is fixed.
+        """Bytes of what is fixed, of so many weight versions, of microbatches kept whole, by their input and for p2,
+        and of further sets of gradients.
         """
         deferred_bytes = self.activation_bytes if self.weight_gradient_bytes is None else self.weight_gradient_bytes
         return (

@@ -1,27 +1,97 @@
-"""Excerpts: what an error shows of a value that may be as large as the document that holds it.
-
-Validators: pydantic's, made from the dataclasses and models themselves, and stricter in what a bad document costs.
+"""Validators: pydantic's, made from the dataclasses and models themselves, and strict in what a bad document may cost.
 
 Pydantic collects every finding, and makes several Python objects of each: a list of a million wrong items is a million
-findings. Here a sequence ends at its first wrong item. What pydantic offers no such rule for, an object of a million
-unknown keys, is found by `most_keys` before it is asked.
+findings. Here a sequence ends at its first wrong item. Pydantic has no such rule for an object of a million unknown
+keys: `most_keys` finds that before pydantic sees it.
+
+What an error shows of a value, which may be as large as the document that holds it, is an `excerpt`.
 """
 
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, SchemaValidator
 
+MISTAKEN_KEYS = 32
+"""How many keys an object may have beyond those that any has: so many mistakes are reported one by one."""
+
+_NESTING = frozenset(
+    {"schema", "choices", "items_schema", "fields", "definitions", "keys_schema", "values_schema", "extras_schema"}
+    | {"json_schema", "python_schema", "lax_schema", "strict_schema", "steps"}
+)
+"""Where a core schema holds others."""
+
+_BY_NAME = frozenset({"fields", "choices"})
+"""Of these, where the schemas may stand under names of the document's own."""
+
+_SEQUENCES = frozenset({"list", "tuple", "set", "frozenset"})
+_FIELDS = frozenset({"model-field", "dataclass-field"})
+
+_WHOLE_NUMBER = {
+    "type": "union",
+    "mode": "left_to_right",
+    "custom_error_type": "int_type",
+    "choices": [
+        {"type": "int", "strict": True},
+        {"type": "chain", "steps": [{"type": "float", "strict": True}, {"type": "int"}]},
+    ],
+}
+"""JSON has one type of number: 4.0 is a count and 4 an amount. But neither "4" nor true is a number."""
+
+_LENIENT_INT = SchemaValidator({"type": "int"})
+
 SHOWN_CHARACTERS = 300
 SHOWN_ITEMS = 100
+"""A larger value is shown as an excerpt."""
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 6
 _SHORT.maxlevel = 4
 _SHORT.maxstring = 60
+
+
+class Missing:
+    """What stands for a field that a document lacks. No schema takes it for a value.
+
+    Pydantic's own finding holds the whole object that lacks the field, and makes Python objects of all that is in it.
+    """
+
+
+MISSING = Missing()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validator:
+    """What validates documents of a kind. No object in one has more than `most_keys` keys; None: keys are free."""
+
+    schema: SchemaValidator
+    most_keys: int | None
+
+
+@cache
+def validator_of(kind: Any) -> Validator:
+    """The validator of a dataclass, a model or an annotated union of them."""
+    schema = TypeAdapter(kind).core_schema
+    every = list(_all_of(schema))
+    free_keys = any(one.get("type") in ("dict", "any") for one in every)
+    hardened: CoreSchema = _hardened(schema)
+    return Validator(
+        schema=SchemaValidator(hardened, _use_prebuilt=False),  # prebuilt ones were made of other schemas
+        most_keys=None if free_keys else max(len(one.get("fields", ())) for one in every) + MISTAKEN_KEYS,
+    )
+
+
+def fault_of_number(value: float) -> str | None:
+    """What keeps a number from being a whole one, in pydantic's words."""
+    try:
+        _LENIENT_INT.validate_python(value)
+    except ValidationError as error:
+        return error.errors(include_url=False)[0]["msg"]
+    return None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,14 +110,12 @@ def excerpt(value: object) -> object:
         return value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 3] + "..."
     if isinstance(value, bytes):
         return value[:SHOWN_CHARACTERS]
-    if isinstance(value, list | tuple | dict) and not _is_small(value):
-        return Excerpt(_SHORT.repr(value))
-    return value
+    if not isinstance(value, list | tuple | dict):
+        return value
 
-
-def _is_small(value: object) -> bool:
-    """Whether little is in it; looks at no more than that."""
-    waiting, seen = [value], 0
+    # A small one is walked through; of a large one no more than it takes to see that it is large.
+    waiting: list[object] = [value]
+    seen = 0
     while waiting and seen <= SHOWN_ITEMS:
         match waiting.pop():
             case dict() as pairs if len(pairs) <= SHOWN_ITEMS:
@@ -55,124 +123,39 @@ def _is_small(value: object) -> bool:
             case list() | tuple() as items if len(items) <= SHOWN_ITEMS:
                 waiting += items
             case dict() | list() | tuple():
-                return False
+                return Excerpt(_SHORT.repr(value))
             case str() as text:
                 seen += len(text) // 10
             case _:
                 pass
         seen += 1
-    return not waiting
+    return Excerpt(_SHORT.repr(value)) if waiting else value
 
 
-T = TypeVar("T")
-
-MISTAKEN_KEYS = 32
-"""So many keys more than any object of a document has are mistakes that are reported one by one."""
-
-_NESTING = frozenset(
-    {"schema", "choices", "items_schema", "fields", "definitions", "keys_schema", "values_schema", "extras_schema"}
-    | {"json_schema", "python_schema", "lax_schema", "strict_schema", "steps"}
-)
-"""Where a core schema holds others."""
-
-_BY_NAME = frozenset({"fields", "choices"})
-"""Those of them that may hold schemas by names that are free."""
-
-_SEQUENCES = frozenset({"list", "tuple", "set", "frozenset"})
-_FIELDS = frozenset({"model-field", "dataclass-field"})
-
-
-class Missing:
-    """What stands for a field that a document lacks. No schema takes it for a value.
-
-    Pydantic's own finding holds the whole object that lacks the field, and makes Python objects of all that is in it.
-    """
-
-
-MISSING = Missing()
-_WHOLE_NUMBER = {
-    "type": "union",
-    "mode": "left_to_right",
-    "custom_error_type": "int_type",
-    "choices": [
-        {"type": "int", "strict": True},
-        {"type": "chain", "steps": [{"type": "float", "strict": True}, {"type": "int"}]},
-    ],
-}
-"""JSON has one type of number: 4.0 is a count and 4 an amount. But neither "4" nor true is a number."""
-
-_LENIENT_INT = SchemaValidator({"type": "int"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validator:
-    """What validates documents of a kind. An object in one never has more than `most_keys` keys; None: it may."""
-
-    schema: SchemaValidator
-    most_keys: int | None
-
-
-@cache
-def validator_of(kind: Any) -> Validator:
-    """The validator of a dataclass, a model or an annotated union of them."""
-    schema = TypeAdapter(kind).core_schema
-    fields = _most_fields(schema)
-    return Validator(
-        schema=SchemaValidator(_hardened(schema), _use_prebuilt=False),  # prebuilt ones were made of other schemas
-        most_keys=None if fields is None else fields + MISTAKEN_KEYS,
-    )
-
-
-def fault_of_number(value: float) -> str | None:
-    """What keeps a number from being a whole one, in pydantic's words."""
-    try:
-        _LENIENT_INT.validate_python(value)
-    except ValidationError as error:
-        return error.errors(include_url=False)[0]["msg"]
-    return None
-
-
-def _hardened(schema: CoreSchema) -> CoreSchema:
+def _hardened(schema: Any) -> Any:
     """The same schema, in which a sequence ends at its first wrong item, and only numbers are numbers."""
-    hardened: CoreSchema = _rewritten(schema)
-    return hardened
-
-
-def _rewritten(schema: Any) -> Any:
     if isinstance(schema, list | tuple):
-        return type(schema)(_rewritten(item) for item in schema)
+        return type(schema)(_hardened(item) for item in schema)
     if not isinstance(schema, Mapping):
         return schema
     kind = schema.get("type")
     if kind == "int":
         bounds = {name: schema[name] for name in ("ge", "gt", "le", "lt", "multiple_of") if name in schema}
         return {"type": "chain", "steps": [_WHOLE_NUMBER, {"type": "int", **bounds}]} if bounds else _WHOLE_NUMBER
-    rewritten = {name: _inner(name, value) for name, value in schema.items()}
+
+    hardened = dict(schema)
+    for name in _NESTING & schema.keys():
+        inner = schema[name]
+        by_name = name in _BY_NAME and isinstance(inner, Mapping)
+        hardened[name] = {key: _hardened(one) for key, one in inner.items()} if by_name else _hardened(inner)
     if kind in _SEQUENCES:
-        rewritten["fail_fast"] = True
+        hardened["fail_fast"] = True
     if kind in ("float", "bool"):
-        rewritten["strict"] = True
-    if kind in _FIELDS and rewritten["schema"]["type"] not in ("default", "any"):
-        rewritten["schema"] = {"type": "default", "default": MISSING, "validate_default": True} | {
-            "schema": rewritten["schema"]
-        }
-    return rewritten
-
-
-def _inner(name: str, value: Any) -> Any:
-    if name not in _NESTING:
-        return value
-    if name in _BY_NAME and isinstance(value, Mapping):
-        return {key: _rewritten(inner) for key, inner in value.items()}
-    return _rewritten(value)
-
-
-def _most_fields(schema: CoreSchema) -> int | None:
-    """The fields of the largest object; None where a document may hold objects with keys of its own choice."""
-    every = list(_all_of(schema))
-    if any(one.get("type") in ("dict", "any") for one in every):
-        return None
-    return max(len(one.get("fields", ())) for one in every)
+        hardened["strict"] = True
+    if kind in _FIELDS and hardened["schema"]["type"] not in ("default", "any"):
+        missing = {"type": "default", "default": MISSING, "validate_default": True}
+        hardened["schema"] = missing | {"schema": hardened["schema"]}
+    return hardened
 
 
 def _all_of(schema: Any) -> Iterator[Mapping[str, Any]]:
@@ -183,5 +166,5 @@ def _all_of(schema: Any) -> Iterator[Mapping[str, Any]]:
     elif isinstance(schema, Mapping):
         yield schema
         for name in _NESTING & schema.keys():
-            named = name in _BY_NAME and isinstance(schema[name], Mapping)
-            yield from _all_of(list(schema[name].values()) if named else schema[name])
+            by_name = name in _BY_NAME and isinstance(schema[name], Mapping)
+            yield from _all_of(list(schema[name].values()) if by_name else schema[name])

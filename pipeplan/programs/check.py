@@ -1,7 +1,5 @@
 """Check: the laws that a program must keep before anything runs it."""
 
-from collections.abc import Iterator
-
 from pipeplan.documents.plan import VERTICAL_SYNC
 from pipeplan.errors import ScheduleError
 from pipeplan.programs.instructions import (
@@ -17,12 +15,19 @@ from pipeplan.programs.instructions import (
     ReduceTied,
     StartReduce,
     Update,
-    is_compute,
     microbatches_of,
 )
 from pipeplan.programs.pipeline import FLUSHES, Pipeline, updates_a_batch, versions_behind
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
+
+_WORK: dict[type[Instruction], tuple[str, ...]] = {
+    Forward: ("forward",),
+    Backward: ("backward", "backward of the weights"),
+    BackwardInput: ("backward",),
+    BackwardWeight: ("backward of the weights",),
+}
+"""The parts of a microbatch's work, each done once on every stage, by the instructions that do them."""
 
 
 def check(program: Program) -> None:
@@ -41,13 +46,31 @@ def check(program: Program) -> None:
     """
     for stream in (part for whole in program.streams for part in program.stage_streams(whole)):
         _check_microbatches(program.pipeline, stream)
-        first, last = _versions(program, stream)
+        updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
+        batches = program.pipeline.batch_range()
+        first, last = batches.start * updates, batches.stop * updates
         newest = _check_versions(program, stream, first)
         if newest != last:
             raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
         _check_exchanges(stream, first)
-    if program.schedule == VERTICAL_SYNC:
-        _check_vertical_sync(program)
+    if program.schedule != VERTICAL_SYNC:
+        return
+
+    # Versions are compared by the minibatches that they hold: one a replica and update.
+    replicas = program.pipeline.replicas
+    at_the_input = {
+        i.microbatch: i.version * replicas[0]
+        for stream in program.streams
+        if stream.stage == 0
+        for i in stream.instructions
+        if isinstance(i, Forward)
+    }
+    for stream in program.streams:
+        own = replicas[stream.stage]
+        for i in stream.instructions:
+            if isinstance(i, Forward) and i.version != at_the_input[i.microbatch] // own:
+                law = f"the input stage's version of this microbatch holds {at_the_input[i.microbatch]} minibatches"
+                raise _broken(stream, i, f"{law}, this one {i.version * own}")
 
 
 def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
@@ -62,7 +85,7 @@ def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
     }
     done: dict[str, set[int]] = {"forward": set(), "backward": set(), "backward of the weights": set()}
     for instruction in stream.instructions:
-        for kind in _kinds(instruction):
+        for kind in _WORK.get(type(instruction), ()):
             for k in microbatches_of(instruction):
                 if k in done[kind] or k not in expected:
                     raise _broken(stream, instruction, f"{kind} of a microbatch that is not its own, or a second time")
@@ -74,21 +97,6 @@ def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
             raise ScheduleError(f"rank {stream.rank} never computes the {kind} of {sorted(expected - numbers)[:4]}")
 
 
-def _kinds(instruction: Instruction) -> Iterator[str]:
-    match instruction:
-        case Forward():
-            yield "forward"
-        case Backward():
-            yield "backward"
-            yield "backward of the weights"
-        case BackwardInput():
-            yield "backward"
-        case BackwardWeight():
-            yield "backward of the weights"
-        case _:
-            pass
-
-
 def _check_versions(program: Program, stream: Stream, newest: int) -> int:
     """Follows the versions from the newest one before the stream; returns the newest one after it."""
     behind = versions_behind(program.schedule, program.pipeline, stream.stage)
@@ -98,15 +106,13 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
     for instruction in stream.instructions:
         match instruction:
             case Forward() | Recompute() | Backward() | BackwardInput() | BackwardWeight():
-                if instruction.version not in existing or instruction.version < newest - behind:
-                    raise _broken(
-                        stream,
-                        instruction,
-                        f"the newest version is {newest}, at most {behind} older is allowed",
-                    )
-                for k in microbatches_of(instruction):
-                    if used.setdefault(k, instruction.version) != instruction.version:
-                        raise _broken(stream, instruction, f"the forward ran on version {used[k]}")
+                version = instruction.version
+                if version not in existing or version < newest - behind:
+                    law = f"the newest version is {newest}, at most {behind} older is allowed"
+                    raise _broken(stream, instruction, law)
+                others = [used[k] for k in microbatches_of(instruction) if used.setdefault(k, version) != version]
+                if others:
+                    raise _broken(stream, instruction, f"the forward ran on version {others[0]}")
             case ReduceGradients() | ReduceTied() | ReduceNorm() | Update() if instruction.version != newest + 1:
                 raise _broken(stream, instruction, f"the newest version is {newest}")
             case Update(version=version):
@@ -118,7 +124,8 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
                 raise _broken(stream, instruction, f"the newest version is {newest}")
             case _:
                 pass
-        _track_open(instruction, open_microbatches)
+        if isinstance(instruction, Forward | Backward | BackwardWeight):  # opens a microbatch, or closes it
+            open_microbatches ^= set(microbatches_of(instruction))
     return newest
 
 
@@ -141,38 +148,6 @@ def _check_exchanges(stream: Stream, newest: int) -> None:
                 raise _broken(stream, instruction, "its gradients are still exchanged")
             case _:
                 pass
-
-
-def _check_vertical_sync(program: Program) -> None:
-    """Versions are compared by the minibatches that they hold: one a replica and update."""
-    replicas = program.pipeline.replicas
-    at_the_input = {
-        i.microbatch: i.version * replicas[0]
-        for stream in program.streams
-        if stream.stage == 0
-        for i in stream.instructions
-        if isinstance(i, Forward)
-    }
-    for stream in program.streams:
-        own = replicas[stream.stage]
-        for i in stream.instructions:
-            if isinstance(i, Forward) and i.version != at_the_input[i.microbatch] // own:
-                law = f"the input stage's version of this microbatch holds {at_the_input[i.microbatch]} minibatches"
-                raise _broken(stream, i, f"{law}, this one {i.version * own}")
-
-
-def _versions(program: Program, stream: Stream) -> tuple[int, int]:
-    """The newest version before the first batch and after the last."""
-    updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
-    batches = program.pipeline.batch_range()
-    return batches.start * updates, batches.stop * updates
-
-
-def _track_open(instruction: Instruction, open_microbatches: set[int]) -> None:
-    if isinstance(instruction, Forward):
-        open_microbatches.add(instruction.microbatch)
-    elif is_compute(instruction) and not isinstance(instruction, Recompute | BackwardInput):
-        open_microbatches.difference_update(microbatches_of(instruction))
 
 
 def _broken(stream: Stream, instruction: Instruction, law: str) -> ScheduleError:

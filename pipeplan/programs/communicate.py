@@ -1,13 +1,14 @@
-"""The communication pass: adds what moves between the stages, and between a stage's replicas.
+"""Communication: the passes that add what moves between the stages, and between a stage's replicas.
 
-Exchanges among stages: what an update needs to know of the other stages' gradients. A pass over any streams.
+`communicate` adds the sends and receives around the compute, and the exchange among replicas (G) before each update.
+`exchange_among_stages` adds what an update needs to know of the other stages' gradients, to any streams:
 
 stage 0   F1 F2       B1    B2 G1 T1:0,1 N1 U1
 stage 1      F1 B1 F2 B2       G1 T1:0,1 N1 U1
 
 First the replicas of a stage average their gradients (G); then stages that share weights sum theirs (T); then all agree
-on the norm of the whole (N). Every worker has its exchanges in this order, those of one version before the next one's,
-and the sends before an exchange wait for nobody, so that none waits for what comes after the exchange elsewhere.
+on the norm of the whole (N). Every worker has its exchanges in this order, and those of one version before those of the
+next. The sends before an exchange wait for nobody: no worker waits for what comes after the exchange elsewhere.
 
 With a flush the stages are through with a batch when they meet, and wait in the drain, where they were idle anyway.
 Under 2BW the last stage, first to be through with a batch, waits for the first one's last backward before it goes on
@@ -34,7 +35,10 @@ from pipeplan.programs.instructions import (
     Update,
 )
 from pipeplan.programs.pipeline import FLUSHES, Pipeline
-from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.program import Program
+
+SAME_BATCHES = FLUSHES | {"pipedream-2bw"}
+"""The schedules in which an update is made of the same batch on every stage."""
 
 _BACKWARD = (Backward, BackwardInput)
 
@@ -47,14 +51,15 @@ def communicate(
     *,
     in_turn: bool = False,
 ) -> Iterator[Instruction]:
-    """Receives stand right before the compute that needs them, sends right after the compute that makes them.
+    """A worker's stream with its sends and receives, and its exchanges among replicas.
 
-    The peer of a microbatch is the replica of the neighbouring stage that computes it, in both directions. A version is
-    made from the gradients of all replicas, or, `in_turn`, from those of one replica after the other.
+    Receives stand right before the compute that needs them, sends right after the compute that makes them. The peer of
+    a microbatch is the replica of the neighbouring stage that computes it, in both directions. A version is made from
+    the gradients of all replicas, or, `in_turn`, from those of one replica after the other.
     """
     stages = [pipeline.stage_of(worker.stage, chunk) for chunk in range(pipeline.chunks)]
     neighbours = [(_ranks(pipeline, stage - 1, ranks), _ranks(pipeline, stage + 1, ranks)) for stage in stages]
-    replicated = pipeline.replicas[worker.stage] > 1
+    replicas = pipeline.replicas[worker.stage]
     chunk, (before, after), several = 0, neighbours[0], pipeline.chunks > 1
     for instruction in instructions:
         if several:
@@ -75,26 +80,11 @@ def communicate(
             if before:
                 yield SendGradient(k, before[(k - 1) % len(before)], chunk)
         else:
-            if replicated and isinstance(instruction, Update):
-                source = ranks[_in_turn(pipeline, worker, instruction.version)] if in_turn else None
-                yield ReduceGradients(instruction.version, chunk, source)
+            if replicas > 1 and isinstance(instruction, Update):
+                version = instruction.version
+                source = ranks[Worker(stage=worker.stage, replica=(version - 1) % replicas)] if in_turn else None
+                yield ReduceGradients(version, chunk, source)
             yield instruction
-
-
-def _in_turn(pipeline: Pipeline, worker: Worker, version: int) -> Worker:
-    """The replica whose turn a version is."""
-    return Worker(stage=worker.stage, replica=(version - 1) % pipeline.replicas[worker.stage])
-
-
-def _ranks(pipeline: Pipeline, stage: int, ranks: Mapping[Worker, int]) -> Sequence[int]:
-    """The workers of a neighbouring stage by replica, which take its microbatches in turn; none beyond the ends."""
-    if not 0 <= stage < pipeline.depth:
-        return ()
-    return [ranks[Worker(stage=stage % pipeline.span, replica=replica)] for replica in range(pipeline.replicas[stage])]
-
-
-SAME_BATCHES = FLUSHES | {"pipedream-2bw"}
-"""The schedules in which an update is made of the same batch on every stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +98,8 @@ class AmongStages:
 def exchange_among_stages(program: Program, wanted: AmongStages) -> Program:
     """The program with the wanted exchanges before every update. Raises InvalidInputError for PipeDream, and for ASP.
 
-    There every stage updates after every minibatch, each at another one (2018, section 3.3): they would have to wait
-    for each other, and no two minibatches would be in flight.
+    Under PipeDream every stage updates after every minibatch, each stage at another one (2018, section 3.3). To meet,
+    the stages would have to wait for each other, and no two minibatches would be in flight.
     """
     if not (wanted.tied or wanted.norm):
         return program
@@ -120,16 +110,23 @@ def exchange_among_stages(program: Program, wanted: AmongStages) -> Program:
     require(possible, "schedule", rule, program.schedule)
     rule = "cannot clip or scale gradients or share weights between stages yet where a rank holds several stages"
     require(program.pipeline.chunks == 1, "schedule", rule, program.schedule)
-    streams = (replace(stream, instructions=tuple(_exchanging(stream, wanted))) for stream in program.streams)
+
+    streams = []
+    for stream in program.streams:
+        tied = [stages for stages in sorted(wanted.tied) if stream.stage in stages]
+        instructions: list[Instruction] = []
+        for instruction in stream.instructions:
+            if isinstance(instruction, Update):
+                instructions += (ReduceTied(instruction.version, stages) for stages in tied)
+                if wanted.norm:
+                    instructions.append(ReduceNorm(instruction.version))
+            instructions.append(instruction)
+        streams.append(replace(stream, instructions=tuple(instructions)))
     return replace(program, streams=tuple(streams))
 
 
-def _exchanging(stream: Stream, wanted: AmongStages) -> Iterator[Instruction]:
-    for instruction in stream.instructions:
-        if isinstance(instruction, Update):
-            for stages in sorted(wanted.tied):
-                if stream.stage in stages:
-                    yield ReduceTied(instruction.version, stages)
-            if wanted.norm:
-                yield ReduceNorm(instruction.version)
-        yield instruction
+def _ranks(pipeline: Pipeline, stage: int, ranks: Mapping[Worker, int]) -> Sequence[int]:
+    """The workers of a neighbouring stage by replica, which take its microbatches in turn; none beyond the ends."""
+    if not 0 <= stage < pipeline.depth:
+        return ()
+    return [ranks[Worker(stage=stage % pipeline.span, replica=replica)] for replica in range(pipeline.replicas[stage])]

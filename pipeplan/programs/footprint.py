@@ -120,8 +120,10 @@ def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iter
 
 
 def _further_gradients(instructions: Sequence[Instruction]) -> Iterator[int]:
-    """Sets that are exchanged, from the backward that completes them (others' from their start) to their update, and
-    the one that gathers, less the one that is always there.
+    """Sets of gradients beyond the one that is always there, after each instruction.
+
+    A set is there while it is exchanged: from the backward that completes it (another worker's from the start of its
+    exchange) to its update. One more is there while it gathers.
     """
     exchanged: set[int] = set()
     gathers, own = False, None

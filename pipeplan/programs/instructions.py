@@ -108,8 +108,8 @@ class RecvGradient:
 class StartReduce:
     """Begins the exchange of the gradients for `version` among the stage's replicas; waits for nobody.
 
-    Stands right before the backward that completes them: each goes as soon as it is complete, while the worker goes on.
-    With a `source` it is that rank alone that has them: to all others it sends them, wherever they are.
+    Stands right before the backward that completes them: each gradient leaves as soon as it is complete, while the
+    worker goes on. With a `source` that rank alone has them, and sends them to all others, wherever these are.
     """
 
     version: int
@@ -134,7 +134,7 @@ class ReduceGradients:
 class ReduceTied:
     """Sums the gradients for `version` of the weights that these stages share; waits for all of the stages.
 
-    It is a matter of one replica of each: their gradients are averages over the replicas already.
+    Each exchange is among one replica of every stage: their gradients are averages over the replicas already.
     """
 
     version: int

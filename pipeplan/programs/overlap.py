@@ -1,16 +1,16 @@
 """Overlap: gradient exchanges among replicas that go on while their workers compute. A pass over any streams.
 
-An exchange begins (S) with the backward that completes the gradients, and is waited for (G) before the update. The
-update itself stands as late as its schedule lets it, before the first instruction that names the new version. With a
-flush that is where the update stood. Under PipeDream-2BW it is almost a batch later: its cost model (2021, appendix
-A.1.1) counts on that.
+An exchange begins (S) with the backward that completes the gradients; the worker waits for it (G) before the update.
+The update itself stands as late as its schedule lets it: before the first instruction that names the new version. With
+a flush that is where the update stood. Under PipeDream-2BW it is almost a batch later, as its cost model (2021,
+appendix A.1.1) assumes.
 
 1f1b            F1 F3 B1 S1 B3 G1 U1 F5@1 F7@1 ...
 pipedream-2bw   F1 B1 F3 S1 B3 F5 B5 F7 S2 B7 G1 U1 F9@1 B9@1 F11@1 S3 B11@1 G2 U2 F13@2 ...
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeplan.programs.instructions import (
@@ -39,15 +39,16 @@ def overlap_exchanges(program: Program) -> Program:
     """The program with every exchange begun as early, and every update made as late, as its schedule allows.
 
     The weights stay the same bit for bit. At most two sets of gradients are held on a stage: one that is exchanged and
-    one that gathers. A checkpoint goes with its update. An update for which stages meet (`among_stages`) stays where it
-    is. Where the weights' gradients are computed by themselves (2BP's p2, ZB-H1) it is the last of these that completes
-    them.
+    one that gathers. A checkpoint goes with its update. An update for which stages meet (`exchange_among_stages`) stays
+    where it is. Where the weights' gradients are computed by themselves (2BP's p2, ZB-H1), the last of these
+    instructions completes them.
     """
     streams = (replace(s, instructions=_overlapping(s.rank, s.instructions)) for s in program.streams)
     return replace(program, streams=tuple(streams))
 
 
 def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """One worker's stream, from its last exchange to its first: where an update may stand depends on the next one."""
     starts: dict[int, list[Instruction]] = defaultdict(list)
     updates: dict[int, list[Instruction]] = defaultdict(list)
     moved: set[int] = set()
@@ -56,8 +57,17 @@ def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instru
         exchange = instructions[index]
         if not isinstance(exchange, ReduceGradients):
             continue
-        beginning = _beginning(rank, instructions, index, exchange)
+
+        # A worker's own gradients begin with the backward that completes them. Those of others are expected from its
+        # own last update on: then none of theirs are under way.
+        before = ((i, instructions[i]) for i in range(index - 1, -1, -1))
+        if exchange.source in (None, rank):
+            beginning = next(i for i, one in before if isinstance(one, _BACKWARD) and one.chunk == exchange.chunk)
+        else:
+            own = (i for i, one in before if isinstance(one, ReduceGradients) and one.source == rank)
+            beginning = next((_end(instructions, i) for i in own), 0)
         starts[beginning].insert(0, StartReduce(exchange.version, exchange.chunk, exchange.source))
+
         end = _end(instructions, index)
         place = end
         if exchange.source is None and end > index + 1:
@@ -67,53 +77,22 @@ def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instru
         if place > end:
             updates[place][:0] = instructions[index:end]
             moved.update(range(index, end))
-    return tuple(_merged(instructions, starts, updates, moved))
 
-
-def _merged(
-    instructions: Sequence[Instruction],
-    starts: Mapping[int, Sequence[Instruction]],
-    updates: Mapping[int, Sequence[Instruction]],
-    moved: Set[int],
-) -> Iterator[Instruction]:
+    merged: list[Instruction] = []
     for index, instruction in enumerate(instructions):
-        yield from updates.get(index, ())
-        yield from starts.get(index, ())
+        merged += updates.get(index, ())
+        merged += starts.get(index, ())
         if index not in moved:
-            yield instruction
-    yield from updates.get(len(instructions), ())
-
-
-def _beginning(rank: int, instructions: Sequence[Instruction], index: int, exchange: ReduceGradients) -> int:
-    """The instruction before which the exchange begins.
-
-    A worker's own gradients begin with the backward that completes them. Those of others are expected from its own last
-    update on: then none of theirs are under way.
-    """
-    before = ((i, instructions[i]) for i in range(index - 1, -1, -1))
-    if exchange.source not in (None, rank):
-        own = (i for i, other in before if isinstance(other, ReduceGradients) and other.source == rank)
-        return next((_end(instructions, i) for i in own), 0)
-    return next(i for i, other in before if isinstance(other, _BACKWARD) and other.chunk == exchange.chunk)
-
-
-def _end(instructions: Sequence[Instruction], index: int) -> int:
-    """Behind the exchange, its update and its checkpoint, as far as these follow."""
-    kinds = (ReduceGradients, Update, Checkpoint)
-    chunk = instructions[index].chunk
-    end = index
-    for kind, instruction in zip(kinds, instructions[index : index + 3], strict=False):
-        if not isinstance(instruction, kind) or instruction.chunk != chunk:
-            break
-        end += 1
-    return end
+            merged.append(instruction)
+    return (*merged, *updates.get(len(instructions), ()))
 
 
 def _latest(instructions: Sequence[Instruction], end: int, exchange: ReduceGradients, stood: int, stands: int) -> int:
-    """The instruction before which the exchange and its update may stand last; `end`, behind them, for where they are.
+    """The latest place for the exchange and its update: the instruction before which they stand, or `end` to stay.
 
     They stand before what names the version, before the exchange for the next version (which `stands` there now), and
-    before the first backward of the version after that (behind where it `stood`), whose gradients would be a third set.
+    before the first backward of the version after that (after where the next exchange `stood`): its gradients would be
+    a third set.
     """
 
     def needs(i: int) -> bool:
@@ -126,3 +105,15 @@ def _latest(instructions: Sequence[Instruction], end: int, exchange: ReduceGradi
     while end < place and isinstance(instructions[place - 1], _BEFORE_WORK):
         place -= 1
     return place
+
+
+def _end(instructions: Sequence[Instruction], index: int) -> int:
+    """The place after the exchange, its update and its checkpoint, as far as these follow."""
+    kinds = (ReduceGradients, Update, Checkpoint)
+    chunk = instructions[index].chunk
+    end = index
+    for kind, instruction in zip(kinds, instructions[index : index + 3], strict=False):
+        if not isinstance(instruction, kind) or instruction.chunk != chunk:
+            break
+        end += 1
+    return end

@@ -8,6 +8,12 @@ from pipeplan.documents.plan import ASP, INTERLEAVED, STASHING, VERTICAL_SYNC, P
 from pipeplan.errors import require, require_count
 from pipeplan.programs.instructions import Checkpoint, Instruction, Update
 
+FUSED = frozenset({"naive", "data-parallel", "gpipe", "1f1b"})
+"""The schedules that empty the pipeline between batches and leave the backward whole."""
+
+FLUSHES = FUSED | {"zb-h1", INTERLEAVED}
+"""The schedules that empty the pipeline between batches: every update is a plain one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
@@ -96,19 +102,11 @@ def pipeline_of(plan: Plan, *, batches: int, first_batch: int = 0) -> Pipeline:
     )
 
 
-FUSED = frozenset({"naive", "data-parallel", "gpipe", "1f1b"})
-"""The schedules that empty the pipeline between batches and leave the backward whole."""
-
-
-FLUSHES = FUSED | {"zb-h1", INTERLEAVED}
-"""The schedules that empty the pipeline between batches, so that every update is a plain one."""
-
-
 def versions_behind(schedule: str, pipeline: Pipeline, stage: int) -> int:
     """How many updates behind the newest weights a stage may compute: 0 with a flush.
 
-    With vertical sync the input stage has NOAM minibatches in flight on each of its r1 replicas; of these NOAM r1
-    minibatches, a version of r replicas holds at least gcd(r1, r): all but those are missing, r an update.
+    With vertical sync the input stage has NOAM minibatches in flight on each of its r1 replicas. Of these NOAM r1
+    minibatches a version of a stage of r replicas holds at least gcd(r1, r). It misses the others, r for each update.
     """
     if schedule == VERTICAL_SYNC:
         first, own = pipeline.replicas[0], pipeline.replicas[stage]
@@ -121,8 +119,9 @@ def versions_behind(schedule: str, pipeline: Pipeline, stage: int) -> int:
 
 
 def updates_a_batch(schedule: str, pipeline: Pipeline, stage: int) -> int:
-    """Weight versions that a batch makes on a stage: one; for PipeDream one a minibatch of each replica, for ASP one a
-    replica.
+    """How many weight versions a batch makes on a stage.
+
+    One; under PipeDream one for each minibatch of a replica, under ASP one for each replica.
     """
     if schedule == ASP:
         return pipeline.replicas[stage]
@@ -132,7 +131,7 @@ def updates_a_batch(schedule: str, pipeline: Pipeline, stage: int) -> int:
 def checkpoint(
     instructions: Iterable[Instruction], schedule: str, pipeline: Pipeline, stage: int, every: int
 ) -> Iterator[Instruction]:
-    """Adds a checkpoint after each `every`-th batch, and after the pipeline's last, behind its last update."""
+    """Adds a checkpoint after the last update of each `every`-th batch, and of the pipeline's last."""
     updates = updates_a_batch(schedule, pipeline, stage)
     behind = versions_behind(schedule, pipeline, stage)
     for instruction in instructions:
@@ -144,5 +143,5 @@ def checkpoint(
 
 
 def ends_with_checkpoint(pipeline: Pipeline, batches_done: int, every: int) -> bool:
-    """Whether a checkpoint is written after so many batches since training's start, `every` so many (0: never)."""
+    """Whether a checkpoint follows so many batches since the start of training, with one after `every` (0: never)."""
     return every > 0 and (batches_done % every == 0 or batches_done == pipeline.batch_range().stop)

@@ -1,4 +1,4 @@
-"""Long program: the program of any number of batches, made of a short one whose batches repeat."""
+"""Program: the streams of all workers; and the program of any number of batches, made of a short one that repeats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from functools import partial
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import Instruction, Update
 from pipeplan.programs.pipeline import Pipeline, checkpoint, updates_a_batch
-from pipeplan.programs.repeating import Block, Repeating, instructions_of, shortened
+from pipeplan.programs.repeating import Repeating, instructions_of, shortened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,10 @@ def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
 
 
 def settled_batches(pipeline: Pipeline) -> int:
-    """After so many batches each is like the one before; so many before the end it is so no more.
+    """How many batches fill the pipeline: later ones are like the one before, but for as many at the end.
 
-    The pipeline is filled by the microbatches in flight, and under PipeDream as many run on version 0: on no stage more
-    than its replicas have in flight. The first two batches of 2BW both run on version 0.
+    The microbatches in flight fill the pipeline: on no stage more than its replicas have in flight. Under PipeDream as
+    many run on version 0. Of 2BW the first two batches both do.
     """
     most = max(pipeline.in_flight_limit(stage) * pipeline.replicas[stage] for stage in range(pipeline.depth))
     return 2 - (-most // pipeline.batch_microbatches)
@@ -76,46 +76,39 @@ def short_batches(pipeline: Pipeline) -> int:
 
 
 def repeat(short: Program, *, batches: int, checkpoint_every: int = 0) -> Program:
-    """The program of so many batches, of which the short one, without checkpoints, has `short_batches`.
+    """The program of so many batches, from a short one of `short_batches` batches without checkpoints.
 
     It is instruction by instruction what `build` and the passes make of so many batches.
     """
     pipeline = replace(short.pipeline, batches=batches)
-    streams = (_repeated(short, stream, pipeline, checkpoint_every) for stream in short.streams)
+    streams = []
+    for stream in short.streams:
+        # A block ends with its batch's last update.
+        updates = updates_a_batch(short.schedule, pipeline, stream.stage)
+        ends = [
+            index + 1
+            for index, i in enumerate(stream.instructions)
+            if isinstance(i, Update) and i.version % updates == 0 and i.chunk == pipeline.chunks - 1
+        ]
+        repeating = Repeating(
+            [tuple(stream.instructions[start:end]) for start, end in zip([0, *ends], ends, strict=False)],
+            pipeline=pipeline,
+            settled=settled_batches(pipeline),
+            updates=updates,
+            checkpoint_every=checkpoint_every,
+            checkpoints=pipeline.chunks,
+            add_checkpoints=partial(
+                checkpoint, schedule=short.schedule, pipeline=pipeline, stage=stream.stage, every=checkpoint_every
+            ),
+        )
+        streams.append(replace(stream, instructions=repeating))
     return replace(short, pipeline=pipeline, streams=tuple(streams))
 
 
 def brief(program: Program) -> Program:
-    """A program of few batches with all that happens in this one: itself, unless its batches are repeated."""
+    """A program of few batches in which all happens that happens in this one: itself, unless its batches repeat."""
     batches = min(program.pipeline.batches, short_batches(program.pipeline))
     if not any(isinstance(stream.instructions, Repeating) for stream in program.streams):
         return program
     streams = (replace(stream, instructions=shortened(stream.instructions)) for stream in program.streams)
     return replace(program, pipeline=replace(program.pipeline, batches=batches), streams=tuple(streams))
-
-
-def _repeated(short: Program, stream: Stream, pipeline: Pipeline, every: int) -> Stream:
-    instructions = Repeating(
-        _blocks(short, stream),
-        pipeline=pipeline,
-        settled=settled_batches(pipeline),
-        updates=updates_a_batch(short.schedule, pipeline, stream.stage),
-        checkpoint_every=every,
-        checkpoints=pipeline.chunks,
-        add_checkpoints=partial(
-            checkpoint, schedule=short.schedule, pipeline=pipeline, stage=stream.stage, every=every
-        ),
-    )
-    return replace(stream, instructions=instructions)
-
-
-def _blocks(program: Program, stream: Stream) -> list[Block]:
-    """Cuts a stream after each batch's last update."""
-    updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
-    last_chunk = program.pipeline.chunks - 1
-    ends = [
-        index + 1
-        for index, i in enumerate(stream.instructions)
-        if isinstance(i, Update) and i.version % updates == 0 and i.chunk == last_chunk
-    ]
-    return [tuple(stream.instructions[start:end]) for start, end in zip([0, *ends], ends, strict=False)]

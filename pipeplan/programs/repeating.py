@@ -1,8 +1,8 @@
 """Repeating: the stream of a run of any length, of which a few batches are kept.
 
-Once the pipeline has filled, every batch is the one before with its microbatches and weight versions moved on by a
-batch's, until it drains. That holds for all schedules, with a flush or without, from the numbering of microbatches over
-all replicas: replica and stage of microbatch k are those of k plus a batch's microbatches.
+From when the pipeline has filled until it drains, every batch is the one before with its microbatches and weight
+versions moved on by a batch's. That holds for all schedules, with a flush or without, because microbatches are numbered
+over all replicas: replica and stage of microbatch k are those of k plus a batch's microbatches.
 
 batch          0    1    2    3    4    ...   n-3       n-2  n-1
 taken from     0    1    2    2    2          2         3    4     (of 5 batches, of which the third is repeated)
@@ -26,6 +26,9 @@ Block: TypeAlias = tuple[Instruction, ...]
 
 AddCheckpoints: TypeAlias = Callable[[Iterable[Instruction]], Iterable[Instruction]]
 """Puts checkpoints into a batch's block where they are due."""
+
+_Row: TypeAlias = tuple[Instruction, Callable[..., Instruction], tuple[tuple[int, int], ...] | None]
+"""An instruction of the settled block, its kind, and its numbers with how much each grows a batch."""
 
 
 class Repeating(Sequence[Instruction]):
@@ -56,7 +59,15 @@ class Repeating(Sequence[Instruction]):
         self._left_out = pipeline.batches - len(blocks)
         self._drain = settled + 1 + self._left_out
         self._before = (0, *accumulate(map(len, blocks)))
-        self._rows = tuple(self._row(instruction) for instruction in blocks[settled])
+
+        # Most instructions hold numbers alone: making them of these is several times as fast as `_later`.
+        rows: list[_Row] = []
+        for instruction in blocks[settled]:
+            later = self._later(instruction, 1)
+            values = [(getattr(instruction, field.name), getattr(later, field.name)) for field in fields(instruction)]
+            growth = tuple((a, b - a) for a, b in values if type(a) is type(b) is int)
+            rows.append((instruction, type(instruction), growth if len(growth) == len(values) else None))
+        self._rows = tuple(rows)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -74,7 +85,7 @@ class Repeating(Sequence[Instruction]):
         return self._before[-1] + self._checkpoints * len(self._blocks)
 
     def counts(self) -> Iterator[tuple[Instruction, int]]:
-        """What the stream holds but for checkpoints: an instruction, and how often it comes, with other numbers."""
+        """The stream's instructions except checkpoints, each with how often it comes with other numbers."""
         for j, block in enumerate(self._blocks):
             yield from ((instruction, self._left_out + 1 if j == self._settled else 1) for instruction in block)
 
@@ -135,64 +146,56 @@ class Repeating(Sequence[Instruction]):
         if batch < self._settled:
             block = self._blocks[batch]
         elif batch < self._drain:
-            block = self._repeated(batch - self._settled)
+            later = batch - self._settled
+            block = tuple(
+                self._later(first, later) if growth is None else kind(*[a + later * b for a, b in growth])
+                for first, kind, growth in self._rows
+            )
         else:
             block = tuple(self._later(i, self._left_out) for i in self._blocks[batch - self._left_out])
         if self._checkpoints_before(batch + 1) > self._checkpoints_before(batch):
             return tuple(self._add_checkpoints(block))
         return block
 
-    def _repeated(self, batches: int) -> Block:
-        """The settled block so many batches later."""
-        return tuple(
-            self._later(first, batches) if growth is None else kind(*[a + batches * b for a, b in growth])
-            for first, kind, growth in self._rows
-        )
-
-    def _row(self, instruction: Instruction) -> "_Row":
-        """Most instructions hold numbers alone: making them of these is several times as fast as `_later`."""
-        values, later = _values(instruction), _values(self._later(instruction, 1))
-        growth = tuple((a, b - a) for a, b in zip(values, later, strict=True) if type(a) is type(b) is int)
-        return instruction, type(instruction), growth if len(growth) == len(values) else None
-
     def _later(self, instruction: Instruction, batches: int) -> Instruction:
         """The instruction so many batches later."""
-        growth = {
-            "microbatch": self._pipeline.batch_microbatches * batches,
-            "version": self._updates * batches,
-        }
-        names = [field.name for field in fields(instruction)]
+        microbatches, versions = self._pipeline.batch_microbatches * batches, self._updates * batches
         made_of: Callable[..., Instruction] = type(instruction)
-        return made_of(*(_grown(name, getattr(instruction, name), growth) for name in names))
-
-
-_Field: TypeAlias = int | tuple[int, ...] | None
-
-_Row: TypeAlias = tuple[Instruction, Callable[..., Instruction], tuple[tuple[int, int], ...] | None]
-"""An instruction of the settled block, its kind, and its numbers with by how much each grows a batch."""
+        values = []
+        for field in fields(instruction):
+            value = getattr(instruction, field.name)
+            match field.name:
+                case "microbatch":
+                    value += microbatches
+                case "microbatches":
+                    value = tuple(k + microbatches for k in value)
+                case "version":
+                    value += versions
+            values.append(value)
+        return made_of(*values)
 
 
 def instructions_of(instructions: Sequence[Instruction], chunk: int) -> Sequence[Instruction]:
-    """Those of one chunk."""
+    """The instructions of one chunk."""
     if isinstance(instructions, Repeating):
         return instructions.of_chunk(chunk)
     return tuple(i for i in instructions if i.chunk == chunk)
 
 
 def counted(instructions: Sequence[Instruction]) -> Iterable[tuple[Instruction, int]]:
-    """The instructions, each with how often it comes with other numbers; of those repeated not the checkpoints."""
+    """The instructions, each with how often it comes with other numbers; of a repeating stream not its checkpoints."""
     return instructions.counts() if isinstance(instructions, Repeating) else ((i, 1) for i in instructions)
 
 
 def shortened(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
-    """Those of the short run, if they are repeated."""
+    """The short run's instructions where the stream repeats them, or the stream itself."""
     return tuple(chain.from_iterable(instructions.blocks)) if isinstance(instructions, Repeating) else instructions
 
 
 def retirements(instructions: Sequence[Instruction]) -> Iterator[tuple[int, ...]]:
     """For each instruction in turn, the weight versions that it is the last to need. The newest is never given up.
 
-    Looks ahead over the horizon of what is repeated, over the whole of anything else.
+    Looks ahead as far as the horizon of a repeating stream, and to the end of any other.
     """
     horizon = instructions.horizon if isinstance(instructions, Repeating) else len(instructions)
     following, ahead, needed, newest = iter(instructions), deque[Instruction](), Counter[int](), -1
@@ -220,13 +223,3 @@ def _given_up(instruction: Instruction, needed: Counter[int], newest: int) -> tu
     for version in over:
         del needed[version]
     return over
-
-
-def _values(instruction: Instruction) -> list[_Field]:
-    return [getattr(instruction, field.name) for field in fields(instruction)]
-
-
-def _grown(name: str, value: _Field, growth: dict[str, int]) -> _Field:
-    if isinstance(value, tuple):
-        return tuple(k + growth["microbatch"] for k in value) if name == "microbatches" else value
-    return value + growth[name] if name in growth and value is not None else value

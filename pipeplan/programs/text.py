@@ -37,6 +37,12 @@ from pipeplan.programs.instructions import (
     Update,
 )
 
+COMPUTE_LETTERS = frozenset("FRBIW")
+"""What the text of forward and backward work begins with; that of sends and receives begins with its direction."""
+
+UPDATE_LETTER = "U"
+"""What the text of an update begins with."""
+
 _ON_VERSION: dict[str, Callable[[int, int, int], Instruction]] = {
     "F": Forward,
     "R": Recompute,
@@ -44,12 +50,6 @@ _ON_VERSION: dict[str, Callable[[int, int, int], Instruction]] = {
     "I": BackwardInput,
     "C": Checkpoint,
 }
-COMPUTE_LETTERS = frozenset("FRBIW")
-"""What the text of forward and backward work begins with; that of sends and receives begins with its direction."""
-
-UPDATE_LETTER = "U"
-"""What the text of an update begins with."""
-
 _TRANSFERS: dict[str, Callable[[int, int, int], Instruction]] = {
     ">F": SendActivation,
     "<F": RecvActivation,
@@ -100,14 +100,15 @@ def parse_instruction(text: str) -> Instruction:
     letter, numbers, of_chunk, mark, tail = found.groups()
     chunk = int(of_chunk or 0)
     first, *more = (int(n) for n in numbers.split(","))
-    if letter in "NT" and of_chunk is None and not more:
-        return _among_stages(letter, first, mark, tail, text)
-    if tail and "," in tail:
+    alone = of_chunk is None and not more
+    if letter == "N" and mark is None and alone:
+        return ReduceNorm(first)
+    if letter == "T" and mark == ":" and alone:
+        return ReduceTied(first, tuple(int(n) for n in tail.split(",")))
+    if (tail and "," in tail) or (more and letter != "W"):
         raise _unreadable(text)
     if letter == "W" and mark != ":":
         return BackwardWeight((first, *more), int(tail or 0), chunk)
-    if more:
-        raise _unreadable(text)
     if letter in _ON_VERSION and mark != ":":
         return _ON_VERSION[letter](first, int(tail or 0), chunk)
     if letter in _TRANSFERS and mark == ":":
@@ -116,14 +117,6 @@ def parse_instruction(text: str) -> Instruction:
         return _ON_STAGE[letter](first, chunk, int(tail) if tail else None)
     if letter == UPDATE_LETTER and mark is None:
         return Update(first, chunk)
-    raise _unreadable(text)
-
-
-def _among_stages(letter: str, version: int, mark: str | None, tail: str, text: str) -> Instruction:
-    if letter == "N" and mark is None:
-        return ReduceNorm(version)
-    if letter == "T" and mark == ":":
-        return ReduceTied(version, tuple(int(n) for n in tail.split(",")))
     raise _unreadable(text)
 
 

@@ -1,8 +1,7 @@
 """Timeline: what every worker did and when. The simulator predicts it, the runtime records it.
 
-Throughput: samples a second, read off a timeline.
-
-Summary: what a timeline came to. Of a run that is too long for a timeline it is what is known of all of it.
+Rates are read off it: seconds a batch, samples a second. A summary is what a timeline came to, and all that is known of
+a run that is too long for one.
 """
 
 from collections.abc import Iterator
@@ -68,7 +67,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All workers' lanes, by rank, and what a batch holds, so that rates can be read off it."""
+    """All workers' lanes, by rank, and the number and size of the batches, from which rates follow."""
 
     lanes: tuple[Lane, ...]
     batch_size: int
@@ -109,24 +108,19 @@ def throughput_samples_per_s(timeline: Timeline) -> float:
 def batch_s(timeline: Timeline) -> float:
     """The median time between two batches' ends.
 
-    A batch ends with its last update on the input stage, the last to update, so that a flush's whole bubble counts.
-    The first batch fills the pipeline and is left out where there is more than one. The median, as in profiles, leaves
-    out what other programs took from a few batches.
+    A batch ends with its last update on the input stage's first replica: that stage is the last to update, and a
+    flush's whole bubble counts. The first batch fills the pipeline and is left out where there is more than one. The
+    median, as in profiles, leaves out what other programs took from a few batches.
     """
-    ends_s = _batch_ends_s(timeline)
+    first = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
+    columns = zip(first.instructions, first.end_s, strict=True)
+    updated_s = [end_s for text, end_s in columns if text[0] == UPDATE_LETTER]
+    updates_a_batch = len(updated_s) // timeline.batches
+    ends_s = updated_s[updates_a_batch - 1 :: updates_a_batch]
     if len(ends_s) == 1:
         start_s = min(lane.start_s[0] for lane in timeline.lanes)
         return ends_s[0] - start_s
     return median(later - earlier for earlier, later in pairwise(ends_s))
-
-
-def _batch_ends_s(timeline: Timeline) -> list[float]:
-    """When each batch was through on the input stage's first replica."""
-    lane = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
-    columns = zip(lane.instructions, lane.end_s, strict=True)
-    ends_s = [end_s for text, end_s in columns if text[0] == UPDATE_LETTER]
-    updates_a_batch = len(ends_s) // timeline.batches
-    return ends_s[updates_a_batch - 1 :: updates_a_batch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
-"""2BP (2024): the backward split in two. p1, the gradient of a stage's input, is what the stage before waits for; p2,
-the gradient of its weights, is only needed by the update.
+"""2BP (2024): the backward split in two.
+
+p1, the gradient of a stage's input, is what the stage before waits for; p2, the gradient of its weights, is only needed
+by the update.
 
 stage 0   F1 F2       I1    I2 W1,2 U1
 stage 1      F1 I1 W1 F2 I2 W2      U1      (the gap before F2 is long enough for W1)
@@ -9,11 +11,11 @@ The memory-saving variant (figure 5) does the p2 of a batch's first half half-wa
 stage 0   F1 F2       I1 W1 F3 I2 ...
 stage 1      F1 I1 W1 F2 I2 ...
 
-A pass over the streams of a schedule with a flush. Where the idle time is, only a simulation knows, so that it comes in
-as seconds an instruction (`core.split_backward` asks the simulator).
+A pass over the streams of a schedule with a flush. Only a simulation knows where the idle time is: it comes in as
+seconds an instruction (`simulation.split_backward` asks the simulator).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pipeplan.errors import require
@@ -27,7 +29,10 @@ from pipeplan.programs.instructions import (
     Update,
 )
 from pipeplan.programs.pipeline import FUSED
-from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.program import Program
+
+_ROUNDING = 1e-9
+"""A gap that is shorter than it should be by this share was made so by adding up seconds."""
 
 
 def without_weight_gradients(program: Program) -> Program:
@@ -38,17 +43,35 @@ def without_weight_gradients(program: Program) -> Program:
     """
     rule = f"must have a flush and a whole backward ({', '.join(sorted(FUSED))}) to split it in two (2BP)"
     require(program.schedule in FUSED, "schedule", rule, program.schedule)
-    return _changed(program, [_inputs_only(stream.instructions) for stream in program.streams])
+    streams = [
+        [BackwardInput(i.microbatch, i.version) if isinstance(i, Backward) else i for i in stream.instructions]
+        for stream in program.streams
+    ]
+    return _changed(program, streams)
 
 
 def with_half_way_weight_gradients(program: Program) -> Program:
     """Adds to a program with p1 alone the block of p2 for the first half of every batch (2BP 2024, figure 5).
 
-    It stands behind the last p1 of that half, and behind the send of its gradient, on every stage: all are held up for
-    the same time, so that on equal stages no new idle time comes in. An odd half is rounded down.
+    It stands after the last p1 of that half, and after the send of its gradient, on every stage: all are held up for
+    the same time, and on equal stages no new idle time comes in. An odd half is rounded down.
     """
     half = program.pipeline.microbatches // 2
-    return _changed(program, [_blocked(stream, half) for stream in program.streams])
+    streams = []
+    for stream in program.streams:
+        over = SendGradient if stream.stage > 0 else BackwardInput
+        done: list[BackwardInput] = []
+        instructions: list[Instruction] = []
+        for instruction in stream.instructions:
+            instructions.append(instruction)
+            if isinstance(instruction, BackwardInput):
+                done.append(instruction)
+            elif isinstance(instruction, Update):
+                done = []
+            if isinstance(instruction, over) and len(done) == half:
+                instructions += _concatenated(done)
+        streams.append(instructions)
+    return _changed(program, streams)
 
 
 def with_weight_gradients(program: Program, idle_s: Sequence[Sequence[float]], weight_s: Sequence[float]) -> Program:
@@ -59,60 +82,31 @@ def with_weight_gradients(program: Program, idle_s: Sequence[Sequence[float]], w
     as fit whole; what is left of a batch stands, concatenated, before its update, and what is left of a half in its
     block.
     """
-    return _changed(
-        program,
-        [_placed(stream.instructions, idle_s[rank], weight_s[rank]) for rank, stream in enumerate(program.streams)],
-    )
+    streams = []
+    for stream, gaps_s, p2_s in zip(program.streams, idle_s, weight_s, strict=True):
+        pending: list[BackwardInput] = []
+        instructions: list[Instruction] = []
+        for instruction, gap_s in zip(stream.instructions, gaps_s, strict=True):
+            if isinstance(instruction, BackwardWeight | ReduceGradients | Update):
+                fitting = len(pending)
+            else:  # a p2 that takes no time waits for the end of its batch
+                fitting = int(gap_s / p2_s * (1 + _ROUNDING)) if p2_s > 0 else 0
+            instructions += _concatenated(pending[:fitting])
+            pending = pending[fitting:]
+            if isinstance(instruction, BackwardInput):
+                pending.append(instruction)
+            if not isinstance(instruction, BackwardWeight):
+                instructions.append(instruction)
+        streams.append(instructions)
+    return _changed(program, streams)
 
 
 def _changed(program: Program, streams: Sequence[Iterable[Instruction]]) -> Program:
+    """The program with these instructions in its streams, by rank."""
     changed = zip(program.streams, streams, strict=True)
     return replace(program, streams=tuple(replace(stream, instructions=tuple(new)) for stream, new in changed))
 
 
-def _inputs_only(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    for instruction in instructions:
-        if isinstance(instruction, Backward):
-            yield BackwardInput(instruction.microbatch, instruction.version)
-        else:
-            yield instruction
-
-
-def _blocked(stream: Stream, half: int) -> Iterator[Instruction]:
-    over = SendGradient if stream.stage > 0 else BackwardInput
-    done: list[BackwardInput] = []
-    for instruction in stream.instructions:
-        yield instruction
-        if isinstance(instruction, BackwardInput):
-            done.append(instruction)
-        elif isinstance(instruction, Update):
-            done = []
-        if isinstance(instruction, over) and len(done) == half:
-            yield from _concatenated(done)
-
-
-def _placed(instructions: Sequence[Instruction], idle_s: Sequence[float], weight_s: float) -> Iterator[Instruction]:
-    pending: list[BackwardInput] = []
-    for instruction, gap_s in zip(instructions, idle_s, strict=True):
-        due = isinstance(instruction, BackwardWeight | ReduceGradients | Update)
-        fitting = len(pending) if due else _whole(gap_s, weight_s)
-        yield from _concatenated(pending[:fitting])
-        pending = pending[fitting:]
-        if isinstance(instruction, BackwardInput):
-            pending.append(instruction)
-        if not isinstance(instruction, BackwardWeight):
-            yield instruction
-
-
-def _whole(gap_s: float, weight_s: float) -> int:
-    """How many p2 fit whole into a gap. One that takes no time waits for the end of its batch."""
-    return int(gap_s / weight_s * (1 + _ROUNDING)) if weight_s > 0 else 0
-
-
-def _concatenated(done: Sequence[BackwardInput]) -> Iterator[BackwardWeight]:
-    if done:
-        yield BackwardWeight(tuple(p1.microbatch for p1 in done), done[0].version)
-
-
-_ROUNDING = 1e-9
-"""A gap that is shorter than it should be by this share was made so by adding up seconds."""
+def _concatenated(done: Sequence[BackwardInput]) -> list[BackwardWeight]:
+    """One p2 of all these microbatches, if there are any."""
+    return [BackwardWeight(tuple(p1.microbatch for p1 in done), done[0].version)] if done else []

@@ -32,7 +32,7 @@ def data_parallel_asp(pipeline: Pipeline, worker: Worker) -> Iterator[Instructio
 
     Each computes on the newest weights that there are when it starts, which miss the gradients that the other r - 1 are
     computing: w(k) = w(k - 1) - lr grad f_k(w(k - r)). A replica's share of a batch is one minibatch, and a batch makes
-    an update a replica. All make every update, in the same order, so that a version is the same everywhere.
+    an update a replica. All make every update, in the same order: a version is the same everywhere.
     Raises InvalidInputError for more than one stage.
     """
     require(pipeline.depth == 1, "stages", "must be 1 for data-parallel-asp", pipeline.depth)

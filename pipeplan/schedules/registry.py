@@ -1,4 +1,7 @@
-"""Program: a schedule's streams, one a worker, by rank. Plan in, streams out; nothing else decides what runs when."""
+"""Registry: all schedules by name, and the program that one makes for a pipeline.
+
+Pipeline and placement in, one stream a worker out: nothing else decides what runs when.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -37,9 +40,9 @@ GENERATORS: dict[str, Generator] = {
 def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *, checkpoint_every: int = 0) -> Program:
     """Generates the streams of a schedule for a pipeline.
 
-    `placement` lists the workers by rank (default: pipeline after pipeline, stage by stage). With
-    `checkpoint_every` n, every stage writes a checkpoint after each n-th batch and after the
-    last. Raises InvalidInputError for a schedule that does not exist or does not fit the pipeline.
+    `placement` lists the workers by rank (default: pipeline after pipeline, stage by stage). With `checkpoint_every` n,
+    every stage writes a checkpoint after each n-th batch and after the last. Raises InvalidInputError for a schedule
+    that does not exist or does not fit the pipeline.
     """
     require(schedule in GENERATORS, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
     equal = len(set(pipeline.replicas)) == 1
@@ -67,6 +70,7 @@ def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *
 
 
 def _recompute(instructions: Iterable[Instruction], pipeline: Pipeline, first_stage: int) -> Iterator[Instruction]:
+    """The pass that runs the forward again right before each backward, on the stages that recompute."""
     recomputes = [pipeline.recomputes(pipeline.stage_of(first_stage, chunk)) for chunk in range(pipeline.chunks)]
     for instruction in instructions:
         if isinstance(instruction, Backward | BackwardInput) and recomputes[instruction.chunk]:
