@@ -50,33 +50,32 @@ def certificate(problem: PlanningProblem, found: Partition) -> Certificate | Non
             bound=proof.bound_s,
             claim=_CLAIMS[proof.method],
         )
-    return Certificate(
-        method="machines needed",
-        quantity=QUANTITY,
-        value=found.cost_s,
-        bound=proof.bound_s,
-        claim=_claim(problem, found),
-        witness=(proof.refuted_s, *(number for row in proof.rows for number in row)),
-    )
 
-
-def _claim(problem: PlanningProblem, found: Partition) -> str:
-    """What a witness of the search by probes says, in words."""
+    # what the witness says, in words
     units = units_of(problem)[-1].units
-    proof, unit = found.proof, "machines" if len(units_of(problem)) == 1 else "units of the outermost level"
+    unit = "machines" if len(units_of(problem)) == 1 else "units of the outermost level"
     t = f"{proof.refuted_s:.6g} s"
-    text = (
+    claim = (
         f"The witness holds t = {t}, just below the bound, and then machines_needed[k] for every cut k, first to last "
         f"(cuts whose boundary takes longer than t do not count). For all j < k: machines_needed[j] <= "
         f"machines_needed[k] + the fewest {unit} on which the blocks between the cuts j and k take at most t; "
         f"machines_needed[end] = 0. So "
     )
     if len(proof.rows) == 1:
-        return text + f"the model needs {proof.rows[0][0]:.0f} > {units}."
-    return text + (
-        f"a plan needs {proof.rows[0][0]:.0f}; and by the second row, where machines_needed2[j] also is at most "
-        f"machines_needed[k] + the fewest of two and more, one that uses all {units} with a replicated stage needs "
-        f"{proof.rows[1][0]:.0f}. Without replicas none has exactly {units} stages."
+        claim += f"the model needs {proof.rows[0][0]:.0f} > {units}."
+    else:
+        claim += (
+            f"a plan needs {proof.rows[0][0]:.0f}; and by the second row, where machines_needed2[j] also is at most "
+            f"machines_needed[k] + the fewest of two and more, one that uses all {units} with a replicated stage needs "
+            f"{proof.rows[1][0]:.0f}. Without replicas none has exactly {units} stages."
+        )
+    return Certificate(
+        method="machines needed",
+        quantity=QUANTITY,
+        value=found.cost_s,
+        bound=proof.bound_s,
+        claim=claim,
+        witness=(proof.refuted_s, *(number for row in proof.rows for number in row)),
     )
 
 

@@ -275,22 +275,20 @@ def least_units(windows: Windows, machines: Machines, bottleneck_s: float) -> fl
     kept = np.flatnonzero(allowed)
     units = np.full(len(kept), np.inf)
     units[-1] = 0.0
+    bandwidth, inside = machines.bandwidth_bytes_per_s, machines.inside
     for row in reversed(range(len(kept) - 1)):
-        stages = _need(windows, int(kept[row]), kept[row + 1 :], machines, bottleneck_s)
+        start, stops = int(kept[row]), kept[row + 1 :]
+        # the least m >= 1 with compute / m <= t and, for m >= 2, exchange (m - 1)/m^2 |w| / B <= t
+        load = (windows.low_s[stops] - windows.high_s[start]) * ((1 - ROUNDING) / (bottleneck_s * inside))
+        several: FloatArray | float = np.inf
+        if not machines.straight:
+            weight_bytes = windows.least_weight_bytes[stops] - windows.most_weight_bytes[start]
+            half = weight_bytes * (machines.exchange / 2 * (1 - ROUNDING) / (bandwidth * bottleneck_s))
+            many = np.maximum(load, half + np.sqrt(np.maximum(half * (half - 2), 0.0)))
+            several = np.maximum(np.ceil(many), 2.0)
+        stages = np.where(load <= 1, 1.0, several)
         units[row] = (_fitting(windows, kept, row, stages, units[row + 1 :], machines) + units[row + 1 :]).min()
     return float(units[0])
-
-
-def _need(windows: Windows, start: int, stops: IntArray, machines: Machines, bottleneck_s: float) -> FloatArray:
-    """The least m >= 1 with compute / m <= t and, for m >= 2, exchange (m - 1)/m^2 |w| / B <= t."""
-    load = (windows.low_s[stops] - windows.high_s[start]) * ((1 - ROUNDING) / (bottleneck_s * machines.inside))
-    single = load <= 1
-    if machines.straight:
-        return np.where(single, 1.0, np.inf)
-    weight_bytes = windows.least_weight_bytes[stops] - windows.most_weight_bytes[start]
-    half = weight_bytes * (machines.exchange / 2 * (1 - ROUNDING) / (machines.bandwidth_bytes_per_s * bottleneck_s))
-    many = np.maximum(load, half + np.sqrt(np.maximum(half * (half - 2), 0.0)))
-    return np.where(single, 1.0, np.maximum(np.ceil(many), 2.0))
 
 
 def _fitting(

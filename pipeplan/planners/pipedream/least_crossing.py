@@ -71,7 +71,7 @@ def least_crossing(
 ) -> LeastCrossing:
     """The least over all cuts with `inside` before and `outside` behind them, if it is within the limit.
 
-    `inside` holds all that its members read, `outside` all that reads its members. O(outputs of the cut x arcs).
+    `inside` holds all that its members read, `outside` all that reads its members. O(augmenting paths x arcs).
     """
     network = _Network()
     source, sink = network.node(), network.node()

@@ -132,26 +132,23 @@ class LevelSearch:
 
     def stage_s(self, start: int, stop: int, units: int) -> float:
         """T^k(start..stop, units), exactly."""
-        weight_bytes = self.space.weight_bytes[stop] - self.space.weight_bytes[start]
         # step 1: W_k(m)
-        exchange_s = float(self.space.exchange_s(self.level, weight_bytes, units))
-        # step 2: T^k = 1/m max(A^{k-1}, W_k(m))
-        return max(self._unit_s(start, stop, exchange_s), exchange_s) / units
-
-    def _unit_s(self, start: int, stop: int, enough_s: float) -> float:
-        """A^{k-1}, what one unit takes; or an upper bound, if that is at most `enough_s`."""
-        compute_s = float(self.space.compute_s[stop] - self.space.compute_s[start])
-        if self.inner is None:
-            return compute_s
         weight_bytes = self.space.weight_bytes[stop] - self.space.weight_bytes[start]
-        least_s = compute_s / self.devices
-        most_s = max(least_s, float(weight_bytes) * self.inner.parallel_s_per_byte)
-        if most_s <= max(enough_s, least_s):
-            return most_s
-        known = self.known.get(start)
-        if known is None or len(known) <= stop or np.isnan(known[stop]):
-            known = self._learn(start, stop)
-        return float(known[stop])
+        exchange_s = float(self.space.exchange_s(self.level, weight_bytes, units))
+
+        # A^{k-1}, what one unit takes; an upper bound is enough if it is at most the exchange, or equals the lower one
+        unit_s = float(self.space.compute_s[stop] - self.space.compute_s[start])
+        if self.inner is not None:
+            least_s = unit_s / self.devices
+            unit_s = max(least_s, float(weight_bytes) * self.inner.parallel_s_per_byte)
+            if unit_s > max(exchange_s, least_s):
+                known = self.known.get(start)
+                if known is None or len(known) <= stop or np.isnan(known[stop]):
+                    known = self._learn(start, stop)
+                unit_s = float(known[stop])
+
+        # step 2
+        return max(unit_s, exchange_s) / units
 
     def _learn(self, start: int, stop: int) -> FloatArray:
         """A^{k-1} from a state, exactly: to one stop, or at little more cost to all that are as near."""
@@ -297,24 +294,26 @@ class LevelSearch:
         needs = self.needs(bottleneck_s, int(between[0]), int(between[-1]))
         while True:
             self.probes += 1
-            stages, table = self._try(needs, states)
+            # one look with the bounds known so far: stages that may be within the bottleneck, on all units
+            table = least_units(needs, states, self.units)
+            if table.least[0] > self.units:
+                return None, table
+            found = path(table)
+            if not (self.fewer or table.least[0] == self.units or any(units > 1 for _, _, units in found)):
+                # units are left over and every stage has one: from one unit to two T may rise, as the exchange begins
+                replicas = least_with_replicas(needs, table)
+                if replicas.least[0] <= self.units:
+                    found = path_with_replicas(needs, table, replicas)
+                else:
+                    straight = straight_path(needs, table, self.units)
+                    table = replace(table, replicated=replicas.least)
+                    if straight is None:
+                        return None, table
+                    found = straight
+            stages = self.spread(found)
             # for devices the closed form is exact; a stage of networks may turn out slower: then it is known, try again
-            if stages is None or self.inner is None or self.cost_s(stages) <= bottleneck_s * (1 + 2 * ROUNDING):
+            if self.inner is None or self.cost_s(stages) <= bottleneck_s * (1 + 2 * ROUNDING):
                 return stages, table
-
-    def _try(self, needs: UnitsNeeded, states: IntArray) -> tuple[Stages | None, Table]:
-        """One look with the bounds known so far: stages that may be within the bottleneck, on all units."""
-        table = least_units(needs, states, self.units)
-        if table.least[0] > self.units:
-            return None, table
-        stages = path(table)
-        if self.fewer or table.least[0] == self.units or any(units > 1 for _, _, units in stages):
-            return self.spread(stages), table
-        # units are left over and every stage has one: T may rise from one unit to two, where the exchange begins
-        replicas = least_with_replicas(needs, table)
-        if replicas.least[0] <= self.units:
-            return self.spread(path_with_replicas(needs, table, replicas)), table
-        return straight_path(needs, table, self.units), replace(table, replicated=replicas.least)
 
     def spread(self, stages: Stages) -> Stages:
         """The stages on all units: the first that has more than one unit takes those that are left over."""
@@ -331,7 +330,19 @@ class LevelSearch:
 
         An upper bound: compute and exchange alone limit how far a stage on m units goes, and likewise a unit inside.
         """
-        reach = [self._reach(bottleneck_s, units, start, stop) for units in range(1, self.units + 1)]
+        # how far one stage on so many units goes at best, from each state
+        part, reach = slice(start, stop + 1), list[IntArray]()
+        for units in range(1, self.units + 1):
+            within_s = bottleneck_s * units * (1 + ROUNDING)
+            alone = _last_within(self.space.compute_s[part], within_s * self.devices)
+            if units > 1:
+                within_bytes = within_s / float(self.space.exchange_s(self.level, 1.0, units))
+                alone = np.minimum(alone, _last_within(self.space.weight_bytes[part], within_bytes))
+            elif self.inner is not None and self.inner.units <= _MANY_UNITS:
+                alone = np.minimum(alone, self.inner.furthest(bottleneck_s, start, stop) - start)
+            reach.append(alone)
+
+        # how far several go: the last stage begins where the others may be cut
         here = np.arange(stop - start + 1)
         allowed = np.flatnonzero(self.space.allowed(self.level, bottleneck_s)[start : stop + 1])
         nearest = np.searchsorted(allowed, here, side="right") - 1
@@ -343,18 +354,6 @@ class LevelSearch:
                 break
             ends.append(np.maximum(cut_at[furthest], here))
         return np.asarray(furthest + start)
-
-    def _reach(self, bottleneck_s: float, units: int, start: int, stop: int) -> IntArray:
-        """How far one stage on so many units goes at best, from each state."""
-        space, within_s = self.space, bottleneck_s * units * (1 + ROUNDING)
-        part = slice(start, stop + 1)
-        reach = _last_within(space.compute_s[part], within_s * self.devices)
-        if units > 1:
-            within_bytes = within_s / float(space.exchange_s(self.level, 1.0, units))
-            reach = np.minimum(reach, _last_within(space.weight_bytes[part], within_bytes))
-        elif self.inner is not None and self.inner.units <= _MANY_UNITS:
-            reach = np.minimum(reach, self.inner.furthest(bottleneck_s, start, stop) - start)
-        return reach
 
 
 def _last_within(sums: FloatArray, allowance: float) -> IntArray:

@@ -87,9 +87,16 @@ class Released:
             best = self.single_s(units)[starts]
             if self.fewer and tables:
                 best = np.minimum(best, tables[-1])
-            # step 4
+            # step 4, over the machines of the last stage and where it begins
             for last in range(1, min(2, units) if self.straight else units):
-                best = np.minimum(best, _joined(tables[units - last - 1], self.last_s(last)))
+                before, last_s = tables[units - last - 1], self.last_s(last)
+                if len(before) == 1:
+                    joined = np.maximum(before[0, :, None], last_s).min(axis=0)[None]
+                else:
+                    joined = np.full_like(before, np.inf)
+                    for cut in range(1, before.shape[1] - 1):
+                        np.minimum(joined, np.maximum(before[:, cut, None], last_s[cut]), out=joined)
+                best = np.minimum(best, joined)
             tables.append(best)
         return tables
 
@@ -145,16 +152,6 @@ def stages_of(states: States) -> BoolArray:
     if states.before is not None:
         return states.before
     return np.triu(np.ones((len(states),) * 2, dtype=bool), k=1)
-
-
-def _joined(before: FloatArray, last_s: FloatArray) -> FloatArray:
-    """The least over where the last stage begins, of the larger of both."""
-    if len(before) == 1:
-        return np.asarray(np.maximum(before[0, :, None], last_s).min(axis=0)[None])
-    best = np.full_like(before, np.inf)
-    for cut in range(1, before.shape[1] - 1):
-        np.minimum(best, np.maximum(before[:, cut, None], last_s[cut]), out=best)
-    return best
 
 
 class ReleasedProgram:

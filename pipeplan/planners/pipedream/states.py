@@ -178,6 +178,13 @@ def _line_states(
     order, places = np.asarray(line.order), np.asarray(chosen)
     sums = [np.concatenate(([0.0], np.cumsum(values[order])))[places] for values in _summed(profile, measured)]
     boundary = crossing_bytes(graph, line.order, [block.output_bytes for block in measured])[places]
+
+    workspaces = [measured[block].workspace_bytes for block in line.order]
+    transient_bytes = np.zeros((len(places),) * 2) if any(workspaces) else None
+    if transient_bytes is not None:
+        for index, start in enumerate(places.tolist()):
+            largest = np.maximum.accumulate(np.asarray([0, *workspaces[start:]]))
+            transient_bytes[index, index:] = largest[places[index:] - start]
     return CutStates(
         states=States(
             compute_s=sums[0],
@@ -185,7 +192,7 @@ def _line_states(
             activation_bytes=sums[2],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
-            transient_bytes=_transients_by_place([measured[block].workspace_bytes for block in line.order], places),
+            transient_bytes=transient_bytes,
         ),
         blocks_before=places,
         order=line.order,
@@ -204,6 +211,14 @@ def states_of(
     single = inside.astype(np.float32)
     before = single @ single.T == single.sum(axis=1)[:, None]
     np.fill_diagonal(before, False)
+
+    # [a, b]: the largest workspace of a block in b and not in a
+    workspaces = [block.workspace_bytes for block in measured]
+    transient_bytes = np.zeros((len(inside),) * 2) if any(workspaces) else None
+    if transient_bytes is not None:
+        for size in sorted(set(workspaces) - {0}):
+            columns = inside[:, [block for block, own in enumerate(workspaces) if own == size]]
+            transient_bytes[columns @ columns.T < columns.sum(axis=1)] = size
     return CutStates(
         states=States(
             compute_s=sums[0],
@@ -212,7 +227,7 @@ def states_of(
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
             before=before,
-            transient_bytes=_transients(inside, [block.workspace_bytes for block in measured]),
+            transient_bytes=transient_bytes,
         ),
         blocks_before=np.asarray(inside.sum(axis=1), dtype=np.int64),
         order=tuple(range(len(graph))),
@@ -246,29 +261,6 @@ def _inputs(graph: Graph, measured: Sequence[Measurement], boundary: FloatArray)
     inputs = boundary.copy()
     inputs[0] = loaded_bytes(graph, measured)
     return inputs
-
-
-def _transients(inside: FloatArray, workspace_bytes: Sequence[int]) -> FloatArray | None:
-    """[a, b]: the largest workspace of a block in b and not in a; None if there is none."""
-    if not any(workspace_bytes):
-        return None
-    table = np.zeros((len(inside),) * 2)
-    for size in sorted(set(workspace_bytes) - {0}):
-        columns = inside[:, [block for block, own in enumerate(workspace_bytes) if own == size]]
-        more = columns.sum(axis=1)
-        table[columns @ columns.T < more] = size
-    return table
-
-
-def _transients_by_place(workspace_bytes: Sequence[int], places: IntArray) -> FloatArray | None:
-    """[a, b]: the largest workspace of a block between two places of an order; None if there is none."""
-    if not any(workspace_bytes):
-        return None
-    table = np.zeros((len(places),) * 2)
-    for index, start in enumerate(places.tolist()):
-        largest = np.maximum.accumulate(np.asarray([0, *workspace_bytes[start:]]))
-        table[index, index:] = largest[places[index:] - start]
-    return table
 
 
 def _costing_nothing(profile: Profile, graph: Graph, measured: Sequence[Measurement]) -> frozenset[int]:

@@ -161,9 +161,23 @@ def _least_sent(
     # read off from the front
     here, over = 0, left
     for stages in reversed(range(1, len(layers))):
-        edge, units, over = _first_choice(level, edges, layers, tables, stages, here, over)
-        yield _stage(edges, edge, units)
-        here = int(edges.stop[edge])
+        row = slice(*np.searchsorted(edges.start, (here, here + 1)))
+        part = Edges(
+            states=edges.states,
+            start=edges.start[row],
+            stop=edges.stop[row],
+            need=edges.need[row],
+            two=edges.two[row],
+        )
+        # of the edges from here that are part of the least, that of the smallest cut, then of the fewest units
+        choices = [_sent(level, part, layers, tables[stages - 1], stages, extra)[:, over] for extra in range(left + 1)]
+        sent = np.stack(choices)
+        enough = sent.min() * (1 + ROUNDING)
+        edge, extra = (int(found[0]) for found in np.nonzero((sent <= enough).T))
+        units = int(part.need[edge]) + extra
+        over += int(layers[stages][here]) - units - int(layers[stages - 1][part.stop[edge]])
+        yield _stage(part, edge, units)
+        here = int(part.stop[edge])
 
 
 def _sent(
@@ -184,33 +198,6 @@ def _sent(
     own = space.exchange * (units - 1) / units * weight_bytes + behind
     sent = table[edges.stop[:, None], np.clip(over, 0, table.shape[1] - 1)] + own[:, None]
     return np.where(inside, sent, np.inf)
-
-
-def _first_choice(
-    level: LevelSearch,
-    edges: Edges,
-    layers: list[FloatArray],
-    tables: list[FloatArray],
-    stages: int,
-    here: int,
-    over: int,
-) -> tuple[int, int, int]:
-    """Of the edges that are part of the least: that of the smallest cut, then fewest units; its units; what is left."""
-    row = slice(*np.searchsorted(edges.start, (here, here + 1)))
-    part = Edges(
-        states=edges.states,
-        start=edges.start[row],
-        stop=edges.stop[row],
-        need=edges.need[row],
-        two=edges.two[row],
-    )
-    width = tables[0].shape[1]
-    sent = np.stack([_sent(level, part, layers, tables[stages - 1], stages, extra)[:, over] for extra in range(width)])
-    enough = sent.min() * (1 + ROUNDING)
-    edge, extra = (int(found[0]) for found in np.nonzero((sent <= enough).T))
-    units = int(part.need[edge]) + extra
-    beyond = over + int(layers[stages][here]) - units - int(layers[stages - 1][part.stop[edge]])
-    return row.start + edge, units, beyond
 
 
 def _stage(edges: Edges, edge: int, units: int) -> tuple[int, int, int]:
