@@ -1,8 +1,10 @@
 """Certificate: why no partition is faster, as numbers that can be checked without trusting the search.
 
-Let n(k) be a number for every cut k, 0 for the end, with n(j) <= n(k) + the least machines that the blocks between
-cut j and cut k need for a bottleneck of at most t, for all j < k. Added up along any pipeline within t, that says
-that it needs at least n(start) machines. If there are fewer, no pipeline is within t.
+The witness is a number n(k) for every cut k, 0 for the end. For all j < k, n(j) <= n(k) + the least machines on which
+the blocks between cut j and cut k take at most t. Added up along any pipeline within t, this says that the pipeline
+needs at least n(start) machines. If there are fewer, no pipeline is within t.
+
+The check solves PipeDream's recurrence again, by plain loops; the steps have the numbers of `space`.
 """
 
 from collections.abc import Iterator
@@ -20,13 +22,13 @@ from pipeplan.planners.problem import PlanningProblem
 QUANTITY = "slowest stage, seconds a minibatch"
 
 _ROUNDING = 1e-12
-"""How much sums in another order may differ, relatively; a witness is further below its bound than that."""
+"""How much sums in another order may differ, relatively; the gap of a witness to its bound is larger."""
 
 _EQUAL = 1e-11
 """Times that differ by less are the same time."""
 
 _CHECKED = 5_000_000
-"""Stages that the plain recurrence of the check goes through: some ten seconds."""
+"""Stages that the plain recurrence of the check may solve: some ten seconds."""
 
 _CLAIMS = {
     "recurrence": "Every partition was compared, by the recurrence: solving it again gives the bound.",
@@ -36,7 +38,7 @@ _CLAIMS = {
 
 
 def certificate(problem: PlanningProblem, found: Partition) -> Certificate | None:
-    """What the search found out about its own answer; none for the released program's, which searches otherwise."""
+    """What the search proves about its answer; None for the released program, which searches in another way."""
     if released(problem):
         return None
     proof = found.proof
@@ -48,32 +50,32 @@ def certificate(problem: PlanningProblem, found: Partition) -> Certificate | Non
             bound=proof.bound_s,
             claim=_CLAIMS[proof.method],
         )
-    return Certificate(
-        method="machines needed",
-        quantity=QUANTITY,
-        value=found.cost_s,
-        bound=proof.bound_s,
-        claim=_claim(problem, found),
-        witness=(proof.refuted_s, *(number for row in proof.rows for number in row)),
-    )
 
-
-def _claim(problem: PlanningProblem, found: Partition) -> str:
+    # what the witness says, in words
     units = units_of(problem)[-1].units
-    proof, unit = found.proof, "machines" if len(units_of(problem)) == 1 else "units of the outermost level"
+    unit = "machines" if len(units_of(problem)) == 1 else "units of the outermost level"
     t = f"{proof.refuted_s:.6g} s"
-    text = (
+    claim = (
         f"The witness holds t = {t}, just below the bound, and then machines_needed[k] for every cut k, first to last "
         f"(cuts whose boundary takes longer than t do not count). For all j < k: machines_needed[j] <= "
         f"machines_needed[k] + the fewest {unit} on which the blocks between the cuts j and k take at most t; "
         f"machines_needed[end] = 0. So "
     )
     if len(proof.rows) == 1:
-        return text + f"the model needs {proof.rows[0][0]:.0f} > {units}."
-    return text + (
-        f"a plan needs {proof.rows[0][0]:.0f}; and by the second row, where machines_needed2[j] also is at most "
-        f"machines_needed[k] + the fewest of two and more, one that uses all {units} with a replicated stage needs "
-        f"{proof.rows[1][0]:.0f}. Without replicas none has exactly {units} stages."
+        claim += f"the model needs {proof.rows[0][0]:.0f} > {units}."
+    else:
+        claim += (
+            f"a plan needs {proof.rows[0][0]:.0f}; and by the second row, where machines_needed2[j] also is at most "
+            f"machines_needed[k] + the fewest of two and more, one that uses all {units} with a replicated stage needs "
+            f"{proof.rows[1][0]:.0f}. Without replicas none has exactly {units} stages."
+        )
+    return Certificate(
+        method="machines needed",
+        quantity=QUANTITY,
+        value=found.cost_s,
+        bound=proof.bound_s,
+        claim=claim,
+        witness=(proof.refuted_s, *(number for row in proof.rows for number in row)),
     )
 
 
@@ -104,6 +106,7 @@ def check_certificate(plan: Plan, problem: PlanningProblem) -> None:
 
 
 def _check_witness(check: "_Check", held: Certificate, *, fewer: bool) -> None:
+    """Checks the inequality of every pair of cuts, and that more machines are needed than there are."""
     refuted_s, count = held.witness[0], len(check.states)
     rows = [held.witness[1 : 1 + count], held.witness[1 + count :]]
     _require(len(rows[0]) == count and len(rows[1]) in (0, count), "its witness has not a number for every cut")
@@ -154,7 +157,8 @@ class _Check:
     def needs(self, j: int, k: int, bottleneck_s: float, wanted: float) -> tuple[float, float]:
         """The fewest units on which the blocks take at most the bottleneck, and the fewest of two and more.
 
-        At least: where a unit has units inside, what it can do at best is enough to know if it is `wanted` or more.
+        Both are lower bounds if a unit has units inside: what it can do at best may tell already that `wanted` or more
+        are needed.
         """
         level = len(self.levels) - 1
         inside = 1
@@ -167,6 +171,7 @@ class _Check:
         return need
 
     def _fewest(self, j: int, k: int, unit_s: float, bottleneck_s: float) -> tuple[float, float]:
+        # steps 1 and 2, solved for m
         exchange = self.factor * self._weight_bytes(j, k) / (self.levels[-1].bandwidth_bytes_per_s * bottleneck_s)
         exchange *= 1 - _ROUNDING
         by_exchange = (exchange + sqrt(exchange * (exchange - 4))) / 2 if exchange > 4 else 2.0
@@ -174,28 +179,29 @@ class _Check:
         return 1.0 if unit_s * (1 - _ROUNDING) <= bottleneck_s else two, two
 
     def value_s(self, level: int, j: int, k: int, units: int) -> float:
-        """A of the level inside `level`, by the recurrence."""
+        """A(j..k, units) of the level inside `level`, by the recurrence."""
         if level == 0:
             return self._compute_s(j, k)
         key = (level, j, k, units)
-        if key not in self._known:
-            _require(len(self._known) < _CHECKED, "it is too large to be checked")
-            self._known[key] = min(self._ways_s(level, j, k, units))
-        return self._known[key]
-
-    def _ways_s(self, level: int, j: int, k: int, units: int) -> Iterator[float]:
-        links = self.levels[level - 1]
-        yield self._stage_s(level, j, k, units)
+        if key in self._known:
+            return self._known[key]
+        _require(len(self._known) < _CHECKED, "it is too large to be checked")
+        # step 3: a single stage
+        best_s = self._stage_s(level, j, k, units)
+        # step 4: an optimal pipeline to the cut, the boundary, a last stage
         for cut in range(len(self.states)):
             if self.between(j, cut) and self.between(cut, k):
-                boundary_s = 2 * float(self.states.boundary_bytes[cut]) / links.bandwidth_bytes_per_s
+                boundary_s = 2 * float(self.states.boundary_bytes[cut]) / self.levels[level - 1].bandwidth_bytes_per_s
                 for last in range(1, units):
                     before_s = self.value_s(level, j, cut, units - last)
-                    yield max(before_s, boundary_s, self._stage_s(level, cut, k, last))
+                    best_s = min(best_s, max(before_s, boundary_s, self._stage_s(level, cut, k, last)))
+        self._known[key] = best_s
+        return best_s
 
     def _stage_s(self, level: int, j: int, k: int, units: int) -> float:
         links = self.levels[level - 1]
         inside = self.levels[level - 2].units if level > 1 else 1
+        # steps 1 and 2
         share = self.factor * (units - 1) / units
         exchange_s = share * self._weight_bytes(j, k) / links.bandwidth_bytes_per_s
         return max(self.value_s(level - 1, j, k, inside), exchange_s) / units

@@ -1,13 +1,12 @@
-"""Memory in a partition: what fits, and the search on one level when that decides.
+"""Fitting: what a stage holds, and the search for stages that fit on one level.
 
-A stage on r of the devices has ceil(devices from its first on / r) minibatches in flight (PipeDream 2018, section
-3.3): 1 + ceil(behind / r). Fewer devices behind a stage, or more on it, never make it hold more: so the fewest devices
-from each state to the end are the best for memory as well, and the closed form of `probe` goes on with what
-is behind known. Devices that are left over go to the first stage, behind which nothing changes. What that argument
-does not reach (a first stage of one device that may not have two) is left to `recurrence`.
+A stage on r devices has ceil(devices from this stage on / r) minibatches in flight (PipeDream 2018, section 3.3), which
+is 1 + ceil(devices behind / r). Fewer devices behind a stage, or more on it, never make it hold more. So the fewest
+devices from each state to the end are the best for memory as well: the closed form of `probe` serves here too, from
+the end, where the devices behind a stage are known. Devices that are left over go to the first stage, as it is behind
+no other. That argument does not reach a first stage of one device that may not have two: `memory_recurrence` does.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +22,7 @@ from pipeplan.planners.pipedream.states import States
 class Law:
     """Bytes held = fixed + held x each, of a stage's weights, activations, input and largest transient, in this order.
 
-    `held` are the minibatches in flight. Both accountings of `cost.memory` are of this form.
+    `held` is the number of minibatches in flight. Both accountings of `costs.memory` have this form.
     """
 
     fixed: tuple[float, float, float, float]
@@ -47,7 +46,7 @@ class Memory:
         return np.asarray(fixed + held * each)
 
     def most_in_flight(self, rows: IntArray, columns: IntArray) -> FloatArray:
-        """How many minibatches may be in flight; infinite where they take nothing, below 1 where nothing fits."""
+        """How many minibatches may be in flight; infinite if they take nothing, below 1 if nothing fits."""
         fixed, each = (self.weighted(factors, rows, columns) for factors in (self.law.fixed, self.law.each))
         left = self.law.limit_bytes - fixed
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -86,7 +85,7 @@ def in_flight(replicas: list[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fitting:
-    """Stages that fit, and the bottleneck below which none do. Equal: a proven optimum."""
+    """Stages that fit, and the bottleneck below which none do. If both are equal, the optimum is proven."""
 
     cost_s: float
     stages: Stages
@@ -104,7 +103,10 @@ class FittingSearch:
         """The optimum, or bounds of it, from stages that fit and what is refuted already."""
         cost_s, low_s = self.level.measured(stages).cost_s, refuted_s
         while cost_s * (1 - STEP) > low_s:
-            bottleneck_s = self._between(low_s, cost_s * (1 - STEP))
+            # the geometric mean, or the upper end when both are next to equal
+            high_s = cost_s * (1 - STEP)
+            middle_s = float(np.sqrt(max(low_s, high_s * 1e-18) * high_s))
+            bottleneck_s = high_s if high_s <= low_s * (1 + 1e-9) else min(middle_s, high_s)
             found, table = self._probe(bottleneck_s)
             if found is not None:
                 cost_s, stages = self.level.measured(found).cost_s, found
@@ -114,12 +116,8 @@ class FittingSearch:
                 refuted_s = bottleneck_s
         return Fitting(cost_s=cost_s, stages=stages, refuted_s=min(refuted_s / (1 - STEP), cost_s))
 
-    def _between(self, low_s: float, high_s: float) -> float:
-        middle_s = float(np.sqrt(max(low_s, high_s * 1e-18) * high_s))
-        return high_s if high_s <= low_s * (1 + 1e-9) else min(middle_s, high_s)
-
     def _probe(self, bottleneck_s: float) -> tuple[Stages | None, Table]:
-        """Stages within the bottleneck that fit, where the argument finds some; and the fewest devices."""
+        """Stages within the bottleneck that fit, if the argument finds some; and the fewest devices."""
         level = self.level
         states = level.states(level.space.within(0, level.space.last), bottleneck_s)
         needs = level.needs(bottleneck_s, 0, level.space.last)
@@ -134,7 +132,19 @@ class FittingSearch:
         table = Table(states=states, least=least, after=after)
         if least[0] > level.units:
             return None, table
-        return self._stages(needs, table), table
+
+        # on all units: the first stage takes what is left over, if it may have two or more
+        need, two = self.needs_of_row(needs, states, 0, least)
+        left = 0
+        if not level.fewer and least[0] < level.units:
+            need = two
+            if (need + least[1:]).min() > level.units:
+                return None, table
+            left = level.units - int((need + least[1:]).min())
+        total = need + least[1:]
+        step = int(total.argmin())
+        first = (int(states[0]), int(states[1 + step]), int(need[step]) + left)
+        return (first, *path(table, 1 + step)), table
 
     def needs_of_row(
         self, needs: UnitsNeeded, states: IntArray, here: int, least: FloatArray
@@ -150,27 +160,12 @@ class FittingSearch:
         two = np.maximum(two, fitting)
         return np.where((need == 1) & (fitting <= 1), 1.0, two), two
 
-    def _stages(self, needs: UnitsNeeded, table: Table) -> Stages | None:
-        """On all units: the first stage takes what is left over, if it has two or more."""
-        level, least = self.level, table.least
-        need, two = self.needs_of_row(needs, table.states, 0, least)
-        left = 0
-        if not level.fewer and least[0] < level.units:
-            need = two
-            if (need + least[1:]).min() > level.units:
-                return None
-            left = level.units - int((need + least[1:]).min())
-        total = need + least[1:]
-        step = int(total.argmin())
-        first = (int(table.states[0]), int(table.states[1 + step]), int(need[step]) + left)
-        return (first, *path(table, 1 + step))
-
 
 def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float, Stages]:
     """The least that the worst device must hold if time does not matter, and stages that hold no more.
 
-    A limit is tried by the least devices from every state to the end; it is set to what the stages that were found
-    hold, until nothing below it will do.
+    Each limit is tried by the least devices from every state to the end. The next limit is below what the stages found
+    hold, until none will do.
     """
     every = np.arange(len(space))
     fixed, each = (memory.weighted(factors, every, every) for factors in (memory.law.fixed, memory.law.each))
@@ -195,6 +190,7 @@ def _largest(memory: Memory, stages: Stages) -> float:
 
 
 def _within(fixed: FloatArray, each: FloatArray, space: PartitionSpace, limit: float, devices: int) -> Stages | None:
+    """Stages that hold at most the limit, on all devices; None if they need more than there are."""
     least = np.full(len(space), np.inf)
     least[-1] = 0.0
     choice = np.zeros((2, len(space)), dtype=np.int64)
@@ -209,12 +205,11 @@ def _within(fixed: FloatArray, each: FloatArray, space: PartitionSpace, limit: f
         least[here] = need[step] + least[after[step]]
         if np.isfinite(least[here]):
             choice[:, here] = after[step], need[step]
-    return None if least[0] > devices else tuple(_read(choice, space.last, devices - int(least[0])))
-
-
-def _read(choice: IntArray, last: int, left: int) -> Iterator[tuple[int, int, int]]:
-    here = 0
-    while here < last:
+    if least[0] > devices:
+        return None
+    stages, here, left = [], 0, devices - int(least[0])
+    while here < space.last:
         stop, units = (int(value) for value in choice[:, here])
-        yield here, stop, units + (left if here == 0 else 0)
+        stages.append((here, stop, units + (left if here == 0 else 0)))
         here = stop
+    return tuple(stages)

@@ -1,27 +1,29 @@
 """Graph bound: a time below which no plan of a graph is, without listing the graph's cuts.
 
 Cuts are put into windows by how much compute they have before them. A window [low, high] stands for all cuts I with
-low <= c(I) <= high, and what holds for all of them is:
+low <= c(I) <= high. For all of them holds:
 
     inside     every block b with c(all) - c(b and what depends on it) < low: without b none of those would be in I
     outside    every block b with c(b and what it depends on) > high
-    weights    at least those of the blocks inside, and the least that compute up to `low` can be had for among the
-               others (blocks by their weights a second, the last one in part); at most all but the same of the rest
+    weights    at least those of the blocks inside, and the least weights of other blocks that add up to `low` compute
+               (blocks by their weights a second, the last one in part); at most all but the same of the rest
     boundary   at least the fewest bytes that cross any cut with these blocks inside and outside (`least_crossing`), of
                this window or of one around it
 
-Every plan maps to a path over windows, by the windows of its cuts, leaving out the stages that begin and end in the
-same one. A stage from window g to window h computes at least low(h) - high(g) and has at least the least weights of h
-less the most of g; it crosses at least h's least boundary. So the least number of devices over all such paths within a
-bottleneck t is at most that of any plan within t: where it exceeds the devices that are there, no plan is within t.
-That holds on several levels of network too, if all of it is as fast as the fastest: a stage on n devices takes at
-least compute / n, and its slowest exchange at least (n - 1)/n |w| factor / (n B). It holds for the units of an outer
-level too, each as fast as all its devices together, behind the fastest link from that level on. A stage of m devices,
-behind which there are at least r, has ceil((m + r) / m) minibatches in flight, whose weights and activations must fit.
+Every plan maps to a path over the windows of its cuts, without the stages that begin and end in the same window. A
+stage from window g to window h computes at least low(h) - high(g), has at least the least weights of h less the most of
+g, and crosses at least h's least boundary. So within a bottleneck t, no plan needs fewer devices than the path that
+needs the fewest. If that is more than there are, no plan is within t. The path is that of `probe`: PipeDream's
+recurrence at one bottleneck, with these bounds in place of the terms.
+
+The same holds on several levels of network if all links count as fast as the fastest: a stage on n devices takes at
+least compute / n, and its slowest exchange at least (n - 1)/n |w| factor / (n B). And it holds for the units of an
+outer level, each as fast as all its devices together, joined by the fastest links from that level on. A stage of m
+devices, with at least r devices behind it, has ceil((m + r) / m) minibatches in flight, whose weights and activations
+must fit.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,30 +34,30 @@ from pipeplan.planners.pipedream.least_crossing import least_crossing
 from pipeplan.planners.pipedream.states import grid_s
 
 WINDOWS = 500
-"""Equal windows. The finer, the nearer the bound."""
+"""Equal windows. The more, the nearer the bound."""
 
 PLACES_AT_MOST = 500
 """Windows of cuts that are known."""
 
 BLOCKS_AT_MOST = 4000
-"""What depends on what is a table; beyond, the bound is compute alone."""
+"""Blocks up to which there is a table of what depends on what; beyond, the bound is compute alone."""
 
 ROUNDING = 1e-12
 """Sums in different orders differ by less."""
 
 PRECISION = 1e-4
-"""How near to the least time that it cannot refute the bound comes."""
+"""How near the bound comes to the least time that it cannot refute, relatively."""
 
 FLOWS_AT_MOST = 250
-"""Searches for the fewest bytes that cross a range of windows: about a millisecond each for a thousand blocks."""
+"""Searches for the fewest bytes across a range of windows: about a millisecond each for a thousand blocks."""
 
 _ROWS = 500
-"""Sets that are looked at at once."""
+"""Sets that are summed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Windows:
-    """By window, ascending, the first being the start and the last the end of the model.
+    """By window, ascending; the first is the start and the last the end of the model.
 
     `cheap` are cuts that were found on the way, of few bytes for where they are.
     """
@@ -85,12 +87,18 @@ class Blocks:
 
 
 def windows_of(blocks: Blocks, sides: "Sides", limit_bytes: float, places_s: FloatArray) -> Windows:
-    """The windows of a graph. Boundaries of more bytes than the limit are only known to be that.
+    """The windows of a graph. Of a boundary of more bytes than the limit, only that is known.
 
-    `places_s`: amounts of compute at which a cut is known, and gets a window of its own.
+    `places_s`: the compute before known cuts, each of which gets a window of its own.
     """
     total_s = float(blocks.compute_s.sum())
-    low_s, high_s = _edges(total_s, places_s)
+    # equal windows, and one for each place; compute is a multiple of a unit, so windows need not overlap
+    unit_s = grid_s(total_s)
+    some = places_s[np.unique(np.linspace(0, len(places_s) - 1, PLACES_AT_MOST).astype(int))] if len(places_s) else []
+    even = np.rint(np.linspace(0.0, total_s, WINDOWS + 1) / unit_s) * unit_s
+    edges = np.unique(np.concatenate((even, some, np.add(some, unit_s), [total_s + unit_s])))
+    low_s, high_s = edges[:-1], edges[1:] - unit_s
+
     certain = sides.certain(low_s, high_s)
     weights = _range(blocks.weight_bytes, certain, low_s, high_s, blocks.compute_s)
     activations = _range(blocks.activation_bytes, certain, low_s, high_s, blocks.compute_s)
@@ -107,27 +115,22 @@ def windows_of(blocks: Blocks, sides: "Sides", limit_bytes: float, places_s: Flo
     )
 
 
-def _edges(total_s: float, places_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Equal windows, and one for each place. Compute is a multiple of a unit, so that windows need not overlap."""
-    unit_s = grid_s(total_s)
-    some = places_s[np.unique(np.linspace(0, len(places_s) - 1, PLACES_AT_MOST).astype(int))] if len(places_s) else []
-    even = np.rint(np.linspace(0.0, total_s, WINDOWS + 1) / unit_s) * unit_s
-    edges = np.unique(np.concatenate((even, some, np.add(some, unit_s), [total_s + unit_s])))
-    return edges[:-1], edges[1:] - unit_s
-
-
 class Sides:
     """Which blocks are certainly before or behind a cut, by the compute before it."""
 
     def __init__(self, blocks: Blocks) -> None:
         graph = blocks.graph
         self._total_s = float(blocks.compute_s.sum())
-        self._needed_s, self._dependent_s = (_sums(sets, blocks.compute_s) for sets in closures(graph))
+        parts = range(0, len(graph), _ROWS)
+        self._needed_s, self._dependent_s = (
+            np.concatenate([membership(sets[i : i + _ROWS], len(graph)) @ blocks.compute_s for i in parts])
+            for sets in closures(graph)
+        )
         self._sources = [block for block, reads in enumerate(graph.reads) if not reads]
         self._sinks = [block for block, readers in enumerate(graph.read_by) if not readers]
 
     def certain(self, low_s: FloatArray, high_s: FloatArray) -> tuple[BoolArray, BoolArray]:
-        """By window and block: before, and behind. A cut has something before it, and something behind."""
+        """By window and block: before, and behind. Every cut has something before it, and something behind."""
         inside = (self._total_s - self._dependent_s) < low_s[:, None]
         outside = self._needed_s > high_s[:, None]
         if len(self._sources) == 1 and len(self._sinks) == 1 and self._sources != self._sinks:
@@ -139,7 +142,7 @@ class Sides:
 def _boundaries(
     blocks: Blocks, sides: Sides, low_s: FloatArray, high_s: FloatArray, limit_bytes: float
 ) -> tuple[FloatArray, tuple[int, ...]]:
-    """By window the fewest bytes, and cuts within the limit. All windows first, then halves of what is within it."""
+    """By window the fewest bytes, and cuts within the limit. First all windows, then halves of what is within it."""
     outputs = [int(size) for size in blocks.output_bytes]
     found = np.zeros(len(low_s))
     cheap: dict[int, None] = {}
@@ -158,12 +161,6 @@ def _boundaries(
     return found, tuple(cheap)
 
 
-def _sums(sets: Sequence[int], values: FloatArray) -> FloatArray:
-    """By set the sum over its members."""
-    parts = [sets[start : start + _ROWS] for start in range(0, len(sets), _ROWS)]
-    return np.concatenate([membership(part, len(values)) @ values for part in parts])
-
-
 def _range(
     sizes: FloatArray,
     certain: tuple[BoolArray, BoolArray],
@@ -171,7 +168,7 @@ def _range(
     high_s: FloatArray,
     compute_s: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """By window, with the start and the end, the least and the most bytes of the blocks before its cuts."""
+    """By window, the start and the end among them: the least and the most bytes of the blocks before its cuts."""
     inside, outside = certain
     total_bytes, total_s = sizes.sum(), compute_s.sum()
     least = _least(sizes, inside, inside | outside, low_s, compute_s)
@@ -183,7 +180,7 @@ def _range(
 def _least(
     sizes: FloatArray, certain: BoolArray, known: BoolArray, needed_s: FloatArray, compute_s: FloatArray
 ) -> FloatArray:
-    """By row the bytes of certain blocks and the least of as many of the unknown ones as add up to the compute needed.
+    """By row: the bytes of the certain blocks, and the least bytes of unknown blocks that add up to the compute needed.
 
     Blocks are taken by their bytes a second, the last one in part.
     """
@@ -206,9 +203,9 @@ def _least(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBytes:
-    """What a stage holds at least with so many minibatches in flight: fixed + in flight x each, by byte.
+    """What a stage holds at least, with so many minibatches in flight: fixed + in flight x each.
 
-    First of weights, then of activations.
+    Both are by byte of weights, then by byte of activations.
     """
 
     fixed: tuple[float, float]
@@ -218,10 +215,10 @@ class HeldBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """So many units, of so many devices each, behind links of this speed.
+    """So many units of so many devices each, joined by links of this speed.
 
-    `exchange` is the factor of (m - 1)/m |w| / B for an update. `straight`: one unit a stage. `held` is there where
-    a unit is a device whose memory is looked at.
+    `exchange` is the factor of (m - 1)/m |w| / B for an update. `straight`: one unit a stage. `held` is there if a unit
+    is a device, and memory counts.
     """
 
     units: int
@@ -239,9 +236,9 @@ class Machines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """No plan is below these seconds: within `refuted_s` `needed` units would be needed, of which there are fewer.
+    """No plan is below these seconds: within `refuted_s`, a plan needs `needed` units, and there are fewer.
 
-    All devices sharing all compute is the bound that is always there: then both are 0.
+    All devices sharing all compute is a bound that is always there; for that, both are 0.
     """
 
     seconds: float
@@ -251,12 +248,12 @@ class Bound:
 
 
 def compute_bound(blocks: Blocks, devices: int, upper_s: float) -> Bound:
-    """What all devices sharing all compute take; at most what some plan takes."""
+    """What all devices sharing all compute take; at most what some plan takes, `upper_s`."""
     return Bound(seconds=min(float(blocks.compute_s.sum()) / devices, upper_s))
 
 
 def bound(windows: Windows, machines: Machines, upper_s: float) -> Bound:
-    """A time below which no plan is; at most what some plan takes, `upper_s`."""
+    """A time below which no plan is, by bisection; at most what some plan takes, `upper_s`."""
     low_s, high_s = min(float(windows.low_s[-1]) / machines.devices, upper_s), upper_s
     best = Bound(seconds=low_s)
     while high_s > low_s * (1 + PRECISION):
@@ -271,35 +268,33 @@ def bound(windows: Windows, machines: Machines, upper_s: float) -> Bound:
 
 
 def least_units(windows: Windows, machines: Machines, bottleneck_s: float) -> float:
-    """The least units on a path from the start to the end whose stages and boundaries stay within the bottleneck."""
+    """The least units on a path from start to end whose stages and boundaries are within the bottleneck."""
     limit_bytes = bottleneck_s * machines.bandwidth_bytes_per_s / 2 * (1 + ROUNDING)
     allowed = windows.boundary_bytes <= limit_bytes
     allowed[[0, -1]] = True
     kept = np.flatnonzero(allowed)
     units = np.full(len(kept), np.inf)
     units[-1] = 0.0
+    bandwidth, inside = machines.bandwidth_bytes_per_s, machines.inside
     for row in reversed(range(len(kept) - 1)):
-        stages = _need(windows, int(kept[row]), kept[row + 1 :], machines, bottleneck_s)
+        start, stops = int(kept[row]), kept[row + 1 :]
+        # the least m >= 1 with compute / m <= t and, for m >= 2, exchange (m - 1)/m^2 |w| / B <= t
+        load = (windows.low_s[stops] - windows.high_s[start]) * ((1 - ROUNDING) / (bottleneck_s * inside))
+        several: FloatArray | float = np.inf
+        if not machines.straight:
+            weight_bytes = windows.least_weight_bytes[stops] - windows.most_weight_bytes[start]
+            half = weight_bytes * (machines.exchange / 2 * (1 - ROUNDING) / (bandwidth * bottleneck_s))
+            many = np.maximum(load, half + np.sqrt(np.maximum(half * (half - 2), 0.0)))
+            several = np.maximum(np.ceil(many), 2.0)
+        stages = np.where(load <= 1, 1.0, several)
         units[row] = (_fitting(windows, kept, row, stages, units[row + 1 :], machines) + units[row + 1 :]).min()
     return float(units[0])
-
-
-def _need(windows: Windows, start: int, stops: IntArray, machines: Machines, bottleneck_s: float) -> FloatArray:
-    """The least m >= 1 with compute / m <= t and, for m >= 2, exchange (m - 1)/m^2 |w| / B <= t."""
-    load = (windows.low_s[stops] - windows.high_s[start]) * ((1 - ROUNDING) / (bottleneck_s * machines.inside))
-    single = load <= 1
-    if machines.straight:
-        return np.where(single, 1.0, np.inf)
-    weight_bytes = windows.least_weight_bytes[stops] - windows.most_weight_bytes[start]
-    half = weight_bytes * (machines.exchange / 2 * (1 - ROUNDING) / (machines.bandwidth_bytes_per_s * bottleneck_s))
-    many = np.maximum(load, half + np.sqrt(np.maximum(half * (half - 2), 0.0)))
-    return np.where(single, 1.0, np.maximum(np.ceil(many), 2.0))
 
 
 def _fitting(
     windows: Windows, kept: IntArray, row: int, stages: FloatArray, behind: FloatArray, machines: Machines
 ) -> FloatArray:
-    """The least m of that at least, with which ceil((m + those behind) / m) minibatches in flight fit the memory."""
+    """The least m, of at least those of `stages`, with which ceil((m + behind) / m) minibatches in flight fit."""
     held = machines.held
     if held is None:
         return stages

@@ -1,8 +1,8 @@
 """Least crossing: of all cuts of a graph between two sets, the one that the fewest bytes cross.
 
-By maximum flow (Ford and Fulkerson 1956): a block stands before the cut if it is reached from the source. Every output
-is an arc, from its block to a node that stands for all its readers having it; what is read and what reads may not be on
-the wrong sides, which are arcs without a limit.
+By maximum flow (Ford and Fulkerson 1956): a block is before the cut if it can be reached from the source. Every output
+is an arc from its block to a node that stands for all its readers. Arcs without a limit keep a block from being before
+the cut without what it reads.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ UNLIMITED = 1 << 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastCrossing:
-    """The bytes of a least cut, and the blocks before it; None where there are more than was asked for."""
+    """The bytes of a least cut, and the blocks before it; None if there are more bytes than the limit."""
 
     size_bytes: int
     before: int | None
@@ -42,7 +42,7 @@ class _Network:
             self.left.append(size)
 
     def reached(self, source: int, sink: int) -> dict[int, int]:
-        """By node that can still be reached, the arc that leads there; all of them, or those until the sink is."""
+        """By node that can still be reached, the arc that leads there; the search ends when it reaches the sink."""
         by = {source: -1}
         queue = deque([source])
         while queue and sink not in by:
@@ -53,7 +53,7 @@ class _Network:
         return by
 
     def push(self, by: dict[int, int], sink: int) -> int:
-        """Sends what fits along the path that was found."""
+        """Sends what fits along the path found, and returns how much that is."""
         path = []
         node = sink
         while by[node] >= 0:
@@ -69,9 +69,9 @@ class _Network:
 def least_crossing(
     graph: Graph, output_bytes: Sequence[int], inside: Sequence[bool], outside: Sequence[bool], limit_bytes: float
 ) -> LeastCrossing:
-    """The least over all cuts with these blocks before and those behind, as far as it is within the limit.
+    """The least over all cuts with `inside` before and `outside` behind them, if it is within the limit.
 
-    `inside` holds what its members read, `outside` what reads them. O(bytes of the cut in outputs x arcs).
+    `inside` holds all that its members read, `outside` all that reads its members. O(augmenting paths x arcs).
     """
     network = _Network()
     source, sink = network.node(), network.node()

@@ -1,32 +1,37 @@
-"""Recurrence: the exact partition where memory decides and the closed form is not enough, at a polynomial price.
+"""Memory recurrence: PipeDream's recurrence (2018, section 3.2; SOSP 2019, section 3.1) from the end, with memory.
 
-From the end, so that it is known what is behind a stage and with it how many minibatches it has in flight:
+It is the exact partition where memory decides and the closed form of `fitting` is not enough. Where we differ from the
+papers (`space` has their formulas and the numbers of the steps): the papers take the last stage off and never look at
+memory. How many minibatches a stage has in flight depends on the devices behind it. So we take the first stage off, and
+what is behind it is known:
 
-    V^k(a..b, p | d) = min over s, m of max(T^k(a..s, m), 2 a_s / B_k, V^k(s..b, p - m | d))
-    T^k(a..s, m)     = 1/m max(V^{k-1}(a..s, all units | ((p - m) U + d) / m), W_k(m))
+    step 2   T^k(a..s, m)     = 1/m max(V^{k-1}(a..s, all units | ((p - m) U + d) / m), W_k(m))
+    step 3   V^k(a..b, p | d) = T^k(a..b, p)                                                            one stage
+    step 4   V^k(a..b, p | d) = min over s, m of max(T^k(a..s, m), 2 a_s / B_k, V^k(s..b, p - m | d))   several
 
-with p units left for a..b, d devices behind them for each replica of all that they are part of, and U devices in a
-unit of level k. A stage of r devices has 1 + ceil(devices behind / r) minibatches in flight; what does not fit its
-device is infinite. As ceil(d / r) = ceil(ceil(d) / r), d is rounded up wherever it is handed on: no more tables than
-devices. O(n^2 M^2) on one level; every level around another adds a factor n and the numbers d.
+V is the smaller of steps 3 and 4. p units are left for a..b, d devices are behind them for each replica of all that
+they are part of, and a unit of level k has U devices. A stage of r devices has 1 + ceil(devices behind / r) minibatches
+in flight (2018, section 3.3); a stage that does not fit its device takes forever. As ceil(d / r) = ceil(ceil(d) / r), d
+is rounded up wherever it is handed on, and there are no more tables than devices. O(n^2 M^2) on one level; every level
+around another adds a factor n and the numbers d.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeplan.arrays import BoolArray, FloatArray
+from pipeplan.arrays import FloatArray
 from pipeplan.planners.pipedream.fitting import Memory
 from pipeplan.planners.pipedream.probe import Stages
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 
 CALL_ENTRIES = 10_000
-"""What is compared in the time that one stage's table takes however small it is."""
+"""Entries that are compared in the time that the table of one stage takes at least, however small it is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recurrence:
-    """The tables, each made when it is needed. `of_bytes`: what a device holds stands in place of time."""
+    """The tables V^k, each made when it is needed. `of_bytes`: what a device holds takes the place of time."""
 
     space: PartitionSpace
     memory: Memory
@@ -47,54 +52,48 @@ class Recurrence:
     def stage_s(self, level: int, units: int, behind: int, beyond: int) -> FloatArray:
         """T^k of all stages on so many units, with units behind and devices beyond; infinite where none is or fits."""
         space = self.space
-        weight_bytes = space.weight_bytes - space.weight_bytes[:, None]
         if level > 0:
             after = behind_each(behind * space.devices_inside(level) + beyond, units)
             inside = np.asarray(self.values(level - 1, after)[-1])
         else:
-            inside = self._leaf(units, behind + beyond)
+            # V^0: the compute of the stages that fit a device, or the bytes of all stages
+            every = np.arange(len(space))
+            stages = np.triu(np.ones((len(space),) * 2, dtype=bool), k=1) if space.before is None else space.before
+            held_bytes = self.memory.held_bytes(every, every, 1.0 + behind_each(behind + beyond, units))
+            if self.of_bytes:
+                return np.where(stages, held_bytes, np.inf)
+            fits = stages & (held_bytes <= self.memory.law.limit_bytes)
+            inside = np.where(fits, space.compute_s - space.compute_s[:, None], np.inf)
         if self.of_bytes:
             return inside
+
+        # steps 1 and 2
+        weight_bytes = space.weight_bytes - space.weight_bytes[:, None]
         return np.asarray(np.maximum(inside, space.exchange_s(level, weight_bytes, units)) / units)
-
-    def _leaf(self, replicas: int, behind: int) -> FloatArray:
-        """Compute of the stages that there are and that fit a device; or bytes of those that there are."""
-        every = np.arange(len(self.space))
-        held = 1.0 + behind_each(behind, replicas)
-        held_bytes = self.memory.held_bytes(every, every, held)
-        if self.of_bytes:
-            return np.where(self._stages(), held_bytes, np.inf)
-        fits = self._stages() & (held_bytes <= self.memory.law.limit_bytes)
-        return np.where(fits, self.space.compute_s - self.space.compute_s[:, None], np.inf)
-
-    def _stages(self) -> BoolArray:
-        if self.space.before is not None:
-            return self.space.before
-        return np.triu(np.ones((len(self.space),) * 2, dtype=bool), k=1)
 
     def values(self, level: int, beyond: int) -> FloatArray:
         """V^k by units less one, first and last state."""
         key = (level, beyond)
-        if key not in self._values:
-            tables: list[FloatArray] = []
-            for units in range(1, self.space.levels[level].units + 1):
-                best = self.stage_s(level, units, 0, beyond)
-                for first in range(1, units):
-                    stage_s = self.stage_s(level, first, units - first, beyond)
-                    best = np.minimum(best, self._joined(level, stage_s, tables[units - first - 1]))
-                tables.append(best)
-            self._values[key] = np.stack(tables)
+        if key in self._values:
+            return self._values[key]
+        tables: list[FloatArray] = []
+        for units in range(1, self.space.levels[level].units + 1):
+            # step 3: one stage, nothing of this level behind it
+            best = self.stage_s(level, units, 0, beyond)
+            # step 4: a first stage up to the cut, the boundary, and the rest
+            for first in range(1, units):
+                stage_s, rest = self.stage_s(level, first, units - first, beyond), tables[units - first - 1]
+                joined = np.full_like(rest, np.inf)
+                for cut, boundary_s in enumerate(self.boundaries_s(level).tolist()):
+                    later = np.maximum(rest[cut], boundary_s)
+                    np.minimum(joined, np.maximum(stage_s[:, cut, None], later), out=joined)
+                best = np.minimum(best, joined)
+            tables.append(best)
+        self._values[key] = np.stack(tables)
         return self._values[key]
 
-    def _joined(self, level: int, stage_s: FloatArray, rest: FloatArray) -> FloatArray:
-        best = np.full_like(rest, np.inf)
-        for cut, boundary_s in enumerate(self.boundaries_s(level).tolist()):
-            later = np.maximum(rest[cut], boundary_s)
-            np.minimum(best, np.maximum(stage_s[:, cut, None], later), out=best)
-        return best
-
     def boundaries_s(self, level: int) -> FloatArray:
-        """2 a / B of every state; nothing where bytes stand in place of time."""
+        """2 a / B of every state; 0 if bytes take the place of time."""
         if self.of_bytes:
             return np.zeros(len(self.space))
         return np.asarray(2.0 * self.space.boundary_bytes / self.space.levels[level].bandwidth_bytes_per_s)
@@ -107,7 +106,7 @@ def behind_each(devices: int, replicas: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryProblem:
-    """From one state to another on one level, with devices beyond."""
+    """From one state to another on one level, with devices beyond: the entries that one answer needs."""
 
     tables: Recurrence
     level: int
@@ -122,6 +121,7 @@ class MemoryProblem:
         for total in range(1, units + 1):
             for first in range(1, total + 1):
                 stage_s = self._stage_s(first, total - first)
+                # step 3 if the first stage takes all units, else step 4
                 if first == total:
                     choice = stage_s[:, self.stop]
                 else:
@@ -134,16 +134,9 @@ class MemoryProblem:
 
     def preferred(self, units: int, cost_s: float) -> Stages:
         """Fewer stages, then fewer bytes, smaller cuts and fewer units on the earlier stages, within the cost."""
-        ranks = self._ranks(units, cost_s * (1 + 2 * ROUNDING))
-        stages, here, left = [], self.start, units
-        while left > 0:
-            stop, first = self._first(ranks, here, left, cost_s * (1 + 2 * ROUNDING))
-            stages.append((here, stop, first))
-            here, left = stop, left - first
-        return tuple(stages)
+        limit_s = cost_s * (1 + 2 * ROUNDING)
 
-    def _ranks(self, units: int, limit_s: float) -> tuple[FloatArray, FloatArray]:
-        """Fewest stages, and among those the fewest bytes, by units and first state."""
+        # the fewest stages, and among those the fewest bytes, by units and first state
         shape = (units + 1, len(self.tables.space))
         count, sent = np.full(shape, np.inf), np.full(shape, np.inf)
         count[0, self.stop] = sent[0, self.stop] = 0.0
@@ -155,7 +148,19 @@ class MemoryProblem:
                 lesser = (fewest < count[total]) | ((fewest == count[total]) & (least < sent[total]))
                 count[total] = np.where(lesser, fewest, count[total])
                 sent[total] = np.where(lesser, least, sent[total])
-        return count, sent
+
+        # read off from the front: the smallest cut, then the fewest units
+        taken, here, left = [], self.start, units
+        while left > 0:
+            choices = []
+            for first in range(1, left + 1):
+                stages, moved = self._choices((count, sent), first, left - first, limit_s)
+                best = (stages[here] == count[left, here]) & (moved[here] <= sent[left, here] * (1 + ROUNDING))
+                choices += [(int(stop), first) for stop in np.flatnonzero(best)]
+            stop, first = min(choices)
+            taken.append((here, stop, first))
+            here, left = stop, left - first
+        return tuple(taken)
 
     def _choices(
         self, ranks: tuple[FloatArray, FloatArray], units: int, behind: int, limit_s: float
@@ -168,11 +173,3 @@ class MemoryProblem:
         weight_bytes = space.weight_bytes - space.weight_bytes[:, None]
         moved = space.exchange * (units - 1) / units * weight_bytes + np.where(at_stop, 0.0, 2 * space.boundary_bytes)
         return np.where(within, 1 + count[behind], np.inf), np.where(within, moved + sent[behind], np.inf)
-
-    def _first(self, ranks: tuple[FloatArray, FloatArray], here: int, left: int, limit_s: float) -> tuple[int, int]:
-        choices = []
-        for first in range(1, left + 1):
-            stages, sent = self._choices(ranks, first, left - first, limit_s)
-            best = (stages[here] == ranks[0][left, here]) & (sent[here] <= ranks[1][left, here] * (1 + ROUNDING))
-            choices += [(int(stop), first) for stop in np.flatnonzero(best)]
-        return min(choices)

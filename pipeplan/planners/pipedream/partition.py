@@ -1,9 +1,16 @@
-"""Partition: states on the levels of a network -> the stages that make the slowest of them fastest.
+"""Partition: PipeDream's partitioning: states on the levels of a network -> the stages whose slowest is the fastest.
 
-One level is PipeDream (2018, section 3.2), several are its later form (SOSP 2019, section 3.1), inside out: what a
-server makes of a part of the model is the unit of the level around it (`space` has the formulas). The search
-is exact: `level` without memory, `recurrence` and `memory` where memory decides,
-`straight` for one device a stage.
+It is A(N, M) of PipeDream's recurrence (2018, section 3.2), with the stages that reach it. On several levels it is the
+later form (SOSP 2019, section 3.1), inside out: what a server makes of a part of the model is the unit of the level
+around it. `space` has the formulas and numbers their steps. The recurrence is solved in one of four ways:
+
+    recurrence          without memory, exactly; memory is checked afterwards
+    memory_recurrence   where memory decides, exactly
+    fitting             where memory decides and `memory_recurrence` would take too long; the proof may leave a gap
+    straight            one device a stage, exactly
+
+Where we differ: stages must fit their devices, a stated rule chooses among equal optima (`ties`), and a proof comes
+with the answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +19,6 @@ from itertools import count
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.planners.pipedream.fitting import FittingSearch, Law, Memory, in_flight, memory_of, smallest
 from pipeplan.planners.pipedream.memory_recurrence import MemoryProblem, Recurrence, behind_each
 from pipeplan.planners.pipedream.probe import Stages, units_before
@@ -23,12 +29,12 @@ from pipeplan.planners.pipedream.straight import Straight
 from pipeplan.planners.pipedream.ties import preferred
 
 RECURRENCE_ENTRIES = 3e8
-"""What the recurrence may compare: a few seconds. Beyond, memory is met by a search that may leave a gap."""
+"""Entries that the recurrence with memory may compare: a few seconds. Beyond, a search may leave a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelPart:
-    """Blocks between two states on so many units of a level, each laid out as the parts inside say."""
+    """Blocks between two states on so many units of a level; `inside` says how each unit lays them out."""
 
     start: int
     stop: int
@@ -38,7 +44,7 @@ class LevelPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelShare:
-    """A stage: from state to state on so many replicas, and what it takes a minibatch: the slowest of its levels."""
+    """A stage: from state to state on so many replicas. `time_s` a minibatch is that of the slowest of its levels."""
 
     start: int
     stop: int
@@ -50,12 +56,12 @@ class LevelShare:
 class Proof:
     """Why nothing is better: no plan is below `bound_s`.
 
-    Even were memory no matter (`probe`); as every plan was compared (`recurrence`); or as what fits would need more
-    devices than there are (`fewest that fit`).
+    By `method`: not even one without regard to memory (`probe`); every plan was compared (`recurrence`); or what fits
+    would need more devices than there are (`fewest that fit`).
 
-    `rows` are of the bottleneck `refuted_s`: by state, how many units of the outermost level are needed at least from
-    there to the end; of the first state more than there are. A second row says the same of plans of which at least
-    one stage has two units or more; then the first only counts for it.
+    `rows` belong to the bottleneck `refuted_s`: by state, the least units of the outermost level that are needed from
+    there to the end; from the first state, more than there are. A second row says the same of plans of which at least
+    one stage has two units or more; the first row then only supports the second.
     """
 
     method: str
@@ -66,7 +72,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Stages in order, the slowest part of the pipeline, and (stage, replica) by device."""
+    """Stages in order, the time of the slowest part of the pipeline, and (stage, replica) by device."""
 
     shares: tuple[LevelShare, ...]
     cost_s: float
@@ -81,7 +87,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartitionSearch:
-    """What is searched: on all units of the outermost level, or `fewer`; one device a stage, or any."""
+    """What is searched: all units of the outermost level, or `fewer`; `straight`, one device a stage, or any number."""
 
     space: PartitionSpace
     memory: Memory | None = None
@@ -107,7 +113,7 @@ def search_of(
     straight: bool = False,
     fewer: bool = False,
 ) -> PartitionSearch:
-    """The search for these states. Levels of one unit join nothing and are left out, but for the last."""
+    """The search for these states, without levels of one unit, which join nothing; one level is always left."""
     joining = [links for links in levels if links.units > 1] or [levels[-1]]
     space = space_of(states, tuple(joining), exchange)
     memory = None if law is None else memory_of(states, space, law)
@@ -115,9 +121,14 @@ def search_of(
 
 
 def partition(search: PartitionSearch) -> Partition | None:
-    """The best partition; None where none fits, or none exists."""
+    """The best partition; None if none fits, or none exists."""
     if search.straight:
-        return _straight(search)
+        # first without memory, which is quicker and mostly enough
+        straight = _best_straight(search, Straight(space=search.space))
+        if straight is None or search.memory is None or fits(search, straight):
+            return straight
+        return _best_straight(search, Straight(space=search.space, memory=search.memory))
+
     level = LevelSearch(search.space, search.outermost, fewer=search.fewer)
     optimum = level.optimum(0, search.space.last)
     found = _partition(search, _parts(level, 0, search.space.last), optimum.cost_s, _proof(search, level))
@@ -144,6 +155,7 @@ def held_bytes(search: PartitionSearch, found: Partition) -> list[float]:
 
 
 def _parts(level: LevelSearch, start: int, stop: int) -> tuple[LevelPart, ...]:
+    """The preferred stages of a level, and inside each those of the level within."""
     return tuple(
         LevelPart(start=a, stop=b, units=m, inside=() if level.inner is None else _parts(level.inner, a, b))
         for a, b, m in preferred(level, start, stop)
@@ -151,6 +163,7 @@ def _parts(level: LevelSearch, start: int, stop: int) -> tuple[LevelPart, ...]:
 
 
 def _proof(search: PartitionSearch, level: LevelSearch) -> Proof:
+    """The last probe's table, filled up to all states."""
     optimum = level.refutation(0, search.space.last)
     table = optimum.refutation
     if table is None:
@@ -158,50 +171,30 @@ def _proof(search: PartitionSearch, level: LevelSearch) -> Proof:
     space = search.space
     every = space.within(0, space.last)
     before = units_before(level.needs(optimum.refuted_s, 0, space.last), every)
-    rows = [table.least] if table.replicated is None else [table.least, table.replicated]
-    return Proof(
-        method="probe",
-        bound_s=optimum.cost_s,
-        refuted_s=optimum.refuted_s,
-        rows=tuple(_row(space, every, level.units + 1 - before, table.states, row) for row in rows),
-    )
+    rows = []
+    for least in [table.least] if table.replicated is None else [table.least, table.replicated]:
+        # by state as given: what is needed, but no more than is too much with what lies before
+        needed, row = np.full(len(space), np.inf), np.zeros(len(space))
+        needed[table.states] = least
+        row[space.original[every]] = np.minimum(needed[every], level.units + 1 - before)
+        rows.append(tuple(row.tolist()))
+    return Proof(method="probe", bound_s=optimum.cost_s, refuted_s=optimum.refuted_s, rows=tuple(rows))
 
 
-def _row(
-    space: PartitionSpace, every: IntArray, enough: FloatArray, states: IntArray, least: FloatArray
-) -> tuple[float, ...]:
-    """By state as given: what is needed, but no more than is too much with what lies before."""
-    needed, row = np.full(len(space), np.inf), np.zeros(len(space))
-    needed[states] = least
-    row[space.original[every]] = np.minimum(needed[every], enough)
-    return tuple(row.tolist())
-
-
-def _straight(search: PartitionSearch) -> Partition | None:
-    """The best; first as if memory were no matter, which is quicker and mostly enough."""
-    best = _best_straight(search, Straight(space=search.space))
-    found = None if best is None else _of_straight(search, best)
-    if found is None or search.memory is None or fits(search, found):
-        return found
-    best = _best_straight(search, Straight(space=search.space, memory=search.memory))
-    return None if best is None else _of_straight(search, best)
-
-
-def _of_straight(search: PartitionSearch, best: tuple[float, Stages]) -> Partition:
-    parts = _in_units(search.space, search.outermost, best[1])
-    return _partition(search, parts, best[0], Proof(method="recurrence", bound_s=best[0]))
-
-
-def _best_straight(search: PartitionSearch, pipelines: Straight) -> tuple[float, Stages] | None:
+def _best_straight(search: PartitionSearch, pipelines: Straight) -> Partition | None:
     """On all devices; on fewer, the least cost and then the fewest stages."""
     unit = search.space.devices_inside(search.outermost)
     depths = range(unit, search.devices + 1, unit) if search.fewer else (search.devices,)
     found = [best for depth in depths if (best := pipelines.optimum(depth)) is not None]
-    return min(found, key=lambda best: (best[0], len(best[1])), default=None)
+    if not found:
+        return None
+    cost, stages = min(found, key=lambda best: (best[0], len(best[1])))
+    parts = _in_units(search.space, search.outermost, stages)
+    return _partition(search, parts, cost, Proof(method="recurrence", bound_s=cost))
 
 
 def _in_units(space: PartitionSpace, level: int, stages: Stages) -> tuple[LevelPart, ...]:
-    """Straight stages, filled into the units of each level."""
+    """Stages of one device each, filled into the units of each level."""
     unit = space.devices_inside(level)
     groups = [stages[first : first + unit] for first in range(0, len(stages), unit)]
     return tuple(
@@ -220,12 +213,23 @@ def _fitting(search: PartitionSearch, level: LevelSearch, optimum: Optimum) -> P
     memory = _memory(search)
     tables = Recurrence(space=search.space, memory=memory)
     if tables.work() <= RECURRENCE_ENTRIES:
-        return _by_recurrence(search, tables)
+        problem = MemoryProblem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0)
+        units = search.space.levels[-1].units
+        values = problem.optimum_s(units)[:, 0]
+        used = int(np.argmin(values)) if search.fewer else units
+        cost_s = float(values[used])
+        if not np.isfinite(cost_s):
+            return None
+        parts = _parts_by_recurrence(problem, used, cost_s)
+        return _partition(search, parts, cost_s, Proof(method="recurrence", bound_s=cost_s))
+
     most_bytes, stages = smallest(memory, search.space, search.devices)
     if most_bytes > memory.law.limit_bytes:
         return None
     if search.outermost > 0:
-        return _on_one_level(search, level)
+        # as if every link were the slowest: the plan is possible, and no slower than it says
+        one_level = partition(replace(search, space=replace(search.space, levels=_one_level(search.space))))
+        return None if one_level is None else replace(one_level, proof=_proof(search, level))
     found = FittingSearch(level, memory).search(stages, optimum.refuted_s)
     parts = tuple(LevelPart(start=a, stop=b, units=m) for a, b, m in found.stages)
     return _partition(search, parts, found.cost_s, Proof(method="fewest that fit", bound_s=found.refuted_s))
@@ -237,30 +241,26 @@ def _memory(search: PartitionSearch) -> Memory:
     return search.memory
 
 
-def _on_one_level(search: PartitionSearch, level: LevelSearch) -> Partition | None:
-    """As if every link were the slowest: a plan that is possible, and no faster than it says."""
-    found = partition(replace(search, space=replace(search.space, levels=_one_level(search.space))))
-    return None if found is None else replace(found, proof=_proof(search, level))
-
-
 def nearest(search: PartitionSearch) -> tuple[Partition, int, float]:
-    """The partition whose worst stage holds the least, that stage and its bytes: the nearest miss where none fits."""
+    """The partition whose worst stage holds the least, that stage and its bytes: the nearest miss if none fits."""
     memory = _memory(search)
     tables = Recurrence(space=search.space, memory=memory, of_bytes=True)
-    straight = None
+    unproven = Proof(method="recurrence", bound_s=0.0)
+    found = None
     if search.straight:
-        straight = _best_straight(search, Straight(space=search.space, memory=memory, of_bytes=True))
-    if straight is not None:
-        parts = _in_units(search.space, search.outermost, straight[1])
+        found = _best_straight(search, Straight(space=search.space, memory=memory, of_bytes=True))
+    if found is not None:
+        found = replace(found, cost_s=0.0, proof=unproven)
     elif search.outermost > 0 and tables.work() <= RECURRENCE_ENTRIES:
         problem = MemoryProblem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0)
         units = search.space.levels[-1].units
         parts = _parts_by_recurrence(problem, units, float(problem.optimum_s(units)[units, 0]))
+        found = _partition(search, parts, 0.0, unproven)
     else:
         search = replace(search, space=replace(search.space, levels=_one_level(search.space)))
         stages = smallest(memory, search.space, search.devices)[1]
         parts = tuple(LevelPart(start=a, stop=b, units=m) for a, b, m in stages)
-    found = _partition(search, parts, 0.0, Proof(method="recurrence", bound_s=0.0))
+        found = _partition(search, parts, 0.0, unproven)
     held = held_bytes(search, found)
     return found, held.index(max(held)), max(held)
 
@@ -275,24 +275,13 @@ def data_parallel(search: PartitionSearch) -> Partition:
 
 
 def _one_level(space: PartitionSpace) -> tuple[LevelLinks, ...]:
-    """All devices behind the slowest links."""
+    """All devices, joined by the slowest links."""
     slowest = min(links.bandwidth_bytes_per_s for links in space.levels)
     return (LevelLinks(units=space.devices_inside(len(space.levels)), bandwidth_bytes_per_s=slowest),)
 
 
-def _by_recurrence(search: PartitionSearch, tables: Recurrence) -> Partition | None:
-    problem = MemoryProblem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0)
-    units = search.space.levels[-1].units
-    values = problem.optimum_s(units)[:, 0]
-    used = int(np.argmin(values)) if search.fewer else units
-    cost_s = float(values[used])
-    if not np.isfinite(cost_s):
-        return None
-    parts = _parts_by_recurrence(problem, used, cost_s)
-    return _partition(search, parts, cost_s, Proof(method="recurrence", bound_s=cost_s))
-
-
 def _parts_by_recurrence(problem: MemoryProblem, units: int, cost_s: float) -> tuple[LevelPart, ...]:
+    """The preferred stages within the cost; inside each, those of V^{k-1} with the devices behind it."""
     space, parts, behind = problem.tables.space, [], units
     for start, stop, taken in problem.preferred(units, cost_s):
         behind -= taken
@@ -318,8 +307,9 @@ def _partition(search: PartitionSearch, parts: tuple[LevelPart, ...], cost_s: fl
 def _shares(
     space: PartitionSpace, level: int, parts: Sequence[LevelPart], copies: int, around_s: float
 ) -> Iterator[LevelShare]:
-    """The stages in order; `copies` of all this are there, and what is around it takes `around_s` a minibatch."""
+    """The stages in order. There are `copies` of these parts, and what is around them takes `around_s` a minibatch."""
     for part in parts:
+        # step 2 along one part: the slowest of its levels, each divided by all replicas
         weight_bytes = space.weight_bytes[part.stop] - space.weight_bytes[part.start]
         replicas = copies * part.units
         exchange_s = float(space.exchange_s(level, weight_bytes, part.units)) / replicas
@@ -338,7 +328,7 @@ def _shares(
 
 
 def placement_of(parts: Sequence[LevelPart], numbers: Iterator[int]) -> list[tuple[int, int]]:
-    """(stage, replica) by device. Replica k of a part's stage sits on unit k mod units: a minibatch stays in a unit."""
+    """(stage, replica) by device. Replica k of a stage is on unit k mod units, so a minibatch stays in a unit."""
     placed = []
     for part in parts:
         inside = placement_of(part.inside, numbers) if part.inside else [(next(numbers), 0)]

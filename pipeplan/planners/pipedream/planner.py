@@ -1,10 +1,10 @@
-"""PipeDream's partitioning (2018, section 3.2): stages of unequal replicas on all machines, the slowest stage fastest.
+"""PipeDream's planner (2018, section 3.2): stages of unequal replicas on all machines, whose slowest is the fastest.
 
-On several levels of network it is that of SOSP 2019: inside a server first, whose result is the unit of the level
-around it (`partition`). Beyond the papers, a stage must fit its device: it holds ceil(machines from its first on / its
-replicas) minibatches and as many weight versions (2018, section 3.3), and what does not fit is left out of the search.
-Latencies are not in the closed form; the simulation has them. `--semantics release` gives what the authors' published
-program computes (`release`).
+On several levels of network it is the planner of SOSP 2019, section 3.1: inside a server first, whose result is the
+unit of the level around it. `partition` searches; `space` has the recurrence. Beyond the papers, a stage must fit its
+device. It holds ceil(machines from this stage on / its replicas) minibatches and as many weight versions (2018, section
+3.3). Latencies are not in the closed form; the simulation has them. `--semantics release` gives what the authors'
+published program computes (`release`).
 """
 
 from collections.abc import Iterator
@@ -36,18 +36,18 @@ USED = (
     "compression_ratio",
     "cuts",
 )
-
+"""The options that this planner reads."""
 
 MAX_STATES = 12_000
-"""Cuts of a model: a few seconds of searching; it takes the square of them."""
+"""Cuts of a model: a few seconds of searching, which takes the square of them."""
 
 MAX_RELEASED = 2e10
-"""Entries that the released program's tables compare: about a minute."""
+"""Entries that the tables of the released program compare: about a minute."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutModel:
-    """What is cut: the states of a problem's model, and what stands for them in its profile."""
+    """A problem's model as it is cut: the states, and the blocks of its profile that they stand for."""
 
     problem: PlanningProblem
     microbatch_size: int
@@ -59,18 +59,15 @@ class CutModel:
         return self.cuts.states
 
     def stages(self, found: Partition) -> tuple[Stage, ...]:
-        """As a plan has them."""
-        held = in_flight(found.replicas)
+        """The stages as a plan has them."""
+        before = self.cuts.blocks_before
         return tuple(
-            stage(self.problem, self.states, share, count, self._blocks(share.start, share.stop))
-            for share, count in zip(found.shares, held, strict=True)
+            stage(self.problem, self.states, share, count, (int(before[share.start]), int(before[share.stop])))
+            for share, count in zip(found.shares, in_flight(found.replicas), strict=True)
         )
 
-    def _blocks(self, start: int, stop: int) -> tuple[int, int]:
-        return int(self.cuts.blocks_before[start]), int(self.cuts.blocks_before[stop])
-
     def order(self, found: Partition) -> tuple[int, ...] | None:
-        """The blocks of a graph, so that each stage's stand together; None for a chain."""
+        """The blocks of a graph in an order in which those of each stage stand together; None for a chain."""
         if self.problem.profile.edges is None:
             return None
         return self.cuts.order_of([0, *(share.stop for share in found.shares)])
@@ -88,25 +85,21 @@ def pipedream(problem: PlanningProblem) -> Answer:
     model = _model(problem)
     wanted = search(problem, model.states)
     if not model.cuts.complete and not released(problem):
-        return _refined(model)
+        # a graph with more cuts than were listed
+        refined = refine(problem, model.microbatch_size, model.cuts)
+        if refined is None:
+            return _nearest_miss(model, wanted)
+        model = replace(model, cuts=refined.cuts)
+        wanted = search(problem, model.states)
+        return complete(problem, _decision(model, wanted, refined.found, refined.certificate))
     found = _released(model, wanted) if released(problem) else partition(wanted)
     if found is None:
         return _nearest_miss(model, wanted)
     return complete(problem, _decision(model, wanted, found, certificate(problem, found)))
 
 
-def _refined(model: CutModel) -> Answer:
-    """For a graph with more cuts than were listed."""
-    problem = model.problem
-    refined = refine(problem, model.microbatch_size, model.cuts)
-    if refined is None:
-        return _nearest_miss(model, search(problem, model.states))
-    model = replace(model, cuts=refined.cuts)
-    return complete(problem, _decision(model, search(problem, model.states), refined.found, refined.certificate))
-
-
 def _released(model: CutModel, wanted: PartitionSearch) -> Partition | None:
-    """As the authors' program; it does not look at memory."""
+    """The partition of the authors' program, which does not look at memory."""
     states, outermost = len(model.states), model.problem.cluster.levels[-1].size
     inside = model.problem.cluster.levels[:-1]
     entries = states**2 * outermost**2 / 2 + sum(states**3 * level.size**2 / 6 for level in inside)
@@ -221,9 +214,9 @@ def _considered(wanted: PartitionSearch) -> int:
 
 
 def _alternatives(model: CutModel, wanted: PartitionSearch, found: Partition) -> Iterator[Alternative]:
-    """The two that everybody knows, where they are not the answer: data parallelism and a straight pipeline.
+    """The two that everybody knows, unless they are the answer: data parallelism and a straight pipeline.
 
-    Their rates are the paper's: with other semantics they are left out, and with vertical sync, of a straight pipeline.
+    Their rates are the paper's. So both are left out with other semantics, and with vertical sync, which is straight.
     """
     if released(model.problem) or synchronised(model.problem):
         return
@@ -253,7 +246,7 @@ def _alternative(model: CutModel, loser: Partition) -> Alternative:
 
 
 def _largest(model: CutModel, found: Partition) -> tuple[int, int]:
-    """The stage (the first of them) that holds the most, and its bytes."""
+    """The stage that holds the most, the first of several, and its bytes."""
     held_bytes = [stage.memory_bytes for stage in model.stages(found)]
     return held_bytes.index(max(held_bytes)), max(held_bytes)
 

@@ -1,10 +1,18 @@
-"""Probe: the least units that stages within a bottleneck t need, from every state to the end.
+"""Probe: PipeDream's recurrence at one bottleneck t: the least units that stages within t need, from state to end.
 
-    R(a) = min over b of need(a, b, t) + R(b)        R(end) = 0
+The papers (2018, section 3.2; SOSP 2019, section 3.1) ask for the least time on m units. We ask the inverse question:
+is there a pipeline within t? The table A(j, m) then shrinks to one row of unit counts, whatever m is. The steps, by the
+numbers of `space`:
 
-need(a, b, t) is the least m with T(a..b, m) <= t, in closed form: T falls with m but for the step from 1 to 2, where
-the exchange begins. m (m - 1) |w| / (m B) <= t m solves to m = z + sqrt(z (z - 2)), z = (factor / 2) |w| / (B t), and
-any m >= 2 will do where z <= 2. So t is tested whatever the number of units is.
+    steps 1, 2   T(a..b, m) <= t     becomes   m >= need(a, b, t)
+    step 3       a single stage      becomes   b = end, with R(end) = 0
+    step 4       min over i and m'   becomes   R(a) = min over b of need(a, b, t) + R(b)
+                 2 C_i <= t          becomes   the states that may be cut (`PartitionSpace.allowed`)
+
+Some pipeline on at most m units is within t exactly if R(start) <= m. need has a closed form, as T falls with m but for
+the step from 1 to 2, where the exchange begins: factor (m - 1)/m |w| / B <= t m solves to m >= z + sqrt(z (z - 2)) with
+z = (factor / 2) |w| / (B t), and any m >= 2 will do if z <= 2. `least_with_replicas` and `straight_path` find pipelines
+on exactly m units.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,16 +23,16 @@ from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 
 _BLOCK = 48
-"""States that are worked on at once."""
+"""States that are worked on together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnitsNeeded:
     """The closed form of `need` at one bottleneck, for states by their index in the space.
 
-    A unit does work at the rate of its `devices`. `furthest` bounds what one unit can do behind each state where it
-    is itself a network; `known` holds what was found of A^{k-1} exactly: by start a row of the stops that are near,
-    NaN where it was not asked for.
+    A unit works at the rate of all its `devices`, at best. If it is itself a network, `furthest` is the last state
+    that one unit can reach from each state, and `known` holds the exact A^{k-1} found so far: by start a row of
+    near stops, NaN where it was not asked for.
     """
 
     space: PartitionSpace
@@ -36,17 +44,17 @@ class UnitsNeeded:
 
     @property
     def monotone(self) -> bool:
-        """Whether a stage that lies inside another never needs more: on a chain, of devices."""
+        """Whether a stage inside another never needs more units: on a chain, if the units are devices."""
         return self.space.before is None and self.level == 0
 
     def least(self, rows: IntArray, columns: IntArray) -> FloatArray:
-        """By row and column: the least units; infinite where no stage is."""
+        """By row and column: the least units; infinite where there is no stage."""
         single, many = self._single_and_many(rows, columns)
         np.copyto(many, 1.0, where=single)
         return many
 
     def block(self, rows: IntArray, columns: IntArray) -> tuple[FloatArray, FloatArray]:
-        """By row and column: the least units, and the least of two and more; infinite where no stage is."""
+        """By row and column: the least units, and the least of two and more; infinite where there is no stage."""
         single, many = self._single_and_many(rows, columns)
         return np.where(single, 1.0, many), many
 
@@ -56,24 +64,37 @@ class UnitsNeeded:
         if self.furthest is not None:
             single &= columns <= self.furthest[rows, None]
         if self.known:
-            self._set_known(load, single, rows, columns)
+            # what is known exactly replaces the bounds
+            first = int(columns[0])
+            for i, row in enumerate(rows.tolist()):
+                known = self.known.get(row)
+                if known is not None and first < len(known):
+                    near = int(np.searchsorted(columns, len(known)))
+                    exact = known[columns[:near]] * ((1 - ROUNDING) / self.bottleneck_s)
+                    there = ~np.isnan(exact)
+                    np.copyto(load[i, :near], exact, where=there)
+                    np.copyto(single[i, :near], exact <= 1, where=there)
+
         many = _least_of_many(load, weights)
-        if columns[0] <= rows[-1] or self.space.before is not None:
-            none = self._no_stages(rows, columns)
+        before = self.space.before
+        if columns[0] <= rows[-1] or before is not None:
+            none = columns <= rows[:, None] if before is None else ~before[rows].take(columns, axis=1)
             np.copyto(many, np.inf, where=none)
             np.copyto(single, False, where=none)
         return single, many
 
     def pairs(self, starts: IntArray, stops: IntArray) -> FloatArray:
-        """The least units from each start to its stop, as far as the closed form knows."""
+        """The least units from each start to its stop, by the closed form alone."""
         load, weights = self._loads(starts, stops)
         return np.where(load <= 1, 1.0, _least_of_many(load, weights))
 
     def _loads(self, starts: IntArray, stops: IntArray) -> tuple[FloatArray, FloatArray | None]:
-        """Compute in bottlenecks of a unit; and z of the exchange, where it matters to any."""
+        """Compute, in bottlenecks of a unit; and z of the exchange, or None if z > 2 nowhere."""
         space = self.space
+        # step 2, its left term: A^{k-1} / t, at best
         load = space.compute_s[stops] - space.compute_s[starts]
         load *= (1 - ROUNDING) / (self.bottleneck_s * self.devices)
+        # step 2, its right term: W_k(m) of step 1, solved for m by z
         bandwidth = space.levels[self.level].bandwidth_bytes_per_s
         scale = space.exchange / 2 * (1 - ROUNDING) / (bandwidth * self.bottleneck_s)
         heaviest = space.weight_bytes[stops].max(initial=0) - space.weight_bytes[starts].min(initial=np.inf)
@@ -83,26 +104,12 @@ class UnitsNeeded:
         weights *= scale
         return load, weights
 
-    def _no_stages(self, rows: IntArray, columns: IntArray) -> BoolArray:
-        if self.space.before is None:
-            return np.asarray(columns <= rows[:, None])
-        return ~self.space.before[rows].take(columns, axis=1)
-
-    def _set_known(self, load: FloatArray, single: BoolArray, rows: IntArray, columns: IntArray) -> None:
-        """What is known exactly replaces the bounds."""
-        first = int(columns[0])
-        for i, row in enumerate(rows.tolist()):
-            known = self.known.get(row)
-            if known is not None and first < len(known):
-                near = int(np.searchsorted(columns, len(known)))
-                exact = known[columns[:near]] * ((1 - ROUNDING) / self.bottleneck_s)
-                there = ~np.isnan(exact)
-                np.copyto(load[i, :near], exact, where=there)
-                np.copyto(single[i, :near], exact <= 1, where=there)
-
 
 def _least_of_many(load: FloatArray, weights: FloatArray | None) -> FloatArray:
-    """The least of two and more units that do so much work, and exchange so many weights; changes its arguments."""
+    """The least of two and more units for so much work and exchange: max(load, z + sqrt(z (z - 2))), whole.
+
+    Overwrites `load`.
+    """
     if weights is not None:
         root = weights - 2
         root *= weights
@@ -116,10 +123,10 @@ def _least_of_many(load: FloatArray, weights: FloatArray | None) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """R by position among the states that may be cut, and the position to which the first stage then goes.
+    """R by position among the states that may be cut, and the position at which the first stage from there ends.
 
-    R is too large where more than there is would be needed in all. `replicated`, where it mattered: the same with at
-    least one stage of two units or more.
+    R may be too large at states that no pipeline on the units there are can pass. `replicated`, where it was needed:
+    R of pipelines of which at least one stage has two units or more.
     """
 
     states: IntArray
@@ -129,27 +136,43 @@ class Table:
 
 
 def least_units(needs: UnitsNeeded, states: IntArray, units: int) -> Table:
-    """R for the states, whose first is the start and last the end."""
+    """R of these states, from the start to the end."""
     if needs.monotone and 4 * units < len(states):
         return _least_by_count(needs, states, units)
     last = len(states) - 1
-    table = Table(states=states, least=np.full(last + 1, np.inf), after=np.full(last + 1, last))
-    least = table.least
+    least, after = np.full(last + 1, np.inf), np.full(last + 1, last)
     least[last] = 0.0
     before = units_before(needs, states)
     alive = np.array([last])
     for stop in range(last, 0, -_BLOCK):
+        # step 4, for a block of first states: stages to the states behind the block that are alive, then inside it
         start = max(stop - _BLOCK, 0)
-        _relax(needs, table, slice(start, stop), alive)
+        rows = states[start:stop]
+        need = needs.least(rows, states[alive])
+        need += least[alive]
+        nearest = need.argmin(axis=1)
+        after[start:stop] = alive[nearest]
+        least[start:stop] = need[np.arange(len(rows)), nearest]
+        need = needs.least(rows, rows)
+        for i in range(len(rows) - 2, -1, -1):
+            here = start + i
+            inside = need[i, i + 1 :] + least[here + 1 : stop]
+            nearest_inside = inside.argmin()
+            if inside[nearest_inside] < least[here]:
+                least[here] = inside[nearest_inside]
+                after[here] = here + 1 + nearest_inside
+
+        # a state is alive if what is before it leaves enough units
         fresh = np.flatnonzero(least[start:stop] + before[start:stop] <= units) + start
         alive = np.concatenate((fresh, alive))
-    return table
+    return Table(states=states, least=least, after=after)
 
 
 def _least_by_count(needs: UnitsNeeded, states: IntArray, units: int) -> Table:
-    """R where longer stages never need less: how far back p units reach from the end, for p = 1, 2..
+    """R where a stage inside another never needs more: how far back from the end p units reach, for p = 1, 2...
 
-    A stage of r units reaches as far as its compute and its exchange allow, wherever it ends.
+    Wherever a stage of r units ends, it reaches back as far as its compute and its exchange allow. The other
+    p - r units do what is behind its end, so p units reach as far back as the best of these splits.
     """
     space, within_s = needs.space, needs.bottleneck_s * (1 + ROUNDING)
     compute_s, weight_bytes = space.compute_s[states], space.weight_bytes[states]
@@ -175,32 +198,14 @@ def _least_by_count(needs: UnitsNeeded, states: IntArray, units: int) -> Table:
 
 
 def units_before(needs: UnitsNeeded, states: IntArray) -> FloatArray:
-    """What the blocks before each state need at least."""
+    """The least units that the blocks before each state need, by their compute."""
     compute_s = needs.space.compute_s
     load = (compute_s[states] - compute_s[states[0]]) * ((1 - ROUNDING) / (needs.bottleneck_s * needs.devices))
     return np.asarray(np.ceil(load))
 
 
-def _relax(needs: UnitsNeeded, table: Table, block: slice, alive: IntArray) -> None:
-    """R of a block of states, from the states behind it that are alive, then from one another."""
-    rows, least = table.states[block], table.least
-    need = needs.least(rows, table.states[alive])
-    need += least[alive]
-    nearest = need.argmin(axis=1)
-    table.after[block] = alive[nearest]
-    least[block] = need[np.arange(len(rows)), nearest]
-    need = needs.least(rows, rows)
-    for i in range(len(rows) - 2, -1, -1):
-        here = block.start + i
-        inside = need[i, i + 1 :] + least[here + 1 : block.stop]
-        nearest_inside = inside.argmin()
-        if inside[nearest_inside] < least[here]:
-            least[here] = inside[nearest_inside]
-            table.after[here] = here + 1 + nearest_inside
-
-
 def least_with_replicas(needs: UnitsNeeded, table: Table) -> Table:
-    """The least units with at least one stage of two or more: what is left over can then go to it."""
+    """R of pipelines with at least one stage of two or more units, which can take the units that are left over."""
     states, least, last = table.states, table.least, len(table.states) - 1
     replicated = np.full_like(least, np.inf)
     for stop in range(last, 0, -_BLOCK):
@@ -217,11 +222,11 @@ def least_with_replicas(needs: UnitsNeeded, table: Table) -> Table:
 
 
 Stages = tuple[tuple[int, int, int], ...]
-"""Start and stop by index in the space, and units, of one stage after the other."""
+"""One stage after the other: start and stop, by index in the space, and units."""
 
 
 def path(table: Table, start: int = 0) -> Stages:
-    """Stages of least units in all, from a position on."""
+    """The stages on the least units in all, from a position on."""
     stages, here = [], start
     least, after = table.least.tolist(), table.after.tolist()
     states = table.states.tolist()
@@ -233,7 +238,7 @@ def path(table: Table, start: int = 0) -> Stages:
 
 
 def path_with_replicas(needs: UnitsNeeded, table: Table, replicas: Table) -> Stages:
-    """The same, one of them with two units or more."""
+    """The same, with at least one stage of two units or more."""
     stages = list[tuple[int, int, int]]()
     here = 0
     while True:
@@ -249,7 +254,7 @@ def path_with_replicas(needs: UnitsNeeded, table: Table, replicas: Table) -> Sta
 
 
 def straight_path(needs: UnitsNeeded, table: Table, stages: int) -> Stages | None:
-    """So many stages of one unit each, every one as long as can be; None if there are none."""
+    """So many stages of one unit each, every one as long as possible; None if there are none."""
     last = len(table.states) - 1
     if stages > last:
         return None

@@ -1,9 +1,14 @@
-"""Level: the exact optimum of one level of the network, for any two states, with the levels inside it as its units.
+"""Recurrence: PipeDream's recurrence A (2018, section 3.2; by levels SOSP 2019, section 3.1), solved exactly.
 
-A bottleneck is probed (`probe`); what is found is set to its true cost, until a probe shows that nothing
-below it is there. Where a unit is itself a network, the probe uses bounds of what the unit can do: no plan is better
-than all its devices sharing the compute, none worse than data parallelism over all of them. Only stages that lie on
-the way of a found plan and whose bounds differ are solved inside.
+`space` has the formulas and the numbers of their steps. Two solvers give the same A^k between any two states:
+
+- `bare_recurrence` is the papers' table, step by step, on a chain. It is the quickest way for few states and units.
+- `LevelSearch` asks for one entry and never fills the table. It probes a bottleneck (`probe` solves step 2 for the
+  number of units). What a probe finds is set to its true cost, until a probe just below that finds nothing.
+
+Where a unit is itself a network, step 2 needs A^{k-1}, which has no closed form. The probe then uses bounds: no plan is
+better than all devices of the unit sharing the compute, none needs to be worse than data parallelism over all of them.
+Only stages on the way of a plan that was found, and whose bounds differ, are solved inside.
 """
 
 import math
@@ -27,22 +32,46 @@ from pipeplan.planners.pipedream.probe import (
 from pipeplan.planners.pipedream.space import ROUNDING, STEP, PartitionSpace
 
 NOTHING = 1e-18
-"""Of a known time: what is tested first where no bound but 0 is known."""
+"""Share of a known time that is tested first if the only known bound is 0."""
 
 _FIRST_STEP = 0.005
-"""How far above a bound the search begins: plans are often near."""
+"""How far above a bound the search begins: plans are often near their bound."""
 
 _NEAR_ENOUGH = 1.03
-"""Where what is found may well be the optimum: then the next test is just below it."""
+"""Ratio of found to refuted below which the find may well be the optimum: the next test is just below it."""
 
 _NEAR = 24
-"""States that are solved together with the one that is asked for: some may be asked for next."""
+"""States that are solved together with the one asked for: some may be asked for next."""
 
 _MANY_UNITS = 256
-"""Beyond so many it would take longer to bound what lies inside than to look."""
+"""With more units than this, to bound what lies inside takes longer than to look."""
 
 _SMALL = 1_000_000
-"""Entries that the bare recurrence compares on a few states and units, where it is the quickest."""
+"""Entries up to which the bare recurrence is the quickest."""
+
+
+def bare_recurrence(stage_s: FloatArray, cut_s: FloatArray) -> FloatArray:
+    """PipeDream's recurrence as the papers print it: A(j, all units) for every state j behind the first, on a chain.
+
+        A(j, m) = T(0..j, m)                                                              case 1
+        A(j, m) = min over i < j, m' < m of max(A(i, m - m'), 2 C_i, T(i..j, m'))         case 2
+
+    `stage_s[m - 1, i, j]` is T(i..j, m), infinite unless i < j; `cut_s[i]` is 2 C_i. O(N^2 M^2).
+    """
+    units, states, _ = stage_s.shape
+    before_s = np.empty((units, states))  # [m - 1, i]: max(A(i, m), 2 C_i), what step 4 needs of a sub-pipeline
+    best = stage_s[0, 0]
+    for count in range(units):
+        # step 3: a single stage; on one unit (the initialization) there is no other case
+        best = stage_s[count, 0]
+        if count > 0:
+            # step 4: before_s by falling units m - m' meets the last stage by rising units m'
+            joined = np.maximum(
+                before_s[count - 1 :: -1, :, None] if count > 1 else before_s[:1, :, None], stage_s[:count]
+            )
+            best = np.minimum(best, joined.min(axis=(0, 1)))
+        before_s[count] = np.maximum(best, cut_s)
+    return np.asarray(best[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,8 +86,9 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelStep:
-    """What is tested next: so much `up` from what is refuted, as long as nothing was found; then half-way, and, where
-    little is left, just below what was found.
+    """Where the next test is: so much `up` from what is refuted until something is found, then half-way.
+
+    Where little is left between the two, the test is just below what was found.
     """
 
     up: float = 0.0
@@ -73,14 +103,14 @@ class LevelStep:
         return min(max(middle_s, low_s * (1 + STEP), high_s * NOTHING), top_s)
 
     def after(self, found: bool) -> "LevelStep":
-        """Steps up grow as long as nothing is found."""
+        """The step after this test. Steps up grow as long as nothing is found."""
         if found:
             return LevelStep()
         return LevelStep(up=min(4 * self.up, max(self.up, 1.0)), refuted=not self.up)
 
 
 class LevelSearch:
-    """One level and those inside it."""
+    """A^k of one level, and inside it of the levels within; `fewer`: on at most all units, else on exactly all."""
 
     def __init__(self, space: PartitionSpace, level: int, *, fewer: bool = False) -> None:
         self.space = space
@@ -101,28 +131,27 @@ class LevelSearch:
         return max(inside, own) / self.units
 
     def stage_s(self, start: int, stop: int, units: int) -> float:
-        """T(start..stop, units), exactly."""
+        """T^k(start..stop, units), exactly."""
+        # step 1: W_k(m)
         weight_bytes = self.space.weight_bytes[stop] - self.space.weight_bytes[start]
         exchange_s = float(self.space.exchange_s(self.level, weight_bytes, units))
-        return max(self._unit_s(start, stop, exchange_s), exchange_s) / units
 
-    def _unit_s(self, start: int, stop: int, enough_s: float) -> float:
-        """A^{k-1}: what a unit takes; a bound at most `enough_s` where that is enough."""
-        compute_s = float(self.space.compute_s[stop] - self.space.compute_s[start])
-        if self.inner is None:
-            return compute_s
-        weight_bytes = self.space.weight_bytes[stop] - self.space.weight_bytes[start]
-        least_s = compute_s / self.devices
-        most_s = max(least_s, float(weight_bytes) * self.inner.parallel_s_per_byte)
-        if most_s <= max(enough_s, least_s):
-            return most_s
-        known = self.known.get(start)
-        if known is None or len(known) <= stop or np.isnan(known[stop]):
-            known = self._learn(start, stop)
-        return float(known[stop])
+        # A^{k-1}, what one unit takes; an upper bound is enough if it is at most the exchange, or equals the lower one
+        unit_s = float(self.space.compute_s[stop] - self.space.compute_s[start])
+        if self.inner is not None:
+            least_s = unit_s / self.devices
+            unit_s = max(least_s, float(weight_bytes) * self.inner.parallel_s_per_byte)
+            if unit_s > max(exchange_s, least_s):
+                known = self.known.get(start)
+                if known is None or len(known) <= stop or np.isnan(known[stop]):
+                    known = self._learn(start, stop)
+                unit_s = float(known[stop])
+
+        # step 2
+        return max(unit_s, exchange_s) / units
 
     def _learn(self, start: int, stop: int) -> FloatArray:
-        """What one unit takes from a state, exactly: to one stop, or at little more cost to all that are as near."""
+        """A^{k-1} from a state, exactly: to one stop, or at little more cost to all that are as near."""
         if self.inner is None:
             raise ValueError("a device is no network")
         near = max(stop, min(start + _NEAR, self.space.last))
@@ -138,7 +167,7 @@ class LevelSearch:
         return known
 
     def optimum_s(self, start: int, stop: int) -> float:
-        """The least bottleneck between two states."""
+        """A^k(start..stop, all units): the least bottleneck between two states."""
         if (start, stop) not in self._optima and self.small(start, stop):
             return float(self.small_optima_s(start, stop)[-1])
         return self.optimum(start, stop).cost_s
@@ -150,57 +179,57 @@ class LevelSearch:
         return here and (self.inner is None or self.inner.small(start, stop))
 
     def small_optima_s(self, start: int, stop: int) -> FloatArray:
-        """The least bottlenecks from one state to each up to another, on a chain, by the bare recurrence."""
-        unit_s = self._units_s(start, stop)
+        """A^k from one state to each up to another, on a chain, by the bare recurrence."""
         states = slice(start, stop + 1)
+        # A^{k-1} of all stages between these states; infinite where no stage is
+        if self.inner is None:
+            unit_s = np.subtract.outer(self.space.compute_s[states], self.space.compute_s[states]).T
+        else:
+            rows = []
+            for row in range(start, stop + 1):
+                known = self.known.get(row)
+                if known is None or len(known) <= stop or np.isnan(known[row + 1 : stop + 1]).any():
+                    known = self._learn(row, stop) if row < stop else np.full(stop + 1, np.inf)
+                rows.append(known[states])
+            unit_s = np.stack(rows)
+        unit_s[np.tri(stop - start + 1, dtype=bool)] = np.inf
+
+        # steps 1 and 2, by units, start and stop; then steps 3 and 4
         weight_bytes = np.subtract.outer(self.space.weight_bytes[states], self.space.weight_bytes[states]).T
         counts = np.arange(1.0, self.units + 1)[:, None, None]
         stage_s = np.maximum(unit_s, self.space.exchange_s(self.level, weight_bytes, counts)) / counts
         cut_s = 2.0 * self.space.boundary_bytes[states] / self.space.levels[self.level].bandwidth_bytes_per_s
         return bare_recurrence(stage_s, cut_s)
 
-    def _units_s(self, start: int, stop: int) -> FloatArray:
-        """What a unit takes from each of a few states to each other; infinite where no stage is."""
-        states = slice(start, stop + 1)
-        if self.inner is None:
-            unit_s = np.subtract.outer(self.space.compute_s[states], self.space.compute_s[states]).T
-        else:
-            unit_s = np.stack([self._known_to(row, stop)[states] for row in range(start, stop + 1)])
-        unit_s[np.tri(stop - start + 1, dtype=bool)] = np.inf
-        return unit_s
-
-    def _known_to(self, start: int, stop: int) -> FloatArray:
-        """What one unit takes from a state to all up to another; what is asked for was not too much."""
-        known = self.known.get(start)
-        if known is None or len(known) <= stop or np.isnan(known[start + 1 : stop + 1]).any():
-            known = self._learn(start, stop) if start < stop else np.full(stop + 1, np.inf)
-        return known
-
     def optimum(self, start: int, stop: int) -> Optimum:
-        """The best on all units (`fewer`: on at most all)."""
-        if (start, stop) not in self._optima:
-            self._optima[start, stop] = self._search(start, stop)
-        return self._optima[start, stop]
-
-    def _search(self, start: int, stop: int) -> Optimum:
+        """A^k(start..stop, all units) and stages that reach it, by probing bottlenecks."""
+        if (start, stop) in self._optima:
+            return self._optima[start, stop]
         everything = ((start, stop, self.units),)
+        # step 3: a single stage is the first that is found
         best = Optimum(cost_s=self.stage_s(*everything[0]), stages=everything, refuted_s=0.0)
         low_s, table = self.bound_s(start, stop), None
         between = self.space.within(start, stop)
         step = LevelStep(up=_FIRST_STEP)
+
+        # step 4: several stages, each probe with all choices of i and m' at once
         while best.cost_s * (1 - STEP) > low_s:
             bottleneck_s = step.to_test_s(low_s, best.cost_s)
             found, probed = self.probe(between, bottleneck_s)
             if found is not None:
                 best = self.measured(found)
-                between = self._alive(probed, bottleneck_s)
+                # from now on without the states that need too much on both sides: a lesser bottleneck needs no less
+                needs = UnitsNeeded(space=self.space, level=self.level, bottleneck_s=bottleneck_s, devices=self.devices)
+                between = probed.states[probed.least + units_before(needs, probed.states) <= self.units]
             else:
                 low_s, table = bottleneck_s, probed
             step = step.after(found is not None)
-        return Optimum(cost_s=best.cost_s, stages=best.stages, refuted_s=low_s, refutation=table)
+        optimum = Optimum(cost_s=best.cost_s, stages=best.stages, refuted_s=low_s, refutation=table)
+        self._optima[start, stop] = optimum
+        return optimum
 
     def refutation(self, start: int, stop: int) -> Optimum:
-        """The optimum with a table that refutes all below it, wherever bounds alone had done so."""
+        """The optimum with a table that refutes all below it, also where the bounds alone had done so."""
         optimum = self.optimum(start, stop)
         below_s = optimum.cost_s * (1 - STEP)
         if optimum.refutation is not None and optimum.refuted_s >= below_s * (1 - STEP):
@@ -216,7 +245,7 @@ class LevelSearch:
         return Optimum(cost_s=slowest_s, stages=stages, refuted_s=0.0)
 
     def cost_s(self, stages: Stages) -> float:
-        """The slowest of these stages, exactly: only those whose bounds differ need be solved inside."""
+        """The slowest of these stages, exactly: only those whose bounds differ are solved inside."""
         start, stop, units = np.asarray(stages).T
         compute_s = (self.space.compute_s[stop] - self.space.compute_s[start]) / self.devices
         weight_bytes = self.space.weight_bytes[stop] - self.space.weight_bytes[start]
@@ -239,13 +268,17 @@ class LevelSearch:
         return max(total_s, float(least_s.max()))
 
     def needs(self, bottleneck_s: float, start: int, stop: int) -> UnitsNeeded:
-        """The closed form at a bottleneck, between two states."""
+        """Step 2 solved for the units at a bottleneck, between two states."""
+        furthest = None
+        if self.inner is not None and self.inner.units <= _MANY_UNITS and self.space.before is None:
+            furthest = np.arange(len(self.space))
+            furthest[start : stop + 1] = self.inner.furthest(bottleneck_s, start, stop)
         return UnitsNeeded(
             space=self.space,
             level=self.level,
             bottleneck_s=bottleneck_s,
             devices=self.devices,
-            furthest=self._furthest_of_a_unit(bottleneck_s, start, stop),
+            furthest=furthest,
             known=self.known,
         )
 
@@ -261,31 +294,29 @@ class LevelSearch:
         needs = self.needs(bottleneck_s, int(between[0]), int(between[-1]))
         while True:
             self.probes += 1
-            stages, table = self._try(needs, states)
-            # of devices the closed form says all; of networks a stage may turn out slower, and be looked at again
-            if stages is None or self.inner is None or self.cost_s(stages) <= bottleneck_s * (1 + 2 * ROUNDING):
+            # one look with the bounds known so far: stages that may be within the bottleneck, on all units
+            table = least_units(needs, states, self.units)
+            if table.least[0] > self.units:
+                return None, table
+            found = path(table)
+            if not (self.fewer or table.least[0] == self.units or any(units > 1 for _, _, units in found)):
+                # units are left over and every stage has one: from one unit to two T may rise, as the exchange begins
+                replicas = least_with_replicas(needs, table)
+                if replicas.least[0] <= self.units:
+                    found = path_with_replicas(needs, table, replicas)
+                else:
+                    straight = straight_path(needs, table, self.units)
+                    table = replace(table, replicated=replicas.least)
+                    if straight is None:
+                        return None, table
+                    found = straight
+            stages = self.spread(found)
+            # for devices the closed form is exact; a stage of networks may turn out slower: then it is known, try again
+            if self.inner is None or self.cost_s(stages) <= bottleneck_s * (1 + 2 * ROUNDING):
                 return stages, table
 
-    def _alive(self, table: Table, bottleneck_s: float) -> IntArray:
-        """The states that a way within this or a lesser bottleneck may pass: others need too much on both sides."""
-        needs = UnitsNeeded(space=self.space, level=self.level, bottleneck_s=bottleneck_s, devices=self.devices)
-        return table.states[table.least + units_before(needs, table.states) <= self.units]
-
-    def _try(self, needs: UnitsNeeded, states: IntArray) -> tuple[Stages | None, Table]:
-        """One look with the bounds known so far: stages that may be within the bottleneck, on all units."""
-        table = least_units(needs, states, self.units)
-        if table.least[0] > self.units:
-            return None, table
-        stages = path(table)
-        if self.fewer or table.least[0] == self.units or any(units > 1 for _, _, units in stages):
-            return self.spread(stages), table
-        replicas = least_with_replicas(needs, table)
-        if replicas.least[0] <= self.units:
-            return self.spread(path_with_replicas(needs, table, replicas)), table
-        return straight_path(needs, table, self.units), replace(table, replicated=replicas.least)
-
     def spread(self, stages: Stages) -> Stages:
-        """The units that are left over go to the first stage that has more than one."""
+        """The stages on all units: the first that has more than one unit takes those that are left over."""
         left = 0 if self.fewer else self.units - sum(units for _, _, units in stages)
         spread = []
         for start, stop, units in stages:
@@ -294,19 +325,24 @@ class LevelSearch:
             spread.append((start, stop, units + extra))
         return tuple(spread)
 
-    def _furthest_of_a_unit(self, bottleneck_s: float, start: int, stop: int) -> IntArray | None:
-        if self.inner is None or self.inner.units > _MANY_UNITS or self.space.before is not None:
-            return None
-        furthest = np.arange(len(self.space))
-        furthest[start : stop + 1] = self.inner.furthest(bottleneck_s, start, stop)
-        return furthest
-
     def furthest(self, bottleneck_s: float, start: int, stop: int) -> IntArray:
-        """On a chain, the last state that at most all units of this level reach from each between two.
+        """On a chain, the last state that at most all units of this level reach, from each state between two.
 
-        At best: compute and exchange of a stage on m units alone bound how far it goes, and a unit inside likewise.
+        An upper bound: compute and exchange alone limit how far a stage on m units goes, and likewise a unit inside.
         """
-        reach = [self._reach(bottleneck_s, units, start, stop) for units in range(1, self.units + 1)]
+        # how far one stage on so many units goes at best, from each state
+        part, reach = slice(start, stop + 1), list[IntArray]()
+        for units in range(1, self.units + 1):
+            within_s = bottleneck_s * units * (1 + ROUNDING)
+            alone = _last_within(self.space.compute_s[part], within_s * self.devices)
+            if units > 1:
+                within_bytes = within_s / float(self.space.exchange_s(self.level, 1.0, units))
+                alone = np.minimum(alone, _last_within(self.space.weight_bytes[part], within_bytes))
+            elif self.inner is not None and self.inner.units <= _MANY_UNITS:
+                alone = np.minimum(alone, self.inner.furthest(bottleneck_s, start, stop) - start)
+            reach.append(alone)
+
+        # how far several go: the last stage begins where the others may be cut
         here = np.arange(stop - start + 1)
         allowed = np.flatnonzero(self.space.allowed(self.level, bottleneck_s)[start : stop + 1])
         nearest = np.searchsorted(allowed, here, side="right") - 1
@@ -319,42 +355,14 @@ class LevelSearch:
             ends.append(np.maximum(cut_at[furthest], here))
         return np.asarray(furthest + start)
 
-    def _reach(self, bottleneck_s: float, units: int, start: int, stop: int) -> IntArray:
-        """How far one stage on so many units goes at best, from each state."""
-        space, within_s = self.space, bottleneck_s * units * (1 + ROUNDING)
-        part = slice(start, stop + 1)
-        reach = _last_within(space.compute_s[part], within_s * self.devices)
-        if units > 1:
-            within_bytes = within_s / float(space.exchange_s(self.level, 1.0, units))
-            reach = np.minimum(reach, _last_within(space.weight_bytes[part], within_bytes))
-        elif self.inner is not None and self.inner.units <= _MANY_UNITS:
-            reach = np.minimum(reach, self.inner.furthest(bottleneck_s, start, stop) - start)
-        return reach
-
 
 def _last_within(sums: FloatArray, allowance: float) -> IntArray:
-    """From each entry of rising sums, the last whose difference is within the allowance.
+    """From each entry of rising sums, the last entry that is higher by no more than the allowance.
 
-    A sum that is large beside the allowance is rounded by more than what matters: so differences decide. Two steps
-    back are enough but where many entries lie that close; then the answer is too far.
+    The differences decide: a sum that is large beside the allowance is rounded by more than what matters. Two steps
+    back are enough unless many entries lie that close; then the answer is too far, which an upper bound may be.
     """
     last = np.searchsorted(sums, (sums + allowance) * (1 + ROUNDING), side="right") - 1
     for _ in range(2):
         last = last - (sums[last] - sums > allowance)
     return np.asarray(last)
-
-
-def bare_recurrence(stage_s: FloatArray, cut_s: FloatArray) -> FloatArray:
-    """A from the first state to each other: from stages by units less one, start and stop, and what a cut takes."""
-    units, states, _ = stage_s.shape
-    before_s = np.empty((units, states))
-    best = stage_s[0, 0]
-    for count in range(units):
-        best = stage_s[count, 0]
-        if count > 0:
-            joined = np.maximum(
-                before_s[count - 1 :: -1, :, None] if count > 1 else before_s[:1, :, None], stage_s[:count]
-            )
-            best = np.minimum(best, joined.min(axis=(0, 1)))
-        before_s[count] = np.maximum(best, cut_s)
-    return np.asarray(best[1:])

@@ -1,10 +1,10 @@
-"""Cut and refine: a plan of a graph with more cuts than can be listed, and how far from the optimum it is at most.
+"""Refine: by cut and refine, a plan of a graph with too many cuts to list, and a bound on its gap to the optimum.
 
 1. The cuts of one order of the blocks (`graph.line_of`) are solved as any states are.
 2. A bound over all cuts of the graph says how much better a plan could be (`graph_bound`).
-3. Unless that is next to nothing, cuts are added: those of few bytes that the bound came across, and around each cut
-   of the plan those that differ by a few blocks, or by one that moves to the other side with all that has to follow.
-   The states are solved again, as long as that helps, `ROUNDS` times at most.
+3. Unless that is next to nothing, cuts are added: those of few bytes that the bound came across; and around each cut
+   of the plan, those that differ by a few blocks, or by one block that moves to the other side with all that has to
+   follow. The states are solved again, as long as that helps, at most `ROUNDS` times.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ from pipeplan.planners.pipedream.terms import FACTORS, law, search, synchronisat
 from pipeplan.planners.problem import PlanningProblem
 
 ENTRIES_AT_MOST = 2e7
-"""Cuts times devices, squared: what a search compares where memory decides, in about a second."""
+"""Cuts times devices, squared: what a search compares in about a second if memory decides."""
 
 ROUNDS = 4
 """How often cuts are added."""
@@ -43,7 +43,7 @@ CUTS_AT_MOST = 1200
 """States that are solved at once after the first time."""
 
 STEPS_AT_MOST = 100_000
-"""Blocks that are looked at for the cuts next to one of a plan: a few hundredths of a second."""
+"""Blocks looked at for the cuts next to one of a plan's: a few hundredths of a second."""
 
 NEAR = 1e-3
 """A gap that is not worth another round."""
@@ -88,7 +88,7 @@ def refine(problem: PlanningProblem, microbatch_size: int, cuts: CutStates) -> R
 
 
 def _solved(problem: PlanningProblem, cuts: CutStates) -> tuple[CutStates, Partition] | None:
-    """The best partition of all of these cuts; where memory decides, of so many of them as take little time."""
+    """The best partition of these cuts; if memory decides, of as many of them as take little time."""
     wanted = search(problem, cuts.states)
     found = partition(replace(wanted, memory=None))
     if found is not None and not fits(wanted, found):
@@ -98,7 +98,7 @@ def _solved(problem: PlanningProblem, cuts: CutStates) -> tuple[CutStates, Parti
 
 
 def _room(problem: PlanningProblem) -> int:
-    """How many cuts are solved at once: the time goes with their square, and that of the devices if memory decides."""
+    """How many cuts are solved at once: time grows with their square, and if memory decides, that of the devices."""
     return max(min(CUTS_AT_MOST, int(ENTRIES_AT_MOST**0.5 / problem.cluster.devices)), 50)
 
 
@@ -115,8 +115,9 @@ def _blocks(problem: PlanningProblem, microbatch_size: int) -> Blocks:
 
 
 def _machines(problem: PlanningProblem) -> list[Machines]:
-    """All devices behind links as fast as the fastest; and the units of every outer level, those of which count."""
-    levels = problem.cluster.levels
+    """By level: its units in the whole cluster, joined by links as fast as the fastest from that level on."""
+    levels, known = problem.cluster.levels, law(problem)
+    held = HeldBytes(fixed=known.fixed[:2], each=known.each[:2], limit_bytes=known.limit_bytes)
     return [
         Machines(
             units=prod(outer.size for outer in levels[index:]),
@@ -124,15 +125,10 @@ def _machines(problem: PlanningProblem) -> list[Machines]:
             bandwidth_bytes_per_s=max(outer.bandwidth_bytes_per_s for outer in levels[index:]),
             exchange=FACTORS[synchronisation(problem)],
             straight=problem.options.straight and index == 0,
-            held=_held(problem) if index == 0 else None,
+            held=held if index == 0 else None,
         )
         for index in range(len(levels))
     ]
-
-
-def _held(problem: PlanningProblem) -> HeldBytes:
-    known = law(problem)
-    return HeldBytes(fixed=known.fixed[:2], each=known.each[:2], limit_bytes=known.limit_bytes)
 
 
 def _certificate(problem: PlanningProblem, found: Partition, proven: Bound) -> Certificate:
@@ -182,7 +178,7 @@ class _Cut:
         return proven, cheap
 
     def around(self, cuts: CutStates, found: Partition, cheap: Sequence[int], most: int) -> list[int]:
-        """Cuts to be solved next, by size: the plan's own, and so many of the others as there is room for."""
+        """Cuts to be solved next, by size: the plan's own, and as many of the others as there is room for."""
         own = [cuts.cut(share.stop) for share in found.shares]
         chosen = dict.fromkeys((0, *own))
         allowed = np.flatnonzero(cuts.states.boundary_bytes <= self._limit_bytes(found)).tolist()
@@ -200,7 +196,7 @@ class _Cut:
         return found.cost_s * self._machines[0].bandwidth_bytes_per_s / 2
 
     def _moved(self, cut: int, limit_bytes: float, room: int) -> list[int]:
-        """The cuts that differ by one block and what has to follow, those of the least compute that moves first."""
+        """The cuts that differ by one block and what has to follow it; first those that move the least compute."""
         moved = [
             cut & ~self._dependent[block] if cut >> block & 1 else cut | self._needed[block]
             for block in range(len(self._blocks.graph))
@@ -214,7 +210,7 @@ class _Cut:
         return [moved[index] for index in nearest.tolist() if crossing[index] <= limit_bytes][:room]
 
     def _stepped(self, cut: int, room: int) -> list[int]:
-        """The cuts that differ by one block, then by two, and so on."""
+        """The cuts that differ by one block, then those by two, and so on."""
         blocks = range(len(self._blocks.graph))
         room = min(room, STEPS_AT_MOST // len(blocks))
         found = {cut: None}

@@ -1,18 +1,22 @@
-"""Release: what the authors' published program computes, level by level, which is not what their papers say.
+"""Release: PipeDream's recurrence as the authors' published program computes it, which is not what their papers say.
 
-Of a stage between the states a and b on m of M machines, level by level from the inside out, with the cost c of the
-level inside (the blocks' compute on the innermost):
+The steps are those of the papers (2018, section 3.2; SOSP 2019, section 3.1; `space` numbers them), level by level from
+the inside out. c is the cost of the level inside; on the innermost it is the compute of the blocks.
 
-    the first stage of a level    (c + 4 (m - 1) |w| / (B m) / machines of the level inside) / m
-    the others                    (c + 4 (m - 1) |w| / (B m)) / m
-    a boundary, if compressed     2 a / (B m ratio) into and out of a stage, m those of the stage that looks at it
+    step 1   W = 4 (m - 1) |w| / (B m)
+    step 2   T = (c + W / machines of the level inside) / m      the first stage of a level
+             T = (c + W) / m                                     the others
+    step 3   A = T of a first stage                              case 1: a single stage
+    step 4   A = min over s, m' of                               case 2: several stages; the last begins at s, and
+                 max(A(s, m - m'), T of m', boundaries)          2 a / (B m' ratio) into and out of it are boundaries
 
-Compute and synchronisation are added, not the larger taken; a boundary costs nothing unless a compression ratio is
-given, is divided by replicas, and counts behind the last block of a part inside a server too; the width of the level
-inside divides the exchange of a first stage only. The memory is not looked at, as by the program's default.
+The program differs from the papers: it adds compute and synchronisation and does not take the larger; the width of the
+level inside divides the exchange of a first stage only; a boundary costs nothing unless a compression ratio is given,
+and then it is divided by the replicas of the last stage, and counts behind the last block of a part inside a server
+too. By the program's default memory is not looked at.
 
-The table of the program is followed, and so is its order: from the front, the first of equals. O(n^2 M^2) on the
-outermost level, another factor n on those inside.
+We follow the program's table and its order: from the front, the first of equals. O(n^2 M^2) on the outermost level,
+another factor n on those inside.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +36,7 @@ from pipeplan.planners.pipedream.space import ROUNDING, LevelLinks
 from pipeplan.planners.pipedream.states import CutStates, States
 
 FACTOR = 4.0
-"""The program knows the parameter server only."""
+"""The program knows only the parameter server."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,22 +56,22 @@ class Released:
         """Where a stage may lie."""
         return stages_of(self.states)
 
-    @property
-    def _weight_bytes(self) -> FloatArray:
-        return np.asarray(self.states.weight_bytes - self.states.weight_bytes[:, None])
-
     def exchange_s(self, units: int) -> FloatArray:
         """Of all stages, for an update."""
-        return np.asarray(FACTOR * (units - 1) / (self.links.bandwidth_bytes_per_s * units) * self._weight_bytes)
+        # step 1
+        weight_bytes = self.states.weight_bytes - self.states.weight_bytes[:, None]
+        return np.asarray(FACTOR * (units - 1) / (self.links.bandwidth_bytes_per_s * units) * weight_bytes)
 
     def single_s(self, units: int) -> FloatArray:
         """One stage on so many machines."""
+        # step 2, of a first stage
         if self.straight and units > 1:
             return np.full_like(self.inside_s, np.inf)
         return (self.inside_s + self.exchange_s(units) / self.inside_units) / units
 
     def last_s(self, units: int) -> FloatArray:
         """The last of several stages, with the boundaries that it sees."""
+        # step 2, of a later stage, and its boundaries of step 4
         stage_s = (self.inside_s + self.exchange_s(units)) / units
         if self.ratio is None:
             return stage_s
@@ -79,11 +83,20 @@ class Released:
         """The least cost from each of these states to every state, by machines less one."""
         tables: list[FloatArray] = []
         for units in range(1, self.links.units + 1):
+            # step 3
             best = self.single_s(units)[starts]
             if self.fewer and tables:
                 best = np.minimum(best, tables[-1])
+            # step 4, over the machines of the last stage and where it begins
             for last in range(1, min(2, units) if self.straight else units):
-                best = np.minimum(best, _joined(tables[units - last - 1], self.last_s(last)))
+                before, last_s = tables[units - last - 1], self.last_s(last)
+                if len(before) == 1:
+                    joined = np.maximum(before[0, :, None], last_s).min(axis=0)[None]
+                else:
+                    joined = np.full_like(before, np.inf)
+                    for cut in range(1, before.shape[1] - 1):
+                        np.minimum(joined, np.maximum(before[:, cut, None], last_s[cut]), out=joined)
+                best = np.minimum(best, joined)
             tables.append(best)
         return tables
 
@@ -112,10 +125,10 @@ def released_cuts(profile: Profile, cuts: CutStates) -> CutStates:
 
 
 def released_boundaries(profile: Profile, cuts: CutStates, output_bytes: Sequence[float]) -> CutStates:
-    """The cuts with what the program lets cross them: the last blocks, and of each what is read beside its own past.
+    """The cuts with the bytes that cross them in the program: of the last blocks, and what is read beside their past.
 
-    That is at least what a stage behind really reads: a block counts as well whose other reader lies before the cut
-    on another branch.
+    That is at least what a later stage really reads: the program also counts a block whose other reader lies before
+    the cut on another branch.
     """
     if cuts.cuts is None or profile.edges is None:
         return cuts
@@ -126,14 +139,12 @@ def released_boundaries(profile: Profile, cuts: CutStates, output_bytes: Sequenc
         sum(1 << block for block in members(past) if block != last and readers[block] & ~past)
         for last, past in enumerate(pasts)
     ]
-    crossing = [_crossing(cut, readers, beside, output_bytes) for cut in cuts.cuts]
-    return replace(cuts, states=replace(cuts.states, boundary_bytes=np.asarray(crossing)))
-
-
-def _crossing(cut: int, readers: Sequence[int], beside: Sequence[int], output_bytes: Sequence[float]) -> float:
-    last = [block for block in members(cut) if not readers[block] & cut]
-    crossing = reduce(or_, (1 << block | beside[block] for block in last), 0)
-    return float(sum(output_bytes[block] for block in members(crossing)))
+    boundary_bytes = []
+    for cut in cuts.cuts:
+        last = [block for block in members(cut) if not readers[block] & cut]
+        crossing = reduce(or_, (1 << block | beside[block] for block in last), 0)
+        boundary_bytes.append(float(sum(output_bytes[block] for block in members(crossing))))
+    return replace(cuts, states=replace(cuts.states, boundary_bytes=np.asarray(boundary_bytes)))
 
 
 def stages_of(states: States) -> BoolArray:
@@ -143,18 +154,8 @@ def stages_of(states: States) -> BoolArray:
     return np.triu(np.ones((len(states),) * 2, dtype=bool), k=1)
 
 
-def _joined(before: FloatArray, last_s: FloatArray) -> FloatArray:
-    """The least over where the last stage begins, of the larger of both."""
-    if len(before) == 1:
-        return np.asarray(np.maximum(before[0, :, None], last_s).min(axis=0)[None])
-    best = np.full_like(before, np.inf)
-    for cut in range(1, before.shape[1] - 1):
-        np.minimum(best, np.maximum(before[:, cut, None], last_s[cut]), out=best)
-    return best
-
-
 class ReleasedProgram:
-    """All levels, inside out."""
+    """The program's tables of all levels, inside out."""
 
     def __init__(
         self, states: States, levels: Sequence[LevelLinks], *, ratio: float | None, straight: bool, fewer: bool
@@ -187,29 +188,27 @@ class ReleasedProgram:
 
     def stages(self, level: int, start: int, stop: int) -> Stages:
         """The stages of a level between two states, read off from the end."""
-        tables = self.tables[level]
+        tables, here = self.tables[level], self.levels[level]
         row = 0 if level == len(self.levels) - 1 else start
         units, stages = len(tables), []
         while True:
             cost = tables[units - 1][row, stop]
-            if self.levels[level].fewer:
+            if here.fewer:
                 while units > 1 and tables[units - 2][row, stop] <= cost:
                     units -= 1
-            if self.levels[level].single_s(units)[start, stop] <= cost * (1 + ROUNDING):
+            if here.single_s(units)[start, stop] <= cost * (1 + ROUNDING):
                 stages.append((start, stop, units))
                 return tuple(reversed(stages))
-            cut, last = self._last(level, row, stop, units)
+
+            # the last stage on the units that are left: the smallest cut, then the fewest machines
+            cost = tables[units - 1][row, stop]
+            choices = []
+            for last in range(1, min(2, units) if here.straight else units):
+                joined = np.maximum(tables[units - last - 1][row], here.last_s(last)[:, stop])
+                choices += [(int(cut), last) for cut in np.flatnonzero(joined <= cost * (1 + ROUNDING))[:1]]
+            cut, last = min(choices)
             stages.append((cut, stop, last))
             stop, units = cut, units - last
-
-    def _last(self, level: int, row: int, stop: int, units: int) -> tuple[int, int]:
-        """Where the last stage begins, and its machines: the smallest cut, then the fewest machines."""
-        tables, cost = self.tables[level], self.tables[level][units - 1][row, stop]
-        choices = []
-        for last in range(1, min(2, units) if self.levels[level].straight else units):
-            joined = np.maximum(tables[units - last - 1][row], self.levels[level].last_s(last)[:, stop])
-            choices += [(int(cut), last) for cut in np.flatnonzero(joined <= cost * (1 + ROUNDING))[:1]]
-        return min(choices)
 
     def partition(self) -> Partition | None:
         """What the program would print, flattened: a stage on m servers with r replicas in each has m r."""

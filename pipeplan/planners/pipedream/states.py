@@ -1,10 +1,9 @@
 """States: where a model can be cut, and what lies before every cut.
 
 A chain of n blocks has n + 1 states, one before every block and one behind the last. A model that is a graph has one
-for every set of blocks that holds all that its members read (the antichains of PipeDream's optimizer): the blocks that
-are already done where a stage ends. A stage is what lies between two states, so that its sums are differences.
-
-Graph states: where a model can be cut, and the order of its blocks in which the chosen stages are contiguous.
+for every set of blocks that holds all that its members read: the blocks that are done where a stage ends. PipeDream's
+optimizer has the same states as antichains (SOSP 2019). A stage is what lies between two states, and its sums are
+differences. `CutStates` also has the order of the blocks in which those of each stage stand together.
 """
 
 from collections.abc import Sequence
@@ -30,15 +29,21 @@ from pipeplan.costs.graph import (
 )
 from pipeplan.documents.profile import Measurement, Profile
 
+STATES_AT_MOST = 5000
+"""Cuts of a graph that are listed one by one; if there are more, some are chosen (`refine`)."""
+
+ENTRIES_AT_MOST = 50_000_000
+"""Entries of the table of workspaces, times the different sizes of workspaces: about a second."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class States:
     """One entry a state, sources first: state 0 has nothing before it, the last one everything.
 
     `compute_s` (forward and backward of a minibatch), `weight_bytes` and `activation_bytes` are sums over all blocks
-    before the state; `boundary_bytes` what crosses it, one way (0 at both ends); `input_bytes` what a stage that
+    before the state. `boundary_bytes` is what crosses it one way (0 at both ends), `input_bytes` what a stage that
     begins there keeps as its input. `before[a, b]`: a stage may reach from a to b; None for a chain, where any a < b
-    may. `transient_bytes[a, b]`: the largest workspace of a block between the two; None where all are 0.
+    may. `transient_bytes[a, b]`: the largest workspace of a block between the two; None if all are 0.
     """
 
     compute_s: FloatArray
@@ -58,13 +63,17 @@ def chain_states(profile: Profile, microbatch_size: int) -> States:
     blocks = profile.at(microbatch_size)
     outputs = [block.output_bytes for block in blocks]
     workspace = [block.workspace_bytes for block in blocks]
+    transient_bytes = None
+    if any(workspace):
+        transient_bytes = np.zeros((len(workspace) + 1,) * 2)
+        transient_bytes[:-1, 1:] = interval_maxima(workspace)
     return States(
         compute_s=_sums([block.compute_s for block in blocks]),
         weight_bytes=_sums([block.weight_bytes for block in profile.blocks]),
         activation_bytes=_sums([block.activation_bytes for block in blocks]),
         boundary_bytes=np.asarray([0, *outputs[:-1], 0], dtype=np.float64),
         input_bytes=np.asarray([*(block.input_bytes for block in blocks), 0], dtype=np.float64),
-        transient_bytes=_maxima(workspace) if any(workspace) else None,
+        transient_bytes=transient_bytes,
     )
 
 
@@ -72,26 +81,12 @@ def _sums(values: Sequence[float]) -> FloatArray:
     return np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=np.float64))))
 
 
-def _maxima(values: Sequence[float]) -> FloatArray:
-    """By first and last state, the largest between them."""
-    table = np.zeros((len(values) + 1,) * 2)
-    table[:-1, 1:] = interval_maxima(values)
-    return table
-
-
-STATES_AT_MOST = 5000
-"""Cuts of a graph that are listed one by one; where there are more, some are chosen (`refine`)."""
-
-ENTRIES_AT_MOST = 50_000_000
-"""Entries of the table of workspaces, times blocks that have one: about a second."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutStates:
     """The states of a profile and what stands for them in it.
 
-    `blocks_before` counts the blocks before each state. `complete`: no cut of the kind asked for is missing. Where
-    states are places in one `order`, `cuts` is None; else it holds the set of blocks of each (`core.graph`).
+    `blocks_before` counts the blocks before each state. `complete`: no cut of the kind asked for is missing. If the
+    states are places in one `order`, `cuts` is None; else it holds the set of blocks before each (`costs.graph`).
     """
 
     states: States
@@ -103,9 +98,15 @@ class CutStates:
     def order_of(self, path: Sequence[int]) -> tuple[int, ...]:
         """The profile's blocks so that those between two states of a path, first to last, stand together.
 
-        Between two states they stand in the profile's own order: identity where that is such an order already.
+        Between two states they keep the profile's own order; the answer is the identity if that will do.
         """
-        return tuple(block for start, stop in pairwise(path) for block in sorted(self._between(start, stop)))
+        order: list[int] = []
+        for start, stop in pairwise(path):
+            if self.cuts is not None:
+                order += sorted(members(self.cuts[stop] & ~self.cuts[start]))
+            else:
+                order += sorted(self.order[int(self.blocks_before[start]) : int(self.blocks_before[stop])])
+        return tuple(order)
 
     def cut(self, state: int) -> int:
         """The set of blocks before a state."""
@@ -129,23 +130,18 @@ class CutStates:
         cuts = None if self.cuts is None else tuple(self.cuts[state] for state in kept)
         return replace(self, states=chosen, blocks_before=self.blocks_before[index], cuts=cuts, complete=False)
 
-    def _between(self, start: int, stop: int) -> Sequence[int]:
-        if self.cuts is not None:
-            return members(self.cuts[stop] & ~self.cuts[start])
-        return self.order[int(self.blocks_before[start]) : int(self.blocks_before[stop])]
-
 
 def cut_states(
     profile: Profile, microbatch_size: int, *, cuts: str | None = None, at_most: int = STATES_AT_MOST
 ) -> CutStates:
     """The states of a chain, or of a graph.
 
-    A graph has one for every set of blocks that holds all that its members read, but that blocks from the side which
-    cost nothing (no time, no bytes) stand with the first that reads them: anywhere earlier would be the same.
-    What crosses such a cut is the output of every block before it that one behind it reads; a stage in between
-    forwards what it does not read itself (SOSP 2019; the antichains of PipeDream's optimizer are these sets).
-    `cuts="single-tensor"` leaves those that one output alone crosses. Where a graph has more than `at_most`,
-    the answer is the places of one order (`graph.line_of`): incomplete unless the graph is a path.
+    A graph has one for every set of blocks that holds all that its members read, with one exception: a block that costs
+    nothing (no time, no bytes) and reads only such blocks stands with the first block that reads it, as anywhere
+    earlier would be the same. What crosses a cut is the output of every block before it that a block behind it reads;
+    a stage in between forwards what it does not read itself (SOSP 2019; the antichains of PipeDream's optimizer are
+    these sets). `cuts="single-tensor"` keeps the cuts that one output alone crosses. If a graph has more than `at_most`
+    cuts, the answer is the places of one order (`graph.line_of`): incomplete unless the graph is a path.
     """
     if profile.edges is None:
         states = chain_states(profile, microbatch_size)
@@ -159,10 +155,12 @@ def cut_states(
         return _line_states(profile, graph, measured, line, line.single_tensor)
     if all(source in graph.reads[reader] for source, reader in pairwise(line.order)):
         return _line_states(profile, graph, measured, line, every_place)
-    listed = ideals(graph, min(at_most, _limit(measured)), late=_costing_nothing(profile, graph, measured))
+    workspaces = len({block.workspace_bytes for block in measured} - {0})
+    at_most = min(at_most, int((ENTRIES_AT_MOST / max(workspaces, 1)) ** 0.5))
+    listed = ideals(graph, at_most, late=_costing_nothing(profile, graph, measured))
     if listed is not None:
         return states_of(profile, graph, measured, listed)
-    some = every_place if not any(block.workspace_bytes for block in measured) else evenly(every_place, STATES_AT_MOST)
+    some = evenly(every_place, STATES_AT_MOST) if workspaces else every_place
     return replace(_line_states(profile, graph, measured, line, some), complete=False)
 
 
@@ -176,10 +174,17 @@ def evenly(values: Sequence[int], count: int) -> Sequence[int]:
 def _line_states(
     profile: Profile, graph: Graph, measured: Sequence[Measurement], line: Line, chosen: Sequence[int]
 ) -> CutStates:
-    """These places of an order."""
+    """The states at these places of an order."""
     order, places = np.asarray(line.order), np.asarray(chosen)
     sums = [np.concatenate(([0.0], np.cumsum(values[order])))[places] for values in _summed(profile, measured)]
     boundary = crossing_bytes(graph, line.order, [block.output_bytes for block in measured])[places]
+
+    workspaces = [measured[block].workspace_bytes for block in line.order]
+    transient_bytes = np.zeros((len(places),) * 2) if any(workspaces) else None
+    if transient_bytes is not None:
+        for index, start in enumerate(places.tolist()):
+            largest = np.maximum.accumulate(np.asarray([0, *workspaces[start:]]))
+            transient_bytes[index, index:] = largest[places[index:] - start]
     return CutStates(
         states=States(
             compute_s=sums[0],
@@ -187,7 +192,7 @@ def _line_states(
             activation_bytes=sums[2],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
-            transient_bytes=_transients_by_place([measured[block].workspace_bytes for block in line.order], places),
+            transient_bytes=transient_bytes,
         ),
         blocks_before=places,
         order=line.order,
@@ -201,6 +206,19 @@ def states_of(
     inside = membership(cuts, len(graph))
     sums = [inside @ values for values in _summed(profile, measured)]
     boundary = crossing_by_cut(graph, inside, np.asarray([block.output_bytes for block in measured], dtype=np.float64))
+
+    # [a, b]: b holds all of a, and more
+    single = inside.astype(np.float32)
+    before = single @ single.T == single.sum(axis=1)[:, None]
+    np.fill_diagonal(before, False)
+
+    # [a, b]: the largest workspace of a block in b and not in a
+    workspaces = [block.workspace_bytes for block in measured]
+    transient_bytes = np.zeros((len(inside),) * 2) if any(workspaces) else None
+    if transient_bytes is not None:
+        for size in sorted(set(workspaces) - {0}):
+            columns = inside[:, [block for block, own in enumerate(workspaces) if own == size]]
+            transient_bytes[columns @ columns.T < columns.sum(axis=1)] = size
     return CutStates(
         states=States(
             compute_s=sums[0],
@@ -208,8 +226,8 @@ def states_of(
             activation_bytes=sums[2],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
-            before=_inclusion(inside),
-            transient_bytes=_transients(inside, [block.workspace_bytes for block in measured]),
+            before=before,
+            transient_bytes=transient_bytes,
         ),
         blocks_before=np.asarray(inside.sum(axis=1), dtype=np.int64),
         order=tuple(range(len(graph))),
@@ -219,7 +237,7 @@ def states_of(
 
 
 def _summed(profile: Profile, measured: Sequence[Measurement]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """By block what a stage adds up: seconds, weights, activations."""
+    """By block, what a stage adds up: seconds, weights, activations."""
     return (
         exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
         np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64),
@@ -228,7 +246,7 @@ def _summed(profile: Profile, measured: Sequence[Measurement]) -> tuple[FloatArr
 
 
 def exactly_summed(seconds: FloatArray) -> FloatArray:
-    """The seconds on a grid: sums come out the same in any order."""
+    """The seconds, rounded to a grid on which sums are the same in any order."""
     unit_s = grid_s(float(seconds.sum()))
     return np.asarray(np.rint(seconds / unit_s) * unit_s)
 
@@ -243,45 +261,6 @@ def _inputs(graph: Graph, measured: Sequence[Measurement], boundary: FloatArray)
     inputs = boundary.copy()
     inputs[0] = loaded_bytes(graph, measured)
     return inputs
-
-
-def _inclusion(inside: FloatArray) -> BoolArray:
-    """[a, b]: b holds all of a, and more."""
-    single = inside.astype(np.float32)
-    sizes = single.sum(axis=1)
-    table = single @ single.T == sizes[:, None]
-    np.fill_diagonal(table, False)
-    return np.asarray(table)
-
-
-def _transients(inside: FloatArray, workspace_bytes: Sequence[int]) -> FloatArray | None:
-    """[a, b]: the largest workspace of a block in b and not in a; None where there is none."""
-    if not any(workspace_bytes):
-        return None
-    table = np.zeros((len(inside),) * 2)
-    for size in sorted(set(workspace_bytes) - {0}):
-        columns = inside[:, [block for block, own in enumerate(workspace_bytes) if own == size]]
-        more = columns.sum(axis=1)
-        table[columns @ columns.T < more] = size
-    return table
-
-
-def _transients_by_place(workspace_bytes: Sequence[int], places: IntArray) -> FloatArray | None:
-    if not any(workspace_bytes):
-        return None
-    rows = [
-        np.maximum.accumulate(np.asarray([0, *workspace_bytes[start:]]))[places[i:] - start]
-        for i, start in enumerate(places.tolist())
-    ]
-    table = np.zeros((len(places),) * 2)
-    for index, row in enumerate(rows):
-        table[index, index:] = row
-    return table
-
-
-def _limit(measured: Sequence[Measurement]) -> int:
-    sizes = len({block.workspace_bytes for block in measured} - {0})
-    return int((ENTRIES_AT_MOST / max(sizes, 1)) ** 0.5)
 
 
 def _costing_nothing(profile: Profile, graph: Graph, measured: Sequence[Measurement]) -> frozenset[int]:

@@ -1,11 +1,12 @@
-"""Straight: every stage on one device, all of them used; PipeDream's pipeline without replication.
+"""Straight: PipeDream's recurrence (2018, section 3.2) without replication: one device a stage, all devices used.
 
-With the stages counted from the end, a stage that has j - 1 behind it keeps j minibatches in flight, and the cut
-before it crosses the level whose units j fills: everything is known, and the plain recurrence gives the optimum,
+The stages are counted from the end. A stage with j - 1 behind it keeps j minibatches in flight, and the cut before it
+crosses the level whose units j stages fill. So everything is known, and the plain recurrence gives the optimum. By the
+numbers of `space`, with m' = 1:
 
-    V(a, j) = min over b of max(T(a..b), 2 a_b / B, V(b, j - 1)),
+    step 4   V(a, j) = min over b of max(T(a..b), 2 a_b / B, V(b, j - 1))        V(end, 0) = 0
 
-in O(n^2 M), less what lies beyond a bound on the work of a stage.
+O(n^2 M), less what lies beyond a bound on the work of a stage.
 """
 
 from collections.abc import Iterator
@@ -21,14 +22,14 @@ from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Straight:
-    """The pipelines of one device a stage; `memory` leaves out what does not fit, `of_bytes` minimises it instead."""
+    """Pipelines of one device a stage. `memory` leaves out what does not fit; `of_bytes` minimises bytes, not time."""
 
     space: PartitionSpace
     memory: Memory | None = None
     of_bytes: bool = False
 
     def optimum(self, stages: int) -> tuple[float, Stages] | None:
-        """The least bottleneck (or bytes) of exactly so many stages and the stages; None if there are none.
+        """The least bottleneck (or bytes) of exactly so many stages, and the stages; None if there are none.
 
         Ties: fewer bytes sent, then the smaller first cut, and so on.
         """
@@ -39,13 +40,22 @@ class Straight:
         longest_s = max(2 * total_s / stages, float(np.diff(self.space.compute_s).max()))
         while best > bound_s and bound_s < total_s:
             bound_s = total_s if self.of_bytes else min(max(2 * bound_s, longest_s), total_s)
-            best = float(self._values(stages, bound_s)[stages, 0])
+            # V by j and first state, and the same with the cut before that state
+            values = np.full((stages + 1, len(self.space)), np.inf)
+            values[0, -1] = 0.0
+            after = values.copy()
+            cuts_s = self._cuts_s(stages)
+            for here, window, cost in self._rows(stages, bound_s):
+                # step 4
+                values[1:, here] = np.maximum(cost, after[:-1, window]).min(axis=1, initial=np.inf)
+                after[:, here] = np.maximum(values[:, here], cuts_s[:, here])
+            best = float(values[stages, 0])
         return (best, tuple(self._preferred(stages, best))) if np.isfinite(best) else None
 
     def _rows(self, stages: int, bound_s: float) -> Iterator[tuple[int, slice, FloatArray]]:
-        """By first state, from the last: the states that a stage within the bound may end at, and what it takes.
+        """By first state, from the last: the states at which a stage within the bound may end, and what it takes.
 
-        Where memory counts, by j as well.
+        The last is by j as well if memory counts.
         """
         space, held = self.space, np.arange(1.0, stages + 1)[:, None]
         ends = np.searchsorted(space.compute_s, (space.compute_s + bound_s) * (1 + ROUNDING), side="right")
@@ -59,19 +69,8 @@ class Straight:
                 cost = held_bytes if self.of_bytes else np.where(fits, cost, np.inf)
             yield here, window, cost if space.before is None else np.where(space.before[here, window], cost, np.inf)
 
-    def _values(self, stages: int, bound_s: float) -> FloatArray:
-        """V by j and first state."""
-        values = np.full((stages + 1, len(self.space)), np.inf)
-        values[0, -1] = 0.0
-        after = values.copy()
-        cuts_s = self._cuts_s(stages)
-        for here, window, cost in self._rows(stages, bound_s):
-            values[1:, here] = np.maximum(cost, after[:-1, window]).min(axis=1, initial=np.inf)
-            after[:, here] = np.maximum(values[:, here], cuts_s[:, here])
-        return values
-
     def _cuts_s(self, stages: int) -> FloatArray:
-        """What a cut takes at each state, by the number of stages behind it."""
+        """What a cut takes at each state, by the number of stages behind it: 2 a / B of the level that it crosses."""
         if self.of_bytes:
             return np.zeros((stages + 1, len(self.space)))
         behind = np.arange(stages + 1)
@@ -82,6 +81,7 @@ class Straight:
         return np.asarray(2.0 * self.space.boundary_bytes / bandwidth[:, None])
 
     def _preferred(self, stages: int, cost: float) -> Iterator[tuple[int, int, int]]:
+        """Of the stages within the cost, those of the fewest bytes sent, then of the smallest cuts."""
         limit = cost * (1 + 2 * ROUNDING)
         within = self._cuts_s(stages) <= limit
         sent = np.full((stages + 1, len(self.space)), np.inf)

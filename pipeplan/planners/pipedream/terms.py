@@ -1,4 +1,4 @@
-"""What PipeDream's partitioner takes from a problem: states, network levels, and the law of a stage's memory."""
+"""Terms: what PipeDream's partitioner takes from a problem: network levels, search, and the law of a stage's memory."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from pipeplan.planners.pipedream.states import States
 from pipeplan.planners.problem import PlanningProblem
 
 FACTORS = {"parameter-server": 4.0, "all-reduce": 2.0}
-"""The factor of (m - 1)/m |w|, what a worker of m sends and receives for an update (PipeDream 2018, section 3.2)."""
+"""The factor of (m - 1)/m |w|: what each of m workers sends and receives for an update (2018, section 3.2)."""
 
 
 def synchronisation(problem: PlanningProblem) -> str:
@@ -20,7 +20,7 @@ def synchronisation(problem: PlanningProblem) -> str:
 
 
 def released(problem: PlanningProblem) -> bool:
-    """Whether the authors' program is asked for, not their papers."""
+    """Whether the authors' program is asked for instead of their papers."""
     return problem.options.semantics == "release"
 
 
@@ -45,11 +45,14 @@ def search(problem: PlanningProblem, states: States, *, straight: bool | None = 
 
 
 def law(problem: PlanningProblem) -> Law:
-    """The accounting asked for as a line in the minibatches in flight: both accountings are one.
+    """The accounting asked for, as a line in the minibatches in flight; both accountings are one.
 
     The buffers of messages under way are left out: how many there are depends on the stage before as well.
     """
-    one, two = (_factors(copies(problem, held)) for held in (1, 2))
+    one, two = (
+        (count.weights, count.activations, count.inputs, count.transients)
+        for count in (copies(problem, held) for held in (1, 2))
+    )
     each = tuple(later - first for first, later in zip(one, two, strict=True))
     fixed = tuple(first - more for first, more in zip(one, each, strict=True))
     return Law(
@@ -60,10 +63,22 @@ def law(problem: PlanningProblem) -> Law:
 
 
 def copies(problem: PlanningProblem, held: int) -> Copies:
-    """What is held with so many minibatches in flight, and as many weight versions: with vertical sync, in a straight
-    pipeline, one version a device.
+    """What is held with so many minibatches in flight and as many weight versions.
+
+    With vertical sync, which needs a straight pipeline, there are as many versions as devices.
     """
-    stashing = _stashing_copies(problem, held)
+    options, dtype = problem.options, problem.profile.dtype
+    if options.memory == "paper":
+        stashing = paper_copies("pipedream", recompute=False, depth=held, microbatches=1)
+    else:
+        stashing = training_copies(
+            "pipedream",
+            options.optimizer,
+            recompute=False,
+            held=held,
+            dtype=dtype,
+            master_weights=keeps_master_weights(dtype, options.master_weights),
+        )
     return replace(stashing, versions=problem.cluster.devices) if synchronised(problem) else stashing
 
 
@@ -72,26 +87,8 @@ def synchronised(problem: PlanningProblem) -> bool:
     return problem.options.schedule == VERTICAL_SYNC
 
 
-def _stashing_copies(problem: PlanningProblem, held: int) -> Copies:
-    options, dtype = problem.options, problem.profile.dtype
-    if options.memory == "paper":
-        return paper_copies("pipedream", recompute=False, depth=held, microbatches=1)
-    return training_copies(
-        "pipedream",
-        options.optimizer,
-        recompute=False,
-        held=held,
-        dtype=dtype,
-        master_weights=keeps_master_weights(dtype, options.master_weights),
-    )
-
-
-def _factors(held: Copies) -> tuple[float, float, float, float]:
-    return held.weights, held.activations, held.inputs, held.transients
-
-
 def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int, blocks: tuple[int, int]) -> Stage:
-    """The stage of a share, with so many minibatches in flight, and what a worker of it holds."""
+    """A plan's stage of a share, with what a worker of it holds at so many minibatches in flight."""
     a, b, count = share.start, share.stop, copies(problem, held)
     weight_bytes = int(states.weight_bytes[b] - states.weight_bytes[a])
     activation_bytes = int(states.activation_bytes[b] - states.activation_bytes[a])

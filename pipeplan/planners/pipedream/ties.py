@@ -1,9 +1,9 @@
 """Ties: of all stages that reach the least bottleneck, those that a stated rule prefers.
 
-Fewer stages; then fewer bytes sent (each boundary both ways, and every stage's exchange of gradients); then the
-smaller first cut, then the smaller second, and so on; then fewer units on the earlier stages. On at most all units,
-fewer units come before everything. Where the table of bytes would have more than `TABLE_ENTRIES` entries, the bytes
-are not compared: the stages then take the least units, and what is left over goes to the first with more than one.
+The rule: fewer stages; then fewer bytes sent (each boundary both ways, and every stage's exchange of gradients); then
+the smaller first cut, then the smaller second, and so on; then fewer units on the earlier stages. On at most all units,
+fewer units come before everything. If the table of bytes would have more than `TABLE_ENTRIES` entries, bytes are not
+compared: the stages then take the least units, and the first with more than one takes what is left over.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,15 @@ from pipeplan.planners.pipedream.recurrence import NOTHING, LevelSearch
 from pipeplan.planners.pipedream.space import ROUNDING
 
 TABLE_ENTRIES = 4_000_000
-"""A few hundredths of a second."""
+"""Entries of the table of bytes: a few hundredths of a second."""
 
 _ROWS = 48
+"""States whose edges are found together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Edges:
-    """The stages within a bottleneck that lie on some way, by position among `states`, sorted by start, then stop.
+    """The stages within a bottleneck that are on some way, by position among `states`, sorted by start, then stop.
 
     `need` is the least number of units, `two` the least of two and more.
     """
@@ -66,33 +67,42 @@ def preferred(level: LevelSearch, start: int, stop: int) -> Stages:
     states = level.states(level.space.within(start, stop), within_s)
     needs = level.needs(within_s, start, stop)
     while True:
-        stages = _preferred(level, needs, states)
+        # one look with the bounds known so far; a stage that turns out slower is known at the next look
+        units = int(least_units(needs, states, level.units).least[0]) if level.fewer else level.units
+        edges = edges_on_a_way(needs, states, units)
+        layers, replicated = _layers(edges, units, exactly=not level.fewer)
+        left = units - int(layers[-1][0])
+        if len(layers) * len(edges) * (left + 1) ** 2 > TABLE_ENTRIES:
+            over = left > 0 and not level.fewer
+            stages = level.spread(tuple(_fewest_units(edges, layers, replicated if over else None)))
+        else:
+            stages = tuple(_least_sent(level, edges, layers, left))
         if all(level.stage_s(*stage) <= max(limit_s, within_s) for stage in stages):
             return stages
 
 
-def _preferred(level: LevelSearch, needs: UnitsNeeded, states: IntArray) -> Stages:
-    """One look with the bounds known so far."""
-    units = level.units
-    if level.fewer:
-        units = int(least_units(needs, states, units).least[0])
-    edges = edges_on_a_way(needs, states, units)
-    layers, replicated = _layers(edges, units, exactly=not level.fewer)
-    left = units - int(layers[-1][0])
-    entries = len(layers) * len(edges) * (left + 1) ** 2
-    if entries > TABLE_ENTRIES:
-        over = left > 0 and not level.fewer
-        return level.spread(tuple(_fewest_units(edges, layers, replicated if over else None)))
-    return tuple(_least_sent(level, edges, layers, left))
-
-
 def edges_on_a_way(needs: UnitsNeeded, states: IntArray, units: int) -> Edges:
-    """Stages that are part of a way from start to end on so many units."""
+    """The stages that are part of a way from start to end on so many units."""
     behind = least_units(needs, states, units).least
-    ahead = units_before(needs, states)
-    parts = [_edges_of_rows(needs, states, units - ahead, behind, row) for row in range(0, len(states) - 1, _ROWS)]
+    available = units - units_before(needs, states)
+    parts = []
+    for first in range(0, len(states) - 1, _ROWS):
+        end = min(first + _ROWS, len(states) - 1)
+        table, several = needs.block(states[first:end], states[first + 1 :])
+        rows, columns = np.nonzero(table + behind[first + 1 :] <= available[first:end, None])
+        parts.append((rows + first, columns + first + 1, table[rows, columns], several[rows, columns]))
     start, stop, need, two = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    ahead = _least_ahead(start, stop, need, len(states))
+
+    # the least units of the stages from the first state to each
+    by_stop = np.argsort(stop, kind="stable")
+    sources, needed = start[by_stop], need[by_stop]
+    ends = np.searchsorted(stop[by_stop], np.arange(len(states) + 1))
+    ahead = np.full(len(states), np.inf)
+    ahead[0] = 0.0
+    for state in np.unique(stop).tolist():
+        edges = slice(ends[state], ends[state + 1])
+        ahead[state] = (ahead[sources[edges]] + needed[edges]).min()
+
     kept = ahead[start] + need + behind[stop] <= units
     return Edges(
         states=states,
@@ -103,32 +113,10 @@ def edges_on_a_way(needs: UnitsNeeded, states: IntArray, units: int) -> Edges:
     )
 
 
-def _edges_of_rows(
-    needs: UnitsNeeded, states: IntArray, available: FloatArray, behind: FloatArray, first: int
-) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-    stop = min(first + _ROWS, len(states) - 1)
-    need, two = needs.block(states[first:stop], states[first + 1 :])
-    rows, columns = np.nonzero(need + behind[first + 1 :] <= available[first:stop, None])
-    return rows + first, columns + first + 1, need[rows, columns], two[rows, columns]
-
-
-def _least_ahead(start: IntArray, stop: IntArray, need: FloatArray, states: int) -> FloatArray:
-    """The least units of the stages from the first state to each."""
-    by_stop = np.argsort(stop, kind="stable")
-    sources, needed = start[by_stop], need[by_stop]
-    ends = np.searchsorted(stop[by_stop], np.arange(states + 1))
-    ahead = np.full(states, np.inf)
-    ahead[0] = 0.0
-    for state in np.unique(stop).tolist():
-        edges = slice(ends[state], ends[state + 1])
-        ahead[state] = (ahead[sources[edges]] + needed[edges]).min()
-    return ahead
-
-
 def _layers(edges: Edges, units: int, *, exactly: bool) -> tuple[list[FloatArray], list[FloatArray]]:
-    """The least units from each state to the end in 0, 1, 2.. stages, up to the fewest stages that will do.
+    """The least units from each state to the end in 0, 1, 2... stages, up to the fewest stages that will do.
 
-    And the same with at least one stage of two units or more, which can take what is left over.
+    The second list is the same with at least one stage of two units or more, which can take what is left over.
     """
     last = len(edges.states) - 1
     least = np.full(last + 1, np.inf)
@@ -165,16 +153,31 @@ def _fewest_units(
 def _least_sent(
     level: LevelSearch, edges: Edges, layers: list[FloatArray], left: int
 ) -> Iterator[tuple[int, int, int]]:
-    """By dynamic programming over stages, states and units above the least, then read off from the front."""
+    """The fewest stages that send the least, by dynamic programming over stages, states and units above the least."""
     tables = [np.where(np.arange(left + 1) == 0, np.where(np.isfinite(layers[0]), 0.0, np.inf)[:, None], np.inf)]
     for stages in range(1, len(layers)):
         choices = [_sent(level, edges, layers, tables[-1], stages, extra) for extra in range(left + 1)]
         tables.append(edges.least_by_start(np.min(choices, axis=0)))
+    # read off from the front
     here, over = 0, left
     for stages in reversed(range(1, len(layers))):
-        edge, units, over = _first_choice(level, edges, layers, tables, stages, here, over)
-        yield _stage(edges, edge, units)
-        here = int(edges.stop[edge])
+        row = slice(*np.searchsorted(edges.start, (here, here + 1)))
+        part = Edges(
+            states=edges.states,
+            start=edges.start[row],
+            stop=edges.stop[row],
+            need=edges.need[row],
+            two=edges.two[row],
+        )
+        # of the edges from here that are part of the least, that of the smallest cut, then of the fewest units
+        choices = [_sent(level, part, layers, tables[stages - 1], stages, extra)[:, over] for extra in range(left + 1)]
+        sent = np.stack(choices)
+        enough = sent.min() * (1 + ROUNDING)
+        edge, extra = (int(found[0]) for found in np.nonzero((sent <= enough).T))
+        units = int(part.need[edge]) + extra
+        over += int(layers[stages][here]) - units - int(layers[stages - 1][part.stop[edge]])
+        yield _stage(part, edge, units)
+        here = int(part.stop[edge])
 
 
 def _sent(
@@ -187,43 +190,14 @@ def _sent(
     shift = np.where(known, np.where(known, least, 0) - units - np.where(known, beyond, 0), -table.shape[1])
     over = np.arange(table.shape[1]) + shift.astype(np.int64)[:, None]
     inside = (over >= 0) & (over < table.shape[1]) & ((extra == 0) | (units >= edges.two))[:, None]
-    sent = table[edges.stop[:, None], np.clip(over, 0, table.shape[1] - 1)] + _bytes(level, edges, units)[:, None]
-    return np.where(inside, sent, np.inf)
 
-
-def _bytes(level: LevelSearch, edges: Edges, units: IntArray) -> FloatArray:
-    """The exchange of a stage, a worker's share a minibatch, and the boundary behind it both ways."""
+    # of a stage: its exchange, a worker's share a minibatch, and the boundary behind it both ways
     space, stop = level.space, edges.states[edges.stop]
     weight_bytes = space.weight_bytes[stop] - space.weight_bytes[edges.states[edges.start]]
     behind = np.where(edges.stop < len(edges.states) - 1, 2.0 * space.boundary_bytes[stop], 0.0)
-    return np.asarray(space.exchange * (units - 1) / units * weight_bytes + behind)
-
-
-def _first_choice(
-    level: LevelSearch,
-    edges: Edges,
-    layers: list[FloatArray],
-    tables: list[FloatArray],
-    stages: int,
-    here: int,
-    over: int,
-) -> tuple[int, int, int]:
-    """The edge of the smallest cut and fewest units that is part of the least, its units, and what is left then."""
-    row = slice(*np.searchsorted(edges.start, (here, here + 1)))
-    part = Edges(
-        states=edges.states,
-        start=edges.start[row],
-        stop=edges.stop[row],
-        need=edges.need[row],
-        two=edges.two[row],
-    )
-    width = tables[0].shape[1]
-    sent = np.stack([_sent(level, part, layers, tables[stages - 1], stages, extra)[:, over] for extra in range(width)])
-    enough = sent.min() * (1 + ROUNDING)
-    edge, extra = (int(found[0]) for found in np.nonzero((sent <= enough).T))
-    units = int(part.need[edge]) + extra
-    beyond = over + int(layers[stages][here]) - units - int(layers[stages - 1][part.stop[edge]])
-    return row.start + edge, units, beyond
+    own = space.exchange * (units - 1) / units * weight_bytes + behind
+    sent = table[edges.stop[:, None], np.clip(over, 0, table.shape[1] - 1)] + own[:, None]
+    return np.where(inside, sent, np.inf)
 
 
 def _stage(edges: Edges, edge: int, units: int) -> tuple[int, int, int]:
