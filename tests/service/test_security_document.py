@@ -27,8 +27,8 @@ RUNNING = {
 """Functions of modules that do, or may."""
 
 OWN_PROCESSES = {
-    "planner_service/processes/child.py",
-    "planner_service/processes/worker.py",
+    "planner_service/platform/processes/child.py",
+    "planner_service/platform/processes/pool.py",
     "worker_agent/runtime/channel.py",
 }
 """Where processes of ours exchange pickles with each other: the last lines of docs/security.md."""
@@ -63,7 +63,7 @@ def test_the_numbers_are_those_of_the_program() -> None:
 def test_nothing_makes_code_out_of_texts() -> None:
     """Neither the service nor an agent evaluates, unpickles or hands to a shell what others send."""
     found = []
-    for package in ("planner_service", "worker_agent"):
+    for package in ("pipeplan", "planner_service", "worker_agent"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             calls = [

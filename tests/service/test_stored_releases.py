@@ -60,10 +60,10 @@ def test_todays_code_finds_everything_under_its_old_id(folder: Path, url: str) -
 def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code of a release that has given every class of a document one more optional field."""
     root = tmp_path_factory.mktemp("next")
-    for package in ("planner_service", "worker_agent", "migrations", "tests"):
+    for package in ("pipeplan", "planner_service", "worker_agent", "migrations", "tests"):
         shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
     given = set()
-    for path in (root / "planner_service" / "core").rglob("*.py"):
+    for path in (root / "pipeplan" / "documents").rglob("*.py"):
         text = path.read_text()
         for name in FIRST_FIELDS:
             pattern = rf"(\nclass {name}:.*?\n)(    __pydantic_config__|    def |    @|\n\n)"
