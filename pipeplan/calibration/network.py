@@ -3,7 +3,9 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import sqrt
+from operator import mul
 
 from pipeplan.calibration.fit import LEAST_SLOWNESS, Delay, link_terms
 from pipeplan.calibration.observed import Observed, costs_of, played, term
@@ -29,6 +31,7 @@ def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> 
 
     What the receive itself takes is not the link's time. At least a tenth of the known time is left for the link.
     """
+    units = list(accumulate((level.size for level in cluster.levels), mul))
     delays: dict[int, list[Delay]] = defaultdict(list)
     for o in seen:
         ranks = ranks_by_stage(o.plan.placement)
@@ -42,7 +45,9 @@ def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> 
                     seconds=seen_s,
                     relative_spread=delay.spread / seen_s,
                 )
-                delays[_outermost(cluster, members)].append(found)
+                low, high = min(members), max(members)
+                inside = (level for level, unit in enumerate(units) if low // unit == high // unit)
+                delays[next(inside, len(units) - 1)].append(found)
     terms = []
     for level, of_level in sorted(delays.items()):
         known = cluster.levels[level]
@@ -56,17 +61,6 @@ def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> 
             )
         )
     return tuple(terms)
-
-
-def _outermost(cluster: Cluster, ranks: Sequence[int]) -> int:
-    """The outermost level that messages between these ranks cross."""
-    low, high = min(ranks), max(ranks)
-    unit = 1
-    for index, level in enumerate(cluster.levels):
-        unit *= level.size
-        if low // unit == high // unit:
-            return index
-    return len(cluster.levels) - 1
 
 
 def exchange_factor(seen: Sequence[Observed], profile: Profile, cluster: Cluster) -> Term | None:

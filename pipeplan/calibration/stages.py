@@ -45,8 +45,14 @@ def with_compute(found: Calibration, seen: Sequence[Observed], profile: Profile)
     backwards = _stages(seen, instruction_s, lambda m: m.backward_s, "backward")
     first_halves = _stages(seen, instruction_s, lambda m: m.backward_input_s or 0.0, "backward-input")
     second_halves = _stages(seen, instruction_s, lambda m: m.backward_weight_s or 0.0, "backward-weight")
-    hot_share = _hot_share(backwards)
+    hot_factors = [stage.factor for stage in backwards if stage.hot]
+    cold_factors = [stage.factor for stage in backwards if not stage.hot]
+    hot_share = None  # what a backward takes right after its forward, as a share of what others take
+    if hot_factors and cold_factors:
+        cold, spread = fmean(cold_factors), sample(hot_factors).spread
+        hot_share = Term(value=fmean(hot_factors) / cold, spread=spread / cold, observations=len(backwards))
     hot = hot_share.value if hot_share else profile.overheads.backward_after_forward
+
     plain, redone = forwards or after_updates, profile.overheads.recompute
     if not plain:
         plain, again = [_slowed(stage, 1 / redone) for stage in again], []
@@ -91,15 +97,6 @@ def _slowed(stage: StageSeconds, factor: float) -> StageSeconds:
 def _cooled(stages: Iterable[StageSeconds], hot: float) -> list[StageSeconds]:
     """What the backwards would take if none came right after its forward."""
     return [_slowed(stage, 1 / hot) if stage.hot else stage for stage in stages]
-
-
-def _hot_share(backwards: Sequence[StageSeconds]) -> Term | None:
-    """What a backward takes right after its forward, as a share of what others take; None where one kind is missing."""
-    hot = [stage.factor for stage in backwards if stage.hot]
-    cold = [stage.factor for stage in backwards if not stage.hot]
-    if not hot or not cold:
-        return None
-    return Term(value=fmean(hot) / fmean(cold), spread=sample(hot).spread / fmean(cold), observations=len(backwards))
 
 
 def _block_factors(stages: Sequence[StageSeconds], profile: Profile) -> BlockFactors | None:

@@ -129,21 +129,18 @@ class PlanningProblem:
         if not as_if:
             require_unique("other_profiles", "must not profile a type of device twice", named)
         profiles_of_types(self._profiles, self.cluster.types, as_if=as_if)
+        mine, field = self.profile, "other_profiles"
         for other in self.other_profiles:
-            self._require_same_model(other)
-
-    def _require_same_model(self, other: Profile) -> None:
-        device, field = other.device.name, "other_profiles"
-        rule = f"must be of the same {{}} on {device} as on {self.profile.device.name}"
-        require(other.model == self.profile.model, field, rule.format("model"), other.model.name)
-        require(other.dtype == self.profile.dtype, field, rule.format("dtype"), other.dtype)
-        require(other.edges == self.profile.edges, field, rule.format("edges"), other.edges)
-        blocks = len(other.blocks)
-        require(len(self.profile.blocks) == blocks, field, rule.format("number of blocks"), blocks)
-        for mine, block in zip(self.profile.blocks, other.blocks, strict=True):
-            require(mine.name == block.name, field, rule.format("blocks"), block.name)
-            same = mine.weight_bytes == block.weight_bytes
-            require(same, field, rule.format(f"weight_bytes of block {block.name}"), block.weight_bytes)
+            rule = f"must be of the same {{}} on {other.device.name} as on {mine.device.name}"
+            require(other.model == mine.model, field, rule.format("model"), other.model.name)
+            require(other.dtype == mine.dtype, field, rule.format("dtype"), other.dtype)
+            require(other.edges == mine.edges, field, rule.format("edges"), other.edges)
+            blocks = len(other.blocks)
+            require(len(mine.blocks) == blocks, field, rule.format("number of blocks"), blocks)
+            for own, block in zip(mine.blocks, other.blocks, strict=True):
+                require(own.name == block.name, field, rule.format("blocks"), block.name)
+                same = own.weight_bytes == block.weight_bytes
+                require(same, field, rule.format(f"weight_bytes of block {block.name}"), block.weight_bytes)
 
     @property
     def corrected(self) -> "PlanningProblem":

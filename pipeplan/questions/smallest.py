@@ -89,8 +89,12 @@ def smallest(
     require_amount("throughput", throughput_samples_per_s, positive=True)
     problem = problem.corrected
     clusters = list(sub_clusters(problem.cluster))
-    most = _most_a_device(problem)
+    # The most samples a second of one device that does nothing but forward and backward.
+    profile, factor = problem.profile, min(problem.options.recompute_factor or 1.0, 1.0)
+    work_s = {size: sum(block.compute_s for block in profile.at(size)) for size in profile.microbatch_sizes}
+    most = max(size / max(factor * seconds, LEAST_AMOUNT) for size, seconds in work_s.items())
     enough = [cluster for cluster in clusters if cluster.devices * most >= throughput_samples_per_s * (1 - _ROUNDING)]
+
     tried: list[SmallestStep] = []
     for done, cluster in enumerate(enough):
         progress(done, len(enough))
@@ -134,12 +138,3 @@ def _step(problem: PlanningProblem, planner: Planner, cluster: Cluster) -> tuple
     if isinstance(answer, Infeasible):
         return SmallestStep(devices=cluster.devices, sizes=sizes, reason=answer.reasons[0].detail), None
     return SmallestStep(devices=cluster.devices, sizes=sizes, throughput_samples_per_s=rate(answer)), answer
-
-
-def _most_a_device(problem: PlanningProblem) -> float:
-    """Samples a second of a device that does nothing but forward and backward, at the best microbatch size."""
-    factor = min(problem.options.recompute_factor or 1.0, 1.0)
-    work_s = {
-        size: sum(block.compute_s for block in problem.profile.at(size)) for size in problem.profile.microbatch_sizes
-    }
-    return max(size / max(factor * seconds, LEAST_AMOUNT) for size, seconds in work_s.items())

@@ -72,35 +72,31 @@ class Engine:
         own_s, edges = column.own_s, column.edges
         now_s = ends[-1] if ends else 0.0
         for index in range(len(ends), len(own_s)):
-            seconds = own_s[index]
+            seconds, edge = own_s[index], edges[index]
             if seconds >= 0.0:
                 end_s = now_s + seconds
-            else:
-                edge = edges[index]
-                met_s = self._exchange(column, index, now_s) if edge is None else self._meet(column, index, edge, now_s)
-                if met_s is None:
+            elif edge is None:
+                over_s = self._exchange(column, index, now_s)
+                if over_s is None:
                     break
-                end_s = met_s
+                end_s = over_s
+            elif seconds == SENDS_OFF:
+                end_s = now_s + column.overhead_s
+                if edge.ports:
+                    heappush(self._requests, (end_s, edge.group, edge.number))
+                else:
+                    edge.free_s = (edge.free_s if edge.free_s > end_s else end_s) + edge.seconds
+                    self._arrive(edge, edge.free_s + edge.latency_s)
+            elif edge.taken < len(edge.arrival_s):
+                arrival_s = edge.arrival_s[edge.taken]
+                edge.taken += 1
+                end_s = (arrival_s if arrival_s > now_s else now_s) + column.overhead_s
+            else:  # the tensor is yet to be sent: its arrival wakes the worker
+                edge.awaited = True
+                break
             starts.append(now_s)
             ends.append(end_s)
             now_s = end_s
-
-    def _meet(self, column: Column, index: int, edge: Edge, now_s: float) -> float | None:
-        """When a send or a receive is over; None if the tensor is yet to be sent: its arrival wakes the worker."""
-        if column.own_s[index] == SENDS_OFF:
-            now_s += column.overhead_s
-            if edge.ports:
-                heappush(self._requests, (now_s, edge.group, edge.number))
-            else:
-                edge.free_s = (edge.free_s if edge.free_s > now_s else now_s) + edge.seconds
-                self._arrive(edge, edge.free_s + edge.latency_s)
-            return now_s
-        if edge.taken == len(edge.arrival_s):
-            edge.awaited = True
-            return None
-        arrival_s = edge.arrival_s[edge.taken]
-        edge.taken += 1
-        return (arrival_s if arrival_s > now_s else now_s) + column.overhead_s
 
     def _arrive(self, edge: Edge, arrival_s: float) -> None:
         edge.arrival_s.append(arrival_s)

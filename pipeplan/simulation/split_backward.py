@@ -7,7 +7,7 @@ from math import isclose
 
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.instructions import Checkpoint, Update
-from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.program import Program
 from pipeplan.programs.repeating import Repeating
 from pipeplan.programs.two_bp import with_half_way_weight_gradients, with_weight_gradients, without_weight_gradients
 from pipeplan.simulation.play import simulate
@@ -54,7 +54,16 @@ def _shortest_waits_s(program: Program, costs: Sequence[StageCosts], devices: Se
     later as they ended the one before, every batch is like the last.
     """
     for batches in _BATCHES_PLAYED:
-        lanes = simulate(_first_batch_repeated(program, batches), costs, devices).lanes
+        # The streams up to their first update, repeated: after a flush a batch's instructions are the last one's.
+        pipeline = replace(program.pipeline, batches=batches)
+        streams = []
+        for stream in program.streams:
+            end = next(i for i, one in enumerate(stream.instructions) if isinstance(one, Update)) + 1
+            block = tuple(stream.instructions[:end])
+            instructions = tuple(Repeating([block], pipeline=pipeline, settled=0, updates=1))
+            streams.append(replace(stream, instructions=instructions))
+        lanes = simulate(replace(program, pipeline=pipeline, streams=tuple(streams)), costs, devices).lanes
+
         ends_s = [lane.end_s[len(lane.end_s) // batches - 1 :: len(lane.end_s) // batches] for lane in lanes]
         later_s = [lane_s[-1] - lane_s[-2] for lane_s in ends_s]
         if all(isclose(each_s, later_s[0], abs_tol=_ROUNDING * ends_s[0][-1]) for each_s in later_s):
@@ -70,16 +79,3 @@ def _shortest_waits_s(program: Program, costs: Sequence[StageCosts], devices: Se
         ]
         shortest_s.append([min(waits_s[index::count]) for index in range(count)])
     return shortest_s
-
-
-def _first_batch_repeated(program: Program, batches: int) -> Program:
-    """The streams up to their first update, so many times: after a flush a batch's instructions are the last one's."""
-    pipeline = replace(program.pipeline, batches=batches)
-
-    def repeated(stream: Stream) -> Stream:
-        end = next(i for i, one in enumerate(stream.instructions) if isinstance(one, Update)) + 1
-        block = tuple(stream.instructions[:end])
-        instructions = Repeating([block], pipeline=pipeline, settled=0, updates=1)
-        return replace(stream, instructions=tuple(instructions))
-
-    return replace(program, pipeline=pipeline, streams=tuple(repeated(stream) for stream in program.streams))

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeplan.documents.plan import Alternative, Answer, Infeasible, Reason
-from pipeplan.errors import InvalidInputError, PipeplanError, require
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
 from pipeplan.planners.problem import Planner, PlanningProblem
@@ -41,7 +41,12 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
         require(has_split_backward(problem), "split_backward", rule, True)
     asked = ask_all(problem, planners)
     if not asked.answers and not asked.infeasible:
-        raise _nobody(asked.refused)
+        errors = [error for _, error in asked.refused]
+        unused = [e for e in errors if isinstance(e, InvalidInputError) and e.rule.startswith("is not an option")]
+        if len(unused) == len(errors) and len({error.field for error in unused}) == 1:
+            rule = "is an option that no planner has a use for here"
+            raise InvalidInputError(unused[0].field, rule, unused[0].value)
+        raise errors[0]
     if not asked.proposals:
         return _infeasible(asked)
     ranking = Ranking(problem=problem)
@@ -58,16 +63,6 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
         alternatives=tuple(_alternatives(asked, ranking)),
         pareto=tuple(_pareto(ranking.fitting)),
     )
-
-
-def _nobody(refused: Sequence[tuple[Proposer, PipeplanError]]) -> PipeplanError:
-    """The error where no planner can be asked: the first one's, or that none has a use for an option."""
-    first = refused[0][1]
-    errors = [error for _, error in refused if isinstance(error, InvalidInputError)]
-    unused = [error for error in errors if error.rule.startswith("is not an option")]
-    if len(unused) == len(refused) and len({error.field for error in unused}) == 1:
-        return InvalidInputError(unused[0].field, "is an option that no planner has a use for here", unused[0].value)
-    return first
 
 
 def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible:

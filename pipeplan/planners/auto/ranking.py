@@ -1,6 +1,6 @@
 """Ranking: proposals, played as instruction streams, the best first."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeplan.documents.plan import STASHING, Alternative, Plan
@@ -101,33 +101,50 @@ class Ranking:
         That is 2BP, or its memory-saving variant where 2BP does not fit; and for 1F1B, where the user names neither
         schedule nor variant, ZB-H1, whose stages keep no more microbatches than 1F1B's first one.
         """
-        if self.problem.options.split_backward is False or not has_split_backward(self.problem):
+        options = self.problem.options
+        if options.split_backward is False or not has_split_backward(self.problem):
             return
+        free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
         flushing = [each for each in self.fitting if each.plan.schedule in FUSED and each.plan.simulated is not None]
         for ranked in flushing[:SPLIT_PROPOSALS]:
-            for variant in self._variants(ranked.proposal):
+            proposal, fused = ranked.proposal, ranked.plan
+            fast = replace(fused, split_backward=True)
+            saving = replace(fast, split_backward_half_way=True)
+            variants: list[Ranked | None] = []
+            if free and fused.schedule == "1f1b" and fused.depth > 1:
+                variants.append(self._split(proposal, replace(fused, schedule="zb-h1")))
+            split = self._split(proposal, saving if options.split_backward_half_way else fast)
+            if split is not None and split.over is not None and not options.split_backward_half_way:
+                split = self._split(proposal, saving)
+            for variant in (*variants, split):  # of two that are as fast ZB-H1, which holds less, comes first
                 if variant is not None:
                     (self.fitting if variant.over is None else self.exceeding).append(variant)
         self.fitting.sort(key=Ranked.preference)
 
     def _ranked(self, proposal: Proposal, ratio: float) -> Ranked:
-        plan = proposal.plan
-        rate = plan.simulated.throughput_samples_per_s if plan.simulated else ratio * plan.throughput_samples_per_s
-        over = _over(self.problem, plan)
-        return Ranked(proposal=proposal, samples_per_s=rate, played=plan.simulated is not None, over=over)
+        """With the throughput of the play, or else the closed form's times `ratio`; and with what it exceeds."""
+        problem, plan = self.problem, proposal.plan
+        simulated = plan.simulated
+        rate = simulated.throughput_samples_per_s if simulated else ratio * plan.throughput_samples_per_s
 
-    def _variants(self, proposal: Proposal) -> Iterator[Ranked | None]:
-        """The same with a split backward. Of two that are as fast ZB-H1, which holds less, comes first."""
-        options, fused = self.problem.options, proposal.plan
-        free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
-        if free and fused.schedule == "1f1b" and fused.depth > 1:
-            yield self._split(proposal, replace(fused, schedule="zb-h1"))
-        fast = replace(fused, split_backward=True)
-        saving = replace(fast, split_backward_half_way=True)
-        split = self._split(proposal, saving if options.split_backward_half_way else fast)
-        if split is not None and split.over is not None and not options.split_backward_half_way:
-            split = self._split(proposal, saving)
-        yield split
+        # A stage, in its planner's accounting (2BP holds more) or when it is played.
+        device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}
+        own = problem.cluster.device.memory_bytes
+        most = [device_bytes.get(stage.device or "", own) for stage in plan.stages]
+        held = [stage.memory_bytes for stage in plan.stages]
+        if simulated is not None and problem.options.memory == "training":
+            for worker, peak_bytes in zip(plan.placement, simulated.peak_memory_bytes, strict=True):
+                held[worker.stage] = max(held[worker.stage], peak_bytes)
+        missing = [held_bytes - limit for held_bytes, limit in zip(held, most, strict=True)]
+        worst = max(missing)
+
+        # PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for.
+        samples, over = max(plan.replicas) * plan.microbatch_size, None
+        if plan.schedule in STASHING and samples > problem.batch_size:
+            over = f"a stage of {max(plan.replicas)} replicas updates after {samples} samples, more than the batch"
+        elif worst > 0:
+            over = f"does not fit when played, {shortfall(missing.index(worst), worst)}"
+        return Ranked(proposal=proposal, samples_per_s=rate, played=simulated is not None, over=over)
 
     def _split(self, proposal: Proposal, split: Plan) -> Ranked | None:
         """A variant of the proposal, with what its microbatches hold until their p2; None where it is too long."""
@@ -153,22 +170,3 @@ class Ranking:
 def has_split_backward(problem: PlanningProblem) -> bool:
     """Whether 2BP's p2 was measured of any block."""
     return any(m.backward_weight_s for block in problem.profile.blocks for m in block.measurements)
-
-
-def _over(problem: PlanningProblem, plan: Plan) -> str | None:
-    """What the plan exceeds: the batch, or a device in its planner's accounting (2BP holds more) or when played."""
-    # PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for.
-    samples = max(plan.replicas) * plan.microbatch_size
-    if plan.schedule in STASHING and samples > problem.batch_size:
-        return f"a stage of {max(plan.replicas)} replicas updates after {samples} samples, more than the batch"
-
-    device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}
-    own = problem.cluster.device.memory_bytes
-    most = [device_bytes.get(stage.device or "", own) for stage in plan.stages]
-    held = [stage.memory_bytes for stage in plan.stages]
-    if plan.simulated is not None and problem.options.memory == "training":
-        for worker, peak_bytes in zip(plan.placement, plan.simulated.peak_memory_bytes, strict=True):
-            held[worker.stage] = max(held[worker.stage], peak_bytes)
-    missing = [held_bytes - limit for held_bytes, limit in zip(held, most, strict=True)]
-    worst = max(missing)
-    return f"does not fit when played, {shortfall(missing.index(worst), worst)}" if worst > 0 else None
