@@ -7,6 +7,7 @@ shorter ones are played, and what they give is extrapolated.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import lcm
 
 from pipeplan.costs.estimate import estimate
@@ -16,10 +17,9 @@ from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import ASP, STASHING, Alternative, Certificate, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.problem import PlanningProblem
-from pipeplan.programs.instructions import Instruction, ReduceGradients, Update
+from pipeplan.programs.instructions import ReduceGradients, Update
 from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import FLUSHES, Pipeline
-from pipeplan.programs.program import Stream
 from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
 from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
@@ -102,8 +102,13 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         costs.append(replace(own, activation_transfer_s=activation_s, gradient_transfer_s=gradient_s))
 
     program = build(plan.schedule, pipeline)
-    if plan.replicas[0] > 1:
-        program = replace(program, streams=tuple(map(_exchanging, program.streams)))
+    if plan.replicas[0] > 1:  # a stage exchanges the gradients of all the replicas for which it stands
+        streams = []
+        for stream in program.streams:
+            each = stream.instructions
+            exchanging = ((ReduceGradients(one.version), one) if isinstance(one, Update) else (one,) for one in each)
+            streams.append(replace(stream, instructions=tuple(chain.from_iterable(exchanging))))
+        program = replace(program, streams=tuple(streams))
     if plan.split_backward:
         program = split_backward(program, costs, devices, half_way=plan.split_backward_half_way)
     return simulate(overlap_exchanges(program), costs, devices)
@@ -111,16 +116,6 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
 
 def _stands_for_all(plan: Plan) -> bool:
     return plan.width is not None and plan.chunks == 1 and plan.schedule != ASP
-
-
-def _exchanging(stream: Stream) -> Stream:
-    """The stream of a stage that stands for all its replicas, with their gradient exchanges."""
-    instructions: list[Instruction] = []
-    for instruction in stream.instructions:
-        if isinstance(instruction, Update):
-            instructions.append(ReduceGradients(instruction.version))
-        instructions.append(instruction)
-    return replace(stream, instructions=tuple(instructions))
 
 
 def _passing(senders: Sequence[int], receivers: Sequence[int], port_devices: int) -> int:

@@ -24,15 +24,31 @@ def on_chain(planner: Planner) -> Planner:
     """
 
     def on_any(problem: PlanningProblem) -> Answer:
-        if problem.profile.edges is None:
+        profile, options = problem.profile, problem.options
+        if profile.edges is None:
             return planner(problem)
-        line = line_of_profile(problem.profile)
-        answer = planner(_on_line(problem, line))
+        line = line_of_profile(profile)
+        rule = "must be single-tensor for a planner of chains"
+        require(options.cuts in (None, "single-tensor"), "cuts", rule, options.cuts)
+        places = line.single_tensor
+        number = {place: index for index, place in enumerate(places)}
+        rule = f"must be places that one tensor crosses, {list(places[1:-1])}"
+        for cut in options.forced_cuts:
+            require(cut in number, "forced_cuts", rule, cut)
+        options = replace(
+            options,
+            cuts=None,
+            forced_cuts=tuple(number[cut] for cut in options.forced_cuts),
+            forbidden_cuts=tuple(number[cut] for cut in options.forbidden_cuts if cut in number),
+        )
+        others = tuple(_chain(other, line) for other in problem.other_profiles)
+        chain = replace(problem, profile=_chain(profile, line), other_profiles=others, options=options)
+
+        answer = planner(chain)
         if not isinstance(answer, Plan):
             return answer
-        places = line.single_tensor
         stages = tuple(replace(each, start=places[each.start], stop=places[each.stop]) for each in answer.stages)
-        return replace(answer, stages=stages, order=line.order, profile_id=content_id(problem.profile))
+        return replace(answer, stages=stages, order=line.order, profile_id=content_id(profile))
 
     return on_any
 
@@ -95,26 +111,4 @@ def _measurement(blocks: Sequence[Measurement], *, input_bytes: int, output_byte
         activation_bytes=sum(block.activation_bytes for block in blocks),
         workspace_bytes=max(block.workspace_bytes for block in blocks),
         weight_gradient_bytes=sum(block.weight_gradient_bytes or 0 for block in blocks) if kept else None,
-    )
-
-
-def _on_line(problem: PlanningProblem, line: Line) -> PlanningProblem:
-    """The problem of the chain. Cuts are numbered by its places; forbidden ones that it does not have are dropped."""
-    options = problem.options
-    rule = "must be single-tensor for a planner of chains"
-    require(options.cuts in (None, "single-tensor"), "cuts", rule, options.cuts)
-    number = {place: index for index, place in enumerate(line.single_tensor)}
-    for cut in options.forced_cuts:
-        rule = f"must be places that one tensor crosses, {list(line.single_tensor[1:-1])}"
-        require(cut in number, "forced_cuts", rule, cut)
-    return replace(
-        problem,
-        profile=_chain(problem.profile, line),
-        other_profiles=tuple(_chain(profile, line) for profile in problem.other_profiles),
-        options=replace(
-            options,
-            cuts=None,
-            forced_cuts=tuple(number[cut] for cut in options.forced_cuts),
-            forbidden_cuts=tuple(number[cut] for cut in options.forbidden_cuts if cut in number),
-        ),
     )

@@ -96,31 +96,29 @@ def smallest(
     enough = [cluster for cluster in clusters if cluster.devices * most >= throughput_samples_per_s * (1 - _ROUNDING)]
 
     tried: list[SmallestStep] = []
+    found: Plan | None = None
+    fewer: SmallestStep | None = None
     for done, cluster in enumerate(enough):
         progress(done, len(enough))
         step, plan = _step(problem, planner, cluster)
         if plan is not None and rate(plan) >= throughput_samples_per_s:
-            fewer, before = tried[-1] if tried else None, clusters.index(cluster) - 1
-            if fewer is None and before >= 0:  # it was skipped
+            found, before = plan, clusters.index(cluster) - 1
+            if tried:
+                fewer = tried[-1]
+            elif before >= 0:  # it was skipped
                 fewer, _ = _step(problem, planner, clusters[before])
-            return Smallest(
-                throughput_samples_per_s=throughput_samples_per_s,
-                devices=cluster.devices,
-                plan=plan,
-                next_fewer=fewer,
-                fastest=None,
-                tried=(*tried, step),
-                skipped=len(clusters) - len(enough),
-            )
         tried.append(step)
-    if not enough:
+        if found is not None:
+            break
+
+    if not tried:
         tried.append(_step(problem, planner, clusters[-1])[0])
     return Smallest(
         throughput_samples_per_s=throughput_samples_per_s,
-        devices=None,
-        plan=None,
-        next_fewer=None,
-        fastest=max(tried, key=lambda step: step.throughput_samples_per_s or 0.0),
+        devices=None if found is None else tried[-1].devices,
+        plan=found,
+        next_fewer=fewer,
+        fastest=max(tried, key=lambda step: step.throughput_samples_per_s or 0.0) if found is None else None,
         tried=tuple(tried),
         skipped=len(clusters) - len(enough),
     )
