@@ -60,8 +60,8 @@ def printable(text: str) -> str:
 def settings_of(source: ExportSource) -> str:
     """Lines that take MODEL, DATA, STEPS and OUT from the environment, or refuse to go on.
 
-    MODEL has a default only where every agent builds it from pipeplan's own code: what else a document names, whoever
-    starts the script names as well.
+    MODEL has a default only where every agent builds the model from pipeplan's own code. Code that a document names
+    otherwise runs only if whoever starts the script names it too.
     """
     spec = source.spec
     if spec is not None and spec.is_built_in:
@@ -76,7 +76,7 @@ def settings_of(source: ExportSource) -> str:
 def plan_file(source: ExportSource) -> str:
     """Lines that write the plan's document to PLAN_FILE.
 
-    The document is one line of ASCII that begins with a brace: it cannot be the line that ends it.
+    The document is one line of ASCII that begins with a brace: it cannot be the line that ends the text.
     """
     return f"cat > \"$PLAN_FILE\" <<'PLAN'\n{plan_json(source)}\nPLAN\n"
 
@@ -114,7 +114,7 @@ def nodes_of(source: ExportSource) -> int:
 
 
 def notes_of(source: ExportSource, arguments: str) -> list[str]:
-    """What must be known before it is started; `arguments` says where the command's options go."""
+    """What must be known before the start; `arguments` says where the command's options go."""
     nodes = nodes_of(source)
     spec = source.spec
     required = "DATA and STEPS" if spec is not None and spec.is_built_in else "MODEL, DATA and STEPS"

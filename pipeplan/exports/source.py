@@ -18,7 +18,7 @@ _HEAD = re.compile(r"head|output|logits|classifier", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSource:
-    """A plan with its id, the cluster that it is for, and its profile's block names."""
+    """A plan with its id, the cluster for which it is made, and the names of its profile's blocks."""
 
     plan_id: str
     plan: Plan
@@ -73,7 +73,7 @@ class Layers:
 
 
 def layers_of(source: ExportSource) -> tuple[tuple[Layers, ...], list[str]]:
-    """Every stage's layers, and what had to be assumed."""
+    """The layers of every stage, and notes on what had to be assumed."""
     names, stages = source.block_names, source.plan.stages
     embedding = bool(names) and _EMBEDDING.search(names[0]) is not None
     head = len(names) > 1 and _HEAD.search(names[-1]) is not None

@@ -1,6 +1,6 @@
 """torchtitan: the plan's part of a job's configuration, as TOML or as Python.
 
-"0.2" is the TOML file that the newest releases read, and the default: a release is what most people have installed.
+"0.2" is the TOML file that the newest releases read. It is the default: most people have a release installed.
 Checked against the tags v0.2.0, v0.2.1 and v0.2.2: `config/job_config.py`, `distributed/pipeline_parallel.py`,
 `models/llama3/infra/parallelize.py` (v0.1.0 has no `module_fqns_per_model_part`).
 
@@ -57,7 +57,7 @@ def with_plan(config):
 class _Job:
     """What torchtitan is to do, whatever its settings are called.
 
-    Beside a pipeline its replicas are FSDP's shards: it has no DDP there.
+    Beside a pipeline its replicas are FSDP's shards: torchtitan has no DDP there.
     """
 
     notes: tuple[str, ...]

@@ -219,7 +219,7 @@ class Compiler:
         return (SENDS_OFF, edge, edge.sent) if sends else (RECEIVES, edge, edge.received)
 
     def _among_stages(self, stream: Stream, instruction: ReduceTied | ReduceNorm) -> Exchange:
-        """The exchange in which all of these stages wait for one another; it takes no longer than its latency."""
+        """The exchange in which these stages wait for one another. It is so small that it takes the latency alone."""
         replicas = self._program.pipeline.replicas
         if isinstance(instruction, ReduceTied):
             replica, members, missing = stream.replica, instruction.stages, len(instruction.stages)
@@ -237,7 +237,10 @@ class Compiler:
         return self._exchanges[key]
 
     def _among_replicas(self, column: Column, stream: Stream, index: int, begun: set[int]) -> float:
-        """Enters a stage's exchange where the worker meets it; returns its own seconds there, or the mark."""
+        """Enters an exchange of a stage's replicas where the worker meets it; returns its seconds there, or the mark.
+
+        All replicas exchange with each other, or a `source` sends to the others.
+        """
         instruction = stream.instructions[index]
         assert isinstance(instruction, StartReduce | ReduceGradients)
         begins, source = isinstance(instruction, StartReduce), instruction.source
@@ -254,9 +257,9 @@ class Compiler:
                 units = sorted({self._devices[rank] // behind_a_port for rank in ranks})
                 ports = tuple(self._port(out, behind_a_port, unit) for unit in units for out in (True, False))
             elif costs.reduce_s > 0 and begins:
-                # Exchanges beside other work have a link to themselves, which passes one after another.
+                # A stage's exchanges beside other work have a link to themselves, and take it one after another.
                 ports = (self._port(True, 0, stage),)
-            following = (*stream.instructions[index + 1 : index + 2], None)[0]
+            following = (*stream.instructions[index + 1 : index + 2], None)[0]  # completes the gradients
             self._exchanges[key] = Exchange(
                 number=len(self._exchanges),
                 group=_group(stage, 2),
@@ -282,5 +285,5 @@ class Compiler:
 
 
 def _group(stage: int, kind: int) -> int:
-    """What is handed over at once is served by stage, and there activations first, then gradients, then exchanges."""
+    """Ranks what is handed over at the same instant: by stage, then activations, gradients and exchanges (0, 1, 2)."""
     return 3 * stage + kind

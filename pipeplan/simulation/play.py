@@ -1,15 +1,15 @@
 """Play: a program's streams with given costs. Streams + stage costs -> Timeline.
 
 Every worker executes its stream in order. A send hands its tensor to the link and goes on; a receive waits for the
-arrival. A gradient exchange waits for all replicas, one among stages for all of them; one that was begun ahead goes on
-beside whatever its workers do, on a link of its own. This is what the runtime does, so the two timelines hold the same
-instructions.
+arrival. A gradient exchange waits for all replicas, an exchange among stages for all of them. An exchange that was
+begun earlier runs beside its workers' other work, on a link of its own. The runtime does the same, so that its timeline
+holds the same instructions.
 
-What crosses a level of the network leaves the unit of devices inside it through one port and enters another's through
-its own: that is where a level's bandwidth is. A port carries one thing after another, each direction by itself, first
-in, first out; gradient exchanges pass it as well, a ring once a unit. What replicas of a stage hand over at the same
-instant shares the port and arrives together. Costs that name no port have a link of their own for every sender,
-receiver and direction: the papers' pictures.
+Network levels have ports, and a level's bandwidth is that of its ports. What crosses a level leaves one unit of devices
+through that unit's port and enters the other through its own. A port carries one thing after another, first in, first
+out, each direction by itself. Gradient exchanges pass ports too: a ring passes those of every unit once. Tensors that
+replicas of a stage hand over at the same instant share the port and arrive together. Where the costs name no port,
+every sender, receiver and direction has a link of its own, as in the papers' pictures.
 
 The engine plays columns (`compile`). Workers run ahead as far as they can. Once nobody can, the earliest request for a
 port is served: nothing that is handed over later can have come before it.
@@ -45,7 +45,7 @@ class Engine:
         self.end_s: list[list[float]] = [[] for _ in ranks]
 
     def play(self) -> None:
-        """To the end. Raises ScheduleError where some worker cannot get there."""
+        """Plays to the end. Raises ScheduleError where a worker cannot get there, or a tensor is never received."""
         while True:
             while self._ready:
                 self._advance(self._ready.popleft())
@@ -67,7 +67,7 @@ class Engine:
                 )
 
     def _advance(self, rank: int) -> None:
-        """One worker as far as it can go."""
+        """Plays one worker as far as it can go."""
         column, starts, ends = self._columns[rank], self.start_s[rank], self.end_s[rank]
         own_s, edges = column.own_s, column.edges
         now_s = ends[-1] if ends else 0.0
@@ -108,8 +108,8 @@ class Engine:
         """When the exchange is over; None while some replica is missing, or it waits for its ports."""
         exchange, mark = column.exchanges[index], column.own_s[index]
         if mark == COMPLETES:
-            # The exchange began in this backward, so that only its tail is left. Its link is taken in one piece, which
-            # ends when the pieces would that wait for one gradient after the other.
+            # The exchange began during this backward: only its tail is left. It takes its link in one piece, which ends
+            # when its parts would end, each of which waits for its gradient.
             end_s = now_s + column.completing_s[index]
             exchange.missing -= 1
             exchange.reached_s = max(exchange.reached_s, now_s, end_s + exchange.tail_s - exchange.seconds)
@@ -139,7 +139,7 @@ class Engine:
         return end_s
 
     def _serve_next(self) -> None:
-        """The earliest request; what replicas hand over at the same instant shares ports and ends together."""
+        """Serves the earliest request. What replicas hand over at the same instant shares ports and ends together."""
         requests = self._requests
         now_s, group, number = heappop(requests)
         if group % 3 == 2:
@@ -163,7 +163,7 @@ class Engine:
             self._arrive(edge, max(self._port_free_s[port] for port in edge.ports) + edge.latency_s)
 
     def _occupied_until(self, ports: Ports, now_s: float, seconds: float) -> float:
-        """Each port is taken from when it is free; returns when the last of them is through."""
+        """Occupies each port from when it is free; returns when the last of them is done."""
         free_s = self._port_free_s
         last_s = now_s
         for port in ports:
@@ -174,10 +174,10 @@ class Engine:
 
 
 def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[int] = ()) -> Timeline:
-    """The timeline of the program with these costs, one entry a stage.
+    """The timeline of the program with these costs, one entry for every stage.
 
-    `devices` says which device of the cluster a rank is on, where it is not that of its own number. Takes n log n for n
-    instructions, n where no port is shared. Raises ScheduleError if the streams cannot all be played to their end.
+    `devices` are the ranks' devices, where a rank is not on the device of its own number. Takes O(n log n) for n
+    instructions, O(n) where there are no ports. Raises ScheduleError if the streams cannot all be played to their end.
     """
     engine = Engine(program, costs, devices or range(len(program.streams)))
     engine.play()
@@ -223,7 +223,7 @@ def _held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -
 
 
 class _HeldBytes(dict[tuple[int, ...], int]):
-    """The bytes of what `held_counts` gives, each computed once: there are few."""
+    """The bytes of what `held_counts` gives. Each is computed once: few differ."""
 
     def __init__(self, costs: StageCosts) -> None:
         super().__init__()

@@ -122,12 +122,12 @@ class Ranking:
         self.fitting.sort(key=Ranked.preference)
 
     def _ranked(self, proposal: Proposal, ratio: float) -> Ranked:
-        """With the throughput of the play, or else the closed form's times `ratio`; and with what it exceeds."""
+        """The proposal with its played throughput, or else `ratio` times the closed form's, and what it exceeds."""
         problem, plan = self.problem, proposal.plan
         simulated = plan.simulated
         rate = simulated.throughput_samples_per_s if simulated else ratio * plan.throughput_samples_per_s
 
-        # A stage, in its planner's accounting (2BP holds more) or when it is played.
+        # By how much a stage exceeds its device, in its planner's accounting (2BP holds more) or when it is played.
         device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}
         own = problem.cluster.device.memory_bytes
         most = [device_bytes.get(stage.device or "", own) for stage in plan.stages]
