@@ -50,7 +50,24 @@ def calibrate(profile: Profile, cluster: Cluster, runs: Sequence[MeasuredRun]) -
     found = with_updates(found, seen, profile)
     exchanged = exchange_factor(seen, *apply(found, profile, cluster))
     found = replace(found, exchange_factor=exchanged or unseen_exchange(found, profile, cluster))
-    return replace(found, runs=tuple(_run_used(found, profile, cluster, run) for run in ordered))
+    corrected = apply(found, profile, cluster)
+    used = []
+    for run in ordered:
+        plan, batches = run.plan, run.timeline.batches
+        used.append(
+            RunUsed(
+                plan_id=content_id(plan),
+                schedule=plan.schedule,
+                depth=plan.depth,
+                workers=plan.workers,
+                microbatch_size=plan.microbatch_size,
+                microbatches=plan.microbatches,
+                measured_samples_per_s=_samples_per_s("timeline", run.timeline),
+                profile_samples_per_s=predicted_samples_per_s(plan, profile, cluster, batches=batches),
+                calibrated_samples_per_s=predicted_samples_per_s(plan, *corrected, batches=batches),
+            )
+        )
+    return replace(found, runs=tuple(used))
 
 
 def require_run_of(profile: Profile, run: MeasuredRun, field: str) -> None:
@@ -79,18 +96,3 @@ def _samples_per_s(field: str, timeline: Timeline) -> float:
         return throughput_samples_per_s(timeline)
     except ZeroDivisionError:
         raise InvalidInputError(field, "must be such that a batch takes some time", timeline.makespan_s) from None
-
-
-def _run_used(found: Calibration, profile: Profile, cluster: Cluster, run: MeasuredRun) -> RunUsed:
-    plan, batches = run.plan, run.timeline.batches
-    return RunUsed(
-        plan_id=content_id(plan),
-        schedule=plan.schedule,
-        depth=plan.depth,
-        workers=plan.workers,
-        microbatch_size=plan.microbatch_size,
-        microbatches=plan.microbatches,
-        measured_samples_per_s=_samples_per_s("timeline", run.timeline),
-        profile_samples_per_s=predicted_samples_per_s(plan, profile, cluster, batches=batches),
-        calibrated_samples_per_s=predicted_samples_per_s(plan, *apply(found, profile, cluster), batches=batches),
-    )

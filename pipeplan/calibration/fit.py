@@ -1,7 +1,7 @@
-"""Fit: observations of sums -> the factors and terms that explain them, held near what is known where they do not say.
+"""Fit: observations of sums -> the factors and terms that explain them.
 
-Both fits are linear least squares in relative errors with a Gaussian prior: an observation counts for as much as it is
-certain, and what no observation separates keeps its proportions.
+Both fits are linear least squares in relative errors, with a Gaussian prior around what is known: the more certain an
+observation is, the more it counts, and what no observation separates keeps its proportions.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ BLOCK_DEVIATION = 0.05
 """How far a block's own factor is expected from the one that all share."""
 
 LEAST_DEVIATION, MOST_DEVIATION = 1e-5, 0.05
-"""No observation is taken for more certain than this, nor for less: medians leave out what disturbed it."""
+"""The limits of an observation's deviation: none is more certain, and none less, because medians drop disturbances."""
 
 LEAST_SLOWNESS = 0.1
-"""A bandwidth ten times the known one is no longer what a few delays can say: both terms are then scaled alike."""
+"""A few delays cannot show that a bandwidth is ten times the known one: both terms are then scaled alike."""
 
 LEAST_FACTOR = 1e-3
 """A block costs some time: a fit that says otherwise is cut off here."""
@@ -32,9 +32,9 @@ BANDWIDTH_DEVIATION, LATENCY_DEVIATION = 3.0, 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """A stage's blocks with the seconds that a profile has for each, and the seconds that were measured for all.
+    """A stage's blocks with the seconds that the profile has for each, and those that were measured for all.
 
-    `hot`: its backwards come right after their forwards.
+    `hot`: the stage's backwards come right after their forwards.
     """
 
     blocks: tuple[int, ...]
@@ -45,24 +45,24 @@ class StageSeconds:
 
     @property
     def total_s(self) -> float:
-        """What the profile has for all."""
+        """The profile's seconds for all blocks."""
         return sum(self.profile_s)
 
     @property
     def factor(self) -> float:
-        """Measured over profile."""
+        """Measured seconds over the profile's."""
         return self.measured_s / self.total_s
 
     def with_factors(self, factors: Sequence[float]) -> float:
-        """What the profile has for all, with a factor for every block of the model."""
+        """The profile's seconds for all blocks, each times its factor; `factors` are the whole model's."""
         return sum(factors[i] * seconds for i, seconds in zip(self.blocks, self.profile_s, strict=True))
 
 
 def block_factors(stages: Sequence[StageSeconds], blocks: int) -> FloatArray:
     """Every block's factor, from stages whose profiles take some time.
 
-    factor of block i = common + own_i, with own_i near 0; a stage's factor is the mean of its blocks', weighted by the
-    profile's seconds, so that within a stage the measured time is shared out in proportion, and runs that cut the model
+    factor of block i = common + own_i, with own_i near 0. A stage's factor is the mean of its blocks' factors, weighted
+    by the profile's seconds: within a stage the measured time is shared out in proportion, and runs that cut the model
     at different places tell blocks apart. Solved in the space of the observations: linear in the number of blocks.
     """
     weights = [np.asarray(stage.profile_s) / sum(stage.profile_s) for stage in stages]
@@ -92,7 +92,7 @@ class Delay:
 
 
 def link_terms(delays: Sequence[Delay], bandwidth_bytes_per_s: float, latency_s: float) -> tuple[float, float]:
-    """Bandwidth and latency of a link that explain its transfers, near those that are known.
+    """The bandwidth and latency of a link that explain its transfers, near the known ones.
 
     Messages of one size cannot tell the two apart: they correct the bandwidth first.
     """

@@ -1,25 +1,38 @@
 """Network: what runs show of the links between stages, and of gradient exchanges."""
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import sqrt
+from operator import mul
 
 from pipeplan.calibration.fit import LEAST_SLOWNESS, Delay, link_terms
 from pipeplan.calibration.observed import Observed, costs_of, played, term
 from pipeplan.calibration.samples import MeasuredRun, exchange_samples
 from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.calibration import Calibration, LevelTerms, Term
-from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_costs import StageCosts
 
+_PLAYED_BATCHES = 6
+
+_SHOWN = 0.05
+"""Where a smaller share of an exchange is waited for, other work may hide it, however long it takes."""
+
+_FACTORS = (2.0**-10, 2.0**10)
+_BISECTIONS = 48
+"""Between which factors that of exchanges is looked for, and in how many steps."""
+
 
 def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> tuple[LevelTerms, ...]:
-    """Bandwidth and latency of every level that transfers crossed, as the outermost one on their way.
+    """Bandwidth and latency of every level that was the outermost one which a transfer crossed.
 
-    A receive's own time is not the link's. Where that leaves nothing, a tenth of what is known is left.
+    What the receive itself takes is not the link's time. At least a tenth of the known time is left for the link.
     """
-    delays: dict[int, list[Delay]] = {}
+    units = list(accumulate((level.size for level in cluster.levels), mul))
+    delays: dict[int, list[Delay]] = defaultdict(list)
     for o in seen:
         ranks = ranks_by_stage(o.plan.placement)
         for boundary, delay in o.transfers.delays_s.items():
@@ -32,32 +45,29 @@ def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> 
                     seconds=seen_s,
                     relative_spread=delay.spread / seen_s,
                 )
-                delays.setdefault(_level(cluster, members), []).append(found)
-    return tuple(_level_terms(level, cluster.levels[level], found) for level, found in sorted(delays.items()))
-
-
-def _level_terms(level: int, known: Level, delays: Sequence[Delay]) -> LevelTerms:
-    bandwidth_bytes_per_s, latency_s = link_terms(delays, known.bandwidth_bytes_per_s, known.latency_s)
-    return LevelTerms(
-        level=level, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, observations=len(delays)
-    )
-
-
-def _level(cluster: Cluster, ranks: Sequence[int]) -> int:
-    low, high = min(ranks), max(ranks)
-    unit = 1
-    for index, level in enumerate(cluster.levels):
-        unit *= level.size
-        if low // unit == high // unit:
-            return index
-    return len(cluster.levels) - 1
+                low, high = min(members), max(members)
+                inside = (level for level, unit in enumerate(units) if low // unit == high // unit)
+                delays[next(inside, len(units) - 1)].append(found)
+    terms = []
+    for level, of_level in sorted(delays.items()):
+        known = cluster.levels[level]
+        bandwidth_bytes_per_s, latency_s = link_terms(of_level, known.bandwidth_bytes_per_s, known.latency_s)
+        terms.append(
+            LevelTerms(
+                level=level,
+                bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+                latency_s=latency_s,
+                observations=len(of_level),
+            )
+        )
+    return tuple(terms)
 
 
 def exchange_factor(seen: Sequence[Observed], profile: Profile, cluster: Cluster) -> Term | None:
     """How many times longer an exchange takes than its bytes over the corrected link.
 
-    A run shows what is left of an exchange when its workers wait for it. The factor is the one with which they wait as
-    long in the simulated run. Where next to nothing is left, and the exchange could as well be shorter, none is known.
+    A run shows only the part of an exchange for which its workers wait. The factor is the one with which they wait as
+    long in the simulated run. It is unknown where they hardly wait, and a shorter exchange would show the same.
     """
     found = (
         _exchange_factor(o, stage, sample.value, profile, cluster)
@@ -68,6 +78,7 @@ def exchange_factor(seen: Sequence[Observed], profile: Profile, cluster: Cluster
 
 
 def _exchange_factor(o: Observed, stage: int, seen_s: float, profile: Profile, cluster: Cluster) -> float | None:
+    """The factor with which the stage waits for `seen_s` when the run is simulated; None where none can be known."""
     batches = min(o.run.timeline.batches, _PLAYED_BATCHES)
 
     def costs(factor: float) -> tuple[StageCosts, ...]:
@@ -78,30 +89,14 @@ def _exchange_factor(o: Observed, stage: int, seen_s: float, profile: Profile, c
         timeline = played(o.plan, costs(factor), batches=batches)
         return exchange_samples(MeasuredRun(plan=o.plan, timeline=timeline))[stage].value
 
-    factor = _where(waits_s, seen_s)
-    if factor is None:
-        return None
-    shown = seen_s > _SHOWN * costs(factor)[stage].reduce_s or waits_s(factor / 2) > seen_s / 4
-    return factor if shown else None
-
-
-_PLAYED_BATCHES = 6
-_SHOWN = 0.05
-"""An exchange of which so small a share is waited for may be hidden by other work, whatever it takes."""
-
-_FACTORS = (2.0**-10, 2.0**10)
-_BISECTIONS = 48
-
-
-def _where(waits_s: Callable[[float], float], seconds: float) -> float | None:
-    """The factor at which so long is waited; None if it is at none. More than that is waited with a larger one."""
     low, high = _FACTORS
-    if not waits_s(low) < seconds < waits_s(high):
+    if not waits_s(low) < seen_s < waits_s(high):
         return None
-    for _ in range(_BISECTIONS):
+    for _ in range(_BISECTIONS):  # a larger factor is waited for longer
         middle = sqrt(low * high)
-        low, high = (middle, high) if waits_s(middle) < seconds else (low, middle)
-    return high
+        low, high = (middle, high) if waits_s(middle) < seen_s else (low, middle)
+    shown = seen_s > _SHOWN * costs(high)[stage].reduce_s or waits_s(high / 2) > seen_s / 4
+    return high if shown else None
 
 
 def unseen_exchange(found: Calibration, profile: Profile, cluster: Cluster) -> Term | None:

@@ -1,4 +1,4 @@
-"""Observed: a run beside what the profile and the cluster have for it, and what all terms are made with."""
+"""Observed: a run beside what the profile and the cluster predict for it. All terms are made from this."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from pipeplan.simulation.predict import program_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A run, what the profile has for its stages, and what was seen of them."""
+    """A run, the costs that the profile gives its stages, and what was seen of them."""
 
     run: MeasuredRun
     costs: tuple[StageCosts, ...]
@@ -46,7 +46,7 @@ class Observed:
         return tuple(places) if self.plan.order is None else tuple(self.plan.order[place] for place in places)
 
     def seen(self, kind: str) -> Iterable[tuple[int, Sample]]:
-        """By stage, what was seen of this kind."""
+        """By stage, what was seen of this kind of instruction."""
         return [(stage, found) for (stage, its), found in self.stages.items() if its == kind]
 
     def is_hot(self, stage: int) -> bool:
@@ -93,7 +93,7 @@ def simulated(run: MeasuredRun, costs: tuple[StageCosts, ...]) -> MeasuredRun:
 
 
 def term(values: Sequence[float]) -> Term | None:
-    """The median of what was observed; None of nothing."""
+    """The median of what was observed; None where nothing was."""
     if not values:
         return None
     found = sample(values)

@@ -5,7 +5,7 @@ executing them, and a plan's costs have no other place for it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
@@ -130,37 +130,32 @@ def stage_samples(run: MeasuredRun) -> StageSamples:
     """
     found: dict[tuple[int, str], list[float]] = defaultdict(list)
     for lane in run.timeline.lanes:
-        recomputes = run.plan.stages[lane.stage].recompute
-        for kind, duration_s in _kinds(settled(lane, run.timeline.batches), recomputes=recomputes):
+        recomputes, updated = run.plan.stages[lane.stage].recompute, False
+        for step in settled(lane, run.timeline.batches):
+            duration_s = step.duration_s
+            match step.instruction:
+                case Forward():
+                    kind = "forward-after-update" if updated else "forward"
+                    kind = "forward-without-graph" if recomputes else kind
+                    updated = False
+                case Recompute():
+                    kind = "recompute"
+                case Backward():
+                    kind = "backward"
+                case BackwardInput():
+                    kind = "backward-input"
+                case BackwardWeight(microbatches=numbers):
+                    kind, duration_s = "backward-weight", step.duration_s / len(numbers)
+                case Update():
+                    kind, updated = "update", True
+                case _:
+                    continue
             found[lane.stage, kind].append(duration_s)
     return {key: sample(values) for key, values in sorted(found.items())}
 
 
-def _kinds(done: Iterable[SampledStep], *, recomputes: bool) -> Iterator[tuple[str, float]]:
-    updated = False
-    for step in done:
-        match step.instruction:
-            case Forward():
-                graph = "forward-after-update" if updated else "forward"
-                updated = False
-                yield "forward-without-graph" if recomputes else graph, step.duration_s
-            case Recompute():
-                yield "recompute", step.duration_s
-            case Backward():
-                yield "backward", step.duration_s
-            case BackwardInput():
-                yield "backward-input", step.duration_s
-            case BackwardWeight(microbatches=numbers):
-                yield "backward-weight", step.duration_s / len(numbers)
-            case Update():
-                updated = True
-                yield "update", step.duration_s
-            case _:
-                pass
-
-
 def exchange_samples(run: MeasuredRun) -> Mapping[int, Sample]:
-    """Seconds of the gradient exchange by stage, from the moment at which its last replica is there."""
+    """By stage the seconds of the gradient exchange, from the moment at which the last replica has reached it."""
     started: dict[tuple[int, int], list[float]] = defaultdict(list)
     ended: dict[tuple[int, int], list[float]] = defaultdict(list)
     for lane in run.timeline.lanes:
@@ -179,13 +174,16 @@ def exchange_samples(run: MeasuredRun) -> Mapping[int, Sample]:
 class TransferSamples:
     """What a run's sends and receives show.
 
-    `send_s` and `found_s`: seconds of every send, and of every receive whose tensor was there before. `delays_s`: from
-    a send's end to the end of a receive that waited for it, by boundary (its first stage).
+    `send_s` and `found_s`: seconds of every send, and of every receive whose tensor had arrived before it began.
+    `delays_s`: by boundary (the stage before it), from a send's end to the end of a receive that waited for it.
     """
 
     send_s: tuple[float, ...]
     found_s: tuple[float, ...]
     delays_s: Mapping[int, Sample]
+
+
+_UNSEEN = Sample(value=float("inf"), spread=0.0, count=0)
 
 
 def transfer_samples(run: MeasuredRun) -> TransferSamples:
@@ -214,16 +212,13 @@ def transfer_samples(run: MeasuredRun) -> TransferSamples:
     return TransferSamples(send_s=tuple(send_s), found_s=tuple(found_s), delays_s=delays_s)
 
 
-_UNSEEN = Sample(value=float("inf"), spread=0.0, count=0)
-
-
 def _delays_s(
     plan: Plan, matched: Iterable[tuple[tuple[int, int, bool, int], SampledStep, float]]
 ) -> Mapping[int, Sample]:
-    """Of the receives that began before their tensor was sent, the lower quartile of the delays by boundary.
+    """By boundary the lower quartile of the delays of those receives that began before their tensor was sent.
 
-    The clocks of two ranks start a little apart. A boundary's two directions carry as much as each other: the mean of
-    their delays is free of the difference, and a boundary of which one direction alone was seen is left out.
+    The clocks of two ranks start a little apart. The two directions of a boundary carry equal bytes: the mean of their
+    delays is free of that difference. A boundary is left out where only one direction was seen.
     """
     delays_s: dict[tuple[int, bool], list[float]] = defaultdict(list)
     for (source, target, gradients, _), step, end_s in matched:
@@ -246,5 +241,5 @@ def _boundary(plan: Plan, source: int, target: int) -> int:
 
 
 def _quick(values: Sequence[float]) -> float:
-    """The lower quartile: above it are those that waited for a core or for another message."""
+    """The lower quartile: the values above it may have waited for a core or for another message."""
     return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]

@@ -1,7 +1,4 @@
-"""Compute: what runs show of the blocks, of what an instruction costs beside them, and of updates.
-
-Memory: what runs show of activations, and of what a process holds beside tensors.
-"""
+"""Stages: what runs show of computing, of updates, of an instruction's own cost, and of the memory of a process."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -9,7 +6,7 @@ from statistics import fmean, median
 
 from pipeplan.calibration.fit import StageSeconds, block_factors
 from pipeplan.calibration.observed import Observed, overhead_s, simulated, term
-from pipeplan.calibration.samples import MeasuredRun, StageSamples, sample, steps
+from pipeplan.calibration.samples import sample, steps
 from pipeplan.costs.estimate import keeps_versions
 from pipeplan.documents.calibration import BlockFactors, Calibration, Term
 from pipeplan.documents.profile import Measurement, Profile
@@ -18,9 +15,9 @@ Seconds = Callable[[Measurement], float]
 
 
 def instruction_s(seen: Sequence[Observed]) -> Term | None:
-    """What sends, and receives that need not wait, take: what every instruction takes beside its work.
+    """What every instruction takes beside its work: what sends take, and receives that need not wait.
 
-    Where there are none, the time between two instructions, if there is any.
+    Where a run has neither, the time between two instructions, if there is any.
     """
     kinds = [[s for o in seen for s in o.transfers.send_s], [s for o in seen for s in o.transfers.found_s]]
     samples = [sample(kind) for kind in kinds if kind]
@@ -30,21 +27,17 @@ def instruction_s(seen: Sequence[Observed]) -> Term | None:
             spread=max(found.spread for found in samples),
             observations=sum(found.count for found in samples),
         )
-    gaps = _gaps_s(seen)
-    return term(gaps) if gaps and median(gaps) > 0 else None
-
-
-def _gaps_s(seen: Sequence[Observed]) -> list[float]:
-    lanes = [lane for o in seen for lane in o.run.timeline.lanes]
-    return [
+    gaps_s = [
         step.duration_s - (end_s - start_s)
-        for lane in lanes
+        for o in seen
+        for lane in o.run.timeline.lanes
         for step, start_s, end_s in zip(steps(lane), lane.start_s, lane.end_s, strict=True)
     ]
+    return term(gaps_s) if gaps_s and median(gaps_s) > 0 else None
 
 
 def with_compute(found: Calibration, seen: Sequence[Observed], profile: Profile) -> Calibration:
-    """Adds what the blocks take: by block, and as shares of it where the caches or the graph make a difference."""
+    """Adds what the blocks take: factors by block, and the shares by which caches and the graph change them."""
     instruction_s = overhead_s(found, profile)
     forwards = _stages(seen, instruction_s, lambda m: m.forward_s, "forward")
     again = _stages(seen, instruction_s, lambda m: m.forward_s, "recompute")
@@ -52,8 +45,14 @@ def with_compute(found: Calibration, seen: Sequence[Observed], profile: Profile)
     backwards = _stages(seen, instruction_s, lambda m: m.backward_s, "backward")
     first_halves = _stages(seen, instruction_s, lambda m: m.backward_input_s or 0.0, "backward-input")
     second_halves = _stages(seen, instruction_s, lambda m: m.backward_weight_s or 0.0, "backward-weight")
-    hot_share = _hot_share(backwards)
+    hot_factors = [stage.factor for stage in backwards if stage.hot]
+    cold_factors = [stage.factor for stage in backwards if not stage.hot]
+    hot_share = None  # what a backward takes right after its forward, as a share of what others take
+    if hot_factors and cold_factors:
+        cold, spread = fmean(cold_factors), sample(hot_factors).spread
+        hot_share = Term(value=fmean(hot_factors) / cold, spread=spread / cold, observations=len(backwards))
     hot = hot_share.value if hot_share else profile.overheads.backward_after_forward
+
     plain, redone = forwards or after_updates, profile.overheads.recompute
     if not plain:
         plain, again = [_slowed(stage, 1 / redone) for stage in again], []
@@ -100,15 +99,6 @@ def _cooled(stages: Iterable[StageSeconds], hot: float) -> list[StageSeconds]:
     return [_slowed(stage, 1 / hot) if stage.hot else stage for stage in stages]
 
 
-def _hot_share(backwards: Sequence[StageSeconds]) -> Term | None:
-    """What a backward takes right after its forward, as a share of what others take; None where one kind is missing."""
-    hot = [stage.factor for stage in backwards if stage.hot]
-    cold = [stage.factor for stage in backwards if not stage.hot]
-    if not hot or not cold:
-        return None
-    return Term(value=fmean(hot) / fmean(cold), spread=sample(hot).spread / fmean(cold), observations=len(backwards))
-
-
 def _block_factors(stages: Sequence[StageSeconds], profile: Profile) -> BlockFactors | None:
     if not stages:
         return None
@@ -130,7 +120,8 @@ def _share_of_forward(found: Calibration, stages: Iterable[StageSeconds]) -> Ter
 def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile) -> Calibration:
     """Adds what updates take by byte of weights, in place and into a copy.
 
-    What they make the next forward slower, for they have been through all weights, gradients and states, is theirs.
+    An update passes all weights, gradients and states through the caches: the time by which that slows the next
+    forward down counts as the update's.
     """
     corrected = found.forward.values if found.forward else (1.0,) * len(profile.blocks)
     instruction_s = overhead_s(found, profile)
@@ -141,8 +132,11 @@ def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile)
             weight_bytes = sum(profile.blocks[i].weight_bytes for i in o.blocks_of(stage))
             if weight_bytes == 0:
                 continue
+            # The forward after it is slower than the stage's others, or where there are none, than it should be.
             plain_s = instruction_s + sum(o.measured[i].forward_s * corrected[i] for i in o.blocks_of(stage))
-            s_per_byte = (seen_update.value + _slowed_s(o.stages, stage, plain_s)) / weight_bytes
+            after, others = o.stages.get((stage, "forward-after-update")), o.stages.get((stage, "forward"))
+            slowed_s = 0.0 if after is None else after.value - (others.value if others else plain_s)
+            s_per_byte = (seen_update.value + slowed_s) / weight_bytes
             copies = keeps_versions(o.plan.schedule, o.plan.replicas, stage)
             (copied if copies else in_place).append(s_per_byte)
     known = profile.overheads
@@ -153,16 +147,8 @@ def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile)
     return replace(found, update_s_per_byte=update, version_s_per_byte=more)
 
 
-def _slowed_s(stages: StageSamples, stage: int, plain_s: float) -> float:
-    """How much longer a forward takes after an update: than the stage's others, or than it should where all are."""
-    after, others = stages.get((stage, "forward-after-update")), stages.get((stage, "forward"))
-    if after is None:
-        return 0.0
-    return after.value - (others.value if others else plain_s)
-
-
 def activation_factor(seen: Sequence[Observed]) -> Term | None:
-    """What a microbatch keeps, measured over profile: from the peaks beyond what is there whatever is in flight."""
+    """What a microbatch keeps, measured over profile: from the part of the peaks that depends on what is in flight."""
     factors = []
     for o in seen:
         predicted = simulated(o.run, o.costs).timeline
@@ -175,12 +161,19 @@ def activation_factor(seen: Sequence[Observed]) -> Term | None:
 
 
 def context_bytes(seen: Sequence[Observed]) -> Term | None:
-    """What a process held beside tensors: on a GPU beside its allocator, on the host beside those that are counted."""
-    return term([held_bytes for o in seen for held_bytes in _beside_tensors(o.run)])
+    """What a process held beside tensors: on a GPU outside its allocator, on the host beyond the counted tensors."""
+    held_bytes: list[float] = []
+    for run in (o.run for o in seen):
+        if run.device_memory:
+            held_bytes += [float(memory.context_bytes) for memory in run.device_memory]
+        else:
+            pairs = zip(run.peak_resident_bytes, run.timeline.lanes, strict=False)
+            held_bytes += [float(max(resident_bytes - lane.peak_memory_bytes, 0)) for resident_bytes, lane in pairs]
+    return term(held_bytes)
 
 
 def allocator_reserve(seen: Sequence[Observed]) -> Term | None:
-    """The share of what the allocator of a GPU took at most that was no tensor which the runtime counts."""
+    """The share of a GPU allocator's largest reservation that held no tensor which the runtime counts."""
     return term(
         [
             max(1 - lane.peak_memory_bytes / memory.reserved_bytes, 0.0)
@@ -189,10 +182,3 @@ def allocator_reserve(seen: Sequence[Observed]) -> Term | None:
             if memory.reserved_bytes and lane.peak_memory_bytes
         ]
     )
-
-
-def _beside_tensors(run: MeasuredRun) -> list[float]:
-    if run.device_memory:
-        return [float(memory.context_bytes) for memory in run.device_memory]
-    pairs = zip(run.peak_resident_bytes, run.timeline.lanes, strict=False)
-    return [float(max(resident_bytes - lane.peak_memory_bytes, 0)) for resident_bytes, lane in pairs]

@@ -1,4 +1,4 @@
-"""Formats: all exports by name, and the versions of the target where it matters which."""
+"""Formats: all exports by name, and by the version of their target where that matters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,10 +10,11 @@ from pipeplan.simulation.predict import predict
 from pipeplan.simulation.trace import chrome_trace
 
 BATCHES = 2
+"""The batches that a trace shows."""
 
 
 def write_chrome_trace(source: ExportSource) -> str:
-    """The trace of the first batches."""
+    """The trace of the plan's first batches."""
     return chrome_trace({"predicted": predict(source.plan, batches=BATCHES)})
 
 
@@ -21,7 +22,8 @@ def write_chrome_trace(source: ExportSource) -> str:
 class Format:
     """How an export is made, what it is sent as, and what its file is called.
 
-    `versions` are the same for versions of the target that read something else; the format itself is the first of them.
+    `versions` are the formats for the target's versions, where these read different files; the first of them is the
+    format itself.
     """
 
     write: Callable[[ExportSource], str]

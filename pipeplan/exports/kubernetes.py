@@ -1,4 +1,4 @@
-"""Kubernetes: an Indexed Job, a pod a node, which find one another through a headless Service."""
+"""Kubernetes: an Indexed Job with a pod for every node. The pods find one another through a headless Service."""
 
 from pipeplan.exports.nodes import commented, nodes_of, notes_of, plan_json, require_chain, run_lines, settings_of
 from pipeplan.exports.source import ExportSource
@@ -70,6 +70,7 @@ spec:
           emptyDir:
             medium: Memory
 """
+
 _GPUS = """          resources:
             limits:
               nvidia.com/gpu: {gpus}

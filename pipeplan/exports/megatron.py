@@ -8,9 +8,8 @@ Checked against core_v0.13.0 (the first with the layout) to core_v0.19.0 and the
 `megatron/training/arguments.py`, `megatron/core/transformer/pipeline_parallel_layer_layout.py`.
 """
 
-from pipeplan.documents.plan import Plan
 from pipeplan.exports.nodes import commented
-from pipeplan.exports.source import ExportSource, Layers, grid_notes, layers_of, require_grid
+from pipeplan.exports.source import ExportSource, grid_notes, layers_of, require_grid
 
 _OPTIMIZERS = {
     "sgd": ["--optimizer sgd", "--sgd-momentum 0.0"],
@@ -19,7 +18,6 @@ _OPTIMIZERS = {
     "adamw": ["--optimizer adam"],
 }
 _PRECISIONS = {"bfloat16": ["--bf16"], "float16": ["--fp16"]}
-
 
 UNTIED = "--untie-embeddings-and-output-weights"
 TIES = (
@@ -33,13 +31,18 @@ def write(source: ExportSource) -> str:
     width = require_grid(source, "megatron")
     plan = source.plan
     stages, assumed = layers_of(source)
+    layers = [stage.stop - stage.start for stage in stages]
+    layout = "|".join(
+        "E" * stage.embedding + ("t" * count if count < 2 else f"t*{count}") + "L" * stage.head
+        for stage, count in zip(stages, layers, strict=True)
+    )
     arguments = [
         f"--num-layers {stages[-1].stop}",
         "--tensor-model-parallel-size 1",
         f"--pipeline-model-parallel-size {source.pipeline_ranks}",
-        *([f"--pipeline-model-parallel-layout '{_layout(stages)}'"] if source.pipeline_ranks > 1 else []),
+        *([f"--pipeline-model-parallel-layout '{layout}'"] if source.pipeline_ranks > 1 else []),
         f"--micro-batch-size {plan.microbatch_size}",
-        f"--global-batch-size {_global_batch(plan, width)}",
+        f"--global-batch-size {plan.microbatch_size * plan.microbatches * width}",
         *_OPTIMIZERS[plan.optimizer],
         *_PRECISIONS.get(plan.dtype, []),
         *([UNTIED] if source.tied is False else []),
@@ -58,15 +61,3 @@ def write(source: ExportSource) -> str:
     ]
     lines = "".join(f"  {argument}\n" for argument in arguments)
     return commented(notes) + f"MEGATRON_ARGS=(\n{lines})\n"
-
-
-def _layout(stages: tuple[Layers, ...]) -> str:
-    return "|".join("E" * s.embedding + _layers(s.stop - s.start) + "L" * s.head for s in stages)
-
-
-def _layers(count: int) -> str:
-    return "t" * count if count < 2 else f"t*{count}"
-
-
-def _global_batch(plan: Plan, width: int) -> int:
-    return plan.microbatch_size * plan.microbatches * width

@@ -1,12 +1,9 @@
-"""Comments: notes in the targets' own comment lines, which no text of a document can leave.
+"""Nodes: scripts that execute a plan. torchrun, Slurm and Kubernetes start one on every node.
 
-NodeScript: what every node runs to execute the plan; torchrun, Slurm and Kubernetes start it.
-
-It is a call of `pipeplan-agent run`, on one node or as a part of several, which takes all options of that command.
-
-torchrun: a script that executes the plan through torchrun, to be started once on every node.
-
-Slurm: a script for sbatch; srun starts `pipeplan-agent run` once on every node.
+Such a script calls `pipeplan-agent run`, on one node or as a part of several, and takes all options of that command.
+`write_torchrun` writes a script that is started once on every node, `write_slurm` one for sbatch, whose srun starts the
+command once on every node; `kubernetes` has the third. What these and the other exports say of a plan stands in the
+target's own comment lines (`commented`), which no text of a document can leave.
 """
 
 import shlex
@@ -14,17 +11,6 @@ import shlex
 from pipeplan.documents.identity import canonical_json
 from pipeplan.errors import InvalidInputError
 from pipeplan.exports.source import ExportSource
-
-
-def commented(lines: list[str]) -> str:
-    """Comment lines of a shell script, YAML, TOML or Python: one each, with escapes for what does not print."""
-    return "".join(f"# {printable(line)}\n" for line in lines)
-
-
-def printable(text: str) -> str:
-    """The text on one line, in characters that every target reads; others are escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
 
 _SETTINGS = """{model}
 : "${{DATA:?name the data: preset:NAME or package.module:factory, such as preset:random_tokens}}"
@@ -51,12 +37,31 @@ exec pipeplan-agent run {run} \\
   --nodes {nodes} --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "${{MASTER_PORT:-29500}}" "$@"
 """
 
+_SRUN = """srun --ntasks-per-node=1 --kill-on-bad-exit=1 pipeplan-agent run {run} "$@"
+"""
+
+_SRUN_TOGETHER = """MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
+  bash -c 'exec pipeplan-agent run --node-rank "$SLURM_NODEID" "$@"' node {run} \\
+  --nodes {nodes} --master-addr "$MASTER_ADDR" --master-port "${{MASTER_PORT:-29500}}" "$@"
+"""
+
+
+def commented(lines: list[str]) -> str:
+    """Comment lines of a shell script, YAML, TOML or Python: one each, with escapes for what does not print."""
+    return "".join(f"# {printable(line)}\n" for line in lines)
+
+
+def printable(text: str) -> str:
+    """The text on one line, in characters that every target reads; others are escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
 
 def settings_of(source: ExportSource) -> str:
     """Lines that take MODEL, DATA, STEPS and OUT from the environment, or refuse to go on.
 
-    MODEL has a default only where every agent builds it from pipeplan's own code: what else a document names, whoever
-    starts the script names as well.
+    MODEL has a default only where every agent builds the model from pipeplan's own code. Code that a document names
+    otherwise runs only if whoever starts the script names it too.
     """
     spec = source.spec
     if spec is not None and spec.is_built_in:
@@ -71,7 +76,7 @@ def settings_of(source: ExportSource) -> str:
 def plan_file(source: ExportSource) -> str:
     """Lines that write the plan's document to PLAN_FILE.
 
-    The document is one line of ASCII that begins with a brace: it cannot be the line that ends it.
+    The document is one line of ASCII that begins with a brace: it cannot be the line that ends the text.
     """
     return f"cat > \"$PLAN_FILE\" <<'PLAN'\n{plan_json(source)}\nPLAN\n"
 
@@ -109,7 +114,7 @@ def nodes_of(source: ExportSource) -> int:
 
 
 def notes_of(source: ExportSource, arguments: str) -> list[str]:
-    """What must be known before it is started; `arguments` says where the command's options go."""
+    """What must be known before the start; `arguments` says where the command's options go."""
     nodes = nodes_of(source)
     spec = source.spec
     required = "DATA and STEPS" if spec is not None and spec.is_built_in else "MODEL, DATA and STEPS"
@@ -131,16 +136,6 @@ def write_torchrun(source: ExportSource) -> str:
     return "#!/usr/bin/env bash\n" + notes + body + run_lines(source)
 
 
-_START = """srun --ntasks-per-node=1 --kill-on-bad-exit=1 pipeplan-agent run {run} "$@"
-"""
-
-_START_TOGETHER = """MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
-  bash -c 'exec pipeplan-agent run --node-rank "$SLURM_NODEID" "$@"' node {run} \\
-  --nodes {nodes} --master-addr "$MASTER_ADDR" --master-port "${{MASTER_PORT:-29500}}" "$@"
-"""
-
-
 def write_slurm(source: ExportSource) -> str:
     """The script. Raises InvalidInputError where the plan cannot be executed so."""
     require_chain(source)
@@ -155,6 +150,6 @@ def write_slurm(source: ExportSource) -> str:
         "Partition, account and time limit are the site's: add them to sbatch.",
     ]
     place = 'mkdir -p "$OUT"\nPLAN_FILE="$OUT/submitted-plan.json"\n'
-    start = _START if nodes == 1 else _START_TOGETHER
+    start = _SRUN if nodes == 1 else _SRUN_TOGETHER
     body = "set -euo pipefail\n" + settings_of(source) + place + plan_file(source)
     return "#!/usr/bin/env bash\n" + directives + commented(notes) + body + start.format(run=RUN, nodes=nodes)

@@ -18,7 +18,7 @@ _HEAD = re.compile(r"head|output|logits|classifier", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSource:
-    """A plan with its id, the cluster that it is for, and its profile's block names."""
+    """A plan with its id, the cluster for which it is made, and the names of its profile's blocks."""
 
     plan_id: str
     plan: Plan
@@ -73,7 +73,7 @@ class Layers:
 
 
 def layers_of(source: ExportSource) -> tuple[tuple[Layers, ...], list[str]]:
-    """Every stage's layers, and what had to be assumed."""
+    """The layers of every stage, and notes on what had to be assumed."""
     names, stages = source.block_names, source.plan.stages
     embedding = bool(names) and _EMBEDDING.search(names[0]) is not None
     head = len(names) > 1 and _HEAD.search(names[-1]) is not None
@@ -112,13 +112,14 @@ def require_grid(source: ExportSource, target: str) -> int:
 def grid_notes(
     source: ExportSource, engine: str, *, runs: tuple[str, ...] = ("1f1b", "data-parallel", INTERLEAVED)
 ) -> list[str]:
-    """What an engine that runs these schedules, and else 1F1B, over equal pipelines cannot take from the plan."""
+    """What the engine cannot take from the plan. It runs these schedules, 1F1B for all others, and equal pipelines."""
     plan = source.plan
     notes = []
     if plan.schedule not in runs:
+        staleness = ", and weights without staleness" if plan.schedule not in FLUSHES else ""
         notes.append(
             f"The plan's schedule is {plan.schedule}; {engine} runs 1F1B with a flush: expect another throughput,"
-            f" and another use of memory, than predicted{_staleness(plan)}."
+            f" and another use of memory, than predicted{staleness}."
         )
     if plan.split_backward:
         notes.append(f"The plan splits the backward (2BP); {engine}'s schedule does not.")
@@ -129,7 +130,3 @@ def grid_notes(
     if ranks > 1 and plan.width != 1 and plan.placement == pipelines_in_a_row(plan.replicas[:ranks]):
         notes.append("The plan numbers its ranks pipeline after pipeline; here all replicas of a stage come in a row.")
     return notes
-
-
-def _staleness(plan: Plan) -> str:
-    return ", and weights without staleness" if plan.schedule not in FLUSHES else ""

@@ -1,6 +1,6 @@
 """torchtitan: the plan's part of a job's configuration, as TOML or as Python.
 
-"0.2" is the TOML file that the newest releases read, and the default: a release is what most people have installed.
+"0.2" is the TOML file that the newest releases read. It is the default: most people have a release installed.
 Checked against the tags v0.2.0, v0.2.1 and v0.2.2: `config/job_config.py`, `distributed/pipeline_parallel.py`,
 `models/llama3/infra/parallelize.py` (v0.1.0 has no `module_fqns_per_model_part`).
 
@@ -24,6 +24,8 @@ _SHARDED = (
     "Beside a pipeline torchtitan's replicas share the weights' states out (FSDP); the plan's hold them whole: expect"
     " another throughput and another use of memory than predicted.",
 )
+
+_PRECISION = "The plan is in {dtype}; torchtitan's parameters are float32, which autocast or FSDP computes in bfloat16."
 
 _PYTHON = '''"""What a plan of pipeplan decides in a torchtitan configuration: --module THIS_MODULE --config planned."""
 
@@ -55,7 +57,7 @@ def with_plan(config):
 class _Job:
     """What torchtitan is to do, whatever its settings are called.
 
-    Beside a pipeline its replicas are FSDP's shards: it has no DDP there.
+    Beside a pipeline its replicas are FSDP's shards: torchtitan has no DDP there.
     """
 
     notes: tuple[str, ...]
@@ -91,6 +93,14 @@ def write_toml(source: ExportSource) -> str:
     job = _job(source)
     inside = job.microbatches if job.pipelined else 1  # without a pipeline a forward takes the whole local batch
     notes = [*job.notes, "For torchtitan 0.2, which reads jobs from TOML (--job.config_file)."]
+    pipeline = []
+    if job.pipelined:
+        parts = ",\n".join(f"  {json.dumps(_modules(part, head='output'))}" for part in job.parts)
+        pipeline = [
+            f"pipeline_parallel_schedule = {json.dumps(job.schedule)}",
+            f"pipeline_parallel_microbatch_size = {job.microbatch_size}",
+            f"module_fqns_per_model_part = [\n{parts},\n]",
+        ]
     return commented(notes) + "\n".join(
         [
             "[training]",
@@ -105,7 +115,7 @@ def write_toml(source: ExportSource) -> str:
             f"data_parallel_shard_degree = {job.shard}",
             "tensor_parallel_degree = 1",
             f"pipeline_parallel_degree = {job.ranks}",
-            *(_toml_pipeline(job) if job.pipelined else []),
+            *pipeline,
             "",
             "[activation_checkpoint]",
             f"mode = {json.dumps('full' if job.recompute else 'none')}",
@@ -121,15 +131,22 @@ def write_python(source: ExportSource) -> str:
         *job.notes,
         "For torchtitan's main branch of 2026-08, whose configurations are Python: set BASE below.",
     ]
-    settings = {
+    settings: dict[str, object] = {
         "training.num_tokens_per_microbatch_per_dp_rank": f"{job.microbatch_size} * length",
         "training.num_tokens_per_train_step": f"{job.samples} * length",
         "parallelism.data_parallel_replicate_degree": job.replicate,
         "parallelism.data_parallel_shard_degree": job.shard,
         "parallelism.tensor_parallel_degree": 1,
         "parallelism.pipeline_parallel_degree": job.ranks,
-        **(_python_pipeline(job) if job.pipelined else {}),
     }
+    if job.pipelined:
+        parts = "".join(f"        {_modules(part, head='lm_head')!r},\n" for part in job.parts)
+        settings |= {
+            "training.disable_cuda_graphs": True,  # refused beside a pipeline otherwise
+            "parallelism.pipeline_parallel_schedule": repr(job.schedule),
+            "parallelism.num_pp_microbatches": job.microbatches,
+            "parallelism.module_fqns_per_model_part": f"[\n{parts}    ]",
+        }
     full = "from torchtitan.distributed.activation_checkpoint import FullAC"
     return commented(notes) + _PYTHON.format(
         imports=f"\n{full}\n" if job.recompute else "",
@@ -154,7 +171,7 @@ def _job(source: ExportSource) -> _Job:
         *(_SHARDED if ranks > 1 and width > 1 else ()),
         "Modules have the names of torchtitan's own language models; the model, data, learning rate and sequence"
         " length are not the plan's.",
-        *_precision(plan.dtype),
+        *([_PRECISION.format(dtype=plan.dtype)] if plan.dtype != "float32" else []),
     )
     return _Job(
         notes=notes,
@@ -169,34 +186,7 @@ def _job(source: ExportSource) -> _Job:
     )
 
 
-def _toml_pipeline(job: _Job) -> list[str]:
-    parts = ",\n".join(f"  {json.dumps(_modules(part, head='output'))}" for part in job.parts)
-    return [
-        f"pipeline_parallel_schedule = {json.dumps(job.schedule)}",
-        f"pipeline_parallel_microbatch_size = {job.microbatch_size}",
-        f"module_fqns_per_model_part = [\n{parts},\n]",
-    ]
-
-
-def _python_pipeline(job: _Job) -> dict[str, object]:
-    parts = "".join(f"        {_modules(part, head='lm_head')!r},\n" for part in job.parts)
-    return {
-        "training.disable_cuda_graphs": True,  # refused beside a pipeline otherwise
-        "parallelism.pipeline_parallel_schedule": repr(job.schedule),
-        "parallelism.num_pp_microbatches": job.microbatches,
-        "parallelism.module_fqns_per_model_part": f"[\n{parts}    ]",
-    }
-
-
 def _modules(part: Layers, *, head: str) -> list[str]:
     first = ["tok_embeddings"] if part.embedding else []
     last = ["norm", head] if part.head else []
     return [*first, *(f"layers.{index}" for index in range(part.start, part.stop)), *last]
-
-
-def _precision(dtype: str) -> list[str]:
-    if dtype == "float32":
-        return []
-    return [
-        f"The plan is in {dtype}; torchtitan's parameters are float32, which autocast or FSDP computes in bfloat16."
-    ]

@@ -1,21 +1,21 @@
-"""The lines of PipeDream's graph.txt: nodes, and indented edges.
+"""PipeDream's graph.txt -> Profile: a block for every node, an edge for everything that a node reads.
+
+The file's lines are nodes, and indented edges:
 
     node2 -- Conv2d(3, 64) -- forward_compute_time=8.5, backward_compute_time=12.1, activation_size=64.0, ...
     <tab>node2 -- node3
 
 Times are milliseconds, sizes bytes; an output of several tensors is a list of sizes, `[6291456.0; 131072.0]`. Nodes
-of a partitioned graph end in one more field, `stage_id=0`, which is left aside.
+of a partitioned graph end in one more field, `stage_id=0`, which is ignored.
 
-PipeDream's graph.txt (see `graph_lines`) -> Profile: a block a node, an edge for everything that one reads.
-
-As PipeDream's own optimizer (SOSP 2019) does it: `Input` nodes that read nothing stand for the data loader, which feeds
-any stage, and their time is not the device's; they are left out, their bytes are the input of the first block that
+As in PipeDream's own optimizer (SOSP 2019), `Input` nodes that read nothing stand for the data loader. It feeds any
+stage, and its time is not the device's: these nodes are left out, and their bytes are input of the first block that
 reads them. `__getitem__` nodes that nobody reads are left out too. A block's activations are its output.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeplan.costs.graph import graph_of, line_of, on_or_behind_a_cycle
@@ -57,7 +57,9 @@ def parse_graph(text: str) -> ParsedGraph:
         if not line.strip():
             continue
         if line[0].isspace():
-            edges.append((number, *_edge(number, line)))
+            ends = line.strip().split(" -- ")
+            _require(len(ends) == 2, number, "must be `node -- node` where it is indented", line.strip())
+            edges.append((number, ends[0], ends[1]))
         else:
             node = _node(number, line)
             _require(node.name not in nodes, number, "must not define a node twice", node.name)
@@ -67,13 +69,10 @@ def parse_graph(text: str) -> ParsedGraph:
         for end in (source, reader):
             _require(end in nodes, number, "must name a node that the file defines", end)
         _require(source != reader, number, "must join two nodes", source)
-    return _graph(nodes, [(source, reader) for _, source, reader in edges])
 
-
-def _graph(nodes: Mapping[str, Node], edges: Sequence[tuple[str, str]]) -> ParsedGraph:
     reads: dict[str, list[str]] = {name: [] for name in nodes}
     read_by: dict[str, list[str]] = {name: [] for name in nodes}
-    for source, reader in dict.fromkeys(edges):
+    for source, reader in dict.fromkeys((source, reader) for _, source, reader in edges):
         reads[reader].append(source)
         read_by[source].append(reader)
     return ParsedGraph(
@@ -83,18 +82,25 @@ def _graph(nodes: Mapping[str, Node], edges: Sequence[tuple[str, str]]) -> Parse
     )
 
 
-def _edge(number: int, line: str) -> tuple[str, str]:
-    ends = line.strip().split(" -- ")
-    _require(len(ends) == 2, number, "must be `node -- node` where it is indented", line.strip())
-    return ends[0], ends[1]
-
-
 def _node(number: int, line: str) -> Node:
+    """A node's line; the amounts of a list are added up."""
     parts = line.strip().split(" -- ")
     if len(parts) > 3 and _STAGE.fullmatch(parts[-1]):
         parts.pop()
     _require(len(parts) >= 3, number, "must be `name -- description -- times and sizes`", line.strip())
-    values = dict(_values(number, parts[-1]))
+    values: dict[str, float] = {}
+    for item in parts[-1].split(", "):
+        key, found, value = item.partition("=")
+        _require(bool(found) and key in _FIELDS, number, f"must be one of {', '.join(_FIELDS)}, as key=value", item)
+        rule, amounts = f"{key} must be a finite number of at least 0", []
+        for text in value.strip("[]").split(";"):
+            try:
+                amount = float(text)
+            except ValueError as error:
+                raise InvalidInputError(f"line {number}", rule, text) from error
+            _require(math.isfinite(amount) and amount >= 0, number, rule, text)
+            amounts.append(amount)
+        values[key] = sum(amounts)
     for field in _FIELDS:
         _require(field in values, number, f"must give {field}", parts[-1])
     return Node(
@@ -106,23 +112,6 @@ def _node(number: int, line: str) -> Node:
         output_bytes=round(values["activation_size"]),
         weight_bytes=round(values["parameter_size"]),
     )
-
-
-def _values(number: int, text: str) -> Iterator[tuple[str, float]]:
-    for item in text.split(", "):
-        key, found, value = item.partition("=")
-        _require(bool(found) and key in _FIELDS, number, f"must be one of {', '.join(_FIELDS)}, as key=value", item)
-        yield key, sum(_amount(number, key, part) for part in value.strip("[]").split(";"))
-
-
-def _amount(number: int, key: str, text: str) -> float:
-    rule = f"{key} must be a finite number of at least 0"
-    try:
-        amount = float(text)
-    except ValueError as error:
-        raise InvalidInputError(f"line {number}", rule, text) from error
-    _require(math.isfinite(amount) and amount >= 0, number, rule, text)
-    return amount
 
 
 def _require(condition: bool, number: int, rule: str, value: object) -> None:
@@ -140,44 +129,49 @@ def import_pipedream_graph(
 ) -> Profile:
     """The profile of a graph file; one measurement a block, at the size that the file was measured with.
 
-    Blocks stand in the order of `core.graph.line_of`. With `single_tensor` the profile is a chain, whose blocks are
-    what lies between two places that one tensor crosses. Raises InvalidInputError, naming the line where it can, for
-    what is not such a file.
+    Blocks stand in the order of `pipeplan.costs.graph.line_of`. With `single_tensor` the profile is a chain, whose
+    blocks are what lies between two places that one tensor crosses. Raises InvalidInputError for what is not such a
+    file, naming the line where it can.
     """
     graph = parse_graph(text)
-    nodes = _in_order(graph, _kept(graph))
+    nodes = _blocks_in_order(graph)
     place = {node.name: index for index, node in enumerate(nodes)}
-    fed = _fed(graph, nodes)
-    profile = Profile(
-        model=model,
-        device=device,
-        dtype=dtype,
-        blocks=tuple(_block(graph, node, fed[node.name], microbatch_size) for node in nodes),
-        edges=tuple(
-            (place[source], place[node.name])
-            for node in nodes
-            for source in sorted(graph.reads[node.name], key=lambda name: place.get(name, -1))
-            if source in place
-        ),
+    blocks = []
+    fed: set[str] = set()
+    for node in nodes:
+        sources = [graph.nodes[name] for name in graph.reads[node.name]]
+        loaders = {source.name for source in sources if _is_loader(graph, source)}
+        read_before = loaders & fed
+        fed |= loaders
+        measurement = Measurement(
+            microbatch_size=microbatch_size,
+            forward_s=node.forward_ms / 1000,
+            backward_s=node.backward_ms / 1000,
+            input_bytes=sum(source.output_bytes for source in sources if source.name not in read_before),
+            output_bytes=node.output_bytes,
+            activation_bytes=node.output_bytes,
+        )
+        name = f"{node.name} {node.description.partition('(')[0]}".strip()
+        blocks.append(Block(name=name, weight_bytes=node.weight_bytes, measurements=(measurement,)))
+    edges = tuple(
+        (place[source], place[node.name])
+        for node in nodes
+        for source in sorted(graph.reads[node.name], key=lambda name: place.get(name, -1))
+        if source in place
     )
+    profile = Profile(model=model, device=device, dtype=dtype, blocks=tuple(blocks), edges=edges)
     return chain_of(profile) if single_tensor else profile
 
 
-def _kept(graph: ParsedGraph) -> list[Node]:
-    kept = [node for node in graph.nodes.values() if not (_is_loader(graph, node) or _is_unread_item(graph, node))]
+def _blocks_in_order(graph: ParsedGraph) -> list[Node]:
+    """The nodes that are blocks, in the order in which a device computes them."""
+    kept = [
+        node
+        for node in graph.nodes.values()
+        if not _is_loader(graph, node)
+        and not (node.description.startswith("__getitem__") and not graph.read_by[node.name])
+    ]
     require(bool(kept), "file", "must hold at least one node besides its inputs", ", ".join(list(graph.nodes)[:5]))
-    return kept
-
-
-def _is_loader(graph: ParsedGraph, node: Node) -> bool:
-    return node.description.startswith("Input") and not graph.reads[node.name]
-
-
-def _is_unread_item(graph: ParsedGraph, node: Node) -> bool:
-    return node.description.startswith("__getitem__") and not graph.read_by[node.name]
-
-
-def _in_order(graph: ParsedGraph, kept: Sequence[Node]) -> list[Node]:
     number = {node.name: index for index, node in enumerate(kept)}
     edges = [(number[s], number[node.name]) for node in kept for s in graph.reads[node.name] if s in number]
     numbered = graph_of(len(kept), edges)
@@ -186,31 +180,5 @@ def _in_order(graph: ParsedGraph, kept: Sequence[Node]) -> list[Node]:
     return [kept[index] for index in line_of(numbered, [node.output_bytes for node in kept]).order]
 
 
-def _fed(graph: ParsedGraph, nodes: Sequence[Node]) -> Mapping[str, int]:
-    """By node the bytes of the data loader's tensors that it is the first to read."""
-    fed = dict.fromkeys((node.name for node in nodes), 0)
-    seen: set[str] = set()
-    for node in nodes:
-        for source in graph.reads[node.name]:
-            if _is_loader(graph, graph.nodes[source]) and source not in seen:
-                seen.add(source)
-                fed[node.name] += graph.nodes[source].output_bytes
-    return fed
-
-
-def _block(graph: ParsedGraph, node: Node, fed_bytes: int, microbatch_size: int) -> Block:
-    read = [graph.nodes[source] for source in graph.reads[node.name]]
-    return Block(
-        name=f"{node.name} {node.description.partition('(')[0]}".strip(),
-        weight_bytes=node.weight_bytes,
-        measurements=(
-            Measurement(
-                microbatch_size=microbatch_size,
-                forward_s=node.forward_ms / 1000,
-                backward_s=node.backward_ms / 1000,
-                input_bytes=fed_bytes + sum(other.output_bytes for other in read if not _is_loader(graph, other)),
-                output_bytes=node.output_bytes,
-                activation_bytes=node.output_bytes,
-            ),
-        ),
-    )
+def _is_loader(graph: ParsedGraph, node: Node) -> bool:
+    return node.description.startswith("Input") and not graph.reads[node.name]

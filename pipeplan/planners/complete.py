@@ -1,11 +1,13 @@
-"""Play: a plan's streams, played with its costs as far as that takes no longer than planning.
+"""Complete: what a planner decided -> the whole plan, with its costs and what its streams give when played.
 
-Complete: what a planner decided -> the whole plan, with its costs and what its streams give when played.
+Streams are played with the plan's costs as far as that takes no longer than planning. Where a batch is too long, two
+shorter ones are played, and what they give is extrapolated.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import lcm
 
 from pipeplan.costs.estimate import estimate
@@ -15,10 +17,9 @@ from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import ASP, STASHING, Alternative, Certificate, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.problem import PlanningProblem
-from pipeplan.programs.instructions import Instruction, ReduceGradients, Update
+from pipeplan.programs.instructions import ReduceGradients, Update
 from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import FLUSHES, Pipeline
-from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
 from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
@@ -26,10 +27,10 @@ from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
 
 SIMULATED_INSTRUCTIONS = 6_000
-"""What a planner plays of its answer: no longer than it takes to plan."""
+"""What a planner plays of its answer: it takes no longer than planning."""
 
 _BATCHES = 4
-"""What is played of a schedule with a flush: its batches are alike, the first fills and is not counted."""
+"""What is played of a schedule with a flush: its batches are alike, and the first, which fills, is not counted."""
 
 _TIMES_FILLED = 16
 """How often the pipeline is filled by a schedule without a flush, whose start and end differ from the rest."""
@@ -41,126 +42,13 @@ _SHORTER = (2, 3)
 def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
     """What the plan's streams give over enough batches for a steady state.
 
-    Where a batch has too many instructions, what two shorter ones give, extrapolated; None where those have too many,
-    and for stages of unequal replicas, whose batches cannot be shortened.
+    Where a batch has too many instructions, the result is extrapolated from two shorter ones. None where those have too
+    many as well, and for stages of unequal replicas, whose batches cannot be shortened.
     """
     batches = _batches_to_play(plan, instructions)
     if batches:
         return _Played.of(plan, batches).simulated()
-    return _extrapolated(plan, instructions)
 
-
-def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
-    """How many instructions `play` plays, at most so many."""
-    batches = _batches_to_play(plan, instructions)
-    if batches:
-        return batches * _instructions(plan)
-    return sum(4 * _instructions(shorter) for shorter in _shorter_plans(plan))
-
-
-def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
-    """Replicas of equal width do the same at the same time: one pipeline for all, a lane a stage, on the devices of
-    the first.
-
-    Its transfers take as long as those of all replicas that pass the same port at once. Where the stages' replicas
-    differ, and where they take turns (ASP), all workers are played.
-    """
-    if not _stands_for_all(plan):
-        return predict(plan, batches=batches)
-    pipeline = Pipeline(
-        replicas=(1,) * plan.depth,
-        microbatches=plan.microbatches,
-        batches=batches,
-        recompute=tuple(stage.recompute for stage in plan.stages),
-    )
-    ranks = ranks_by_stage(plan.placement)
-    devices = [workers[0] for workers in ranks]
-    costs = [_of_all_replicas(plan.costs, ranks, stage) for stage in range(plan.depth)]
-    program = build(plan.schedule, pipeline)
-    if plan.replicas[0] > 1:
-        program = _exchanging(program)
-    if plan.split_backward:
-        program = split_backward(program, costs, devices, half_way=plan.split_backward_half_way)
-    return simulate(overlap_exchanges(program), costs, devices)
-
-
-def _stands_for_all(plan: Plan) -> bool:
-    return plan.width is not None and plan.chunks == 1 and plan.schedule != ASP
-
-
-def _exchanging(program: Program) -> Program:
-    """With the gradient exchanges of a stage that stands for all its replicas."""
-    return replace(program, streams=tuple(replace(s, instructions=tuple(_exchange(s))) for s in program.streams))
-
-
-def _exchange(stream: Stream) -> Iterator[Instruction]:
-    for instruction in stream.instructions:
-        if isinstance(instruction, Update):
-            yield ReduceGradients(instruction.version)
-        yield instruction
-
-
-def _of_all_replicas(costs: Sequence[StageCosts], ranks: Sequence[Sequence[int]], stage: int) -> StageCosts:
-    """The costs of a stage whose transfers stand for those of all its replicas."""
-    own = costs[stage]
-    forwards = _passing(ranks[stage], ranks[stage + 1], own.activation_port_devices) if stage + 1 < len(ranks) else 1
-    backwards = _passing(ranks[stage], ranks[stage - 1], own.gradient_port_devices) if stage > 0 else 1
-    return replace(
-        own,
-        activation_transfer_s=forwards * own.activation_transfer_s,
-        gradient_transfer_s=backwards * own.gradient_transfer_s,
-    )
-
-
-def _passing(senders: Sequence[int], receivers: Sequence[int], port_devices: int) -> int:
-    """How many of the replicas' transfers pass the busiest port, out of a unit of devices or into one."""
-    if port_devices == 0:
-        return 1
-    pairs = [(a // port_devices, b // port_devices) for a, b in zip(senders, receivers, strict=True)]
-    crossing = [(a, b) for a, b in pairs if a != b]
-    busiest = [max(Counter(units).values()) for units in zip(*crossing, strict=True)]
-    return max(busiest, default=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Played:
-    """What a play gives, a lane an entry; rates follow from it. Everything here grows in a straight line."""
-
-    batches: int
-    batch_s: float
-    span_s: float
-    busy_s: tuple[float, ...]
-    peak_bytes: tuple[int, ...]
-    plan: Plan
-
-    @classmethod
-    def of(cls, plan: Plan, batches: int) -> "_Played":
-        timeline = one_pipeline(plan, batches=batches)
-        return cls(
-            batches=batches,
-            batch_s=timeline.batch_size / throughput_samples_per_s(timeline),
-            span_s=timeline.makespan_s,
-            busy_s=tuple(lane.busy_s for lane in timeline.lanes),
-            peak_bytes=tuple(lane.peak_memory_bytes for lane in timeline.lanes),
-            plan=plan,
-        )
-
-    def simulated(self) -> Simulated:
-        """By rank."""
-        plan, span_s = self.plan, self.span_s
-        lanes = [worker.stage if _stands_for_all(plan) else rank for rank, worker in enumerate(plan.placement)]
-        total_s = span_s * len(self.busy_s)
-        batch = plan.microbatch_size * plan.microbatches * lcm(*plan.replicas)
-        return Simulated(
-            batches=self.batches,
-            throughput_samples_per_s=batch / self.batch_s,
-            bubble_fraction=1.0 - sum(self.busy_s) / total_s if total_s > 0 else 0.0,
-            busy_fraction=tuple(self.busy_s[lane] / span_s if span_s > 0 else 0.0 for lane in lanes),
-            peak_memory_bytes=tuple(self.peak_bytes[lane] for lane in lanes),
-        )
-
-
-def _extrapolated(plan: Plan, instructions: int) -> Simulated | None:
     shorter = _shorter_plans(plan)
     batches = min((_batches_to_play(each, instructions) for each in shorter), default=0)
     if batches == 0:
@@ -182,32 +70,130 @@ def _extrapolated(plan: Plan, instructions: int) -> Simulated | None:
     return replace(whole.simulated(), extrapolated_from=more.plan.microbatches)
 
 
+def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
+    """How many instructions `play` plays with this limit."""
+    batches = _batches_to_play(plan, instructions)
+    if batches:
+        return batches * _instructions(plan)
+    return sum(4 * _instructions(shorter) for shorter in _shorter_plans(plan))
+
+
+def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
+    """The timeline of one pipeline that stands for all, on the first replica's devices: a lane for every stage.
+
+    Replicas of equal width do the same at the same time. A transfer takes as long as those of all replicas that pass
+    the same port at once. Where the stages' replicas differ, and where they take turns (ASP), all workers are played.
+    """
+    if not _stands_for_all(plan):
+        return predict(plan, batches=batches)
+    pipeline = Pipeline(
+        replicas=(1,) * plan.depth,
+        microbatches=plan.microbatches,
+        batches=batches,
+        recompute=tuple(stage.recompute for stage in plan.stages),
+    )
+    ranks = ranks_by_stage(plan.placement)
+    devices = [workers[0] for workers in ranks]
+    costs = []
+    for stage, own in enumerate(plan.costs):
+        onward = _passing(ranks[stage], ranks[stage + 1], own.activation_port_devices) if stage + 1 < plan.depth else 1
+        back = _passing(ranks[stage], ranks[stage - 1], own.gradient_port_devices) if stage > 0 else 1
+        activation_s, gradient_s = onward * own.activation_transfer_s, back * own.gradient_transfer_s
+        costs.append(replace(own, activation_transfer_s=activation_s, gradient_transfer_s=gradient_s))
+
+    program = build(plan.schedule, pipeline)
+    if plan.replicas[0] > 1:  # a stage exchanges the gradients of all the replicas for which it stands
+        streams = []
+        for stream in program.streams:
+            each = stream.instructions
+            exchanging = ((ReduceGradients(one.version), one) if isinstance(one, Update) else (one,) for one in each)
+            streams.append(replace(stream, instructions=tuple(chain.from_iterable(exchanging))))
+        program = replace(program, streams=tuple(streams))
+    if plan.split_backward:
+        program = split_backward(program, costs, devices, half_way=plan.split_backward_half_way)
+    return simulate(overlap_exchanges(program), costs, devices)
+
+
+def _stands_for_all(plan: Plan) -> bool:
+    return plan.width is not None and plan.chunks == 1 and plan.schedule != ASP
+
+
+def _passing(senders: Sequence[int], receivers: Sequence[int], port_devices: int) -> int:
+    """How many of the replicas' transfers pass the busiest port, out of a unit of devices or into one."""
+    if port_devices == 0:
+        return 1
+    pairs = [(a // port_devices, b // port_devices) for a, b in zip(senders, receivers, strict=True)]
+    crossing = [(a, b) for a, b in pairs if a != b]
+    busiest = [max(Counter(units).values()) for units in zip(*crossing, strict=True)]
+    return max(busiest, default=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """What a play gives, with an entry for every lane. All of it grows linearly with the microbatches."""
+
+    batches: int
+    batch_s: float
+    span_s: float
+    busy_s: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    plan: Plan
+
+    @classmethod
+    def of(cls, plan: Plan, batches: int) -> "_Played":
+        timeline = one_pipeline(plan, batches=batches)
+        return cls(
+            batches=batches,
+            batch_s=timeline.batch_size / throughput_samples_per_s(timeline),
+            span_s=timeline.makespan_s,
+            busy_s=tuple(lane.busy_s for lane in timeline.lanes),
+            peak_bytes=tuple(lane.peak_memory_bytes for lane in timeline.lanes),
+            plan=plan,
+        )
+
+    def simulated(self) -> Simulated:
+        """The rates and peaks, by rank."""
+        plan, span_s = self.plan, self.span_s
+        lanes = [worker.stage if _stands_for_all(plan) else rank for rank, worker in enumerate(plan.placement)]
+        total_s = span_s * len(self.busy_s)
+        batch = plan.microbatch_size * plan.microbatches * lcm(*plan.replicas)
+        return Simulated(
+            batches=self.batches,
+            throughput_samples_per_s=batch / self.batch_s,
+            bubble_fraction=1.0 - sum(self.busy_s) / total_s if total_s > 0 else 0.0,
+            busy_fraction=tuple(self.busy_s[lane] / span_s if span_s > 0 else 0.0 for lane in lanes),
+            peak_memory_bytes=tuple(self.peak_bytes[lane] for lane in lanes),
+        )
+
+
 def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     """The same plan with the microbatches of `_SHORTER`; none where it has no more, or cannot be shortened.
 
-    Twice as many where half of them count: an odd half would be rounded. Without a flush a batch takes as long as its
-    microbatches or as its exchange beside them: that is shortened as well.
+    Where half of a batch counts, twice as many: an odd half would be rounded. Without a flush a batch takes as long as
+    its microbatches, or as the exchange beside them, which is therefore shortened as well.
     """
     halves = 2 if plan.split_backward_half_way else 1
     microbatches = [halves * times * plan.depth for times in _SHORTER]
     if plan.width is None or plan.schedule in STASHING or plan.microbatches <= microbatches[-1]:
         return ()
-    return tuple(
-        replace(plan, microbatches=count, costs=tuple(_shorter_exchange(plan, costs, count) for costs in plan.costs))
-        for count in microbatches
-    )
-
-
-def _shorter_exchange(plan: Plan, costs: StageCosts, microbatches: int) -> StageCosts:
-    if plan.schedule in FLUSHES:
-        return costs
-    share = microbatches / plan.microbatches
-    tail_s = None if costs.reduce_tail_s is None else share * costs.reduce_tail_s
-    return replace(costs, reduce_s=share * costs.reduce_s, reduce_tail_s=tail_s)
+    shorter = []
+    for count in microbatches:
+        costs, share = plan.costs, count / plan.microbatches
+        if plan.schedule not in FLUSHES:
+            costs = tuple(
+                replace(
+                    each,
+                    reduce_s=share * each.reduce_s,
+                    reduce_tail_s=None if each.reduce_tail_s is None else share * each.reduce_tail_s,
+                )
+                for each in costs
+            )
+        shorter.append(replace(plan, microbatches=count, costs=costs))
+    return tuple(shorter)
 
 
 def _batches_to_play(plan: Plan, limit: int) -> int:
-    """The batches wanted, fewer (but the least) if those are too long, 0 if even the least are."""
+    """The batches wanted; fewer, but at least `_BATCHES`, where those are too long; 0 where even `_BATCHES` are."""
     affordable = limit // _instructions(plan)
     wanted = _BATCHES
     if plan.schedule not in FLUSHES:
@@ -217,13 +203,15 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
 
 
 def _minibatches(plan: Plan) -> int:
-    """Those of a batch that are played: of one pipeline where it stands for all."""
+    """The minibatches of a batch that are played: those of one pipeline where it stands for all."""
     return plan.microbatches if _stands_for_all(plan) else plan.microbatches * lcm(*plan.replicas)
 
 
 def _instructions(plan: Plan) -> int:
-    """Of a batch: forward, backward, two sends and two receives a minibatch; exchange and update a worker, in ASP for
-    every other one.
+    """The instructions of a batch.
+
+    A minibatch has a forward, a backward, two sends and two receives; a worker has an exchange and an update, in ASP
+    one for every other worker.
     """
     minibatches = _minibatches(plan)
     updates = minibatches if plan.schedule in STASHING else 1
@@ -234,10 +222,10 @@ def _instructions(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a planner has to say for itself; everything else of a plan follows from it and the problem.
+    """What a planner decides; everything else of a plan follows from it and the problem.
 
-    `devices` are those of the ranks, where devices in between stay idle. `order` are a graph's blocks as the stages
-    hold them.
+    `devices` are those of the ranks, where devices in between stay idle. `order` lists a graph's blocks in the order in
+    which the stages hold them.
     """
 
     planner: str

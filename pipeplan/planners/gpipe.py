@@ -1,10 +1,11 @@
 """GPipe's partitioning (Huang et al. 2019, section 2.3): K cells of consecutive blocks, of the least variance of cost.
 
-A cell's cost is its forward and backward; the sum of all is given, so that the least variance is the least sum of
-squares. Only boundary activations are kept, and every cell's forward runs again in the backward. Beyond the paper,
-only partitions that fit the devices' memory are compared: the paper's own, wherever that fits.
+A cell's cost is its forward and backward. The sum of all costs is given, so that the least variance is the least sum
+of squares. Only boundary activations are kept, and every cell's forward runs again in the backward. Unlike the paper,
+only partitions that fit the devices' memory are compared; wherever the paper's partition fits, it is the answer.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -42,49 +43,67 @@ def gpipe(problem: PlanningProblem) -> Answer:
     require_stages(problem)
     require_few_blocks(problem)
     measured = profiled(problem)
-    sizes = [
-        size
+    depth = options.stages or min(problem.cluster.devices, len(problem.profile.blocks))
+    shapes = [
+        PipelineShape(
+            schedule=NAME,
+            width=1,
+            depth=depth,
+            microbatch_size=size,
+            microbatches=problem.batch_size // size,
+            recompute=True,
+        )
         for size in measured.sizes
         if size <= problem.batch_size and (options.safe_batch or problem.batch_size % size == 0)
     ]
     evaluator = Evaluator(problem=problem, measured=measured)
-    shapes = [_shape(problem, size) for size in sizes]
-    balanced = [(shape, _balanced(evaluator, shape)) for shape in shapes]
-    fitting = [_timed(evaluator, shape, stops) for shape, stops in balanced if stops]
-    fitting.sort(key=lambda found: _preference(problem, found[0]))
-    misses = [miss for shape, stops in balanced if not stops if (miss := evaluator.nearest(shape))]
-    misses.sort(key=lambda miss: miss.missing_bytes)
+    fitting, misses = _partitioned(evaluator, shapes)
     if not fitting:
-        return _infeasible(problem, misses)
+        reasons = tuple(
+            memory_reason(
+                f"gpipe on {miss.shape.depth} stages, microbatches of {miss.shape.microbatch_size}",
+                stage=miss.stage,
+                missing_bytes=miss.missing_bytes,
+                device_bytes=problem.cluster.device.usable_bytes,
+                configurations=1,
+            )
+            for miss in misses
+        )
+        return Infeasible(planner=NAME, reasons=reasons, configurations_considered=len(misses))
     (best, stops), *slower = fitting
     alternatives = (*(lost(*other, best) for other in slower), *map(too_large, misses))
     chosen = decision(NAME, "gpipe-2019-2.3", best, stops, considered=len(shapes), alternatives=alternatives)
     return complete(problem, chosen)
 
 
-def _preference(problem: PlanningProblem, found: Candidate) -> tuple[float, bool, int]:
-    size = found.shape.microbatch_size
-    return -found.throughput_samples_per_s, size not in problem.profile.microbatch_sizes, size
+def _partitioned(
+    evaluator: Evaluator, shapes: Sequence[PipelineShape]
+) -> tuple[list[tuple[Candidate, tuple[int, ...]]], list[Miss]]:
+    """The shapes that fit with their cells' stops, the best first, and the others' misses, the nearest first.
 
-
-def _shape(problem: PlanningProblem, microbatch_size: int) -> PipelineShape:
-    return PipelineShape(
-        schedule=NAME,
-        width=1,
-        depth=problem.options.stages or min(problem.cluster.devices, len(problem.profile.blocks)),
-        microbatch_size=microbatch_size,
-        microbatches=problem.batch_size // microbatch_size,
-        recompute=True,
+    Of sizes that are as fast, those that were measured come first.
+    """
+    fitting, misses = [], []
+    for shape in shapes:
+        terms = evaluator.terms(shape, evaluator.links(shape)[0])
+        starts = terms.fitting_starts()
+        work_s = terms.chain.listed_s(recompute=False)
+        stops = None if starts is None else least_squares(partial(_squares, terms), work_s, starts)
+        if stops:
+            slowest_s = max(float(terms.time_s(*place)[0, 0]) for place in terms.slices(stops))
+            fitting.append((candidate(shape, terms, None, slowest_s), stops))
+        elif miss := evaluator.nearest(shape):
+            misses.append(miss)
+    measured = evaluator.problem.profile.microbatch_sizes
+    fitting.sort(
+        key=lambda found: (
+            -found[0].throughput_samples_per_s,
+            found[0].shape.microbatch_size not in measured,
+            found[0].shape.microbatch_size,
+        )
     )
-
-
-def _balanced(evaluator: Evaluator, shape: PipelineShape) -> tuple[int, ...] | None:
-    """Where the cells of least variance end, among those that fit; None if none do."""
-    terms = evaluator.terms(shape, evaluator.links(shape)[0])
-    starts = terms.fitting_starts()
-    if starts is None:
-        return None
-    return least_squares(partial(_squares, terms), terms.chain.listed_s(recompute=False), starts)
+    misses.sort(key=lambda miss: miss.missing_bytes)
+    return fitting, misses
 
 
 def _squares(terms: PipelineTerms, starts: Starts) -> Costs:
@@ -97,23 +116,3 @@ def _squares(terms: PipelineTerms, starts: Starts) -> Costs:
         return np.where(np.isfinite(fits(stage, begins, stops)), squares, np.inf)
 
     return cost
-
-
-def _timed(evaluator: Evaluator, shape: PipelineShape, stops: tuple[int, ...]) -> tuple[Candidate, tuple[int, ...]]:
-    terms = evaluator.terms(shape, evaluator.links(shape)[0])
-    slowest_s = max(float(terms.time_s(*place)[0, 0]) for place in terms.slices(stops))
-    return candidate(shape, terms, None, slowest_s), stops
-
-
-def _infeasible(problem: PlanningProblem, misses: list[Miss]) -> Infeasible:
-    reasons = tuple(
-        memory_reason(
-            f"gpipe on {miss.shape.depth} stages, microbatches of {miss.shape.microbatch_size}",
-            stage=miss.stage,
-            missing_bytes=miss.missing_bytes,
-            device_bytes=problem.cluster.device.usable_bytes,
-            configurations=1,
-        )
-        for miss in misses
-    )
-    return Infeasible(planner=NAME, reasons=reasons, configurations_considered=len(misses))

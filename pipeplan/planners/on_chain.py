@@ -1,7 +1,7 @@
 """On a chain: planners that need one, asked about a model that is a graph.
 
 The graph becomes a chain whose blocks are what lies between two places that one tensor crosses (`graph.line_of`). The
-answer's stages are put back into places in the graph's order.
+stages of the answer are then translated back into places in the graph's order.
 """
 
 from collections.abc import Sequence
@@ -10,28 +10,45 @@ from itertools import pairwise
 
 from pipeplan.costs.graph import Line, crossing_bytes, graph_of, line_of, loaded_bytes
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import Answer, Plan, Stage
+from pipeplan.documents.plan import Answer, Plan
 from pipeplan.documents.profile import Block, Measurement, Profile
 from pipeplan.errors import require
 from pipeplan.planners.problem import Planner, PlanningProblem
 
 
 def on_chain(planner: Planner) -> Planner:
-    """The planner, which plans chains, for profiles that are chains or graphs; of a graph in terms of its blocks.
+    """A planner of chains, for profiles that are chains or graphs; it answers for a graph in terms of its blocks.
 
     Raises InvalidInputError for what the planner refuses, for cuts of a graph other than those of the chain, and for
     a forced cut where the chain has none. Profiles of other types of devices are cut at the same places.
     """
 
     def on_any(problem: PlanningProblem) -> Answer:
-        if problem.profile.edges is None:
+        profile, options = problem.profile, problem.options
+        if profile.edges is None:
             return planner(problem)
-        line = line_of_profile(problem.profile)
-        answer = planner(_on_line(problem, line))
+        line = line_of_profile(profile)
+        rule = "must be single-tensor for a planner of chains"
+        require(options.cuts in (None, "single-tensor"), "cuts", rule, options.cuts)
+        places = line.single_tensor
+        number = {place: index for index, place in enumerate(places)}
+        rule = f"must be places that one tensor crosses, {list(places[1:-1])}"
+        for cut in options.forced_cuts:
+            require(cut in number, "forced_cuts", rule, cut)
+        options = replace(
+            options,
+            cuts=None,
+            forced_cuts=tuple(number[cut] for cut in options.forced_cuts),
+            forbidden_cuts=tuple(number[cut] for cut in options.forbidden_cuts if cut in number),
+        )
+        others = tuple(_chain(other, line) for other in problem.other_profiles)
+        chain = replace(problem, profile=_chain(profile, line), other_profiles=others, options=options)
+
+        answer = planner(chain)
         if not isinstance(answer, Plan):
             return answer
-        stages = tuple(_on_graph(stage, line) for stage in answer.stages)
-        return replace(answer, stages=stages, order=line.order, profile_id=content_id(problem.profile))
+        stages = tuple(replace(each, start=places[each.start], stop=places[each.stop]) for each in answer.stages)
+        return replace(answer, stages=stages, order=line.order, profile_id=content_id(profile))
 
     return on_any
 
@@ -51,36 +68,32 @@ def _chain(profile: Profile, line: Line) -> Profile:
     """A block for what lies between two places that one tensor crosses."""
     graph = graph_of(len(profile.blocks), profile.edges or ())
     at = {size: profile.at(size) for size in profile.microbatch_sizes}
-    boundaries = {size: _boundaries(profile, line, size) for size in at}
+    boundaries: dict[int, list[int]] = {}
+    for size, measured in at.items():
+        crossing = crossing_bytes(graph, line.order, [m.output_bytes for m in measured])
+        boundaries[size] = [int(crossing[place]) for place in line.single_tensor]
+
     blocks = []
     for index, (start, stop) in enumerate(pairwise(line.single_tensor)):
-        inside = line.order[start:stop]
-        measurements = [
+        places = line.order[start:stop]
+        measurements = tuple(
             _measurement(
-                [measured[block] for block in inside],
+                [measured[place] for place in places],
                 input_bytes=boundaries[size][index] if index else loaded_bytes(graph, measured),
                 output_bytes=boundaries[size][index + 1],
             )
             for size, measured in at.items()
-        ]
-        blocks.append(_block([profile.blocks[block] for block in inside], measurements))
+        )
+        inside = [profile.blocks[place] for place in places]
+        first, last = inside[0].name, inside[-1].name
+        blocks.append(
+            Block(
+                name=first if len(inside) == 1 else f"{first}..{last}",
+                weight_bytes=sum(block.weight_bytes for block in inside),
+                measurements=measurements,
+            )
+        )
     return replace(profile, blocks=tuple(blocks), edges=None)
-
-
-def _boundaries(profile: Profile, line: Line, microbatch_size: int) -> list[int]:
-    """What crosses each place that one tensor crosses."""
-    graph = graph_of(len(profile.blocks), profile.edges or ())
-    crossing = crossing_bytes(graph, line.order, [m.output_bytes for m in profile.at(microbatch_size)])
-    return [int(crossing[place]) for place in line.single_tensor]
-
-
-def _block(inside: Sequence[Block], measurements: Sequence[Measurement]) -> Block:
-    first, last = inside[0].name, inside[-1].name
-    return Block(
-        name=first if len(inside) == 1 else f"{first}..{last}",
-        weight_bytes=sum(block.weight_bytes for block in inside),
-        measurements=tuple(measurements),
-    )
 
 
 def _measurement(blocks: Sequence[Measurement], *, input_bytes: int, output_bytes: int) -> Measurement:
@@ -99,28 +112,3 @@ def _measurement(blocks: Sequence[Measurement], *, input_bytes: int, output_byte
         workspace_bytes=max(block.workspace_bytes for block in blocks),
         weight_gradient_bytes=sum(block.weight_gradient_bytes or 0 for block in blocks) if kept else None,
     )
-
-
-def _on_line(problem: PlanningProblem, line: Line) -> PlanningProblem:
-    options = problem.options
-    rule = "must be single-tensor for a planner of chains"
-    require(options.cuts in (None, "single-tensor"), "cuts", rule, options.cuts)
-    number = {place: index for index, place in enumerate(line.single_tensor)}
-    for cut in options.forced_cuts:
-        rule = f"must be places that one tensor crosses, {list(line.single_tensor[1:-1])}"
-        require(cut in number, "forced_cuts", rule, cut)
-    return replace(
-        problem,
-        profile=_chain(problem.profile, line),
-        other_profiles=tuple(_chain(profile, line) for profile in problem.other_profiles),
-        options=replace(
-            options,
-            cuts=None,
-            forced_cuts=tuple(number[cut] for cut in options.forced_cuts),
-            forbidden_cuts=tuple(number[cut] for cut in options.forbidden_cuts if cut in number),
-        ),
-    )
-
-
-def _on_graph(stage: Stage, line: Line) -> Stage:
-    return replace(stage, start=line.single_tensor[stage.start], stop=line.single_tensor[stage.stop])

@@ -1,10 +1,7 @@
-"""Profiled: which profile stands for which type of a cluster's devices, where it may, and what a plan says of it.
+"""Problem: everything that a planner is told, and the type `Planner` that all planners have.
 
-Problem: everything that a planner is told, and the type that all planners have.
-
-Asked: what every planner checks of a problem before it plans.
-
-Progress: what a solver tells while it searches. Whoever listens cannot change what it finds.
+Also here: which profile stands for which type of a cluster's devices, and what a plan says of that; the checks that
+planners share; and the progress that a solver reports while it searches.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,78 +14,19 @@ from pipeplan.documents.plan import OPTIMIZERS, SCHEDULES, Answer
 from pipeplan.documents.profile import STRICT, Device, Measurement, Profile
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_unique, shown
 
-
-def profiles_of_types(profiles: Sequence[Profile], types: Sequence[Device], *, as_if: bool) -> tuple[Profile, ...]:
-    """A profile for each type of several, in the types' order, matched by name.
-
-    A single one that does not name its device takes the type that is left; with `as_if` all that are left are taken in
-    the order in which they come. Raises InvalidInputError where that is not a profile for each type.
-    """
-    named = [profile.device.name for profile in profiles]
-    found = _matched(named, types)
-    left = [index for index in range(len(profiles)) if index not in found.values()]
-    missing = [device.name for device in types if device.name not in found]
-    takes = as_if or not left or (len(left) == 1 and is_unknown(named[left[0]]))
-    rule = f"must be one profile for each type of device, {', '.join(device.name for device in types)}"
-    require(takes and len(left) == len(missing), "other_profiles", rule, named)
-    found.update(zip(missing, left, strict=True))
-    return tuple(profiles[found[device.name]] for device in types)
-
-
-def _matched(named: Sequence[str], types: Sequence[Device]) -> dict[str, int]:
-    """The profiles' places by the name of the type: equal names first, then other spellings."""
-    found: dict[str, int] = {}
-    equal: Callable[[str, str], bool] = str.__eq__
-    for matches in (equal, is_same):
-        for device in types:
-            free = (index for index in range(len(named)) if index not in found.values())
-            place = next((index for index in free if matches(named[index], device.name)), None)
-            if device.name not in found and place is not None:
-                found[device.name] = place
-    return found
-
-
-def require_same_type(profile: Profile, device: Device) -> None:
-    """Raises InvalidInputError where profile and device are surely of two types."""
-    profiled, present = profile.device.name, device.name
-    rule = (
-        f"must be the cluster's type of device, {shown(present)}: profile the model on such a device, or plan as if "
-        "it were one (--as-if, options.as_if)"
-    )
-    require(not differ(profiled, present), "profile.device.name", rule, profiled)
-
-
-def warning(profile: Profile, device: Device, *, as_if: bool) -> str | None:
-    """What a plan says where a profile may not be of the device that it is planned for; None where it is."""
-    if is_same(profile.device.name, device.name) or (is_unknown(profile.device.name) and is_unknown(device.name)):
-        return None
-    profiled, present = shown(profile.device.name), shown(device.name)
-    if is_unknown(profile.device.name):
-        return f"the profile does not name its device: its figures count as those of the cluster's, {present}"
-    if is_unknown(device.name):
-        return f"the cluster does not name its device, which counts as the profile's, {profiled}"
-    if as_if:
-        return (
-            f"planned as if {present} were {profiled}: the figures are of {profiled}, the profile's device; "
-            "links and memory limits alone are the cluster's"
-        )
-    return (
-        f"the profile is of {profiled}, the cluster of {present}: the figures are of {profiled}, "
-        "and hold only where both are names of one type"
-    )
-
-
 SYNCHRONISATIONS = ("parameter-server", "all-reduce")
 ACCOUNTINGS = ("training", "paper")
 SEMANTICS = ("paper", "release")
 CUTS = ("any", "single-tensor")
 
 MOST_RECOMPUTATION = 1000
-"""The largest c_extra. Far beyond it, sums of recomputed times round those that are not recomputed to 0."""
+"""The largest c_extra. With far larger ones, sums of recomputed times round the times of other stages to 0."""
 
+ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if")
+"""Options that every planner has a use for."""
 
-def _require_one_of(field: str, value: str | None, names: tuple[str, ...]) -> None:
-    require(value is None or value in names, field, f"must be one of {', '.join(names)}", value)
+MAX_BLOCKS = 10_000
+"""Tables of stages grow with the blocks, and so does the time of every split that is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +73,16 @@ class Options:
         for field in ("microbatch_size", "stages"):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
-        _require_one_of("schedule", self.schedule, SCHEDULES)
-        _require_one_of("synchronisation", self.synchronisation, SYNCHRONISATIONS)
-        _require_one_of("memory", self.memory, ACCOUNTINGS)
-        _require_one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _require_one_of("semantics", self.semantics, SEMANTICS)
-        _require_one_of("cuts", self.cuts, CUTS)
+        for field, names in (
+            ("schedule", SCHEDULES),
+            ("synchronisation", SYNCHRONISATIONS),
+            ("memory", ACCOUNTINGS),
+            ("optimizer", OPTIMIZERS),
+            ("semantics", SEMANTICS),
+            ("cuts", CUTS),
+        ):
+            value = getattr(self, field)
+            require(value is None or value in names, field, f"must be one of {', '.join(names)}", value)
         split = self.split_backward is not False or not self.split_backward_half_way
         rule = "is a variant of split_backward, which must not be off"
         require(split, "split_backward_half_way", rule, self.split_backward_half_way)
@@ -177,34 +119,28 @@ class PlanningProblem:
         require_count("batch_size", self.batch_size)
         if self.calibration is not None:
             require_match(self.calibration, self.profile, self.cluster)
-        if len(self.cluster.types) > 1:
-            self._check_profiles()
-            return
+        as_if = self.options.as_if
         named = [profile.device.name for profile in self._profiles]
-        require(not self.other_profiles, "other_profiles", "is for a cluster with groups of devices", named)
-        if not self.options.as_if:
-            require_same_type(self.profile, self.cluster.device)
-
-    def _check_profiles(self) -> None:
-        if not self.options.as_if:
-            named = [profile.device.name for profile in self._profiles]
+        if len(self.cluster.types) == 1:
+            require(not self.other_profiles, "other_profiles", "is for a cluster with groups of devices", named)
+            if not as_if:
+                require_same_type(self.profile, self.cluster.device)
+            return
+        if not as_if:
             require_unique("other_profiles", "must not profile a type of device twice", named)
-        profiles_of_types(self._profiles, self.cluster.types, as_if=self.options.as_if)
+        profiles_of_types(self._profiles, self.cluster.types, as_if=as_if)
+        mine, field = self.profile, "other_profiles"
         for other in self.other_profiles:
-            self._require_same_model(other)
-
-    def _require_same_model(self, other: Profile) -> None:
-        device, field = other.device.name, "other_profiles"
-        rule = f"must be of the same {{}} on {device} as on {self.profile.device.name}"
-        require(other.model == self.profile.model, field, rule.format("model"), other.model.name)
-        require(other.dtype == self.profile.dtype, field, rule.format("dtype"), other.dtype)
-        require(other.edges == self.profile.edges, field, rule.format("edges"), other.edges)
-        blocks = len(other.blocks)
-        require(len(self.profile.blocks) == blocks, field, rule.format("number of blocks"), blocks)
-        for mine, block in zip(self.profile.blocks, other.blocks, strict=True):
-            require(mine.name == block.name, field, rule.format("blocks"), block.name)
-            same = mine.weight_bytes == block.weight_bytes
-            require(same, field, rule.format(f"weight_bytes of block {block.name}"), block.weight_bytes)
+            rule = f"must be of the same {{}} on {other.device.name} as on {mine.device.name}"
+            require(other.model == mine.model, field, rule.format("model"), other.model.name)
+            require(other.dtype == mine.dtype, field, rule.format("dtype"), other.dtype)
+            require(other.edges == mine.edges, field, rule.format("edges"), other.edges)
+            blocks = len(other.blocks)
+            require(len(mine.blocks) == blocks, field, rule.format("number of blocks"), blocks)
+            for own, block in zip(mine.blocks, other.blocks, strict=True):
+                require(own.name == block.name, field, rule.format("blocks"), block.name)
+                same = own.weight_bytes == block.weight_bytes
+                require(same, field, rule.format(f"weight_bytes of block {block.name}"), block.weight_bytes)
 
     @property
     def corrected(self) -> "PlanningProblem":
@@ -216,7 +152,7 @@ class PlanningProblem:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a plan says of profiles that may not be of the cluster's devices; as a rule nothing."""
+        """What a plan says of profiles that may not be of the cluster's devices; usually nothing."""
         pairs = ((self.profile_on(device.name), device) for device in self.cluster.types)
         found = (warning(profile, device, as_if=self.options.as_if) for profile, device in pairs)
         return tuple(sentence for sentence in found if sentence is not None)
@@ -238,11 +174,59 @@ Planner = Callable[[PlanningProblem], Answer]
 """Pure and deterministic: the same problem gives the same answer. Raises InvalidInputError for what cannot be asked."""
 
 
-ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if")
-"""Options that every planner has a use for."""
+def profiles_of_types(profiles: Sequence[Profile], types: Sequence[Device], *, as_if: bool) -> tuple[Profile, ...]:
+    """A profile for each of several types, in the types' order, matched by name.
 
-MAX_BLOCKS = 10_000
-"""Tables of stages grow with the blocks, and so does every split that is tried."""
+    A single profile that does not name its device takes the type that is left. With `as_if` all that are left over take
+    the types that are, in order. Raises InvalidInputError where this does not give a profile for each type.
+    """
+    named = [profile.device.name for profile in profiles]
+    found: dict[str, int] = {}
+    equal: Callable[[str, str], bool] = str.__eq__
+    for matches in (equal, is_same):  # equal names first, then other spellings
+        for device in types:
+            free = (index for index in range(len(named)) if index not in found.values())
+            place = next((index for index in free if matches(named[index], device.name)), None)
+            if device.name not in found and place is not None:
+                found[device.name] = place
+
+    left = [index for index in range(len(profiles)) if index not in found.values()]
+    missing = [device.name for device in types if device.name not in found]
+    takes = as_if or not left or (len(left) == 1 and is_unknown(named[left[0]]))
+    rule = f"must be one profile for each type of device, {', '.join(device.name for device in types)}"
+    require(takes and len(left) == len(missing), "other_profiles", rule, named)
+    found.update(zip(missing, left, strict=True))
+    return tuple(profiles[found[device.name]] for device in types)
+
+
+def require_same_type(profile: Profile, device: Device) -> None:
+    """Raises InvalidInputError where profile and device are surely of two types."""
+    profiled, present = profile.device.name, device.name
+    rule = (
+        f"must be the cluster's type of device, {shown(present)}: profile the model on such a device, or plan as if "
+        "it were one (--as-if, options.as_if)"
+    )
+    require(not differ(profiled, present), "profile.device.name", rule, profiled)
+
+
+def warning(profile: Profile, device: Device, *, as_if: bool) -> str | None:
+    """What a plan says where a profile may not be of the device that it is planned for; None where it is."""
+    if is_same(profile.device.name, device.name) or (is_unknown(profile.device.name) and is_unknown(device.name)):
+        return None
+    profiled, present = shown(profile.device.name), shown(device.name)
+    if is_unknown(profile.device.name):
+        return f"the profile does not name its device: its figures count as those of the cluster's, {present}"
+    if is_unknown(device.name):
+        return f"the cluster does not name its device, which counts as the profile's, {profiled}"
+    if as_if:
+        return (
+            f"planned as if {present} were {profiled}: the figures are of {profiled}, the profile's device; "
+            "links and memory limits alone are the cluster's"
+        )
+    return (
+        f"the profile is of {profiled}, the cluster of {present}: the figures are of {profiled}, "
+        "and hold only where both are names of one type"
+    )
 
 
 def refuse_unused(planner: str, options: Options, used: tuple[str, ...]) -> None:
@@ -260,7 +244,7 @@ def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -
 
 
 def require_recompute(options: Options, planner: str) -> None:
-    """Raises InvalidInputError if the user forbids the recomputation that a planner or schedule lives on."""
+    """Raises InvalidInputError if the user forbids the recomputation on which a planner or schedule depends."""
     require(options.recompute is not False, "recompute", f"cannot be turned off for {planner}", options.recompute)
 
 
@@ -292,7 +276,7 @@ def measured_at(problem: PlanningProblem, microbatch_size: int) -> tuple[Measure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchProgress:
-    """The best plan so far and what none can be faster than, in seconds a sample; and the shapes not yet decided.
+    """How far a search is: the best plan's seconds a sample, the bound below which no plan is, and the open shapes.
 
     `best_s` is None before a plan is found. `spent` and `limit` are deterministic seconds.
     """
@@ -305,6 +289,7 @@ class SearchProgress:
 
 
 Observer = Callable[[SearchProgress], None]
+"""Listens to a solver while it searches. It cannot change what the solver finds."""
 
 
 def unobserved(_: SearchProgress) -> None:

@@ -30,22 +30,24 @@ PLANNERS: dict[str, Planner] = {
     "gpipe": on_chain(gpipe),
     "exact": on_chain(exact),
 }
-"""Of these only pipedream plans graphs as they are."""
+"""Of these only pipedream plans graphs as they are; the others plan them as chains."""
 PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
 
 VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, FIRST_VERSION)
-"""Semantic versions of what the planners answer. Whoever makes one answer a request differently gives it the next: a
-minor one where plans are faster or more problems have one, a major one where plans mean something else.
+"""Semantic versions of what the planners answer. A change that makes a planner answer a request differently raises its
+version: the minor one where plans are faster or more problems have one, the major one where plans mean something else.
 """
 
 
 def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
-    """The planner's answer to the problem as its calibration corrects it, with the ids of what was given.
+    """The planner's answer to the problem as its calibration corrects it, with the ids of the documents given.
 
-    Raises InvalidInputError for a planner that does not exist, or what it cannot be asked.
+    Raises InvalidInputError for a planner that does not exist, or for a problem that it cannot be asked.
     """
     require(planner in PLANNERS, "planner", f"must be one of {', '.join(PLANNERS)}", planner)
-    _require_one_type(planner, problem)
+    types = [device.name for device in problem.cluster.types]
+    rule = f"must be of one type for the planner {planner}: exact and auto plan for several"
+    require(len(types) == 1 or planner in ("exact", "auto"), "cluster.groups", rule, types)
     asked = on_chain(partial(exact, observe=observe)) if planner == "exact" else PLANNERS[planner]
     answer = asked(problem.corrected)
     if not isinstance(answer, Plan):
@@ -59,9 +61,3 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
         cluster_id=content_id(problem.cluster),
         calibration_id=content_id(problem.calibration),
     )
-
-
-def _require_one_type(planner: str, problem: PlanningProblem) -> None:
-    names = [device.name for device in problem.cluster.types]
-    rule = f"must be of one type for the planner {planner}: exact and auto plan for several"
-    require(len(names) == 1 or planner in ("exact", "auto"), "cluster.groups", rule, names)

@@ -1,17 +1,17 @@
 """Largest: how large a model fits, by pipeline depth (PipeDream-2BW 2021, figure 9).
 
-The model is made larger as the figure's is: some of the profile's blocks, one after the other, are repeated. Devices,
-microbatches and accounting of memory stay.
+The model grows as the figure's does: consecutive blocks of the profile are repeated. Devices, microbatches and the
+accounting of memory stay.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.documents.profile import DTYPE_BYTES, Profile
 from pipeplan.errors import InvalidInputError, require
-from pipeplan.planners.problem import Options, Planner, PlanningProblem
+from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.questions.smallest import Progress
 
 KINDS = (
@@ -43,7 +43,7 @@ class LargestSize:
 
 
 def inner_blocks(profile: Profile) -> range:
-    """What is repeated unless something else is asked: all blocks but the first and the last, or all of fewer."""
+    """What is repeated by default: all blocks but the first and the last, or all where there are no others."""
     blocks = len(profile.blocks)
     return range(1, blocks - 1) if blocks > 2 else range(blocks)
 
@@ -67,17 +67,24 @@ def largest(
     depths: Sequence[int],
     progress: Progress = lambda done, total: None,
 ) -> tuple[LargestSize, ...]:
-    """For every depth and kind the most repetitions that fit: bisected, a larger model never fits more easily.
+    """For every depth and kind the most repetitions that fit. They are bisected: a larger model never fits more easily.
 
-    `planner` must take `schedule`, `stages` and `recompute`: PipeDream-2BW's. A pipeline of each depth has as many
-    devices of the cluster's type; its replicas would each hold the same. Raises InvalidInputError for what the planner
-    refuses at every depth.
+    `planner` must take `schedule`, `stages` and `recompute`, as PipeDream-2BW's does. A pipeline of depth d has d
+    devices of the cluster's type; more replicas of it would hold the same. Raises InvalidInputError for what the
+    planner refuses at every depth.
     """
     require(problem.profile.edges is None, "profile.edges", "must not be there: repeated blocks make a chain", "edges")
     rule = f"must be some of the {len(problem.profile.blocks)} blocks"
     require(0 <= inner.start < inner.stop <= len(problem.profile.blocks), "repeat", rule, (inner.start, inner.stop))
     problem = problem.corrected
-    asked = _asked(problem.options, depths)
+    options = problem.options
+    require(options.stages is None, "stages", "is what this question varies: its depths", options.stages)
+    kinds = [kind for kind in KINDS if options.schedule in (None, kind[0]) and options.recompute in (None, kind[1])]
+    asked = [(depth, *kind) for depth in depths for kind in kinds if (kind[0] == "data-parallel") == (depth == 1)]
+    rule = "must leave open data-parallel without recomputation at depth 1, or at others "
+    rule += ", ".join(f"{schedule} {'with' if recompute else 'without'}" for schedule, recompute in KINDS[1:])
+    require(len(asked) > 0, "schedule", rule, options.schedule)
+
     refusals: list[InvalidInputError] = []
     answers: list[bool] = []
 
@@ -99,20 +106,10 @@ def largest(
     return tuple(sizes)
 
 
-def _asked(options: Options, depths: Sequence[int]) -> list[tuple[int, str, bool]]:
-    """The depths, each with every schedule and recomputation that it can have and that the options leave open."""
-    require(options.stages is None, "stages", "is what this question varies: its depths", options.stages)
-    kinds = [kind for kind in KINDS if options.schedule in (None, kind[0]) and options.recompute in (None, kind[1])]
-    asked = [(depth, *kind) for depth in depths for kind in kinds if (kind[0] == "data-parallel") == (depth == 1)]
-    rule = "must leave open data-parallel without recomputation at depth 1, or at others "
-    rule += ", ".join(f"{schedule} {'with' if recompute else 'without'}" for schedule, recompute in KINDS[1:])
-    require(len(asked) > 0, "schedule", rule, options.schedule)
-    return asked
-
-
 def _size(
     problem: PlanningProblem, planner: Planner, inner: range, depth: int, schedule: str, recompute: bool
 ) -> LargestSize:
+    """The answer for one depth and kind. The repetitions are doubled until they no longer fit, then bisected."""
     profile = problem.profile
     limits: dict[int, str | None] = {}
 
@@ -122,8 +119,18 @@ def _size(
         return limits[times]
 
     outside = len(profile.blocks) - len(inner)
-    least, most = _least(depth, outside, len(inner)), (MOST_BLOCKS - outside) // len(inner)
-    times = _most(lambda count: limit(count) is None, least=least, most=most)
+    least = max(1, -(-(depth - outside) // len(inner)))  # a block for every stage
+    most = (MOST_BLOCKS - outside) // len(inner)
+    times = 0
+    if least <= most and limit(least) is None:
+        times, too_many = least, least * 2
+        while too_many <= most and limit(too_many) is None:
+            times, too_many = too_many, too_many * 2
+        too_many = min(too_many, most + 1)
+        while too_many - times > 1:
+            middle = (times + too_many) // 2
+            times, too_many = (middle, too_many) if limit(middle) is None else (times, middle)
+
     model = repeated(profile, inner, times)
     beyond = f"more than {MOST_BLOCKS} blocks are not looked for" if max(times, least) >= most else None
     return LargestSize(
@@ -136,25 +143,6 @@ def _size(
         weight_bytes=model.weight_bytes if times else 0,
         limit=beyond or limit(times + 1 if times else least) or "",
     )
-
-
-def _least(depth: int, outside: int, inner: int) -> int:
-    """The fewest repetitions that make a block for every stage."""
-    return max(1, -(-(depth - outside) // inner))
-
-
-def _most(fits: Callable[[int], bool], *, least: int, most: int) -> int:
-    """The largest number from `least` to `most` that fits, 0 if none does; doubling, then bisecting."""
-    if least > most or not fits(least):
-        return 0
-    low, high = least, least * 2
-    while high <= most and fits(high):
-        low, high = high, high * 2
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _limit(

@@ -1,6 +1,6 @@
-"""Sub-clusters: the first devices of a cluster that are a cluster themselves.
+"""Smallest: the fewest devices of a cluster on which a model trains at a given throughput.
 
-Smallest: the fewest devices of a cluster on which a model trains at a given throughput.
+The question goes through the sub-clusters: the first devices of a cluster that are a cluster themselves.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,11 +11,16 @@ from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require, require_amount
 from pipeplan.planners.problem import Planner, PlanningProblem
 
+Progress = Callable[[int, int], None]
+"""Called with how many questions are answered, of how many."""
+
+_ROUNDING = 1e-9
+
 
 def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
     """By their number of devices: 1, 2, ... within a server, then whole servers, and so on outwards.
 
-    Raises InvalidInputError for devices of several types, of which no first ones stand for all.
+    Raises InvalidInputError for devices of several types: there the first devices do not stand for all.
     """
     names = [device.name for device in cluster.types]
     require(len(names) == 1, "cluster.groups", "must be of one type for this question", names)
@@ -28,7 +33,7 @@ def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def sub_cluster(cluster: Cluster, devices: int) -> Cluster:
-    """The one with so many devices. Raises InvalidInputError if there is none."""
+    """The sub-cluster with so many devices. Raises InvalidInputError if there is none."""
     sizes = []
     for smaller in sub_clusters(cluster):
         if smaller.devices == devices:
@@ -38,15 +43,9 @@ def sub_cluster(cluster: Cluster, devices: int) -> Cluster:
     raise InvalidInputError("devices", f"must be whole units of a level of the cluster: {shown}", devices)
 
 
-Progress = Callable[[int, int], None]
-"""Told how many of how many are done."""
-
-_ROUNDING = 1e-9
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallestStep:
-    """So many devices, and what their best plan gives; or why there is none."""
+    """A number of devices, and the throughput of their best plan or why there is none."""
 
     devices: int
     sizes: tuple[int, ...]
@@ -56,10 +55,10 @@ class SmallestStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """The least devices that reach the throughput, their plan, and what the next fewer give.
+    """The fewest devices that reach the throughput, their plan, and what the next smaller sub-cluster gives.
 
-    Without a plan no part of the cluster reaches it, and `fastest` is what comes nearest. `skipped` sub-clusters are
-    too few devices for the mere work of the blocks.
+    Where no sub-cluster reaches it, `plan` is None and `fastest` comes nearest. `skipped` counts the sub-clusters that
+    have too few devices for the mere work of the blocks.
     """
 
     throughput_samples_per_s: float
@@ -72,7 +71,7 @@ class Smallest:
 
 
 def rate(plan: Plan) -> float:
-    """The throughput by which plans are judged: that of the play, where there is one."""
+    """The throughput by which plans are judged: the simulated one, where there is one."""
     return plan.simulated.throughput_samples_per_s if plan.simulated else plan.throughput_samples_per_s
 
 
@@ -84,45 +83,49 @@ def smallest(
 ) -> Smallest:
     """Asks for every sub-cluster, the smallest first, until a best plan reaches the throughput.
 
-    Exact whatever the planner: one that uses all devices may be slower with more of them, so nothing is bisected. Only
-    sub-clusters whose devices could not reach it if they did nothing but compute are left out.
+    Exact with every planner: nothing is bisected, because a planner that uses all devices may be slower with more of
+    them. Only those sub-clusters are skipped whose devices could not reach the throughput by computing alone.
     """
     require_amount("throughput", throughput_samples_per_s, positive=True)
     problem = problem.corrected
     clusters = list(sub_clusters(problem.cluster))
-    most = _most_a_device(problem)
+    # The most samples a second of one device that does nothing but forward and backward.
+    profile, factor = problem.profile, min(problem.options.recompute_factor or 1.0, 1.0)
+    work_s = {size: sum(block.compute_s for block in profile.at(size)) for size in profile.microbatch_sizes}
+    most = max(size / max(factor * seconds, LEAST_AMOUNT) for size, seconds in work_s.items())
     enough = [cluster for cluster in clusters if cluster.devices * most >= throughput_samples_per_s * (1 - _ROUNDING)]
+
     tried: list[SmallestStep] = []
+    found: Plan | None = None
+    fewer: SmallestStep | None = None
     for done, cluster in enumerate(enough):
         progress(done, len(enough))
         step, plan = _step(problem, planner, cluster)
         if plan is not None and rate(plan) >= throughput_samples_per_s:
-            fewer = _next_fewer(problem, planner, clusters, cluster, tried)
-            return Smallest(
-                throughput_samples_per_s=throughput_samples_per_s,
-                devices=cluster.devices,
-                plan=plan,
-                next_fewer=fewer,
-                fastest=None,
-                tried=(*tried, step),
-                skipped=len(clusters) - len(enough),
-            )
+            found, before = plan, clusters.index(cluster) - 1
+            if tried:
+                fewer = tried[-1]
+            elif before >= 0:  # it was skipped
+                fewer, _ = _step(problem, planner, clusters[before])
         tried.append(step)
-    if not enough:
+        if found is not None:
+            break
+
+    if not tried:
         tried.append(_step(problem, planner, clusters[-1])[0])
     return Smallest(
         throughput_samples_per_s=throughput_samples_per_s,
-        devices=None,
-        plan=None,
-        next_fewer=None,
-        fastest=max(tried, key=lambda step: step.throughput_samples_per_s or 0.0),
+        devices=None if found is None else tried[-1].devices,
+        plan=found,
+        next_fewer=fewer,
+        fastest=max(tried, key=lambda step: step.throughput_samples_per_s or 0.0) if found is None else None,
         tried=tuple(tried),
         skipped=len(clusters) - len(enough),
     )
 
 
 def _step(problem: PlanningProblem, planner: Planner, cluster: Cluster) -> tuple[SmallestStep, Plan | None]:
-    """What the planner makes of a sub-cluster. One that it cannot be asked about is an answer too."""
+    """What the planner answers for a sub-cluster. A refusal is an answer too, unless it is of the whole cluster."""
     sizes = tuple(level.size for level in cluster.levels)
     try:
         answer = planner(replace(problem, cluster=cluster))
@@ -133,21 +136,3 @@ def _step(problem: PlanningProblem, planner: Planner, cluster: Cluster) -> tuple
     if isinstance(answer, Infeasible):
         return SmallestStep(devices=cluster.devices, sizes=sizes, reason=answer.reasons[0].detail), None
     return SmallestStep(devices=cluster.devices, sizes=sizes, throughput_samples_per_s=rate(answer)), answer
-
-
-def _next_fewer(
-    problem: PlanningProblem, planner: Planner, clusters: list[Cluster], found: Cluster, tried: list[SmallestStep]
-) -> SmallestStep | None:
-    if tried:
-        return tried[-1]
-    before = clusters.index(found) - 1
-    return _step(problem, planner, clusters[before])[0] if before >= 0 else None
-
-
-def _most_a_device(problem: PlanningProblem) -> float:
-    """Samples a second of a device that does nothing but forward and backward, at the best microbatch size."""
-    factor = min(problem.options.recompute_factor or 1.0, 1.0)
-    work_s = {
-        size: sum(block.compute_s for block in problem.profile.at(size)) for size in problem.profile.microbatch_sizes
-    }
-    return max(size / max(factor * seconds, LEAST_AMOUNT) for size, seconds in work_s.items())

@@ -1,6 +1,6 @@
-"""Sweep: the best plan for one value after the other of what a user may vary."""
+"""Sweep: the best plan for each of several values of something that a user may vary."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.documents.plan import Infeasible, Plan
@@ -8,33 +8,7 @@ from pipeplan.errors import InvalidInputError, require, require_count
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.questions.smallest import Progress, sub_cluster
 
-
-def _with_batch_size(problem: PlanningProblem, value: float) -> PlanningProblem:
-    return replace(problem, batch_size=_whole("batch-size", value))
-
-
-def _with_devices(problem: PlanningProblem, value: float) -> PlanningProblem:
-    return replace(problem, cluster=sub_cluster(problem.cluster, _whole("devices", value)))
-
-
-def _with_bandwidth(problem: PlanningProblem, value: float) -> PlanningProblem:
-    *inside, outermost = problem.cluster.levels
-    levels = (*inside, replace(outermost, bandwidth_bytes_per_s=value))
-    return replace(problem, cluster=replace(problem.cluster, levels=levels))
-
-
-def _with_memory(problem: PlanningProblem, value: float) -> PlanningProblem:
-    device = replace(problem.cluster.device, memory_bytes=_whole("memory", value))
-    require(not problem.cluster.groups, "cluster.groups", "must be of one type to vary its memory", "groups")
-    return replace(problem, cluster=replace(problem.cluster, device=device))
-
-
-VARIED: dict[str, Callable[[PlanningProblem, float], PlanningProblem]] = {
-    "batch-size": _with_batch_size,
-    "devices": _with_devices,
-    "bandwidth": _with_bandwidth,
-    "memory": _with_memory,
-}
+VARIED = ("batch-size", "devices", "bandwidth", "memory")
 """Samples of a batch, the cluster's first devices, bytes a second of its outermost level, bytes of a device."""
 
 
@@ -54,9 +28,9 @@ def sweep(
     values: Sequence[float],
     progress: Progress = lambda done, total: None,
 ) -> tuple[SweepRow, ...]:
-    """A row a value. What the planner cannot be asked for one value is that row's reason.
+    """A row for every value; where the planner cannot be asked for it, the row says why.
 
-    Raises InvalidInputError if it cannot be asked for any.
+    Raises InvalidInputError if the planner cannot be asked for any of them.
     """
     require(over in VARIED, "over", f"must be one of {', '.join(VARIED)}", over)
     require(len(values) > 0, "over", "must name at least one value", over)
@@ -66,7 +40,7 @@ def sweep(
     for done, value in enumerate(values):
         progress(done, len(values))
         try:
-            answer = planner(VARIED[over](problem, value))
+            answer = planner(_varied(problem, over, value))
         except InvalidInputError as error:
             errors.append(error)
             rows.append(SweepRow(value=value, reason=str(error)))
@@ -78,6 +52,24 @@ def sweep(
     if len(errors) == len(values):
         raise errors[0]
     return tuple(rows)
+
+
+def _varied(problem: PlanningProblem, over: str, value: float) -> PlanningProblem:
+    """The problem with another value for one of `VARIED`."""
+    cluster = problem.cluster
+    match over:
+        case "batch-size":
+            return replace(problem, batch_size=_whole(over, value))
+        case "devices":
+            return replace(problem, cluster=sub_cluster(cluster, _whole(over, value)))
+        case "bandwidth":
+            *inside, outermost = cluster.levels
+            levels = (*inside, replace(outermost, bandwidth_bytes_per_s=value))
+            return replace(problem, cluster=replace(cluster, levels=levels))
+        case _:
+            device = replace(cluster.device, memory_bytes=_whole(over, value))
+            require(not cluster.groups, "cluster.groups", "must be of one type to vary its memory", "groups")
+            return replace(problem, cluster=replace(cluster, device=device))
 
 
 def _whole(field: str, value: float) -> int:

@@ -1,4 +1,8 @@
-"""Columns: streams as the engine plays them. A row has an instruction's own seconds, or whom the worker meets there."""
+"""Compile: a program's streams as columns, the form in which the engine (`play`) plays them.
+
+A column has a row an instruction: the seconds that it takes by itself, or a mark and whom the worker meets there. Two
+workers meet at an edge (a send and its receive), several at an exchange.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,20 +36,22 @@ _GRADIENTS = (SendGradient, RecvGradient)
 _COMPLETING = (Backward, BackwardWeight)
 
 RECEIVES, SENDS_OFF, EXCHANGES, AWAITS, COMPLETES = -1.0, -2.0, -3.0, -4.0, -5.0
-"""What stands in the place of an instruction's seconds where the worker meets others: at an exchange that was begun
-before it waits, with the backward that completes its gradients it has done its part.
+"""The marks: negative numbers in the place of an instruction's seconds, where the worker meets others.
+
+At AWAITS it waits for an exchange that was begun earlier. COMPLETES is the backward that completes the gradients of an
+exchange: with its end the worker has done its part.
 """
 
 _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
-"""An exchange by the stage whose replicas take part, or by the replica whose stages do, and its instruction."""
+"""What tells exchanges apart: the stage whose replicas take part, or the replica whose stages do; the instruction."""
 
 Ports = tuple[int, ...]
-"""The ports that something occupies: out of its sender's unit, into its receiver's."""
+"""The ports that a transfer or an exchange occupies: out of its sender's unit, into its receiver's."""
 
 
 @dataclass(slots=True)
 class Edge:
-    """The tensors from one worker to another in one direction: first in, first out."""
+    """The tensors that one worker sends to another in one direction: first in, first out."""
 
     number: int
     sender: int
@@ -64,9 +70,9 @@ class Edge:
 
 @dataclass(slots=True)
 class Exchange:
-    """A gradient exchange, or one among stages: how many are yet to come, and when the last of them is there.
+    """An exchange among replicas or among stages: how many workers are still missing, and when the last one arrived.
 
-    `tail_s` is what is left of one that goes on during a backward when that has ended.
+    `tail_s` is what is left of an exchange that runs beside a backward once that backward has ended.
     """
 
     number: int
@@ -82,9 +88,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A stream: an instruction's own seconds, or a mark and whom it meets.
+    """A stream: for every instruction its own seconds, or a mark and the edge or exchange that it meets.
 
-    `completing_s`: the seconds of the backwards that are marked.
+    `completing_s`: the seconds of the backwards that are marked COMPLETES.
     """
 
     rank: int
@@ -96,7 +102,12 @@ class Column:
 
 
 class Compiler:
-    """Streams to columns. Every sender, receiver and direction is an edge; the k-th sent is the k-th received."""
+    """Streams to columns.
+
+    Every sender, receiver and direction has an edge, on which the k-th tensor sent is the k-th received. Raises
+    ScheduleError for an instruction that no worker can play, and where a receive expects another microbatch than is
+    sent.
+    """
 
     def __init__(self, program: Program, costs: Sequence[StageCosts], devices: Sequence[int]) -> None:
         self._program = program
@@ -107,7 +118,12 @@ class Compiler:
         self._ports: dict[tuple[bool, int, int], int] = {}
         self.columns = [self._column(stream) for stream in program.streams]
         for edge in self._edges.values():
-            _require_same_order(edge)
+            for sent, received in zip(edge.sent, edge.received, strict=False):
+                if sent != received:
+                    raise ScheduleError(
+                        f"rank {edge.receiver} waits for microbatch {received} from rank {edge.sender}, "
+                        f"which sends {sent} first"
+                    )
 
     @property
     def edges(self) -> Sequence[Edge]:
@@ -121,16 +137,26 @@ class Compiler:
 
     @property
     def ports(self) -> int:
-        """How many there are."""
+        """How many ports there are."""
         return len(self._ports)
 
     def _column(self, stream: Stream) -> Column:
+        """One worker's stream. `met` keeps the edge of a kind, peer and chunk: most streams meet few, many times."""
         pipeline = self._program.pipeline
         stages = [pipeline.stage_of(stream.stage, chunk) for chunk in range(pipeline.chunks)]
-        costs = self._costs[stream.stage]
-        tables = [_seconds(self._costs[stage]) for stage in stages]
+        tables: list[dict[type[Instruction], float]] = [
+            {
+                Forward: costs.forward_s + costs.instruction_s,
+                Recompute: costs.recompute_s + costs.instruction_s,
+                Backward: costs.backward_s + costs.instruction_s,
+                BackwardInput: costs.backward_input_s + costs.instruction_s,
+                Update: costs.update_s,
+                Checkpoint: 0.0,
+            }
+            for costs in (self._costs[stage] for stage in stages)
+        ]
         seconds, several = tables[0], len(tables) > 1
-        column = Column(stream.rank, costs.instruction_s, [], [], {}, {})
+        column = Column(stream.rank, self._costs[stream.stage].instruction_s, [], [], {}, {})
         begun: set[int] = set()
         met: dict[tuple[type[Instruction], int, int], tuple[float, Edge, list[int]]] = {}
         for index, instruction in enumerate(stream.instructions):
@@ -148,8 +174,10 @@ class Compiler:
             elif isinstance(instruction, BackwardWeight):
                 own = self._costs[stages[instruction.chunk]]
                 taken_s = len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
-            elif isinstance(instruction, StartReduce | ReduceGradients | ReduceTied | ReduceNorm):
-                taken_s = self._exchanging(column, stream, index, begun)
+            elif isinstance(instruction, ReduceTied | ReduceNorm):
+                taken_s, column.exchanges[index] = EXCHANGES, self._among_stages(stream, instruction)
+            elif isinstance(instruction, StartReduce | ReduceGradients):
+                taken_s = self._among_replicas(column, stream, index, begun)
             if taken_s is None:
                 raise ScheduleError(f"rank {stream.rank} cannot play {format_instruction(instruction)}")
             if index in column.exchanges and kind in _COMPLETING:
@@ -158,74 +186,40 @@ class Compiler:
             column.edges.append(edge)
         return column
 
-    def _exchanging(self, column: Column, stream: Stream, index: int, begun: set[int]) -> float:
-        """Enters an exchange where the worker meets it; returns what stands for the instruction's seconds."""
-        instruction = stream.instructions[index]
-        if isinstance(instruction, ReduceTied | ReduceNorm):
-            column.exchanges[index] = self._among_stages(stream, instruction)
-            return EXCHANGES
-        assert isinstance(instruction, StartReduce | ReduceGradients)
-        split = isinstance((*stream.instructions[index + 1 : index + 2], None)[0], BackwardWeight)
-        exchange = self._exchange(stream, instruction, split=split)
-        if isinstance(instruction, ReduceGradients):
-            if exchange.number in begun and instruction.source == stream.rank:
-                return 0.0
-            column.exchanges[index] = exchange
-            return AWAITS if exchange.number in begun else EXCHANGES
-        begun.add(exchange.number)
-        if instruction.source in (None, stream.rank):
-            column.exchanges[index + 1] = exchange
-        return 0.0
-
     def _met(self, rank: int, kind: type[Instruction], peer: int, stage: int) -> tuple[float, Edge, list[int]]:
-        """How an instruction of this kind is marked, its edge, and where the edge lists its microbatches."""
-        if issubclass(kind, _SENDS):
-            edge = self._edge(rank, peer, issubclass(kind, _GRADIENTS), stage)
-            return SENDS_OFF, edge, edge.sent
-        gradients = issubclass(kind, _GRADIENTS)
-        edge = self._edge(peer, rank, gradients, stage + 1 if gradients else stage - 1)
-        return RECEIVES, edge, edge.received
+        """The mark of a transfer, its edge, and where the edge lists its microbatches.
 
-    def _edge(self, sender: int, receiver: int, gradient: bool, stage: int) -> Edge:
-        """From the sender's stage on: two ranks with several stages each have several edges."""
-        key = (sender, receiver, gradient, stage)
+        An edge goes out from its sender's stage: two ranks with several stages each have several edges.
+        """
+        sends, gradients = issubclass(kind, _SENDS), issubclass(kind, _GRADIENTS)
+        if sends:
+            sender, receiver = rank, peer
+        else:
+            sender, receiver, stage = peer, rank, stage + 1 if gradients else stage - 1
+        key = (sender, receiver, gradients, stage)
         if key not in self._edges:
             costs = self._costs[stage]
-            seconds = costs.gradient_transfer_s if gradient else costs.activation_transfer_s
-            behind_a_port = costs.gradient_port_devices if gradient else costs.activation_port_devices
+            seconds = costs.gradient_transfer_s if gradients else costs.activation_transfer_s
+            behind_a_port = costs.gradient_port_devices if gradients else costs.activation_port_devices
+            ports: Ports = ()
+            if seconds > 0 and behind_a_port:
+                out, into = (self._devices[each] // behind_a_port for each in (sender, receiver))
+                if out != into:
+                    ports = (self._port(True, behind_a_port, out), self._port(False, behind_a_port, into))
             self._edges[key] = Edge(
                 number=len(self._edges),
                 sender=sender,
                 receiver=receiver,
-                group=_group(stage, 1 if gradient else 0),
+                group=_group(stage, 1 if gradients else 0),
                 seconds=seconds,
                 latency_s=costs.latency_s,
-                ports=self._crossed(sender, receiver, behind_a_port) if seconds > 0 else (),
+                ports=ports,
             )
-        return self._edges[key]
-
-    def _exchange(self, stream: Stream, instruction: StartReduce | ReduceGradients, *, split: bool) -> Exchange:
-        """Of all replicas, or from one to the others. One that goes on beside other work has its link to itself: where
-        there is no port, the ring passes one after another. `split` says that a p2 completes its gradients.
-        """
-        stage, version = self._program.pipeline.stage_of(stream.stage, instruction.chunk), instruction.version
-        key = (stage, ReduceGradients(version))
-        if key not in self._exchanges:
-            costs = self._costs[stage]
-            ports = self._ring(stage, costs.reduce_port_devices) if costs.reduce_s > 0 else ()
-            begins = isinstance(instruction, StartReduce)
-            self._exchanges[key] = Exchange(
-                number=len(self._exchanges),
-                group=_group(stage, 2),
-                seconds=costs.reduce_s,
-                missing=1 if begins and instruction.source is not None else self._program.pipeline.replicas[stage],
-                ports=ports or ((self._port(True, 0, stage),) if begins and costs.reduce_s > 0 else ()),
-                tail_s=costs.exchange_tail_s(split=split),
-            )
-        return self._exchanges[key]
+        edge = self._edges[key]
+        return (SENDS_OFF, edge, edge.sent) if sends else (RECEIVES, edge, edge.received)
 
     def _among_stages(self, stream: Stream, instruction: ReduceTied | ReduceNorm) -> Exchange:
-        """Whoever takes part waits for the others; what is exchanged takes as long as its way, the latency."""
+        """The exchange in which these stages wait for one another. It is so small that it takes the latency alone."""
         replicas = self._program.pipeline.replicas
         if isinstance(instruction, ReduceTied):
             replica, members, missing = stream.replica, instruction.stages, len(instruction.stages)
@@ -242,49 +236,54 @@ class Compiler:
             )
         return self._exchanges[key]
 
-    def _crossed(self, sender: int, receiver: int, behind_a_port: int) -> Ports:
-        """Out of one unit and into the other; none between neighbours in a unit."""
-        if behind_a_port == 0:
-            return ()
-        units = [self._devices[rank] // behind_a_port for rank in (sender, receiver)]
-        if units[0] == units[1]:
-            return ()
-        return (self._port(True, behind_a_port, units[0]), self._port(False, behind_a_port, units[1]))
+    def _among_replicas(self, column: Column, stream: Stream, index: int, begun: set[int]) -> float:
+        """Enters an exchange of a stage's replicas where the worker meets it; returns its seconds there, or the mark.
 
-    def _ring(self, stage: int, behind_a_port: int) -> Ports:
-        """A ring enters and leaves every unit once, however many of the replicas are in it."""
-        if behind_a_port == 0:
-            return ()
-        first_stage = stage % self._program.pipeline.span
-        ranks = [stream.rank for stream in self._program.streams if stream.stage == first_stage]
-        units = sorted({self._devices[rank] // behind_a_port for rank in ranks})
-        return tuple(self._port(out, behind_a_port, unit) for unit in units for out in (True, False))
+        All replicas exchange with each other, or a `source` sends to the others.
+        """
+        instruction = stream.instructions[index]
+        assert isinstance(instruction, StartReduce | ReduceGradients)
+        begins, source = isinstance(instruction, StartReduce), instruction.source
+        stage = self._program.pipeline.stage_of(stream.stage, instruction.chunk)
+        key = (stage, ReduceGradients(instruction.version))
+        if key not in self._exchanges:
+            costs = self._costs[stage]
+            behind_a_port = costs.reduce_port_devices
+            ports: Ports = ()
+            if costs.reduce_s > 0 and behind_a_port:
+                # A ring enters and leaves every unit once, however many of the replicas are in it.
+                first_stage = stage % self._program.pipeline.span
+                ranks = [other.rank for other in self._program.streams if other.stage == first_stage]
+                units = sorted({self._devices[rank] // behind_a_port for rank in ranks})
+                ports = tuple(self._port(out, behind_a_port, unit) for unit in units for out in (True, False))
+            elif costs.reduce_s > 0 and begins:
+                # A stage's exchanges beside other work have a link to themselves, and take it one after another.
+                ports = (self._port(True, 0, stage),)
+            following = (*stream.instructions[index + 1 : index + 2], None)[0]  # completes the gradients
+            self._exchanges[key] = Exchange(
+                number=len(self._exchanges),
+                group=_group(stage, 2),
+                seconds=costs.reduce_s,
+                missing=1 if begins and source is not None else self._program.pipeline.replicas[stage],
+                ports=ports,
+                tail_s=costs.exchange_tail_s(split=isinstance(following, BackwardWeight)),
+            )
+        exchange = self._exchanges[key]
+
+        if begins:
+            begun.add(exchange.number)
+            if source in (None, stream.rank):
+                column.exchanges[index + 1] = exchange
+            return 0.0
+        if exchange.number in begun and source == stream.rank:
+            return 0.0
+        column.exchanges[index] = exchange
+        return AWAITS if exchange.number in begun else EXCHANGES
 
     def _port(self, out: bool, behind_a_port: int, unit: int) -> int:
         return self._ports.setdefault((out, behind_a_port, unit), len(self._ports))
 
 
 def _group(stage: int, kind: int) -> int:
-    """What is handed over at once is served by stage, and there activations first, then gradients, then exchanges."""
+    """Ranks what is handed over at the same instant: by stage, then activations, gradients and exchanges (0, 1, 2)."""
     return 3 * stage + kind
-
-
-def _seconds(costs: StageCosts) -> dict[type[Instruction], float]:
-    """What a worker does by itself, and for how long."""
-    return {
-        Forward: costs.forward_s + costs.instruction_s,
-        Recompute: costs.recompute_s + costs.instruction_s,
-        Backward: costs.backward_s + costs.instruction_s,
-        BackwardInput: costs.backward_input_s + costs.instruction_s,
-        Update: costs.update_s,
-        Checkpoint: 0.0,
-    }
-
-
-def _require_same_order(edge: Edge) -> None:
-    for sent, received in zip(edge.sent, edge.received, strict=False):
-        if sent != received:
-            raise ScheduleError(
-                f"rank {edge.receiver} waits for microbatch {received} from rank {edge.sender}, "
-                f"which sends {sent} first"
-            )

@@ -1,20 +1,18 @@
-"""Engine: when every instruction of a program starts and ends. What `simulate` makes its timeline of.
-
-Streams are compiled to columns (`columns`). Workers run ahead as far as they can; what goes through a port is served in
-the order of time once nobody can run ahead any further: nothing that is handed over later can then have come before.
-
-Simulate: plays a program's streams with given costs. Streams + stage costs -> Timeline.
+"""Play: a program's streams with given costs. Streams + stage costs -> Timeline.
 
 Every worker executes its stream in order. A send hands its tensor to the link and goes on; a receive waits for the
-arrival. A gradient exchange waits for all replicas, one among stages for all of them; one that was begun ahead goes on
-beside whatever its workers do, on a link of its own. This is what the runtime does, so the two timelines hold the same
-instructions.
+arrival. A gradient exchange waits for all replicas, an exchange among stages for all of them. An exchange that was
+begun earlier runs beside its workers' other work, on a link of its own. The runtime does the same, so that its timeline
+holds the same instructions.
 
-What crosses a level of the network leaves the unit of devices inside it through one port and enters another's through
-its own: that is where a level's bandwidth is. A port carries one thing after another, each direction by itself, first
-in, first out; gradient exchanges pass it as well, a ring once a unit. What replicas of a stage hand over at the same
-instant shares the port and arrives together. Costs that name no port have a link of their own for every sender,
-receiver and direction: the papers' pictures.
+Network levels have ports, and a level's bandwidth is that of its ports. What crosses a level leaves one unit of devices
+through that unit's port and enters the other through its own. A port carries one thing after another, first in, first
+out, each direction by itself. Gradient exchanges pass ports too: a ring passes those of every unit once. Tensors that
+replicas of a stage hand over at the same instant share the port and arrive together. Where the costs name no port,
+every sender, receiver and direction has a link of its own, as in the papers' pictures.
+
+The engine plays columns (`compile`). Workers run ahead as far as they can. Once nobody can, the earliest request for a
+port is served: nothing that is handed over later can have come before it.
 """
 
 from collections import defaultdict, deque
@@ -31,7 +29,7 @@ from pipeplan.simulation.compile import AWAITS, COMPLETES, SENDS_OFF, Column, Co
 
 
 class Engine:
-    """Plays a program. `start_s` and `end_s` have a list a rank, an entry an instruction."""
+    """Plays a program. `start_s` and `end_s` have a list for every rank, with an entry for every instruction."""
 
     def __init__(self, program: Program, costs: Sequence[StageCosts], devices: Sequence[int]) -> None:
         compiled = Compiler(program, costs, devices)
@@ -47,50 +45,58 @@ class Engine:
         self.end_s: list[list[float]] = [[] for _ in ranks]
 
     def play(self) -> None:
-        """To the end. Raises ScheduleError where some worker cannot get there."""
+        """Plays to the end. Raises ScheduleError where a worker cannot get there, or a tensor is never received."""
         while True:
             while self._ready:
                 self._advance(self._ready.popleft())
             if not self._requests:
                 break
             self._serve_next()
-        self._require_done()
+
+        blocked = [column.rank for column in self._columns if len(self.end_s[column.rank]) < len(column.own_s)]
+        if blocked:
+            streams = self._program.streams
+            next_ones = [(rank, streams[rank].instructions[len(self.end_s[rank])]) for rank in blocked[:4]]
+            waits = "; ".join(f"rank {rank} waits at {format_instruction(one)}" for rank, one in next_ones)
+            raise ScheduleError(f"deadlock: {waits}")
+        for edge in self._edges:
+            if len(edge.sent) > len(edge.received):
+                raise ScheduleError(
+                    f"rank {edge.sender} sends microbatch {edge.sent[len(edge.received)]} to rank {edge.receiver}, "
+                    "which never receives it"
+                )
 
     def _advance(self, rank: int) -> None:
-        """One worker as far as it can go."""
+        """Plays one worker as far as it can go."""
         column, starts, ends = self._columns[rank], self.start_s[rank], self.end_s[rank]
         own_s, edges = column.own_s, column.edges
         now_s = ends[-1] if ends else 0.0
         for index in range(len(ends), len(own_s)):
-            seconds = own_s[index]
+            seconds, edge = own_s[index], edges[index]
             if seconds >= 0.0:
                 end_s = now_s + seconds
-            else:
-                edge = edges[index]
-                met_s = self._exchange(column, index, now_s) if edge is None else self._meet(column, index, edge, now_s)
-                if met_s is None:
+            elif edge is None:
+                over_s = self._exchange(column, index, now_s)
+                if over_s is None:
                     break
-                end_s = met_s
+                end_s = over_s
+            elif seconds == SENDS_OFF:
+                end_s = now_s + column.overhead_s
+                if edge.ports:
+                    heappush(self._requests, (end_s, edge.group, edge.number))
+                else:
+                    edge.free_s = (edge.free_s if edge.free_s > end_s else end_s) + edge.seconds
+                    self._arrive(edge, edge.free_s + edge.latency_s)
+            elif edge.taken < len(edge.arrival_s):
+                arrival_s = edge.arrival_s[edge.taken]
+                edge.taken += 1
+                end_s = (arrival_s if arrival_s > now_s else now_s) + column.overhead_s
+            else:  # the tensor is yet to be sent: its arrival wakes the worker
+                edge.awaited = True
+                break
             starts.append(now_s)
             ends.append(end_s)
             now_s = end_s
-
-    def _meet(self, column: Column, index: int, edge: Edge, now_s: float) -> float | None:
-        """When a send or a receive is over; None if the tensor is yet to be sent: its arrival wakes the worker."""
-        if column.own_s[index] == SENDS_OFF:
-            now_s += column.overhead_s
-            if edge.ports:
-                heappush(self._requests, (now_s, edge.group, edge.number))
-            else:
-                edge.free_s = (edge.free_s if edge.free_s > now_s else now_s) + edge.seconds
-                self._arrive(edge, edge.free_s + edge.latency_s)
-            return now_s
-        if edge.taken == len(edge.arrival_s):
-            edge.awaited = True
-            return None
-        arrival_s = edge.arrival_s[edge.taken]
-        edge.taken += 1
-        return (arrival_s if arrival_s > now_s else now_s) + column.overhead_s
 
     def _arrive(self, edge: Edge, arrival_s: float) -> None:
         edge.arrival_s.append(arrival_s)
@@ -102,7 +108,17 @@ class Engine:
         """When the exchange is over; None while some replica is missing, or it waits for its ports."""
         exchange, mark = column.exchanges[index], column.own_s[index]
         if mark == COMPLETES:
-            return self._complete(exchange, now_s, now_s + column.completing_s[index])
+            # The exchange began during this backward: only its tail is left. It takes its link in one piece, which ends
+            # when its parts would end, each of which waits for its gradient.
+            end_s = now_s + column.completing_s[index]
+            exchange.missing -= 1
+            exchange.reached_s = max(exchange.reached_s, now_s, end_s + exchange.tail_s - exchange.seconds)
+            if not exchange.missing:
+                if exchange.ports:
+                    heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
+                else:
+                    self._exchanged(exchange, exchange.reached_s + exchange.seconds)
+            return end_s
         if exchange.end_s is not None:
             return exchange.end_s if exchange.end_s > now_s else now_s
         if mark == AWAITS:
@@ -117,27 +133,13 @@ class Engine:
             return None
         return self._exchanged(exchange, exchange.reached_s + exchange.seconds)
 
-    def _complete(self, exchange: Exchange, start_s: float, end_s: float) -> float:
-        """A backward has ended that completes a worker's gradients: the exchange began in it, so that its tail is left.
-
-        Its link is taken in one piece, that ends when the pieces would that wait for one gradient after the other.
-        """
-        exchange.missing -= 1
-        exchange.reached_s = max(exchange.reached_s, start_s, end_s + exchange.tail_s - exchange.seconds)
-        if not exchange.missing:
-            if exchange.ports:
-                heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
-            else:
-                self._exchanged(exchange, exchange.reached_s + exchange.seconds)
-        return end_s
-
     def _exchanged(self, exchange: Exchange, end_s: float) -> float:
         exchange.end_s = end_s
         self._ready.extend(exchange.waiting)
         return end_s
 
     def _serve_next(self) -> None:
-        """The earliest request; what replicas hand over at the same instant shares ports and ends together."""
+        """Serves the earliest request. What replicas hand over at the same instant shares ports and ends together."""
         requests = self._requests
         now_s, group, number = heappop(requests)
         if group % 3 == 2:
@@ -150,10 +152,7 @@ class Engine:
         if len(edges) == 1:
             edge = edges[0]
             self._arrive(edge, self._occupied_until(edge.ports, now_s, edge.seconds) + edge.latency_s)
-        else:
-            self._serve_together(edges, now_s)
-
-    def _serve_together(self, edges: Sequence[Edge], now_s: float) -> None:
+            return
         seconds: dict[int, float] = defaultdict(float)
         for edge in edges:
             for port in edge.ports:
@@ -164,7 +163,7 @@ class Engine:
             self._arrive(edge, max(self._port_free_s[port] for port in edge.ports) + edge.latency_s)
 
     def _occupied_until(self, ports: Ports, now_s: float, seconds: float) -> float:
-        """Each port is taken from when it is free; returns when the last of them is through."""
+        """Occupies each port from when it is free; returns when the last of them is done."""
         free_s = self._port_free_s
         last_s = now_s
         for port in ports:
@@ -173,34 +172,27 @@ class Engine:
                 last_s = end_s
         return last_s
 
-    def _require_done(self) -> None:
-        blocked = [c.rank for c in self._columns if len(self.end_s[c.rank]) < len(c.own_s)]
-        if blocked:
-            waits = "; ".join(f"rank {rank} waits at {self._at(rank)}" for rank in blocked[:4])
-            raise ScheduleError(f"deadlock: {waits}")
-        for edge in self._edges:
-            if len(edge.sent) > len(edge.received):
-                raise ScheduleError(
-                    f"rank {edge.sender} sends microbatch {edge.sent[len(edge.received)]} to rank {edge.receiver}, "
-                    "which never receives it"
-                )
-
-    def _at(self, rank: int) -> str:
-        return format_instruction(self._program.streams[rank].instructions[len(self.end_s[rank])])
-
 
 def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[int] = ()) -> Timeline:
-    """The timeline of the program with these costs, one entry a stage.
+    """The timeline of the program with these costs, one entry for every stage.
 
-    `devices` says which device of the cluster a rank is on, where it is not that of its own number. Takes n log n for n
-    instructions, n where no port is shared. Raises ScheduleError if the streams cannot all be played to their end.
+    `devices` are the ranks' devices, where a rank is not on the device of its own number. Takes O(n log n) for n
+    instructions, O(n) where there are no ports. Raises ScheduleError if the streams cannot all be played to their end.
     """
     engine = Engine(program, costs, devices or range(len(program.streams)))
     engine.play()
     return Timeline(
         lanes=tuple(
-            _lane(stream, _held_bytes(program, stream, costs), *times)
-            for stream, *times in zip(program.streams, engine.start_s, engine.end_s, strict=True)
+            Lane(
+                rank=stream.rank,
+                stage=stream.stage,
+                replica=stream.replica,
+                instructions=tuple(map(format_instruction, stream.instructions)),
+                start_s=tuple(start_s),
+                end_s=tuple(end_s),
+                memory_bytes=_held_bytes(program, stream, costs),
+            )
+            for stream, start_s, end_s in zip(program.streams, engine.start_s, engine.end_s, strict=True)
         ),
         batch_size=program.pipeline.batch_microbatches * costs[0].microbatch_size,
         batches=program.pipeline.batches,
@@ -209,43 +201,29 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[in
 
 def _held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> tuple[int, ...]:
     """What the rank holds after each of its instructions, all its stages together."""
-    by_chunk = [
-        _stage_bytes(part, costs[part.stage], program.pipeline.recomputes(part.stage))
-        for part in program.stage_streams(stream)
-    ]
+    parts = program.stage_streams(stream)
+    by_chunk = []
+    for part in parts:
+        held_bytes = _HeldBytes(costs[part.stage])
+        counts = held_counts(part.instructions, recompute=program.pipeline.recomputes(part.stage))
+        by_chunk.append(tuple(held_bytes[held] for held in counts))
     if len(by_chunk) == 1:
         return by_chunk[0]
-    following = [iter(held_bytes) for held_bytes in by_chunk]
+
+    following = [iter(of_chunk) for of_chunk in by_chunk]
     now_bytes = [
         costs[part.stage].held_bytes(versions=len(first_versions(part.instructions)), activations=0, inputs=0)
-        for part in program.stage_streams(stream)
+        for part in parts
     ]
-    held_bytes = []
+    sums = []
     for instruction in stream.instructions:
         now_bytes[instruction.chunk] = next(following[instruction.chunk])
-        held_bytes.append(sum(now_bytes))
-    return tuple(held_bytes)
-
-
-def _stage_bytes(stream: Stream, costs: StageCosts, recompute: bool) -> tuple[int, ...]:
-    held_bytes = _HeldBytes(costs)
-    return tuple(held_bytes[held] for held in held_counts(stream.instructions, recompute=recompute))
-
-
-def _lane(stream: Stream, memory_bytes: tuple[int, ...], start_s: list[float], end_s: list[float]) -> Lane:
-    return Lane(
-        rank=stream.rank,
-        stage=stream.stage,
-        replica=stream.replica,
-        instructions=tuple(map(format_instruction, stream.instructions)),
-        start_s=tuple(start_s),
-        end_s=tuple(end_s),
-        memory_bytes=memory_bytes,
-    )
+        sums.append(sum(now_bytes))
+    return tuple(sums)
 
 
 class _HeldBytes(dict[tuple[int, ...], int]):
-    """The bytes of what `held_counts` gives, each computed once: there are few."""
+    """The bytes of what `held_counts` gives. Each is computed once: few differ."""
 
     def __init__(self, costs: StageCosts) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""Predict: plan in, streams and timeline out. The runtime executes the same streams; here the costs play them.
+"""Predict: a plan's program, and the timeline that its costs give.
 
-Run ends: the predicted start and end of a run that is too long to be played, and what all of it comes to.
+The runtime executes the same streams; here the costs play them. Of a run that is too long to be played, the start and
+the end are predicted, and the summary of all of it.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pipeplan.programs.pipeline import pipeline_of
 from pipeplan.programs.program import Program, repeat, short_batches
 from pipeplan.programs.repeating import Repeating
 from pipeplan.programs.text import format_instruction
-from pipeplan.programs.timeline import Lane, Summary, Timeline, lengthened, summarise
+from pipeplan.programs.timeline import Summary, Timeline, lengthened, summarise
 from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
@@ -97,14 +98,11 @@ def predict_ends(
         if not isinstance(instructions, Repeating) or not instructions.settled < window < batches / 2:
             raise InvalidInputError("window", "must be more batches than fill the pipeline, less than half", window)
         last = instructions[instructions.start(batches - window) :]
-        lanes.append(_ends(lane, instructions.start(window), tuple(map(format_instruction, last)), later_s))
+        first = instructions.start(window)
+        start_s, end_s = (
+            tuple(chain(times[:first], (moment_s + later_s for moment_s in times[first:])))
+            for times in (lane.start_s, lane.end_s)
+        )
+        texts = lane.instructions[:first] + tuple(map(format_instruction, last))
+        lanes.append(replace(lane, instructions=texts, start_s=start_s, end_s=end_s))
     return replace(played, lanes=tuple(lanes)), summary
-
-
-def _ends(lane: Lane, first: int, last: tuple[str, ...], later_s: float) -> Lane:
-    """The lane with the texts of its last instructions, and their times that much later."""
-    start_s, end_s = (
-        tuple(chain(times[:first], (moment_s + later_s for moment_s in times[first:])))
-        for times in (lane.start_s, lane.end_s)
-    )
-    return replace(lane, instructions=lane.instructions[:first] + last, start_s=start_s, end_s=end_s)

@@ -1,4 +1,4 @@
-"""Split backward: 2BP's pass with the simulator's eyes. Program + costs -> the program with p1 and p2."""
+"""Split backward: 2BP's pass, with the idle gaps that a simulation shows. Program + costs -> the one with p1 and p2."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,11 +7,16 @@ from math import isclose
 
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.instructions import Checkpoint, Update
-from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.program import Program
 from pipeplan.programs.repeating import Repeating
-from pipeplan.programs.timeline import Lane
 from pipeplan.programs.two_bp import with_half_way_weight_gradients, with_weight_gradients, without_weight_gradients
 from pipeplan.simulation.play import simulate
+
+_BATCHES_PLAYED = (2, 4, 8)
+"""Tried one after another until batches are alike: two will do unless a stage ends long after the others."""
+
+_ROUNDING = 1e-9
+"""As a share of a run's end: times that differ by no more are equal but for rounding in their sums."""
 
 
 def split_backward(
@@ -34,9 +39,12 @@ def split_backward(
     at_the_end = with_weight_gradients(inputs_only, never_idle, weight_s)
     if program.schedule != "1f1b":
         return at_the_end
-    idle_s = _shortest_waits_s(at_the_end, costs, devices)
-    every_batch = [_every_batch(stream, batch_s) for stream, batch_s in zip(at_the_end.streams, idle_s, strict=True)]
-    return with_weight_gradients(at_the_end, every_batch, weight_s)
+
+    idle_s = []
+    for stream, batch_s in zip(at_the_end.streams, _shortest_waits_s(at_the_end, costs, devices), strict=True):
+        every_batch_s = cycle(batch_s)  # the same in all batches; nobody waits at a checkpoint
+        idle_s.append([0.0 if isinstance(one, Checkpoint) else next(every_batch_s) for one in stream.instructions])
+    return with_weight_gradients(at_the_end, idle_s, weight_s)
 
 
 def _shortest_waits_s(program: Program, costs: Sequence[StageCosts], devices: Sequence[int]) -> list[list[float]]:
@@ -46,55 +54,28 @@ def _shortest_waits_s(program: Program, costs: Sequence[StageCosts], devices: Se
     later as they ended the one before, every batch is like the last.
     """
     for batches in _BATCHES_PLAYED:
-        lanes = simulate(_first_batch_repeated(program, batches), costs, devices).lanes
-        if _settled(lanes, batches):
+        # The streams up to their first update, repeated: after a flush a batch's instructions are the last one's.
+        pipeline = replace(program.pipeline, batches=batches)
+        streams = []
+        for stream in program.streams:
+            end = next(i for i, one in enumerate(stream.instructions) if isinstance(one, Update)) + 1
+            block = tuple(stream.instructions[:end])
+            instructions = tuple(Repeating([block], pipeline=pipeline, settled=0, updates=1))
+            streams.append(replace(stream, instructions=instructions))
+        lanes = simulate(replace(program, pipeline=pipeline, streams=tuple(streams)), costs, devices).lanes
+
+        ends_s = [lane.end_s[len(lane.end_s) // batches - 1 :: len(lane.end_s) // batches] for lane in lanes]
+        later_s = [lane_s[-1] - lane_s[-2] for lane_s in ends_s]
+        if all(isclose(each_s, later_s[0], abs_tol=_ROUNDING * ends_s[0][-1]) for each_s in later_s):
             break
-    return [_shortest(_waits_s(lane, costs[lane.stage]), batches) for lane in lanes]
 
-
-def _first_batch_repeated(program: Program, batches: int) -> Program:
-    """The streams up to their first update, so many times: after a flush a batch's instructions are the last one's."""
-    pipeline = replace(program.pipeline, batches=batches)
-
-    def repeated(stream: Stream) -> Stream:
-        end = next(i for i, one in enumerate(stream.instructions) if isinstance(one, Update)) + 1
-        block = tuple(stream.instructions[:end])
-        instructions = Repeating([block], pipeline=pipeline, settled=0, updates=1)
-        return replace(stream, instructions=tuple(instructions))
-
-    return replace(program, pipeline=pipeline, streams=tuple(repeated(stream) for stream in program.streams))
-
-
-def _shortest(waits_s: Sequence[float], batches: int) -> list[float]:
-    """The shortest of each instruction's waits in batches of equally many instructions."""
-    count = len(waits_s) // batches
-    return [min(waits_s[index::count]) for index in range(count)]
-
-
-def _settled(lanes: Sequence[Lane], batches: int) -> bool:
-    """Whether the last batch ended on all workers as much later as the one before."""
-    ends_s = [lane.end_s[len(lane.end_s) // batches - 1 :: len(lane.end_s) // batches] for lane in lanes]
-    later_s = [lane_s[-1] - lane_s[-2] for lane_s in ends_s]
-    return all(isclose(each_s, later_s[0], abs_tol=_ROUNDING * ends_s[0][-1]) for each_s in later_s)
-
-
-def _every_batch(stream: Stream, batch_s: Sequence[float]) -> list[float]:
-    """One batch's seconds again and again; nobody waits at a checkpoint."""
-    seconds = cycle(batch_s)
-    return [0.0 if isinstance(instruction, Checkpoint) else next(seconds) for instruction in stream.instructions]
-
-
-def _waits_s(lane: Lane, costs: StageCosts) -> list[float]:
-    """How long the worker waits at each instruction: a receive's time beyond what an instruction takes."""
-    columns = zip(lane.instructions, lane.start_s, lane.end_s, strict=True)
-    return [
-        max(end_s - start_s - costs.instruction_s, 0.0) if text.startswith("<") else 0.0
-        for text, start_s, end_s in columns
-    ]
-
-
-_BATCHES_PLAYED = (2, 4, 8)
-"""Tried one after another until batches are alike: two will do unless a stage ends long after the others."""
-
-_ROUNDING = 1e-9
-"""Of a run's end: so far apart are times that adding up made unequal."""
+    shortest_s = []
+    for lane in lanes:
+        # A worker waits at a receive, for as long as that takes beyond what an instruction takes.
+        own_s, count = costs[lane.stage].instruction_s, len(lane.instructions) // batches
+        waits_s = [
+            max(end_s - start_s - own_s, 0.0) if text.startswith("<") else 0.0
+            for text, start_s, end_s in zip(lane.instructions, lane.start_s, lane.end_s, strict=True)
+        ]
+        shortest_s.append([min(waits_s[index::count]) for index in range(count)])
+    return shortest_s

@@ -1,25 +1,25 @@
 """Auto: asks every planner, plays what they propose as instruction streams, and takes what is fastest then.
 
 The planners' closed forms know neither latency nor transfers that wait for each other, nor how well computing hides
-them; the streams do. So every planner proposes its answer and the best of its alternatives, PipeDream-2BW's also its
-best of every depth that is a power of two, and all proposals are ranked alike:
+them; the streams do. Every planner therefore proposes its answer and the best of its alternatives, PipeDream-2BW's also
+its best plan of every depth that is a power of two. All proposals are ranked alike:
 
-1. Those that fit: by their planner's accounting, and by the most that the play holds at a time (`memory=training`).
-   No stage may update after more samples than the batch has.
-2. By the throughput of the play. At most `PLAYED_INSTRUCTIONS` instructions are played, answers before alternatives and
-   the faster by the closed form first; what is beyond ranks by its closed form, times the least ratio of played to
-   closed form that was seen.
+1. Those that fit come first: by their planner's accounting, and by the peak of the play (`memory=training`). No stage
+   may update after more samples than the batch has.
+2. Then the throughput of the play decides. At most `PLAYED_INSTRUCTIONS` instructions are played, answers before
+   alternatives and the faster by the closed form first. A proposal beyond that ranks by its closed form, times the
+   least ratio of played to closed form that was seen.
 3. Ties: fewer devices, then fewer stages, then the order in which they were proposed.
 
-The best proposals with a flush are played with 2BP as well, and those of 1F1B as ZB-H1, where the profile has a split
-backward.
+Where the profile has a split backward, the best proposals with a flush are played with 2BP as well, and those of 1F1B
+as ZB-H1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan, Reason
-from pipeplan.errors import InvalidInputError, PipeplanError, require
+from pipeplan.documents.plan import Alternative, Answer, Infeasible, Reason
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
 from pipeplan.planners.problem import Planner, PlanningProblem
@@ -28,20 +28,25 @@ from pipeplan.planners.reasons import readable
 NAME = "auto"
 
 SHOWN_MISSES = 10
-"""How many alternatives that do not fit are shown of each planner."""
+"""How many alternatives that do not fit are shown, for each planner."""
 
 
 def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
-    """The proposal that is fastest when played, of all the planners that can be asked this.
+    """The proposal that is fastest when played, of all the planners that can be asked this problem.
 
-    Raises InvalidInputError where no planner can; what some cannot leaves them out, and an alternative says why.
+    A planner that cannot be asked is left out, and an alternative says why. Raises InvalidInputError where none can.
     """
     if problem.options.split_backward:
         rule = "needs a profile with backward_input_s and backward_weight_s"
         require(has_split_backward(problem), "split_backward", rule, True)
     asked = ask_all(problem, planners)
     if not asked.answers and not asked.infeasible:
-        raise _nobody(asked.refused)
+        errors = [error for _, error in asked.refused]
+        unused = [e for e in errors if isinstance(e, InvalidInputError) and e.rule.startswith("is not an option")]
+        if len(unused) == len(errors) and len({error.field for error in unused}) == 1:
+            rule = "is an option that no planner has a use for here"
+            raise InvalidInputError(unused[0].field, rule, unused[0].value)
+        raise errors[0]
     if not asked.proposals:
         return _infeasible(asked)
     ranking = Ranking(problem=problem)
@@ -49,17 +54,15 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
     ranking.split()
     if not ranking.fitting:
         return _infeasible(asked, ranking.exceeding)
-    return _answer(asked, ranking)
-
-
-def _nobody(refused: Sequence[tuple[Proposer, PipeplanError]]) -> PipeplanError:
-    """What to say where no planner can be asked: the first one's words, or that none has a use for an option."""
-    first = refused[0][1]
-    errors = [error for _, error in refused if isinstance(error, InvalidInputError)]
-    unused = [error for error in errors if error.rule.startswith("is not an option")]
-    if len(unused) == len(refused) and len({error.field for error in unused}) == 1:
-        return InvalidInputError(unused[0].field, "is an option that no planner has a use for here", unused[0].value)
-    return first
+    best = ranking.fitting[0]
+    return replace(
+        best.plan,
+        planner=NAME,
+        cost_model=f"{best.proposal.proposer.planner}: {best.plan.cost_model}",
+        configurations_considered=asked.considered,
+        alternatives=tuple(_alternatives(asked, ranking)),
+        pareto=tuple(_pareto(ranking.fitting)),
+    )
 
 
 def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible:
@@ -84,22 +87,18 @@ def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible
     return Infeasible(planner=NAME, reasons=(*played, *reasons, *left_out), configurations_considered=asked.considered)
 
 
-def _answer(asked: PlannersAsked, ranking: Ranking) -> Plan:
-    best = ranking.fitting[0]
-    return replace(
-        best.plan,
-        planner=NAME,
-        cost_model=f"{best.proposal.proposer.planner}: {best.plan.cost_model}",
-        configurations_considered=asked.considered,
-        alternatives=tuple(_alternatives(asked, ranking)),
-        pareto=tuple(_pareto(ranking.fitting)),
-    )
-
-
 def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternative]:
+    """Everything but the answer, with the reason: slower, too large, or not asked."""
     best, *others = ranking.fitting
     for other in others:
-        yield other.alternative(_slower(other, best))
+        rate = f"{other.samples_per_s:.4g} samples/s"
+        if not other.played:
+            reason = f"too long to be played; about {rate}, {_less(other, best)}"
+        elif other.samples_per_s == best.samples_per_s:
+            reason = f"as fast when played: {rate}, on no fewer devices"
+        else:
+            reason = f"slower when played: {rate}, {_less(other, best)}"
+        yield other.alternative(f"{'2BP, ' if other.plan.split_backward else ''}{reason}")
     for other in ranking.exceeding:
         yield other.alternative(other.over or "")
     for answer in asked.answers:
@@ -109,24 +108,6 @@ def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternativ
         yield _nothing(proposer, f"{proposer}: no plan fits; {infeasible.reasons[0].detail}")
     for proposer, error in asked.refused:
         yield _nothing(proposer, f"{proposer} is left out: {error}")
-
-
-def _slower(other: Ranked, best: Ranked) -> str:
-    return f"{'2BP, ' if other.plan.split_backward else ''}{_how_much_slower(other, best)}"
-
-
-def _how_much_slower(other: Ranked, best: Ranked) -> str:
-    rate = f"{other.samples_per_s:.4g} samples/s"
-    if not other.played:
-        return f"too long to be played; about {rate}, {_less(other, best)}"
-    if other.samples_per_s == best.samples_per_s:
-        return f"as fast when played: {rate}, on no fewer devices"
-    return f"slower when played: {rate}, {_less(other, best)}"
-
-
-def _less(other: Ranked, best: Ranked) -> str:
-    percent = 100 * (1 - other.samples_per_s / best.samples_per_s)
-    return f"{percent:.1f} % less" if percent >= 0.1 else "less than 0.1 % less"
 
 
 def _nothing(proposer: Proposer, reason: str) -> Alternative:
@@ -154,3 +135,8 @@ def _pareto(fitting: Sequence[Ranked]) -> Iterator[Alternative]:
         less_bytes = best.memory_bytes - each.memory_bytes
         saved = f"{readable(less_bytes)} less on a device, {_less(each, best)} throughput"
         yield each.alternative("the answer" if each is best else saved if less_bytes > 0 else "as fast with less")
+
+
+def _less(other: Ranked, best: Ranked) -> str:
+    percent = 100 * (1 - other.samples_per_s / best.samples_per_s)
+    return f"{percent:.1f} % less" if percent >= 0.1 else "less than 0.1 % less"

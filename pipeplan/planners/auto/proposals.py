@@ -1,7 +1,4 @@
-"""Pareto: what no other beats in both throughput and memory.
-
-Proposals: what all planners say to one problem: their answers, and the plans behind their best alternatives.
-"""
+"""Proposals: what all planners say to one problem, their answers and the plans behind their best alternatives."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,26 +10,17 @@ from pipeplan.planners.problem import Planner, PlanningProblem
 
 T = TypeVar("T")
 
-
-def pareto_front(
-    items: Iterable[T], *, throughput_samples_per_s: Callable[[T], float], memory_bytes: Callable[[T], int]
-) -> list[T]:
-    """The items that no other beats: as fast or faster with less memory, or faster with as little. The fastest first.
-
-    Of items that are equal in both the first stands for all. O(n log n).
-    """
-    front: list[T] = []
-    for item in sorted(items, key=lambda each: (-throughput_samples_per_s(each), memory_bytes(each))):
-        if not front or memory_bytes(item) < memory_bytes(front[-1]):
-            front.append(item)
-    return front
-
-
 NEXT_BEST = 3
 """How many of a planner's alternatives are proposed by their throughput, and as many by their memory."""
 
 LARGE = 1_000_000
 """Devices times blocks above which only answers are proposed: further questions would take minutes."""
+
+SCHEDULES_OF_2BW = (None, "1f1b", "gpipe", "data-parallel")
+"""How PipeDream-2BW's planner is asked: for its own search, and for the schedules that this leaves out."""
+
+MINIBATCHES = 4
+"""For how many of the largest measured sizes PipeDream is asked: it plans one size at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +50,6 @@ class Proposer:
         return f"{self.planner}{schedule}{f' at {self.microbatch_size}' if self.microbatch_size else ''}"
 
 
-SCHEDULES_OF_2BW = (None, "1f1b", "gpipe", "data-parallel")
-"""How PipeDream-2BW's planner is asked: for its own search, and for the schedules that this leaves out."""
-
-MINIBATCHES = 4
-"""For how many of the largest measured sizes PipeDream is asked: it plans one size at a time."""
-
 ONLY_EXACT = Proposer("exact")
 """Asked where only it can express the problem: cuts that are forced or forbidden, or devices of several types."""
 
@@ -91,7 +73,7 @@ class Proposal:
 
 @dataclass(slots=True, kw_only=True)
 class PlannersAsked:
-    """What the planners said. The first `answered` proposals are answers, the others were alternatives."""
+    """What the planners said. The first `answered` proposals are answers, the others come from alternatives."""
 
     proposals: list[Proposal] = field(default_factory=list)
     answered: int = 0
@@ -134,9 +116,12 @@ def ask_all(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Planne
     asked.answered = len(asked.proposals)
     for proposer, answer in answered:
         for put in _further(proposer, problem, answer.alternatives):
-            plan = _ask_again(planners[proposer.planner], put)
-            if plan is not None:
-                asked.propose(plan, proposer)
+            try:
+                again = planners[proposer.planner](put)
+            except InvalidInputError:
+                continue  # a question of ours, not the user's
+            if isinstance(again, Plan):
+                asked.propose(again, proposer)
     return asked
 
 
@@ -144,23 +129,30 @@ def _proposers(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Ite
     """The planners to be asked, in the order in which ties are decided; `exact` alone knows several types."""
     if len(problem.cluster.types) > 1:
         return iter([ONLY_EXACT] if ONLY_EXACT.planner in planners else [])
-    every = [Proposer("pipedream-2bw", schedule) for schedule in SCHEDULES_OF_2BW]
-    every += [Proposer("pipedream", microbatch_size=size) for size in _minibatches(problem)]
-    every += [Proposer("gpipe")]
     options = problem.options
+    every = [Proposer("pipedream-2bw", schedule) for schedule in SCHEDULES_OF_2BW]
+    sizes = [size for size in problem.profile.microbatch_sizes if problem.batch_size % size == 0]
+    if options.microbatch_size is None and len(sizes) > 1:
+        every += [Proposer("pipedream", microbatch_size=size) for size in sizes[-MINIBATCHES:]]
+    else:  # the user or the profile leaves no choice
+        every += [Proposer("pipedream")]
+    every += [Proposer("gpipe")]
     if options.forced_cuts or options.forbidden_cuts:
         every += [ONLY_EXACT]
     return (proposer for proposer in every if proposer.planner in planners)
 
 
-def _minibatches(problem: PlanningProblem) -> Sequence[int | None]:
-    """The sizes for which PipeDream is asked; none of its own choice where the user or the profile leaves only one."""
-    sizes = [size for size in problem.profile.microbatch_sizes if problem.batch_size % size == 0]
-    return sizes[-MINIBATCHES:] if problem.options.microbatch_size is None and len(sizes) > 1 else [None]
+def _further(
+    proposer: Proposer, problem: PlanningProblem, alternatives: Sequence[Alternative]
+) -> Iterator[PlanningProblem]:
+    """What else a planner is asked: for the whole plans of its best alternatives, and for depths of its own.
 
-
-def _next_best(alternatives: Sequence[Alternative]) -> list[Alternative]:
-    """The fastest that fit, and those of the front of throughput against memory that need the least."""
+    The best are the fastest that fit, and those of the front of throughput against memory that need the least.
+    """
+    put = proposer.asked(problem)
+    large = problem.cluster.devices * len(problem.profile.blocks) > LARGE
+    if put is None or large or proposer.planner == "pipedream":
+        return
     fitting = [other for other in alternatives if other.throughput_samples_per_s and other.memory_bytes is not None]
     fastest = sorted(fitting, key=lambda other: -(other.throughput_samples_per_s or 0.0))[:NEXT_BEST]
     front = pareto_front(
@@ -168,18 +160,7 @@ def _next_best(alternatives: Sequence[Alternative]) -> list[Alternative]:
         throughput_samples_per_s=lambda other: other.throughput_samples_per_s or 0.0,
         memory_bytes=lambda other: other.memory_bytes or 0,
     )
-    return [*fastest, *(other for other in front[-NEXT_BEST:] if other not in fastest)]
-
-
-def _further(
-    proposer: Proposer, problem: PlanningProblem, alternatives: Sequence[Alternative]
-) -> Iterator[PlanningProblem]:
-    """What else a planner is asked: for the whole plans behind its best alternatives, and for depths of its own."""
-    put = proposer.asked(problem)
-    large = problem.cluster.devices * len(problem.profile.blocks) > LARGE
-    if put is None or large or proposer.planner == "pipedream":
-        return
-    for other in _next_best(alternatives):
+    for other in (*fastest, *(other for other in front[-NEXT_BEST:] if other not in fastest)):
         options = replace(
             put.options,
             schedule=other.schedule,
@@ -188,6 +169,7 @@ def _further(
             recompute=other.recompute,
         )
         yield replace(put, options=options)
+
     if proposer.planner == "pipedream-2bw" and put.options.stages is None:
         deepest = min(problem.cluster.devices, len(problem.profile.blocks))
         for depth in (2**power for power in range(1, deepest.bit_length())):
@@ -195,10 +177,15 @@ def _further(
             yield replace(put, options=replace(put.options, schedule=schedule, stages=depth))
 
 
-def _ask_again(planner: Planner, put: PlanningProblem) -> Plan | None:
-    """The plan; None where there is none, or this cannot be asked."""
-    try:
-        answer = planner(put)
-    except InvalidInputError:
-        return None
-    return answer if isinstance(answer, Plan) else None
+def pareto_front(
+    items: Iterable[T], *, throughput_samples_per_s: Callable[[T], float], memory_bytes: Callable[[T], int]
+) -> list[T]:
+    """The items that no other beats: as fast or faster with less memory, or faster with as little. The fastest first.
+
+    Of items that are equal in both the first stands for all. O(n log n).
+    """
+    front: list[T] = []
+    for item in sorted(items, key=lambda each: (-throughput_samples_per_s(each), memory_bytes(each))):
+        if not front or memory_bytes(item) < memory_bytes(front[-1]):
+            front.append(item)
+    return front

@@ -1,9 +1,9 @@
 """Ranking: proposals, played as instruction streams, the best first."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeplan.documents.plan import STASHING, Alternative, Plan, Stage
+from pipeplan.documents.plan import STASHING, Alternative, Plan
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import length, play
 from pipeplan.planners.problem import PlanningProblem
@@ -22,7 +22,7 @@ SPLIT_PROPOSALS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """A proposal, played unless that takes too long; `over` says what it exceeds, a device or the batch."""
+    """A proposal, played unless that takes too long. `over` says what it exceeds, a device or the batch."""
 
     proposal: Proposal
     samples_per_s: float
@@ -41,16 +41,16 @@ class Ranked:
 
     @property
     def named(self) -> str:
-        """In a few words."""
+        """The plan in a few words."""
         width = self.plan.width or "mixed"
         return f"{self.plan.schedule}, {self.plan.depth} stages x {width}, microbatches of {self.plan.microbatch_size}"
 
     def preference(self) -> tuple[float, int, int, int]:
-        """Sorts the best first."""
+        """A key that sorts the best first."""
         return -self.samples_per_s, self.plan.workers, self.plan.depth, self.proposal.order
 
     def alternative(self, reason: str) -> Alternative:
-        """As one of a plan's alternatives."""
+        """The plan as one of the answer's alternatives."""
         plan = self.plan
         return Alternative(
             schedule=plan.schedule,
@@ -67,7 +67,7 @@ class Ranked:
 
 @dataclass(slots=True, kw_only=True)
 class Ranking:
-    """All proposals, the best first: those that fit, and those that do not when they are played."""
+    """All proposals, the best first: those that fit, and those that do not. `left` instructions may still be played."""
 
     problem: PlanningProblem
     fitting: list[Ranked] = field(default_factory=list)
@@ -75,9 +75,17 @@ class Ranking:
     left: int = PLAYED_INSTRUCTIONS
 
     def play(self, proposals: Sequence[Proposal], answers: int) -> None:
-        """Plays the planners' `answers` first, then the others by their closed form, and ranks all."""
+        """Plays the planners' answers, the first `answers`, then the others by their closed form; and ranks all."""
         others = sorted(proposals[answers:], key=lambda each: -each.plan.throughput_samples_per_s)
-        played = [self._played(proposal) for proposal in (*proposals[:answers], *others)]
+        played: list[Proposal] = []
+        for proposal in (*proposals[:answers], *others):
+            plan = proposal.plan
+            if plan.simulated is None or plan.simulated.extrapolated_from is not None:
+                longest = min(LONGEST_PLAY, self.left)
+                self.left -= length(plan, instructions=longest)
+                simulated = play(plan, instructions=longest) or plan.simulated
+                proposal = replace(proposal, plan=replace(plan, simulated=simulated))
+            played.append(proposal)
         ratios = [
             each.plan.simulated.throughput_samples_per_s / each.plan.throughput_samples_per_s
             for each in played
@@ -93,50 +101,50 @@ class Ranking:
         That is 2BP, or its memory-saving variant where 2BP does not fit; and for 1F1B, where the user names neither
         schedule nor variant, ZB-H1, whose stages keep no more microbatches than 1F1B's first one.
         """
-        if self.problem.options.split_backward is False or not has_split_backward(self.problem):
+        options = self.problem.options
+        if options.split_backward is False or not has_split_backward(self.problem):
             return
+        free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
         flushing = [each for each in self.fitting if each.plan.schedule in FUSED and each.plan.simulated is not None]
         for ranked in flushing[:SPLIT_PROPOSALS]:
-            for variant in self._variants(ranked.proposal):
-                (self.fitting if variant.over is None else self.exceeding).append(variant)
+            proposal, fused = ranked.proposal, ranked.plan
+            fast = replace(fused, split_backward=True)
+            saving = replace(fast, split_backward_half_way=True)
+            variants: list[Ranked | None] = []
+            if free and fused.schedule == "1f1b" and fused.depth > 1:
+                variants.append(self._split(proposal, replace(fused, schedule="zb-h1")))
+            split = self._split(proposal, saving if options.split_backward_half_way else fast)
+            if split is not None and split.over is not None and not options.split_backward_half_way:
+                split = self._split(proposal, saving)
+            for variant in (*variants, split):  # of two that are as fast ZB-H1, which holds less, comes first
+                if variant is not None:
+                    (self.fitting if variant.over is None else self.exceeding).append(variant)
         self.fitting.sort(key=Ranked.preference)
 
-    def _played(self, proposal: Proposal) -> Proposal:
-        """With the play of the whole batch, where that is not too long."""
-        plan = proposal.plan
-        if plan.simulated is not None and plan.simulated.extrapolated_from is None:
-            return proposal
-        longest = min(LONGEST_PLAY, self.left)
-        self.left -= length(plan, instructions=longest)
-        simulated = play(plan, instructions=longest) or plan.simulated
-        return replace(proposal, plan=replace(plan, simulated=simulated))
-
     def _ranked(self, proposal: Proposal, ratio: float) -> Ranked:
-        plan = proposal.plan
-        rate = plan.simulated.throughput_samples_per_s if plan.simulated else ratio * plan.throughput_samples_per_s
-        over = _over_the_batch(self.problem, plan) or _over_the_memory(self.problem, plan)
-        return Ranked(proposal=proposal, samples_per_s=rate, played=plan.simulated is not None, over=over)
+        """The proposal with its played throughput, or else `ratio` times the closed form's, and what it exceeds."""
+        problem, plan = self.problem, proposal.plan
+        simulated = plan.simulated
+        rate = simulated.throughput_samples_per_s if simulated else ratio * plan.throughput_samples_per_s
 
-    def _variants(self, proposal: Proposal) -> Iterator[Ranked]:
-        """The same with a split backward. Of two that are as fast ZB-H1, which holds less, comes first."""
-        for variant in (self._zb_h1(proposal), self._two_bp(proposal)):
-            if variant is not None:
-                yield variant
+        # By how much a stage exceeds its device, in its planner's accounting (2BP holds more) or when it is played.
+        device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}
+        own = problem.cluster.device.memory_bytes
+        most = [device_bytes.get(stage.device or "", own) for stage in plan.stages]
+        held = [stage.memory_bytes for stage in plan.stages]
+        if simulated is not None and problem.options.memory == "training":
+            for worker, peak_bytes in zip(plan.placement, simulated.peak_memory_bytes, strict=True):
+                held[worker.stage] = max(held[worker.stage], peak_bytes)
+        missing = [held_bytes - limit for held_bytes, limit in zip(held, most, strict=True)]
+        worst = max(missing)
 
-    def _zb_h1(self, proposal: Proposal) -> Ranked | None:
-        options, fused = self.problem.options, proposal.plan
-        free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
-        if not free or fused.schedule != "1f1b" or fused.depth == 1:
-            return None
-        return self._split(proposal, replace(fused, schedule="zb-h1"))
-
-    def _two_bp(self, proposal: Proposal) -> Ranked | None:
-        fast = replace(proposal.plan, split_backward=True)
-        saving = replace(fast, split_backward_half_way=True)
-        if self.problem.options.split_backward_half_way:
-            return self._split(proposal, saving)
-        split = self._split(proposal, fast)
-        return split if split is None or split.over is None else self._split(proposal, saving)
+        # PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for.
+        samples, over = max(plan.replicas) * plan.microbatch_size, None
+        if plan.schedule in STASHING and samples > problem.batch_size:
+            over = f"a stage of {max(plan.replicas)} replicas updates after {samples} samples, more than the batch"
+        elif worst > 0:
+            over = f"does not fit when played, {shortfall(missing.index(worst), worst)}"
+        return Ranked(proposal=proposal, samples_per_s=rate, played=simulated is not None, over=over)
 
     def _split(self, proposal: Proposal, split: Plan) -> Ranked | None:
         """A variant of the proposal, with what its microbatches hold until their p2; None where it is too long."""
@@ -148,37 +156,17 @@ class Ranking:
         peaks = zip(fused.placement, simulated.peak_memory_bytes, fused.simulated.peak_memory_bytes, strict=True)
         for worker, split_bytes, fused_bytes in peaks:
             more_bytes[worker.stage] = max(more_bytes[worker.stage], split_bytes - fused_bytes)
-        stages = tuple(map(_holding_more, fused.stages, more_bytes))
+        stages = tuple(
+            replace(
+                stage,
+                memory_bytes=stage.memory_bytes + more,
+                memory=stage.memory and replace(stage.memory, activations=stage.memory.activations + more),
+            )
+            for stage, more in zip(fused.stages, more_bytes, strict=True)
+        )
         return self._ranked(replace(proposal, plan=replace(whole, stages=stages, simulated=simulated)), 1.0)
-
-
-def _holding_more(stage: Stage, more_bytes: int) -> Stage:
-    memory = stage.memory and replace(stage.memory, activations=stage.memory.activations + more_bytes)
-    return replace(stage, memory_bytes=stage.memory_bytes + more_bytes, memory=memory)
 
 
 def has_split_backward(problem: PlanningProblem) -> bool:
     """Whether 2BP's p2 was measured of any block."""
     return any(m.backward_weight_s for block in problem.profile.blocks for m in block.measurements)
-
-
-def _over_the_batch(problem: PlanningProblem, plan: Plan) -> str | None:
-    """PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for."""
-    most = max(plan.replicas) * plan.microbatch_size
-    if plan.schedule not in STASHING or most <= problem.batch_size:
-        return None
-    return f"a stage of {max(plan.replicas)} replicas updates after {most} samples, more than the batch"
-
-
-def _over_the_memory(problem: PlanningProblem, plan: Plan) -> str | None:
-    """By how much a stage exceeds its device, in its planner's accounting (2BP holds more) or when it is played."""
-    device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}
-    own = problem.cluster.device.memory_bytes
-    most = [device_bytes.get(stage.device or "", own) for stage in plan.stages]
-    held = [stage.memory_bytes for stage in plan.stages]
-    if plan.simulated is not None and problem.options.memory == "training":
-        for worker, peak_bytes in zip(plan.placement, plan.simulated.peak_memory_bytes, strict=True):
-            held[worker.stage] = max(held[worker.stage], peak_bytes)
-    missing = [held_bytes - limit for held_bytes, limit in zip(held, most, strict=True)]
-    worst = max(missing)
-    return f"does not fit when played, {shortfall(missing.index(worst), worst)}" if worst > 0 else None
