@@ -10,9 +10,9 @@ from statistics import fmean, median
 from pipeplan.calibration.fit import StageSeconds, block_factors
 from pipeplan.calibration.observed import Observed, overhead_s, simulated, term
 from pipeplan.calibration.samples import MeasuredRun, StageSamples, sample, steps
-from pipeplan.costs.estimate import keeps_versions
 from pipeplan.documents.calibration import BlockFactors, Calibration, Term
 from pipeplan.documents.profile import Measurement, Profile
+from pipeplan.schedules.registry import schedule_named
 
 Seconds = Callable[[Measurement], float]
 
@@ -143,7 +143,7 @@ def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile)
                 continue
             plain_s = instruction_s + sum(o.measured[i].forward_s * corrected[i] for i in o.blocks_of(stage))
             s_per_byte = (seen_update.value + _slowed_s(o.stages, stage, plain_s)) / weight_bytes
-            copies = keeps_versions(o.plan.schedule, o.plan.replicas, stage)
+            copies = schedule_named(o.plan.schedule).keeps_versions(o.plan.replicas, stage)
             (copied if copies else in_place).append(s_per_byte)
     known = profile.overheads
     if not in_place and copied:

@@ -12,15 +12,16 @@ from pipeplan.costs.estimate import estimate
 from pipeplan.costs.memory import keeps_master_weights
 from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.identity import known_id
-from pipeplan.documents.plan import ASP, STASHING, Alternative, Certificate, Plan, Simulated, Stage, Worker
+from pipeplan.documents.plan import Alternative, Certificate, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.programs.instructions import Instruction, ReduceGradients, Update
 from pipeplan.programs.overlap import overlap_exchanges
-from pipeplan.programs.pipeline import FLUSHES, Pipeline
+from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.schedule import Schedule
 from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
-from pipeplan.schedules.registry import build
+from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
@@ -84,8 +85,12 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
     return simulate(overlap_exchanges(program), costs, devices)
 
 
+def _laws(plan: Plan) -> Schedule:
+    return schedule_named(plan.schedule)
+
+
 def _stands_for_all(plan: Plan) -> bool:
-    return plan.width is not None and plan.chunks == 1 and plan.schedule != ASP
+    return plan.width is not None and plan.chunks == 1 and _laws(plan).update != "replica"
 
 
 def _exchanging(program: Program) -> Program:
@@ -190,7 +195,7 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     """
     halves = 2 if plan.split_backward_half_way else 1
     microbatches = [halves * times * plan.depth for times in _SHORTER]
-    if plan.width is None or plan.schedule in STASHING or plan.microbatches <= microbatches[-1]:
+    if plan.width is None or _laws(plan).update == "minibatch" or plan.microbatches <= microbatches[-1]:
         return ()
     return tuple(
         replace(plan, microbatches=count, costs=tuple(_shorter_exchange(plan, costs, count) for costs in plan.costs))
@@ -199,7 +204,7 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
 
 
 def _shorter_exchange(plan: Plan, costs: StageCosts, microbatches: int) -> StageCosts:
-    if plan.schedule in FLUSHES:
+    if _laws(plan).flushes:
         return costs
     share = microbatches / plan.microbatches
     tail_s = None if costs.reduce_tail_s is None else share * costs.reduce_tail_s
@@ -210,7 +215,7 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
     """The batches wanted, fewer (but the least) if those are too long, 0 if even the least are."""
     affordable = limit // _instructions(plan)
     wanted = _BATCHES
-    if plan.schedule not in FLUSHES:
+    if not _laws(plan).flushes:
         replicas = plan.stages[0].replicas if plan.width is None else 1
         wanted = max(_BATCHES, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
     return min(wanted, affordable) if affordable >= _BATCHES else 0
@@ -226,8 +231,8 @@ def _instructions(plan: Plan) -> int:
     every other one.
     """
     minibatches = _minibatches(plan)
-    updates = minibatches if plan.schedule in STASHING else 1
-    if plan.schedule == ASP:
+    updates = minibatches if _laws(plan).update == "minibatch" else 1
+    if _laws(plan).update == "replica":
         updates = plan.stages[0].replicas ** 2
     return sum((7 if stage.recompute else 6) * minibatches + 2 * updates for stage in plan.stages)
 
@@ -306,7 +311,7 @@ def _costs(problem: PlanningProblem, decision: Decision, *, master_weights: bool
             decision.placement,
             microbatch_size=decision.microbatch_size,
             optimizer=options.optimizer,
-            schedule=decision.schedule,
+            schedule=schedule_named(decision.schedule),
             recompute_factor=options.recompute_factor,
             master_weights=master_weights,
             devices=decision.devices,

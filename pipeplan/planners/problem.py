@@ -13,9 +13,10 @@ from typing import ClassVar
 
 from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
-from pipeplan.documents.plan import OPTIMIZERS, SCHEDULES, Answer
+from pipeplan.documents.plan import OPTIMIZERS, Answer
 from pipeplan.documents.profile import STRICT, Device, Measurement, Profile
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_unique, shown
+from pipeplan.schedules.registry import schedule_named
 
 
 def profiles_of_types(profiles: Sequence[Profile], types: Sequence[Device], *, as_if: bool) -> tuple[Profile, ...]:
@@ -135,7 +136,8 @@ class Options:
         for field in ("microbatch_size", "stages"):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
-        _require_one_of("schedule", self.schedule, SCHEDULES)
+        if self.schedule is not None:
+            schedule_named(self.schedule)
         _require_one_of("synchronisation", self.synchronisation, SYNCHRONISATIONS)
         _require_one_of("memory", self.memory, ACCOUNTINGS)
         _require_one_of("optimizer", self.optimizer, OPTIMIZERS)

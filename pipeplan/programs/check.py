@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from pipeplan.documents.plan import VERTICAL_SYNC
 from pipeplan.errors import ScheduleError
 from pipeplan.programs.instructions import (
     Backward,
@@ -20,7 +19,7 @@ from pipeplan.programs.instructions import (
     is_compute,
     microbatches_of,
 )
-from pipeplan.programs.pipeline import FLUSHES, Pipeline, updates_a_batch, versions_behind
+from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
 
@@ -46,7 +45,7 @@ def check(program: Program) -> None:
         if newest != last:
             raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
         _check_exchanges(stream, first)
-    if program.schedule == VERTICAL_SYNC:
+    if program.schedule.vertical_sync:
         _check_vertical_sync(program)
 
 
@@ -91,7 +90,7 @@ def _kinds(instruction: Instruction) -> Iterator[str]:
 
 def _check_versions(program: Program, stream: Stream, newest: int) -> int:
     """Follows the versions from the newest one before the stream; returns the newest one after it."""
-    behind = versions_behind(program.schedule, program.pipeline, stream.stage)
+    behind = program.schedule.versions_behind(program.pipeline, stream.stage)
     existing = set(range(max(newest - behind, 0), newest + 1))
     used: dict[int, int] = {}
     open_microbatches: set[int] = set()
@@ -110,7 +109,7 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
             case ReduceGradients() | ReduceTied() | ReduceNorm() | Update() if instruction.version != newest + 1:
                 raise _broken(stream, instruction, f"the newest version is {newest}")
             case Update(version=version):
-                if program.schedule in FLUSHES and open_microbatches:
+                if program.schedule.flushes and open_microbatches:
                     raise _broken(stream, instruction, f"microbatches {sorted(open_microbatches)[:4]} are in flight")
                 existing.add(version)
                 newest = version
@@ -163,7 +162,7 @@ def _check_vertical_sync(program: Program) -> None:
 
 def _versions(program: Program, stream: Stream) -> tuple[int, int]:
     """The newest version before the first batch and after the last."""
-    updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
+    updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
     batches = program.pipeline.batch_range()
     return batches.start * updates, batches.stop * updates
 

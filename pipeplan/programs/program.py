@@ -1,13 +1,14 @@
-"""Long program: the program of any number of batches, made of a short one whose batches repeat."""
+"""Program: a schedule's streams, one a worker, by rank; and one of any length, made of a short one that repeats."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from pipeplan.documents.plan import Worker
-from pipeplan.programs.instructions import Instruction, Update
-from pipeplan.programs.pipeline import Pipeline, checkpoint, updates_a_batch
+from pipeplan.programs.instructions import Checkpoint, Instruction, Update
+from pipeplan.programs.pipeline import Pipeline, ends_with_checkpoint
 from pipeplan.programs.repeating import Block, Repeating, instructions_of, shortened
+from pipeplan.programs.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Stream:
 class Program:
     """All workers' streams, by rank."""
 
-    schedule: str
+    schedule: Schedule
     pipeline: Pipeline
     streams: tuple[Stream, ...]
 
@@ -58,6 +59,20 @@ def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
     return tuple(
         Worker(stage=stage, replica=replica) for stage, count in enumerate(replicas) for replica in range(count)
     )
+
+
+def checkpoint(
+    instructions: Iterable[Instruction], schedule: Schedule, pipeline: Pipeline, stage: int, every: int
+) -> Iterator[Instruction]:
+    """Adds a checkpoint after each `every`-th batch, and after the pipeline's last, behind its last update."""
+    updates = schedule.updates_a_batch(pipeline, stage)
+    behind = schedule.versions_behind(pipeline, stage)
+    for instruction in instructions:
+        yield instruction
+        if isinstance(instruction, Update) and instruction.version % updates == 0:
+            batches_done = instruction.version // updates
+            if ends_with_checkpoint(pipeline, batches_done, every):
+                yield Checkpoint(instruction.version, max(instruction.version - behind, 0), instruction.chunk)
 
 
 def settled_batches(pipeline: Pipeline) -> int:
@@ -99,7 +114,7 @@ def _repeated(short: Program, stream: Stream, pipeline: Pipeline, every: int) ->
         _blocks(short, stream),
         pipeline=pipeline,
         settled=settled_batches(pipeline),
-        updates=updates_a_batch(short.schedule, pipeline, stream.stage),
+        updates=short.schedule.updates_a_batch(pipeline, stream.stage),
         checkpoint_every=every,
         checkpoints=pipeline.chunks,
         add_checkpoints=partial(
@@ -111,7 +126,7 @@ def _repeated(short: Program, stream: Stream, pipeline: Pipeline, every: int) ->
 
 def _blocks(program: Program, stream: Stream) -> list[Block]:
     """Cuts a stream after each batch's last update."""
-    updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
+    updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
     last_chunk = program.pipeline.chunks - 1
     ends = [
         index + 1

@@ -36,9 +36,9 @@ from pipeplan.documents.plan import Plan
 from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, RunFailedError, require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
-from pipeplan.programs.pipeline import FLUSHES
 from pipeplan.programs.program import Program, settled_batches
 from pipeplan.protocol.training import TrainingOptions
+from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.predict import long_program_of
 from worker_agent.runtime.manifest import Manifest, describe
 from worker_agent.runtime.status import status_path
@@ -205,7 +205,7 @@ class RunJob(TrainingOptions):
         rule = f"must be above the {self.first_step} steps that the checkpoint has done"
         require(self.steps > self.first_step, "steps", rule, self.steps)
         rule = f"must be microbatch for {self.plan.schedule}, whose minibatches are not apart"
-        apart = self.plan.schedule in FLUSHES
+        apart = schedule_named(self.plan.schedule).flushes
         require(apart or self.batch_norm != "minibatch", "batch_norm", rule, self.batch_norm)
         rule = f"must be left out for a plan in {self.plan.dtype}: it is for those in float32"
         require(self.autocast is None or self.plan.dtype == "float32", "autocast", rule, self.autocast)
@@ -224,7 +224,9 @@ class RunJob(TrainingOptions):
     @property
     def minibatch_statistics(self) -> bool:
         """Whether running statistics are those of whole minibatches."""
-        return self.batch_norm == "minibatch" or (self.batch_norm is None and self.plan.schedule == "gpipe")
+        return self.batch_norm == "minibatch" or (
+            self.batch_norm is None and schedule_named(self.plan.schedule).minibatch_statistics
+        )
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of the update of a step (from 0)."""

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeplan.documents.plan import STASHING, Alternative, Plan, Stage
+from pipeplan.documents.plan import Alternative, Plan, Stage
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import length, play
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import shortfall
-from pipeplan.programs.pipeline import FUSED
+from pipeplan.schedules.registry import schedule_named
 
 PLAYED_INSTRUCTIONS = 600_000
 """Of all proposals together: about a second and a half."""
@@ -95,7 +95,11 @@ class Ranking:
         """
         if self.problem.options.split_backward is False or not has_split_backward(self.problem):
             return
-        flushing = [each for each in self.fitting if each.plan.schedule in FUSED and each.plan.simulated is not None]
+        flushing = [
+            each
+            for each in self.fitting
+            if schedule_named(each.plan.schedule).takes_two_bp and each.plan.simulated is not None
+        ]
         for ranked in flushing[:SPLIT_PROPOSALS]:
             for variant in self._variants(ranked.proposal):
                 (self.fitting if variant.over is None else self.exceeding).append(variant)
@@ -126,9 +130,10 @@ class Ranking:
     def _zb_h1(self, proposal: Proposal) -> Ranked | None:
         options, fused = self.problem.options, proposal.plan
         free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
-        if not free or fused.schedule != "1f1b" or fused.depth == 1:
+        variant = schedule_named(fused.schedule).zero_bubble
+        if not free or variant is None or fused.depth == 1:
             return None
-        return self._split(proposal, replace(fused, schedule="zb-h1"))
+        return self._split(proposal, replace(fused, schedule=variant))
 
     def _two_bp(self, proposal: Proposal) -> Ranked | None:
         fast = replace(proposal.plan, split_backward=True)
@@ -165,7 +170,7 @@ def has_split_backward(problem: PlanningProblem) -> bool:
 def _over_the_batch(problem: PlanningProblem, plan: Plan) -> str | None:
     """PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for."""
     most = max(plan.replicas) * plan.microbatch_size
-    if plan.schedule not in STASHING or most <= problem.batch_size:
+    if schedule_named(plan.schedule).update != "minibatch" or most <= problem.batch_size:
         return None
     return f"a stage of {max(plan.replicas)} replicas updates after {most} samples, more than the batch"
 

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 from pipeplan.costs.memory import Copies, keeps_master_weights, paper_copies, training_copies
-from pipeplan.documents.plan import VERTICAL_SYNC, Stage, StageMemory
+from pipeplan.documents.plan import Stage, StageMemory
 from pipeplan.planners.pipedream.fitting import Law
 from pipeplan.planners.pipedream.partition import LevelShare, PartitionSearch, search_of
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.schedules.registry import schedule_named
+
+_PIPEDREAM = schedule_named("pipedream")
 
 FACTORS = {"parameter-server": 4.0, "all-reduce": 2.0}
 """The factor of (m - 1)/m |w|, what a worker of m sends and receives for an update (PipeDream 2018, section 3.2)."""
@@ -69,15 +72,15 @@ def copies(problem: PlanningProblem, held: int) -> Copies:
 
 def synchronised(problem: PlanningProblem) -> bool:
     """Whether PipeDream's vertical sync is asked for."""
-    return problem.options.schedule == VERTICAL_SYNC
+    return problem.options.schedule is not None and schedule_named(problem.options.schedule).vertical_sync
 
 
 def _stashing_copies(problem: PlanningProblem, held: int) -> Copies:
     options, dtype = problem.options, problem.profile.dtype
     if options.memory == "paper":
-        return paper_copies("pipedream", recompute=False, depth=held, microbatches=1)
+        return paper_copies(_PIPEDREAM, recompute=False, depth=held, microbatches=1)
     return training_copies(
-        "pipedream",
+        _PIPEDREAM,
         options.optimizer,
         recompute=False,
         held=held,
