@@ -1,5 +1,6 @@
 """Registry: every schedule by its name, and the one function that makes a program of a plan's."""
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -92,6 +93,8 @@ def load(reference: str) -> Schedule:
     Raises InvalidInputError where it names no schedule.
     """
     module, _, attribute = reference.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the current directory first, as `python -m` does
     require(bool(module and attribute), "schedule", "must name a class as package.module:Class", reference)
     try:
         found = getattr(import_module(module), attribute)

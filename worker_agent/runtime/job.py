@@ -17,6 +17,7 @@ RunJob: everything that a rank is told. The launcher writes it to a file that al
 """
 
 import fcntl
+import json
 import logging
 import os
 import time
@@ -38,7 +39,7 @@ from pipeplan.errors import InvalidInputError, RunFailedError, require, require_
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.program import Program, settled_batches
 from pipeplan.protocol.training import TrainingOptions
-from pipeplan.schedules.registry import schedule_named
+from pipeplan.schedules.registry import load, schedule_named
 from pipeplan.simulation.predict import long_program_of
 from worker_agent.runtime.manifest import Manifest, describe
 from worker_agent.runtime.status import status_path
@@ -183,7 +184,8 @@ class RunJob(TrainingOptions):
     `transport` says how GPUs' tensors travel: by NCCL ("auto"), or through the host by gloo, where ranks may share one.
     Of a run of more than twice `recorded_batches` every instruction of so many is recorded at its start and at its end
     (None: of as many as hold `RECORDED_INSTRUCTIONS`).
-    `tied` are the groups of stages that share weights, which the ranks find.
+    `tied` are the groups of stages that share weights, which the ranks find. `schedules` are those that whoever starts
+    the run named as package.module:Class: every rank loads them.
     """
 
     plan: Plan
@@ -197,6 +199,7 @@ class RunJob(TrainingOptions):
     timeout_s: float = 300.0
     tied: tuple[tuple[int, ...], ...] = ()
     recorded_batches: int | None = None
+    schedules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         TrainingOptions.__post_init__(self)  # a class with slots is made anew, and `super` finds the one before
@@ -346,5 +349,8 @@ def write_job(job: RunJob) -> Path:
 
 
 def read_job(path: Path) -> RunJob:
-    """The job that `write_job` wrote."""
-    return read_record(RunJob, path.read_bytes())
+    """The job that `write_job` wrote, with the schedules that its starter named loaded."""
+    text = path.read_bytes()
+    for reference in json.loads(text).get("schedules", ()):
+        load(reference)
+    return read_record(RunJob, text)
