@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.workload import CUTS, DATA, LEARNING_RATE, MICROBATCH_SIZE, MODEL, Ours, plan_for
-from pipeplan.documents.plan import ASP, Plan, Stage
+from pipeplan.documents.plan import Plan, Stage
 from pipeplan.programs.program import pipelines_in_a_row
 from worker_agent.engine.devices import place_process
 from worker_agent.models.chain import build_model
@@ -28,7 +28,7 @@ from worker_agent.runtime.status import StatusWriter
 
 REPLICAS, MICROBATCHES, BATCHES, ROUNDS = 2, 4, 8, 7
 PEER = "torch DistributedDataParallel"
-OURS = {"pipeplan data-parallel": "data-parallel", "pipeplan data-parallel-asp": ASP}
+OURS = {"pipeplan data-parallel": "data-parallel", "pipeplan data-parallel-asp": "data-parallel-asp"}
 
 Contender = Callable[[], float]
 """Runs the fixed work once; returns the seconds of all batches but the first, in which both learn what to exchange."""
@@ -49,7 +49,7 @@ def replicated(schedule: str) -> Plan:
 
 def ours(schedule: str, rank: int, device: torch.device) -> Contender:
     """Our executor under one of our schedules."""
-    first_update = f"U{REPLICAS}" if schedule == ASP else "U1"
+    first_update = f"U{REPLICAS}" if schedule == "data-parallel-asp" else "U1"
 
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ from pipeplan.costs.graph import boundaries
 from pipeplan.costs.memory import training_copies
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import read
-from pipeplan.documents.plan import INTERLEAVED, Plan, Stage
+from pipeplan.documents.plan import Plan, Stage
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import Options, PlanningProblem
@@ -66,7 +66,7 @@ CASES = (
     Case("1f1b, 2BP", "1f1b", split_backward=True),
     Case("1f1b, 2BP half-way", "1f1b", split_backward=True, half_way=True),
     Case("zb-h1", "zb-h1"),
-    Case("1f1b-interleaved", INTERLEAVED, chunks=2),
+    Case("1f1b-interleaved", "1f1b-interleaved", chunks=2),
 )
 
 
@@ -79,7 +79,7 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
         cost_model="simulated",
         stages=tuple(Stage(start=CUTS[s], stop=CUTS[s + 1], recompute=case.recompute) for s in range(depth)),
         placement=pipelines_in_a_row((1,) * depth),
-        schedule="1f1b" if case.schedule == INTERLEAVED else case.schedule,
+        schedule="1f1b" if case.schedule == "1f1b-interleaved" else case.schedule,
         microbatch_size=MICROBATCH_SIZE,
         microbatches=case.microbatches,
         batch_size=batch_size,

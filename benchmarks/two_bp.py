@@ -6,7 +6,7 @@ The stages wait instead of computing (forward, p1 and p2 alike), so that two cor
 import tempfile
 
 from benchmarks.idle import busy_cores
-from pipeplan.documents.plan import INTERLEAVED, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.report import RunReport
 from tests.worker.runtime.plans import make_plan
@@ -21,7 +21,7 @@ SCHEDULES = {
     "1F1B-1": ("1f1b", STAGES),
     "1F1B-2": ("1f1b", 2 * STAGES),
 }
-BEYOND = (("1f1b", False, 1), ("1f1b", True, 1), ("zb-h1", False, 1), (INTERLEAVED, False, 2))
+BEYOND = (("1f1b", False, 1), ("1f1b", True, 1), ("zb-h1", False, 1), ("1f1b-interleaved", False, 2))
 """Schedules, whether 2BP splits their backward, and the chunks of a rank."""
 
 

@@ -10,7 +10,7 @@ from benchmarks.gpu_check.findings import Case, Findings
 from benchmarks.gpu_check.here import is_short
 from benchmarks.gpu_check.ranks import Ranks
 from benchmarks.gpu_check.schedules import CUTS, on_ranks
-from pipeplan.documents.plan import SCHEDULES
+from pipeplan.schedules.registry import BUILT_IN
 from tests.worker.runtime.plans import make_plan
 
 
@@ -26,7 +26,7 @@ def check(findings: Findings) -> None:
     if gpus < 2:
         findings.leave_out("NCCL among ranks", "there is one GPU")
     with Ranks() as ranks:
-        findings.run(_cases(gpus, ("1f1b", "data-parallel") if is_short(findings) else SCHEDULES, ranks))
+        findings.run(_cases(gpus, ("1f1b", "data-parallel") if is_short(findings) else BUILT_IN, ranks))
 
 
 def _cases(gpus: int, schedules: tuple[str, ...], ranks: Ranks) -> dict[str, Case]:

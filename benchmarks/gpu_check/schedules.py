@@ -8,7 +8,8 @@ from benchmarks.gpu_check.exactness import DATA, MODEL, RATE, SEED, STEPS, Exact
 from benchmarks.gpu_check.findings import Case, Findings
 from benchmarks.gpu_check.here import is_short
 from benchmarks.gpu_check.ranks import Ranks
-from pipeplan.documents.plan import ASP, DATA_PARALLEL, INTERLEAVED, SCHEDULES, STASHING, Plan
+from pipeplan.documents.plan import Plan
+from pipeplan.schedules.registry import BUILT_IN, schedule_named
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.reference import Weights, train_in_turn, train_on_replicas
 
@@ -32,23 +33,24 @@ def check(findings: Findings) -> None:
 
 def cases_over(transport: str, ranks: Ranks) -> Iterator[tuple[str, Case]]:
     """By name: every schedule on two ranks, what else there is, and every schedule on four."""
-    for schedule in SCHEDULES:
+    for schedule in BUILT_IN:
         yield f"{schedule} on 2 ranks", on_ranks(schedule, 2, transport, ranks)
     yield from _variants(partial(Exact, transport=transport, ranks=ranks))
-    for schedule in SCHEDULES:
+    for schedule in BUILT_IN:
         yield f"{schedule} on 4 ranks", on_ranks(schedule, 4, transport, ranks)
 
 
 def on_ranks(schedule: str, count: int, transport: str, ranks: Ranks) -> Case:
     """A schedule's case on so many ranks: stages, replicas of the one stage, or two stages a rank."""
     exact = partial(Exact, transport=transport, ranks=ranks)
-    if schedule == ASP:
-        return exact(plan=make_plan(ASP, CUTS[1], replicas=count), reference=_in_turn)
-    if schedule in DATA_PARALLEL:
+    laws = schedule_named(schedule)
+    if laws.update == "replica":
+        return exact(plan=make_plan(schedule, CUTS[1], replicas=count), reference=_in_turn)
+    if laws.single_stage:
         return exact(plan=make_plan(schedule, CUTS[1], replicas=count))
-    if schedule == INTERLEAVED:
-        return exact(plan=make_plan(INTERLEAVED, CUTS[2 * count], chunks=2))
-    microbatches = 1 if schedule in STASHING else 4
+    if laws.chunked:
+        return exact(plan=make_plan(schedule, CUTS[2 * count], chunks=2))
+    microbatches = 1 if laws.update == "minibatch" else 4
     return exact(plan=make_plan(schedule, CUTS[count], microbatches=microbatches))
 
 
@@ -75,7 +77,7 @@ def _variants(exact: "partial[Exact]") -> Iterator[tuple[str, Case]]:
     }
     for name, plan in odd.items():
         yield f"dropout and odd tensors, {name}", exact(plan=plan, reference=block_by_block(AWKWARD), model=AWKWARD)
-    for schedule in sorted(STASHING):
+    for schedule in sorted(name for name in BUILT_IN if schedule_named(name).update == "minibatch"):
         plan = make_plan(schedule, CUTS[2], replicas=(2, 1), microbatches=1)
         yield f"{schedule} on unequal replicas", exact(plan=plan, reference=_on_replicas)
 

@@ -20,6 +20,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Measurement, Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.timeline import Timeline
+from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import program_of
 
@@ -52,7 +53,7 @@ class Observed:
     def is_hot(self, stage: int) -> bool:
         """Whether its backwards come right after their forwards."""
         recompute, last = self.plan.stages[stage].recompute, stage == self.plan.depth - 1
-        return backward_follows_forward(self.plan.schedule, recompute=recompute, last=last)
+        return backward_follows_forward(schedule_named(self.plan.schedule), recompute=recompute, last=last)
 
 
 def observe(profile: Profile, cluster: Cluster, run: MeasuredRun) -> Observed:
@@ -76,7 +77,7 @@ def costs_of(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[StageCosts
         plan.placement,
         microbatch_size=plan.microbatch_size,
         optimizer=plan.optimizer,
-        schedule=plan.schedule,
+        schedule=schedule_named(plan.schedule),
         master_weights=plan.master_weights,
         order=plan.order,
     )

@@ -7,9 +7,9 @@ from statistics import fmean, median
 from pipeplan.calibration.fit import StageSeconds, block_factors
 from pipeplan.calibration.observed import Observed, overhead_s, simulated, term
 from pipeplan.calibration.samples import sample, steps
-from pipeplan.costs.estimate import keeps_versions
 from pipeplan.documents.calibration import BlockFactors, Calibration, Term
 from pipeplan.documents.profile import Measurement, Profile
+from pipeplan.schedules.registry import schedule_named
 
 Seconds = Callable[[Measurement], float]
 
@@ -137,7 +137,7 @@ def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile)
             after, others = o.stages.get((stage, "forward-after-update")), o.stages.get((stage, "forward"))
             slowed_s = 0.0 if after is None else after.value - (others.value if others else plain_s)
             s_per_byte = (seen_update.value + slowed_s) / weight_bytes
-            copies = keeps_versions(o.plan.schedule, o.plan.replicas, stage)
+            copies = schedule_named(o.plan.schedule).keeps_versions(o.plan.replicas, stage)
             (copied if copies else in_place).append(s_per_byte)
     known = profile.overheads
     if not in_place and copied:

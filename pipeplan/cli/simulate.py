@@ -8,23 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from pipeplan.documents.files import dump, write_document
-from pipeplan.documents.plan import DATA_PARALLEL, INTERLEAVED, STASHING
 from pipeplan.documents.stage_costs import StageCosts, unit_costs
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count
 from pipeplan.programs.check import check
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.schedule import Schedule
 from pipeplan.programs.text import format_stream
 from pipeplan.programs.timeline import Timeline
-from pipeplan.schedules.registry import GENERATORS, build
+from pipeplan.schedules.registry import build, schedule_asked, schedule_named, schedule_names
 from pipeplan.simulation.draw import draw
 from pipeplan.simulation.play import simulate as play
 from pipeplan.simulation.split_backward import split_backward
 from pipeplan.simulation.trace import chrome_trace
-
-SCHEDULES = tuple(name for name in GENERATORS if name not in DATA_PARALLEL)
-"""All but those that have no stages."""
 
 COLUMNS = 200
 
@@ -33,7 +30,7 @@ MAX_INSTRUCTIONS = 2_000_000
 
 
 def simulate(
-    schedule: Annotated[str, typer.Option(help=", ".join(SCHEDULES))],
+    schedule: Annotated[str, typer.Option(help="A schedule's name, or package.module:Class of your own.")],
     stages: Annotated[int, typer.Option(help="Stages, one worker each.")],
     microbatches: Annotated[int, typer.Option(help="Microbatches in a batch; minibatches for pipedream.")],
     forward: Annotated[float, typer.Option(help="Seconds of a forward.")] = 1.0,
@@ -50,9 +47,9 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
-    require(schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
-    chunks = _chunks(schedule, chunks)
-    program = _program(schedule, stages, microbatches, batches, chunks)
+    laws = _schedule(schedule)
+    chunks = _chunks(laws, chunks)
+    program = _program(laws, stages, microbatches, batches, chunks)
     costs = [_costs(forward / chunks, backward_input / chunks, backward_weight / chunks)] * stages * chunks
     if two_bp or two_bp_half_way:
         program = split_backward(program, costs, half_way=two_bp_half_way)
@@ -67,12 +64,20 @@ def simulate(
         typer.echo(f"bubble {100 * timeline.bubble_fraction:.2f} %, makespan {timeline.makespan_s:g} s")
 
 
-def _chunks(schedule: str, asked: int | None) -> int:
-    if schedule == INTERLEAVED:
+def _schedule(asked: str) -> Schedule:
+    """All but those that have no stages."""
+    if ":" not in asked:
+        names = [name for name in schedule_names() if not schedule_named(name).single_stage]
+        require(asked in names, "schedule", f"must be one of {', '.join(names)}", asked)
+    return schedule_asked(asked)
+
+
+def _chunks(schedule: Schedule, asked: int | None) -> int:
+    if schedule.chunked:
         chunks = 2 if asked is None else asked
         require_count("chunks", chunks)
         return chunks
-    require(asked is None, "chunks", f"is an option of {INTERLEAVED}", asked)
+    require(asked is None, "chunks", "is an option of 1f1b-interleaved", asked)
     return 1
 
 
@@ -85,7 +90,7 @@ def _costs(forward_s: float, backward_input_s: float, backward_weight_s: float) 
     return unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
 
 
-def _program(schedule: str, stages: int, microbatches: int, batches: int, chunks: int) -> Program:
+def _program(schedule: Schedule, stages: int, microbatches: int, batches: int, chunks: int) -> Program:
     """PipeDream updates after every minibatch: M a batch over K batches are M K minibatches, an update each."""
     counts = {"microbatches": microbatches, "stages": stages, "batches": batches, "chunks": chunks}
     for field, value in counts.items():
@@ -95,7 +100,7 @@ def _program(schedule: str, stages: int, microbatches: int, batches: int, chunks
         f"must make at most {MAX_INSTRUCTIONS} instructions with {', '.join(name for name in counts if name != most)}"
     )
     require(6 * prod(counts.values()) <= MAX_INSTRUCTIONS, most, rule, counts[most])
-    if schedule in STASHING:
+    if schedule.update == "minibatch":
         microbatches, batches = 1, microbatches * batches
     pipeline = Pipeline(replicas=(1,) * (stages * chunks), microbatches=microbatches, batches=batches, chunks=chunks)
     return build(schedule, pipeline)
@@ -104,7 +109,7 @@ def _program(schedule: str, stages: int, microbatches: int, batches: int, chunks
 def _document(program: Program, timeline: Timeline, *, microbatches: int, batches: int) -> dict[str, Any]:
     held = [_peaks(program.stage_streams(stream)) for stream in program.streams]
     return {
-        "schedule": program.schedule,
+        "schedule": program.schedule.name,
         "stages": program.pipeline.span,
         "chunks": program.pipeline.chunks,
         "microbatches": microbatches,

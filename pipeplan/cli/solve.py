@@ -26,10 +26,13 @@ from pipeplan.planners.problem import Observer, Options, PlanningProblem, Search
 from pipeplan.planners.solve import PLANNERS
 from pipeplan.planners.solve import solve as ask
 from pipeplan.protocol.jobs import Job
+from pipeplan.schedules.registry import schedule_asked
 
 _FLAGS: dict[str, Any] = {
     "microbatch_size": Annotated[int | None, typer.Option(help="Samples in a microbatch; default: the best.")],
-    "schedule": Annotated[str | None, typer.Option(help="Plan for this schedule only.")],
+    "schedule": Annotated[
+        str | None, typer.Option(help="Plan for this schedule only: its name, or package.module:Class of your own.")
+    ],
     "stages": Annotated[int | None, typer.Option(help="The number of stages; default: the best.")],
     "recompute": Annotated[
         bool | None, typer.Option("--recompute/--no-recompute", help="On all stages or none; default: each as is best.")
@@ -81,6 +84,8 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_flags(**given: Any) -> None:
         values = {flag.name: given.pop(flag.name) for flag in flags}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        if values["schedule"] is not None:
+            values["schedule"] = schedule_asked(values["schedule"]).name
         command(**given, options=Options(**values))
 
     kept = [

@@ -12,9 +12,10 @@ from pipeplan.costs.graph import Boundary, boundaries, in_order
 from pipeplan.costs.memory import fixed_copies
 from pipeplan.costs.transfer import boundary_link, boundary_port_devices, port_devices, ranks_by_stage
 from pipeplan.documents.cluster import Cluster, Level
-from pipeplan.documents.plan import ASP, VERTICAL_SYNC, Stage, Worker
+from pipeplan.documents.plan import Stage, Worker
 from pipeplan.documents.profile import Measurement, Overheads, Profile
 from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.programs.schedule import Schedule
 
 
 def estimate(
@@ -25,7 +26,7 @@ def estimate(
     *,
     microbatch_size: int,
     optimizer: str,
-    schedule: str | None = None,
+    schedule: Schedule | None = None,
     recompute_factor: float | None = None,
     master_weights: bool = False,
     devices: Sequence[int] | None = None,
@@ -49,7 +50,7 @@ def estimate(
         ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
     edges = [boundary_link(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
     ports = [boundary_port_devices(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
-    if schedule == ASP:  # the gradients of one replica at a time, each of them once
+    if schedule is not None and schedule.update == "replica":  # one replica's gradients at a time, each once
         moved = [float(stage.replicas > 1) for stage in stages]
     else:
         moved = all_reduce(np.asarray([float(stage.replicas) for stage in stages])).tolist()
@@ -75,19 +76,9 @@ def estimate(
     )
 
 
-def backward_follows_forward(schedule: str | None, *, recompute: bool, last: bool) -> bool:
+def backward_follows_forward(schedule: Schedule | None, *, recompute: bool, last: bool) -> bool:
     """Whether a stage's backwards come right after the forward, or its recomputation, of the same microbatch."""
-    return recompute or (last and schedule not in (None, "gpipe"))
-
-
-def keeps_versions(schedule: str | None, replicas: Sequence[int], stage: int) -> bool:
-    """Whether microbatches in flight on a stage still need the old version when it updates: then it makes a copy."""
-    if schedule == VERTICAL_SYNC:
-        return len(replicas) > 1
-    several_in_flight = sum(replicas[stage:]) > replicas[stage]
-    if schedule == "pipedream-2bw":  # of several replicas the update is put off until only those need it
-        return several_in_flight or replicas[stage] == 1
-    return schedule == "pipedream" and several_in_flight
+    return recompute or (last and schedule is not None and schedule.alternates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +171,12 @@ def _stage_costs(
 
 
 def _shares(
-    overheads: Overheads, schedule: str | None, stages: Sequence[Stage], index: int, recompute_factor: float | None
+    overheads: Overheads, schedule: Schedule | None, stages: Sequence[Stage], index: int, recompute_factor: float | None
 ) -> _Shares:
     """Those of stage number `index`. A `recompute_factor` stands for all that recomputation adds."""
     recompute, last = stages[index].recompute, index == len(stages) - 1
     hot = backward_follows_forward(schedule, recompute=recompute, last=last)
-    copies = keeps_versions(schedule, [stage.replicas for stage in stages], index)
+    copies = schedule is not None and schedule.keeps_versions([stage.replicas for stage in stages], index)
     known = recompute_factor is None
     return _Shares(
         forward=overheads.forward_without_graph if recompute and known else 1.0,

@@ -9,8 +9,8 @@ the buffers of what is being sent and received.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pipeplan.documents.plan import ASP
 from pipeplan.documents.profile import DTYPE_BYTES
+from pipeplan.programs.schedule import Schedule
 
 OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the weights that an optimizer keeps as its state."""
@@ -64,7 +64,7 @@ def fixed_copies(dtype: str, optimizer: str, *, master_weights: bool) -> tuple[i
 
 def copies(
     accounting: str,
-    schedule: str,
+    schedule: Schedule,
     optimizer: str,
     *,
     recompute: bool,
@@ -78,8 +78,8 @@ def copies(
     """What a worker of a stage holds in a pipeline whose stages have equal replicas."""
     if accounting == "paper":
         return paper_copies(schedule, recompute=recompute, depth=depth, microbatches=microbatches)
-    held = in_flight(schedule, depth=depth, stage=stage, microbatches=microbatches)
-    before = in_flight(schedule, depth=depth, stage=stage - 1, microbatches=microbatches) if stage > 0 else None
+    held = schedule.in_flight(depth=depth, stage=stage, microbatches=microbatches)
+    before = schedule.in_flight(depth=depth, stage=stage - 1, microbatches=microbatches) if stage > 0 else None
     return training_copies(
         schedule,
         optimizer,
@@ -93,54 +93,29 @@ def copies(
     )
 
 
-def in_flight(schedule: str, *, depth: int, stage: int, microbatches: int) -> int:
-    """Microbatches between forward and backward on a stage of a pipeline whose stages have equal replicas.
-
-    The 1F1B family holds depth - stage (PipeDream 2018, section 3.3), GPipe the whole batch, the others one.
-    """
-    match schedule:
-        case "gpipe":
-            return microbatches
-        case "1f1b":
-            return min(depth - stage, microbatches)
-        case "pipedream" | "pipedream-2bw":
-            return depth - stage
-        case _:
-            return 1
-
-
-def weight_versions(schedule: str, held: int) -> int:
-    """Weight versions alive on a stage with `held` microbatches in flight: as many for PipeDream, two for 2BW."""
-    if schedule == "pipedream":
-        return held
-    return 2 if schedule == "pipedream-2bw" else 1
-
-
-def exchanged_sets(schedule: str, replicas: int) -> int:
+def exchanged_sets(schedule: Schedule, replicas: int) -> int:
     """Sets of gradients that are exchanged beside the stage's own: under ASP those of all other replicas.
 
     Under 2BW a batch's are exchanged while the next batch's gather; but for that time only one of the two versions is
     there.
     """
-    return replicas - 1 if schedule == ASP else 0
+    return replicas - 1 if schedule.update == "replica" else 0
 
 
-def paper_copies(schedule: str, *, recompute: bool, depth: int, microbatches: int) -> Copies:
+def paper_copies(schedule: Schedule, *, recompute: bool, depth: int, microbatches: int) -> Copies:
     """Appendix A.1.2 on every stage: 2|W| + d|A| + d|I|, with recomputation 2|W| + |A| + d|I|.
 
     PipeDream-Flush holds one version, GPipe (which recomputes) |W| + |A| + m|I|; without pipelining d is 1.
     """
-    kept = in_flight(schedule, depth=depth, stage=0, microbatches=microbatches)
-    if schedule == "1f1b":
-        kept = depth
+    kept = schedule.counted_in_flight(depth=depth, microbatches=microbatches)
     return Copies(
-        versions=weight_versions(schedule, kept), activations=1 if recompute else kept, inputs=kept, transients=0
+        versions=schedule.weight_versions(kept), activations=1 if recompute else kept, inputs=kept, transients=0
     )
 
 
 @lru_cache(maxsize=65_536)
 def training_copies(
-    schedule: str,
+    schedule: Schedule,
     optimizer: str,
     *,
     recompute: bool,
@@ -162,7 +137,7 @@ def training_copies(
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     return Copies(
-        versions=weight_versions(schedule, held),
+        versions=schedule.weight_versions(held),
         gradients=gradients + exchanged_sets(schedule, replicas),
         master_weights=masters,
         optimizer_states=states,

@@ -50,8 +50,6 @@ _UNREADABLE: dict[type[Exception], str] = {
 
 def load(kind: type[T], path: str | Path) -> T:
     """The profile, cluster, plan or calibration in a JSON file. Raises InvalidInputError that names file and field."""
-    if kind is Plan:
-        return parse_plan(read_text(Path(path)))  # type: ignore[return-value]  # T is Plan
     return read(kind, Path(path))
 
 

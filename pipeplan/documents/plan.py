@@ -8,27 +8,6 @@ from pipeplan.documents.profile import DTYPE_BYTES, STRICT, Model
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import require, require_amount, require_count
 
-SCHEDULES = (
-    "naive",
-    "data-parallel",
-    "data-parallel-asp",
-    "gpipe",
-    "1f1b",
-    "pipedream",
-    "pipedream-2bw",
-    "pipedream-vertical-sync",
-    "zb-h1",
-    "1f1b-interleaved",
-)
-ASP = "data-parallel-asp"
-DATA_PARALLEL = frozenset({"data-parallel", ASP})
-"""The schedules of a single stage: after a whole batch all replicas update together, or each by itself."""
-
-INTERLEAVED = "1f1b-interleaved"
-VERTICAL_SYNC = "pipedream-vertical-sync"
-STASHING = frozenset({"pipedream", VERTICAL_SYNC})
-"""PipeDream (2018): an update after every minibatch of each of a stage's replicas; these may differ by stage."""
-
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
 FIRST_VERSION = "1.0.0"
@@ -216,10 +195,9 @@ class Plan:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        require(self.schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", self.schedule)
         require(self.optimizer in OPTIMIZERS, "optimizer", f"must be one of {', '.join(OPTIMIZERS)}", self.optimizer)
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
-        for name in ("planner", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
+        for name in ("planner", "schedule", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
             require_line(name, getattr(self, name))
         for sentence in self.warnings:
             require_line("warnings", sentence)
@@ -239,8 +217,7 @@ class Plan:
         require(len(self.costs) == self.depth, "costs", f"must hold one entry a stage ({self.depth})", len(self.costs))
 
         require_count("chunks", self.chunks)
-        divides = self.depth % self.chunks == 0 and (self.chunks == 1 or self.schedule == INTERLEAVED)
-        require(divides, "chunks", f"must divide the {self.depth} stages, and is 1 but for {INTERLEAVED}", self.chunks)
+        require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
         first_stages = self.stages[: self.depth // self.chunks]
         expected = {(s, r) for s, stage in enumerate(first_stages) for r in range(stage.replicas)}
         placed = [(w.stage, w.replica) for w in self.placement]

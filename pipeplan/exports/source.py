@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.names import Spec, parse_spec
-from pipeplan.documents.plan import INTERLEAVED, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
-from pipeplan.programs.pipeline import FLUSHES
 from pipeplan.programs.program import pipelines_in_a_row
+from pipeplan.schedules.registry import schedule_named
 
 ESTIMATED = "estimated: the plan's profile was computed from a datasheet, not measured"
 
@@ -110,13 +110,13 @@ def require_grid(source: ExportSource, target: str) -> int:
 
 
 def grid_notes(
-    source: ExportSource, engine: str, *, runs: tuple[str, ...] = ("1f1b", "data-parallel", INTERLEAVED)
+    source: ExportSource, engine: str, *, runs: tuple[str, ...] = ("1f1b", "data-parallel", "1f1b-interleaved")
 ) -> list[str]:
     """What the engine cannot take from the plan. It runs these schedules, 1F1B for all others, and equal pipelines."""
     plan = source.plan
     notes = []
     if plan.schedule not in runs:
-        staleness = ", and weights without staleness" if plan.schedule not in FLUSHES else ""
+        staleness = ", and weights without staleness" if not schedule_named(plan.schedule).flushes else ""
         notes.append(
             f"The plan's schedule is {plan.schedule}; {engine} runs 1F1B with a flush: expect another throughput,"
             f" and another use of memory, than predicted{staleness}."

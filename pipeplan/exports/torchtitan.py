@@ -12,13 +12,12 @@ b5bcd76c6 of 2026-08-21: `config/configs.py`, `trainer.py`, `distributed/pipelin
 import json
 from dataclasses import dataclass
 
-from pipeplan.documents.plan import INTERLEAVED
 from pipeplan.errors import InvalidInputError
 from pipeplan.exports.nodes import commented
 from pipeplan.exports.source import ExportSource, Layers, grid_notes, layers_of, require_grid
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
-_SCHEDULES = {"gpipe": "GPipe", INTERLEAVED: "Interleaved1F1B"}
+_SCHEDULES = {"gpipe": "GPipe", "1f1b-interleaved": "Interleaved1F1B"}
 
 _SHARDED = (
     "Beside a pipeline torchtitan's replicas share the weights' states out (FSDP); the plan's hold them whole: expect"
@@ -167,7 +166,7 @@ def _job(source: ExportSource) -> _Job:
     notes = (
         *source.heading,
         *assumed,
-        *grid_notes(source, "torchtitan", runs=("1f1b", "data-parallel", "gpipe", INTERLEAVED)),
+        *grid_notes(source, "torchtitan", runs=("1f1b", "data-parallel", "gpipe", "1f1b-interleaved")),
         *(_SHARDED if ranks > 1 and width > 1 else ()),
         "Modules have the names of torchtitan's own language models; the model, data, learning rate and sequence"
         " length are not the plan's.",

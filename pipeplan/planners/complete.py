@@ -14,14 +14,15 @@ from pipeplan.costs.estimate import estimate
 from pipeplan.costs.memory import keeps_master_weights
 from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.identity import known_id
-from pipeplan.documents.plan import ASP, STASHING, Alternative, Certificate, Plan, Simulated, Stage, Worker
+from pipeplan.documents.plan import Alternative, Certificate, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.programs.instructions import ReduceGradients, Update
 from pipeplan.programs.overlap import overlap_exchanges
-from pipeplan.programs.pipeline import FLUSHES, Pipeline
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.schedule import Schedule
 from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
-from pipeplan.schedules.registry import build
+from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
@@ -114,8 +115,12 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
     return simulate(overlap_exchanges(program), costs, devices)
 
 
+def _laws(plan: Plan) -> Schedule:
+    return schedule_named(plan.schedule)
+
+
 def _stands_for_all(plan: Plan) -> bool:
-    return plan.width is not None and plan.chunks == 1 and plan.schedule != ASP
+    return plan.width is not None and plan.chunks == 1 and _laws(plan).update != "replica"
 
 
 def _passing(senders: Sequence[int], receivers: Sequence[int], port_devices: int) -> int:
@@ -174,12 +179,12 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     """
     halves = 2 if plan.split_backward_half_way else 1
     microbatches = [halves * times * plan.depth for times in _SHORTER]
-    if plan.width is None or plan.schedule in STASHING or plan.microbatches <= microbatches[-1]:
+    if plan.width is None or _laws(plan).update == "minibatch" or plan.microbatches <= microbatches[-1]:
         return ()
     shorter = []
     for count in microbatches:
         costs, share = plan.costs, count / plan.microbatches
-        if plan.schedule not in FLUSHES:
+        if not _laws(plan).flushes:
             costs = tuple(
                 replace(
                     each,
@@ -196,7 +201,7 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
     """The batches wanted; fewer, but at least `_BATCHES`, where those are too long; 0 where even `_BATCHES` are."""
     affordable = limit // _instructions(plan)
     wanted = _BATCHES
-    if plan.schedule not in FLUSHES:
+    if not _laws(plan).flushes:
         replicas = plan.stages[0].replicas if plan.width is None else 1
         wanted = max(_BATCHES, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
     return min(wanted, affordable) if affordable >= _BATCHES else 0
@@ -214,8 +219,8 @@ def _instructions(plan: Plan) -> int:
     one for every other worker.
     """
     minibatches = _minibatches(plan)
-    updates = minibatches if plan.schedule in STASHING else 1
-    if plan.schedule == ASP:
+    updates = minibatches if _laws(plan).update == "minibatch" else 1
+    if _laws(plan).update == "replica":
         updates = plan.stages[0].replicas ** 2
     return sum((7 if stage.recompute else 6) * minibatches + 2 * updates for stage in plan.stages)
 
@@ -294,7 +299,7 @@ def _costs(problem: PlanningProblem, decision: Decision, *, master_weights: bool
             decision.placement,
             microbatch_size=decision.microbatch_size,
             optimizer=options.optimizer,
-            schedule=decision.schedule,
+            schedule=schedule_named(decision.schedule),
             recompute_factor=options.recompute_factor,
             master_weights=master_weights,
             devices=decision.devices,

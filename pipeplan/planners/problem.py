@@ -10,9 +10,10 @@ from typing import ClassVar
 
 from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
-from pipeplan.documents.plan import OPTIMIZERS, SCHEDULES, Answer
+from pipeplan.documents.plan import OPTIMIZERS, Answer
 from pipeplan.documents.profile import STRICT, Device, Measurement, Profile
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_unique, shown
+from pipeplan.schedules.registry import schedule_named
 
 SYNCHRONISATIONS = ("parameter-server", "all-reduce")
 ACCOUNTINGS = ("training", "paper")
@@ -73,8 +74,9 @@ class Options:
         for field in ("microbatch_size", "stages"):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
+        if self.schedule is not None:
+            schedule_named(self.schedule)
         for field, names in (
-            ("schedule", SCHEDULES),
             ("synchronisation", SYNCHRONISATIONS),
             ("memory", ACCOUNTINGS),
             ("optimizer", OPTIMIZERS),

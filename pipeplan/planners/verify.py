@@ -34,18 +34,28 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
         "cluster": (plan.cluster_id, content_id(problem.cluster)),
         "calibration": (plan.calibration_id, problem.calibration and content_id(problem.calibration)),
     }
-    others = [f"the plan's {name} is {its or 'none'}, this is {given or 'none'}" for name, (its, given) in ids.items() if its != given]
-    return Finding(what="origin", holds=not others, detail="; ".join(others) or "made from this profile and this cluster")
+    others = [
+        f"the plan's {name} is {its or 'none'}, this is {given or 'none'}"
+        for name, (its, given) in ids.items()
+        if its != given
+    ]
+    return Finding(
+        what="origin", holds=not others, detail="; ".join(others) or "made from this profile and this cluster"
+    )
 
 
 def _played(plan: Plan) -> Finding:
     simulated = play(replace(plan, simulated=None))
     if simulated is None or plan.simulated is None:
         both = simulated is None and plan.simulated is None
-        return Finding(what="play", holds=both, detail="the streams are too long to be played" if both else "one is played")
+        return Finding(
+            what="play", holds=both, detail="the streams are too long to be played" if both else "one is played"
+        )
     now, then = simulated.throughput_samples_per_s, plan.simulated.throughput_samples_per_s
     if simulated != plan.simulated:
-        return Finding(what="play", holds=False, detail=f"played, its streams give {now:.6g} samples/s; it says {then:.6g}")
+        return Finding(
+            what="play", holds=False, detail=f"played, its streams give {now:.6g} samples/s; it says {then:.6g}"
+        )
     return Finding(what="play", holds=True, detail=f"played again, its streams give the same {now:.6g} samples/s")
 
 

@@ -1,6 +1,5 @@
 """Check: the laws that a program must keep before anything runs it."""
 
-from pipeplan.documents.plan import VERTICAL_SYNC
 from pipeplan.errors import ScheduleError
 from pipeplan.programs.instructions import (
     Backward,
@@ -17,7 +16,7 @@ from pipeplan.programs.instructions import (
     Update,
     microbatches_of,
 )
-from pipeplan.programs.pipeline import FLUSHES, Pipeline, updates_a_batch, versions_behind
+from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
 
@@ -46,14 +45,14 @@ def check(program: Program) -> None:
     """
     for stream in (part for whole in program.streams for part in program.stage_streams(whole)):
         _check_microbatches(program.pipeline, stream)
-        updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
+        updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
         batches = program.pipeline.batch_range()
         first, last = batches.start * updates, batches.stop * updates
         newest = _check_versions(program, stream, first)
         if newest != last:
             raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
         _check_exchanges(stream, first)
-    if program.schedule != VERTICAL_SYNC:
+    if not program.schedule.vertical_sync:
         return
 
     # Versions are compared by the minibatches that they hold: one a replica and update.
@@ -99,7 +98,7 @@ def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
 
 def _check_versions(program: Program, stream: Stream, newest: int) -> int:
     """Follows the versions from the newest one before the stream; returns the newest one after it."""
-    behind = versions_behind(program.schedule, program.pipeline, stream.stage)
+    behind = program.schedule.versions_behind(program.pipeline, stream.stage)
     existing = set(range(max(newest - behind, 0), newest + 1))
     used: dict[int, int] = {}
     open_microbatches: set[int] = set()
@@ -116,7 +115,7 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
             case ReduceGradients() | ReduceTied() | ReduceNorm() | Update() if instruction.version != newest + 1:
                 raise _broken(stream, instruction, f"the newest version is {newest}")
             case Update(version=version):
-                if program.schedule in FLUSHES and open_microbatches:
+                if program.schedule.flushes and open_microbatches:
                     raise _broken(stream, instruction, f"microbatches {sorted(open_microbatches)[:4]} are in flight")
                 existing.add(version)
                 newest = version

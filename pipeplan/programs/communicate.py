@@ -18,7 +18,7 @@ with the next batch: about one bubble of a flush a batch.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeplan.documents.plan import ASP, Worker
+from pipeplan.documents.plan import Worker
 from pipeplan.errors import require
 from pipeplan.programs.instructions import (
     Backward,
@@ -34,11 +34,8 @@ from pipeplan.programs.instructions import (
     SendGradient,
     Update,
 )
-from pipeplan.programs.pipeline import FLUSHES, Pipeline
+from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program
-
-SAME_BATCHES = FLUSHES | {"pipedream-2bw"}
-"""The schedules in which an update is made of the same batch on every stage."""
 
 _BACKWARD = (Backward, BackwardInput)
 
@@ -104,12 +101,12 @@ def exchange_among_stages(program: Program, wanted: AmongStages) -> Program:
     if not (wanted.tied or wanted.norm):
         return program
     rule = "must update all workers together to clip or scale gradients: under ASP they would wait for each other"
-    require(program.schedule != ASP, "schedule", rule, program.schedule)
-    possible = program.schedule in SAME_BATCHES or program.pipeline.depth == 1
+    require(program.schedule.update != "replica", "schedule", rule, program.schedule.name)
+    possible = program.schedule.update == "batch" or program.pipeline.depth == 1
     rule = "must update all stages with the same batch to clip or scale gradients or to share weights between stages"
-    require(possible, "schedule", rule, program.schedule)
+    require(possible, "schedule", rule, program.schedule.name)
     rule = "cannot clip or scale gradients or share weights between stages yet where a rank holds several stages"
-    require(program.pipeline.chunks == 1, "schedule", rule, program.schedule)
+    require(program.pipeline.chunks == 1, "schedule", rule, program.schedule.name)
 
     streams = []
     for stream in program.streams:

@@ -1,18 +1,10 @@
 """Pipeline: the shape that a schedule is generated for, and how microbatches are numbered in it."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import gcd, lcm
+from math import lcm
 
-from pipeplan.documents.plan import ASP, INTERLEAVED, STASHING, VERTICAL_SYNC, Plan, Worker
+from pipeplan.documents.plan import Plan, Worker
 from pipeplan.errors import require, require_count
-from pipeplan.programs.instructions import Checkpoint, Instruction, Update
-
-FUSED = frozenset({"naive", "data-parallel", "gpipe", "1f1b"})
-"""The schedules that empty the pipeline between batches and leave the backward whole."""
-
-FLUSHES = FUSED | {"zb-h1", INTERLEAVED}
-"""The schedules that empty the pipeline between batches: every update is a plain one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,46 +92,6 @@ def pipeline_of(plan: Plan, *, batches: int, first_batch: int = 0) -> Pipeline:
         recompute=tuple(stage.recompute for stage in plan.stages),
         chunks=plan.chunks,
     )
-
-
-def versions_behind(schedule: str, pipeline: Pipeline, stage: int) -> int:
-    """How many updates behind the newest weights a stage may compute: 0 with a flush.
-
-    With vertical sync the input stage has NOAM minibatches in flight on each of its r1 replicas. Of these NOAM r1
-    minibatches a version of a stage of r replicas holds at least gcd(r1, r). It misses the others, r for each update.
-    """
-    if schedule == VERTICAL_SYNC:
-        first, own = pipeline.replicas[0], pipeline.replicas[stage]
-        return -(-(pipeline.in_flight_limit(0) * first - gcd(first, own)) // own)
-    if schedule == "pipedream":
-        return pipeline.in_flight_limit(stage) - 1
-    if schedule == ASP:
-        return pipeline.replicas[stage] - 1
-    return 1 if schedule == "pipedream-2bw" else 0
-
-
-def updates_a_batch(schedule: str, pipeline: Pipeline, stage: int) -> int:
-    """How many weight versions a batch makes on a stage.
-
-    One; under PipeDream one for each minibatch of a replica, under ASP one for each replica.
-    """
-    if schedule == ASP:
-        return pipeline.replicas[stage]
-    return pipeline.batch_microbatches // pipeline.replicas[stage] if schedule in STASHING else 1
-
-
-def checkpoint(
-    instructions: Iterable[Instruction], schedule: str, pipeline: Pipeline, stage: int, every: int
-) -> Iterator[Instruction]:
-    """Adds a checkpoint after the last update of each `every`-th batch, and of the pipeline's last."""
-    updates = updates_a_batch(schedule, pipeline, stage)
-    behind = versions_behind(schedule, pipeline, stage)
-    for instruction in instructions:
-        yield instruction
-        if isinstance(instruction, Update) and instruction.version % updates == 0:
-            batches_done = instruction.version // updates
-            if ends_with_checkpoint(pipeline, batches_done, every):
-                yield Checkpoint(instruction.version, max(instruction.version - behind, 0), instruction.chunk)
 
 
 def ends_with_checkpoint(pipeline: Pipeline, batches_done: int, every: int) -> bool:

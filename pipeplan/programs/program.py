@@ -1,13 +1,14 @@
 """Program: the streams of all workers; and the program of any number of batches, made of a short one that repeats."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from pipeplan.documents.plan import Worker
-from pipeplan.programs.instructions import Instruction, Update
-from pipeplan.programs.pipeline import Pipeline, checkpoint, updates_a_batch
+from pipeplan.programs.instructions import Checkpoint, Instruction, Update
+from pipeplan.programs.pipeline import Pipeline, ends_with_checkpoint
 from pipeplan.programs.repeating import Repeating, instructions_of, shortened
+from pipeplan.programs.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Stream:
 class Program:
     """All workers' streams, by rank."""
 
-    schedule: str
+    schedule: Schedule
     pipeline: Pipeline
     streams: tuple[Stream, ...]
 
@@ -60,6 +61,20 @@ def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
     )
 
 
+def checkpoint(
+    instructions: Iterable[Instruction], schedule: Schedule, pipeline: Pipeline, stage: int, every: int
+) -> Iterator[Instruction]:
+    """Adds a checkpoint after each `every`-th batch, and after the pipeline's last, behind its last update."""
+    updates = schedule.updates_a_batch(pipeline, stage)
+    behind = schedule.versions_behind(pipeline, stage)
+    for instruction in instructions:
+        yield instruction
+        if isinstance(instruction, Update) and instruction.version % updates == 0:
+            batches_done = instruction.version // updates
+            if ends_with_checkpoint(pipeline, batches_done, every):
+                yield Checkpoint(instruction.version, max(instruction.version - behind, 0), instruction.chunk)
+
+
 def settled_batches(pipeline: Pipeline) -> int:
     """How many batches fill the pipeline: later ones are like the one before, but for as many at the end.
 
@@ -84,7 +99,7 @@ def repeat(short: Program, *, batches: int, checkpoint_every: int = 0) -> Progra
     streams = []
     for stream in short.streams:
         # A block ends with its batch's last update.
-        updates = updates_a_batch(short.schedule, pipeline, stream.stage)
+        updates = short.schedule.updates_a_batch(pipeline, stream.stage)
         ends = [
             index + 1
             for index, i in enumerate(stream.instructions)

@@ -28,7 +28,6 @@ from pipeplan.programs.instructions import (
     SendGradient,
     Update,
 )
-from pipeplan.programs.pipeline import FUSED
 from pipeplan.programs.program import Program
 
 _ROUNDING = 1e-9
@@ -41,8 +40,8 @@ def without_weight_gradients(program: Program) -> Program:
     PipeDream updates after every minibatch, and 2BW's batches overlap: both need p2 at once or in the steady state,
     in which there is no idle time to fill. ZB-H1 places p2 by itself.
     """
-    rule = f"must have a flush and a whole backward ({', '.join(sorted(FUSED))}) to split it in two (2BP)"
-    require(program.schedule in FUSED, "schedule", rule, program.schedule)
+    rule = "must have a flush and a whole backward (as 1f1b and gpipe have) to split it in two (2BP)"
+    require(program.schedule.takes_two_bp, "schedule", rule, program.schedule.name)
     streams = [
         [BackwardInput(i.microbatch, i.version) if isinstance(i, Backward) else i for i in stream.instructions]
         for stream in program.streams

@@ -10,12 +10,31 @@ from collections.abc import Iterator
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
 from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.schedule import Schedule
 
 
-def gpipe(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
-    """Batch t runs on version t; the pipeline is empty between batches."""
-    for batch in pipeline.batch_range():
-        numbers = pipeline.microbatches_of(worker, batch)
-        yield from (Forward(k, batch) for k in numbers)
-        yield from (Backward(k, batch) for k in reversed(numbers))
-        yield Update(batch + 1)
+class GPipe(Schedule):
+    """All forwards of a batch, then all backwards in reverse, then one update."""
+
+    name = "gpipe"
+    source = "Huang et al. 2019, section 2.3"
+    repeats = True
+    fills = True
+    keeps_batch = True
+    flushes = True
+    alternates = False
+    recomputes = True
+    minibatch_statistics = True
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """Batch t runs on version t; the pipeline is empty between batches."""
+        for batch in pipeline.batch_range():
+            numbers = pipeline.microbatches_of(worker, batch)
+            yield from (Forward(k, batch) for k in numbers)
+            yield from (Backward(k, batch) for k in reversed(numbers))
+            yield Update(batch + 1)
+
+    def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
+        """The whole batch."""
+        del depth, stage
+        return microbatches

@@ -10,15 +10,36 @@ from collections.abc import Iterator, Sequence
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
 from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.schedule import Schedule
 
 
-def one_f_one_b(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
-    """Batch t runs on version t; at most depth - stage microbatches are in flight; empty between batches."""
-    limit = pipeline.in_flight_limit(worker.stage)
-    for batch in pipeline.batch_range():
-        for k, forward in alternate(pipeline.microbatches_of(worker, batch), limit):
-            yield Forward(k, batch) if forward else Backward(k, batch)
-        yield Update(batch + 1)
+class OneFOneB(Schedule):
+    """Fill, then one backward for one forward, drain; an update."""
+
+    name = "1f1b"
+    source = "PipeDream-Flush: PipeDream-2BW 2021, section 3.2"
+    repeats = True
+    fills = True
+    flushes = True
+    fills_gaps = True
+    zero_bubble = "zb-h1"
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """Batch t runs on version t; at most depth - stage microbatches are in flight; empty between batches."""
+        limit = pipeline.in_flight_limit(worker.stage)
+        for batch in pipeline.batch_range():
+            for k, forward in alternate(pipeline.microbatches_of(worker, batch), limit):
+                yield Forward(k, batch) if forward else Backward(k, batch)
+            yield Update(batch + 1)
+
+    def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
+        """As many as there are stages from here on (PipeDream 2018, section 3.3), or the batch if that is less."""
+        return min(depth - stage, microbatches)
+
+    def counted_in_flight(self, *, depth: int, microbatches: int) -> int:
+        """The depth, even of a batch that has fewer microbatches."""
+        del microbatches
+        return depth
 
 
 def alternate(numbers: Sequence[int], in_flight: int) -> Iterator[tuple[int, bool]]:

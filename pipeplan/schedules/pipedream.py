@@ -10,33 +10,83 @@ stage 1      F1 F2    B1 U1 F3 B2 U2 F4@1 ...
 stage 2         F1 B1 U1 F2 B2 U2 F3 B3 U3 F4@1 ...
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import gcd
 
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
 from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.one_f_one_b import alternate
 
 
-def pipedream(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
-    """A minibatch runs, forward and backward, on the newest version that its forward found on this stage.
+class PipeDream(Schedule):
+    """1F1B without a flush, an update after every minibatch, weights stashed for what is in flight."""
 
-    In a straight pipeline of n stages minibatch t runs on version t - n on the input stage and t - 1 on the output
-    stage (t and stages from 1, no less than 0): w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t)). A stage of r
-    replicas makes one version of r minibatches.
-    """
-    return _stashing(pipeline, worker, lambda k: _newest_version(pipeline, worker.stage, k))
+    name = "pipedream"
+    source = "PipeDream 2018, sections 3.3 and 3.4"
+    repeats = True
+    fills = True
+    update = "minibatch"
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """A minibatch runs, forward and backward, on the newest version that its forward found on this stage.
+
+        In a straight pipeline of n stages minibatch t runs on version t - n on the input stage and t - 1 on the output
+        stage (t and stages from 1, no less than 0): w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t)). A stage of r
+        replicas makes one version of r minibatches.
+        """
+        return _stashing(pipeline, worker, lambda k: _newest_version(pipeline, worker.stage, k))
+
+    def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
+        """As many as the other minibatches in flight have made."""
+        return pipeline.in_flight_limit(stage) - 1
+
+    def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
+        """As many as there are stages from here on (section 3.3)."""
+        del microbatches
+        return depth - stage
+
+    def weight_versions(self, held: int) -> int:
+        """One for each that is in flight."""
+        return held
+
+    def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
+        """Where more than one is in flight."""
+        return sum(replicas[stage:]) > replicas[stage]
 
 
-def pipedream_vertical_sync(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
-    """A minibatch runs on every stage on the version that its forward found on the input stage.
+class VerticalSync(PipeDream):
+    """PipeDream with vertical sync: a minibatch runs on the version that it found on the input stage."""
 
-    In a straight pipeline of n stages that is t - n everywhere: w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t-n+1)).
-    Between stages of unequal replicas, whose versions hold different numbers of minibatches, it is the newest version
-    that holds no minibatch which the input stage's version does not hold.
-    """
-    first, own = pipeline.replicas[0], pipeline.replicas[worker.stage]
-    return _stashing(pipeline, worker, lambda k: _newest_version(pipeline, 0, k) * first // own)
+    name = "pipedream-vertical-sync"
+    source = "PipeDream 2018, section 3.3"
+    vertical_sync = True
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """A minibatch runs on every stage on the version that its forward found on the input stage.
+
+        In a straight pipeline of n stages that is t - n everywhere:
+        w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t-n+1)). Between stages of unequal replicas, whose versions hold
+        different numbers of minibatches, it is the newest version that holds no minibatch which the input stage's
+        version does not hold.
+        """
+        first, own = pipeline.replicas[0], pipeline.replicas[worker.stage]
+        return _stashing(pipeline, worker, lambda k: _newest_version(pipeline, 0, k) * first // own)
+
+    def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
+        """The input stage has NOAM minibatches in flight on each of its r1 replicas.
+
+        Of these NOAM r1 minibatches, a version of r replicas holds at least gcd(r1, r): all but those are missing, r an
+        update.
+        """
+        first, own = pipeline.replicas[0], pipeline.replicas[stage]
+        return -(-(pipeline.in_flight_limit(0) * first - gcd(first, own)) // own)
+
+    def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
+        """On all stages where there are several."""
+        del stage
+        return len(replicas) > 1
 
 
 def _newest_version(pipeline: Pipeline, stage: int, k: int) -> int:

@@ -3,67 +3,145 @@
 Pipeline and placement in, one stream a worker out: nothing else decides what runs when.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 
-from pipeplan.documents.plan import ASP, INTERLEAVED, SCHEDULES, STASHING, VERTICAL_SYNC, Worker
-from pipeplan.errors import require
+from pipeplan.documents.plan import Worker
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.communicate import communicate
 from pipeplan.programs.instructions import Backward, BackwardInput, Instruction, Recompute
-from pipeplan.programs.pipeline import Pipeline, checkpoint
-from pipeplan.programs.program import Program, Stream, pipelines_in_a_row
-from pipeplan.schedules.data_parallel import data_parallel, data_parallel_asp
-from pipeplan.schedules.gpipe import gpipe
-from pipeplan.schedules.interleaved import interleaved
-from pipeplan.schedules.naive import naive
-from pipeplan.schedules.one_f_one_b import one_f_one_b
-from pipeplan.schedules.pipedream import pipedream, pipedream_vertical_sync
-from pipeplan.schedules.two_bw import two_bw
-from pipeplan.schedules.zb_h1 import zb_h1
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.program import Program, Stream, checkpoint, pipelines_in_a_row
+from pipeplan.programs.schedule import Schedule
+from pipeplan.schedules.data_parallel import DataParallel, DataParallelASP
+from pipeplan.schedules.gpipe import GPipe
+from pipeplan.schedules.interleaved import Interleaved
+from pipeplan.schedules.naive import Naive
+from pipeplan.schedules.one_f_one_b import OneFOneB
+from pipeplan.schedules.pipedream import PipeDream, VerticalSync
+from pipeplan.schedules.two_bw import TwoBW
+from pipeplan.schedules.zb_h1 import ZBH1
 
-Generator = Callable[[Pipeline, Worker], Iterator[Instruction]]
-"""A schedule: the compute and the updates of one worker, in order. Pure."""
+GROUP = "pipeplan.schedules"
+"""The entry points by which installed packages bring schedules: a schedule's name = its class."""
 
-GENERATORS: dict[str, Generator] = {
-    "naive": naive,
-    "data-parallel": data_parallel,
-    ASP: data_parallel_asp,
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "pipedream": pipedream,
-    "pipedream-2bw": two_bw,
-    VERTICAL_SYNC: pipedream_vertical_sync,
-    "zb-h1": zb_h1,
-    INTERLEAVED: interleaved,
-}
+MOST_CHARACTERS = 32
+
+_KNOWN: dict[str, Schedule] = {}
+"""By name, in the order in which ties are broken: our own, then those that were registered."""
 
 
-def build(schedule: str, pipeline: Pipeline, placement: Sequence[Worker] = (), *, checkpoint_every: int = 0) -> Program:
-    """Generates the streams of a schedule for a pipeline.
+def register(schedule: Schedule) -> Schedule:
+    """Makes a schedule known by its name. Raises InvalidInputError for a name that another schedule has."""
+    name = schedule.name
+    plain = 0 < len(name) <= MOST_CHARACTERS and all(char.isalnum() or char in "-_." for char in name)
+    rule = f"must name a schedule by at most {MOST_CHARACTERS} letters, digits, '-', '_' and '.'"
+    require(plain, "schedule", rule, name)
+    known = _KNOWN.setdefault(name, schedule)
+    require(type(known) is type(schedule), "schedule", f"must have a name of its own: {known!r} is there", name)
+    return known
+
+
+for built_in in (
+    Naive(),
+    DataParallel(),
+    DataParallelASP(),
+    GPipe(),
+    OneFOneB(),
+    PipeDream(),
+    TwoBW(),
+    VerticalSync(),
+    ZBH1(),
+    Interleaved(),
+):
+    register(built_in)
+
+BUILT_IN = tuple(_KNOWN)
+"""The names of our own schedules."""
+
+
+def schedule_named(name: str) -> Schedule:
+    """The schedule of this name: ours, one that was registered, or one that an installed package brings.
+
+    Raises InvalidInputError for a name that nobody knows. Whatever plays, prices, plans or runs a schedule has it from
+    here.
+    """
+    known = _KNOWN.get(name)
+    if known is not None:
+        return known
+    for entry in installed():
+        if entry.name == name:
+            found = load(entry.value)
+            require(found.name == name, "schedule", f"must be the name of {entry.value}, which is {found.name}", name)
+            return found
+    raise InvalidInputError("schedule", f"must be one of {', '.join(schedule_names())}", name)
+
+
+def schedule_names() -> tuple[str, ...]:
+    """All names, ours first."""
+    return tuple(dict.fromkeys((*_KNOWN, *(entry.name for entry in installed()))))
+
+
+def installed() -> tuple[EntryPoint, ...]:
+    """What installed packages bring. Nothing of it is loaded."""
+    return tuple(entry_points(group=GROUP))
+
+
+def load(reference: str) -> Schedule:
+    """Imports and registers the schedule that `package.module:Class` names.
+
+    It runs that module's code: the reference must be the user's own or an installed package's, never a document's.
+    Raises InvalidInputError where it names no schedule.
+    """
+    module, _, attribute = reference.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the current directory first, as `python -m` does
+    require(bool(module and attribute), "schedule", "must name a class as package.module:Class", reference)
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidInputError("schedule", f"must name a class that can be imported ({error})", reference) from error
+    is_schedule = isinstance(found, type) and issubclass(found, Schedule)
+    require(is_schedule, "schedule", "must name a subclass of pipeplan.programs.schedule.Schedule", reference)
+    return register(found())
+
+
+def schedule_asked(text: str) -> Schedule:
+    """The schedule that a user names on a command line, by name or as `package.module:Class`, which is then loaded."""
+    return load(text) if ":" in text else schedule_named(text)
+
+
+def build(
+    schedule: Schedule | str, pipeline: Pipeline, placement: Sequence[Worker] = (), *, checkpoint_every: int = 0
+) -> Program:
+    """Generates the streams of a schedule, or of the one of this name, for a pipeline.
 
     `placement` lists the workers by rank (default: pipeline after pipeline, stage by stage). With `checkpoint_every` n,
     every stage writes a checkpoint after each n-th batch and after the last. Raises InvalidInputError for a schedule
     that does not exist or does not fit the pipeline.
     """
-    require(schedule in GENERATORS, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
+    known = schedule_named(schedule) if isinstance(schedule, str) else schedule
     equal = len(set(pipeline.replicas)) == 1
-    rule = f"must be the same on every stage for {schedule}"
-    require(equal or schedule in STASHING, "replicas", rule, pipeline.replicas)
-    rule = f"must be 1 for {schedule}, in which a rank has one stage"
-    require(pipeline.chunks == 1 or schedule == INTERLEAVED, "chunks", rule, pipeline.chunks)
+    rule = f"must be the same on every stage for {known.name}"
+    require(equal or known.update == "minibatch", "replicas", rule, pipeline.replicas)
+    rule = f"must be 1 for {known.name}, in which a rank has one stage"
+    require(pipeline.chunks == 1 or known.chunked, "chunks", rule, pipeline.chunks)
     workers = tuple(placement) or pipelines_in_a_row(pipeline.replicas[: pipeline.span])
     ranks = {worker: rank for rank, worker in enumerate(workers)}
 
     def stream(rank: int, worker: Worker) -> Stream:
-        compute = GENERATORS[schedule](pipeline, worker)
+        compute = known.compute(pipeline, worker)
         if any(pipeline.recompute):
             compute = _recompute(compute, pipeline, worker.stage)
         if checkpoint_every:
-            compute = checkpoint(compute, schedule, pipeline, worker.stage, checkpoint_every)
-        instructions = tuple(communicate(compute, pipeline, worker, ranks, in_turn=schedule == ASP))
+            compute = checkpoint(compute, known, pipeline, worker.stage, checkpoint_every)
+        instructions = tuple(communicate(compute, pipeline, worker, ranks, in_turn=known.update == "replica"))
         return Stream(rank=rank, stage=worker.stage, replica=worker.replica, instructions=instructions)
 
     return Program(
-        schedule=schedule,
+        schedule=known,
         pipeline=pipeline,
         streams=tuple(stream(rank, worker) for rank, worker in enumerate(workers)),
     )

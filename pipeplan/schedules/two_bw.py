@@ -4,27 +4,56 @@ stage 0   F1 F2       B1 F3 B2 U1 F4 B3 F5@1 B4 U2 ...
 stage 1      F1    B1 F2 B2 U1 F3 B3 F4 B4 U2 F5@1 ...
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeplan.documents.plan import Worker
 from pipeplan.errors import require
 from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
 from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.one_f_one_b import alternate
 
 
-def two_bw(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
-    """Batch t (from 0) runs on version max(t - 1, 0) on every stage: W(t+1) = W(t) - lr grad f(W(t-1)).
+class TwoBW(Schedule):
+    """1F1B without a flush, an update a batch, two weight versions."""
 
-    In the paper's numbering microbatch k uses version max(floor((k-1)/m) - 1, 0). Raises InvalidInputError unless
-    m >= depth, without which a version would be needed before it is made.
-    """
-    rule = f"must be at least the number of stages ({pipeline.depth}) for pipedream-2bw"
-    require(pipeline.microbatches >= pipeline.depth, "microbatches", rule, pipeline.microbatches)
-    last = {pipeline.microbatches_of(worker, batch)[-1]: batch for batch in pipeline.batch_range()}
-    numbers = [k for batch in pipeline.batch_range() for k in pipeline.microbatches_of(worker, batch)]
-    for k, forward in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
-        version = max(pipeline.batch_of(k) - 1, 0)
-        yield Forward(k, version) if forward else Backward(k, version)
-        if not forward and k in last:
-            yield Update(last[k] + 1)
+    name = "pipedream-2bw"
+    source = "PipeDream-2BW 2021, section 3.1"
+    repeats = True
+    fills = True
+    microbatch_a_stage = True
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """Batch t (from 0) runs on version max(t - 1, 0) on every stage: W(t+1) = W(t) - lr grad f(W(t-1)).
+
+        In the paper's numbering microbatch k uses version max(floor((k-1)/m) - 1, 0). Raises InvalidInputError unless
+        m >= depth, without which a version would be needed before it is made.
+        """
+        rule = f"must be at least the number of stages ({pipeline.depth}) for pipedream-2bw"
+        require(pipeline.microbatches >= pipeline.depth, "microbatches", rule, pipeline.microbatches)
+        last = {pipeline.microbatches_of(worker, batch)[-1]: batch for batch in pipeline.batch_range()}
+        numbers = [k for batch in pipeline.batch_range() for k in pipeline.microbatches_of(worker, batch)]
+        for k, forward in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
+            version = max(pipeline.batch_of(k) - 1, 0)
+            yield Forward(k, version) if forward else Backward(k, version)
+            if not forward and k in last:
+                yield Update(last[k] + 1)
+
+    def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
+        """The one before the newest."""
+        del pipeline, stage
+        return 1
+
+    def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
+        """As many as there are stages from here on (PipeDream 2018, section 3.3)."""
+        del microbatches
+        return depth - stage
+
+    def weight_versions(self, held: int) -> int:
+        """Double-buffered."""
+        del held
+        return 2
+
+    def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
+        """Where others are in flight; of several replicas the update is put off until only those need the old one."""
+        return sum(replicas[stage:]) > replicas[stage] or replicas[stage] == 1

@@ -12,25 +12,43 @@ from collections.abc import Iterator
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import BackwardInput, BackwardWeight, Forward, Instruction, Update
 from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.one_f_one_b import alternate
 
 
-def zb_h1(pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
-    """Batch t runs on version t; `stage` microbatches wait for their weights' gradients while others come in.
+class ZBH1(Schedule):
+    """1F1B with the backward split in two."""
 
-    From forward to BackwardWeight at most depth microbatches are kept on any stage, as 1F1B keeps on the first. With
-    F, B and W seconds for forward, gradient of the input and of the weights the bubble is (depth - 1)(F + B - W) for
-    W <= F (table 1), where 1F1B's is (depth - 1)(F + B + W).
-    """
-    for batch in pipeline.batch_range():
-        waiting: list[int] = []
-        for k, forward in alternate(pipeline.microbatches_of(worker, batch), pipeline.in_flight_limit(worker.stage)):
-            if forward:
-                yield Forward(k, batch)
-                continue
-            yield BackwardInput(k, batch)
-            waiting.append(k)
-            if len(waiting) > worker.stage:
-                yield BackwardWeight((waiting.pop(0),), batch)
-        yield from (BackwardWeight((k,), batch) for k in waiting)
-        yield Update(batch + 1)
+    name = "zb-h1"
+    source = "Qi et al., Zero Bubble Pipeline Parallelism, 2023, section 2.2"
+    repeats = True
+    fills = True
+    flushes = True
+    splits_backward = True
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """Batch t runs on version t; `stage` microbatches wait for their weights' gradients while others come in.
+
+        From forward to BackwardWeight at most depth microbatches are kept on any stage, as 1F1B keeps on the first.
+        With F, B and W seconds for forward, gradient of the input and of the weights the bubble is
+        (depth - 1)(F + B - W) for W <= F (table 1), where 1F1B's is (depth - 1)(F + B + W).
+        """
+        for batch in pipeline.batch_range():
+            waiting: list[int] = []
+            for k, forward in alternate(
+                pipeline.microbatches_of(worker, batch), pipeline.in_flight_limit(worker.stage)
+            ):
+                if forward:
+                    yield Forward(k, batch)
+                    continue
+                yield BackwardInput(k, batch)
+                waiting.append(k)
+                if len(waiting) > worker.stage:
+                    yield BackwardWeight((waiting.pop(0),), batch)
+            yield from (BackwardWeight((k,), batch) for k in waiting)
+            yield Update(batch + 1)
+
+    def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
+        """From forward to BackwardWeight: on every stage what 1F1B keeps on the first."""
+        del stage
+        return min(depth, microbatches)

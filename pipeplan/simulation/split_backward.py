@@ -37,7 +37,7 @@ def split_backward(
     weight_s = [costs[stream.stage].backward_weight_s for stream in program.streams]
     never_idle = [[0.0] * len(stream.instructions) for stream in inputs_only.streams]
     at_the_end = with_weight_gradients(inputs_only, never_idle, weight_s)
-    if program.schedule != "1f1b":
+    if not program.schedule.fills_gaps:
         return at_the_end
 
     idle_s = []

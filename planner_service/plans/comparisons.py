@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
+from pipeplan.schedules.registry import schedule_named
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context
 
@@ -128,7 +129,7 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
 def _compute_s(plan: Plan, index: int) -> float:
     """A stage's compute, a microbatch."""
     costs: StageCosts = plan.costs[index]
-    split = plan.split_backward or plan.schedule == "zb-h1"
+    split = plan.split_backward or schedule_named(plan.schedule).splits_backward
     backward_s = costs.backward_input_s + costs.backward_weight_s if split else costs.backward_s
     recompute_s = costs.recompute_s if plan.stages[index].recompute else 0.0
     return costs.forward_s + backward_s + recompute_s

@@ -10,10 +10,11 @@ from math import log
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from pipeplan.documents.plan import SCHEDULES, Plan, StageMemory
+from pipeplan.documents.plan import Plan, StageMemory
 from pipeplan.errors import require
 from pipeplan.formats import NONE, count, percent, rate, seconds, shape, size, times
 from pipeplan.protocol.plans import PlanFacts, PlanQuery, PlanSummary
+from pipeplan.schedules.registry import schedule_names
 from planner_service.plans import comparisons
 from planner_service.plans import service as plans
 from planner_service.plans.drawings import MemoryBar, StageDrawing, fullest, memory_bar, stage_drawing
@@ -32,7 +33,7 @@ def history(services: Services, request: Request) -> HTMLResponse:
         request,
         "plans/plans.html",
         plans=plans.page(services, query),
-        schedules=SCHEDULES,
+        schedules=schedule_names(),
     )
 
 

@@ -6,21 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeplan.documents.plan import DATA_PARALLEL, INTERLEAVED, STASHING, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.complete import one_pipeline
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.programs.overlap import overlap_exchanges
-from pipeplan.programs.pipeline import FUSED, Pipeline
+from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import stages_in_a_row
 from pipeplan.programs.timeline import Timeline
-from pipeplan.schedules.registry import GENERATORS, build
+from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
 from tests.core.builders import Cell, cluster, profile
 from tests.core.plain_simulate import Plain
+from tests.schedules import DATA_PARALLEL, FUSED, INTERLEAVED, SCHEDULES, STASHING
 from tests.worker.runtime.plans import make_plan
 
 SECONDS = st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0])
@@ -48,7 +49,7 @@ COSTS = st.builds(
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=st.data(), schedule=st.sampled_from(sorted(GENERATORS)))
+@given(data=st.data(), schedule=st.sampled_from(sorted(SCHEDULES)))
 def test_every_schedule_is_played_as_the_plain_simulator_plays_it(data: st.DataObject, schedule: str) -> None:
     depth = 1 if schedule in DATA_PARALLEL else data.draw(st.integers(1, 4))
     width = data.draw(st.integers(1, 3))

@@ -9,12 +9,11 @@ from typing import Any, get_args
 
 import pytest
 
-from pipeplan.documents.plan import STASHING
 from pipeplan.programs.instructions import Transfer
 from pipeplan.programs.timeline import Lane, Timeline
-from pipeplan.schedules.registry import GENERATORS
 from pipeplan.simulation.predict import predict, predict_ends
 from pipeplan.simulation.trace import FIRST_TRACK, chrome_trace
+from tests.schedules import SCHEDULES, STASHING
 from tests.worker.runtime.plans import make_plan
 
 Event = dict[str, Any]
@@ -119,7 +118,7 @@ def transfers(timeline: Timeline, side: str) -> int:
     return sum(text.startswith(side) for lane in timeline.lanes for text in lane.instructions)
 
 
-@pytest.mark.parametrize("schedule", sorted(GENERATORS))
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_every_send_has_an_arrow_to_its_receive(schedule: str) -> None:
     timeline = timeline_of(schedule)
     events = events_of(timeline, timeline)

@@ -13,7 +13,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pipeplan.client.connection import DEFAULT_URL
 from pipeplan.configuration import SECRET, resolve
-from pipeplan.protocol.jobs import AgentTask, refusal, require_patterns
+from pipeplan.errors import require
+from pipeplan.protocol.jobs import AgentTask, allows, refusal, require_patterns
+from pipeplan.schedules.registry import BUILT_IN as BUILT_IN_SCHEDULES
+from pipeplan.schedules.registry import installed
 
 BUILT_IN = (
     "hf:*",
@@ -90,3 +93,18 @@ def require_allowed(task: AgentTask, allow: Sequence[str]) -> None:
     refused = refusal(task, (*BUILT_IN, *allow))
     if refused is not None:
         raise refused
+
+
+def require_allowed_schedule(name: str, allow: Sequence[str]) -> None:
+    """Raises InvalidInputError for a schedule that is neither ours nor an installed one on the operator's list.
+
+    A schedule is code. A plan names it by a name alone; which class that is, what is installed here decides.
+    """
+    if name in BUILT_IN_SCHEDULES:
+        return
+    value = next((entry.value for entry in installed() if entry.name == name), None)
+    rule = "must name a schedule that is built in, or installed on this node (the entry points pipeplan.schedules)"
+    require(value is not None, "schedule", rule, name)
+    if value is not None:
+        rule = f"must be allowed by this agent's operator: pipeplan-agent start --allow {value}"
+        require(allows(allow, value), "schedule", rule, name)

@@ -13,7 +13,7 @@ from pipeplan.protocol.jobs import AgentResult, Lease, LinksResult, PartResult, 
 from worker_agent.agent.child import LOST_PEER, JobProcess, Mark, start
 from worker_agent.agent.client import AgentClient, Heart
 from worker_agent.agent.limits import JobLimits, folder_bytes, without_secrets
-from worker_agent.agent.settings import AgentSettings, require_allowed
+from worker_agent.agent.settings import AgentSettings, require_allowed, require_allowed_schedule
 from worker_agent.agent.task import write_task
 from worker_agent.engine.processes import Place
 
@@ -49,7 +49,7 @@ class LeasedWork:
         task = lease.job.task
         require(task.kind != "plan", "kind", "must be a kind of job that agents do", task.kind)
         require_allowed(task, self.settings.allow)  # type: ignore[arg-type]
-        plan = dump(plan_document(self.client.plan(task.plan_id))) if isinstance(task, RunTask) else None
+        plan = self._plan(task) if isinstance(task, RunTask) else None
         folder = self._folder(lease)
         limits = JobLimits(
             memory_bytes=self.settings.max_memory_bytes,
@@ -73,6 +73,12 @@ class LeasedWork:
         if child.process.returncode != 0:
             raise RunFailedError(child.reason())
         return _result(lease, folder)
+
+    def _plan(self, task: RunTask) -> str:
+        """The plan's document. Raises InvalidInputError for a schedule that this node does not run."""
+        plan = self.client.plan(task.plan_id)
+        require_allowed_schedule(plan.schedule, self.settings.allow)
+        return dump(plan_document(plan))
 
     def _folder(self, lease: Lease) -> Path:
         """Where the job's files are; a gang's attempt has a folder of its own, because its place in it is another."""

@@ -18,6 +18,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.names import parse_spec
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, require
+from pipeplan.schedules.registry import schedule_asked
 from pipeplan.simulation.report import Compared
 
 if TYPE_CHECKING:
@@ -130,6 +131,9 @@ def run(
         str | None,
         typer.Option(help="Running statistics of each microbatch or minibatch; default: minibatch for gpipe."),
     ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="The plan's schedule where it is your own, as package.module:Class.")
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam, adamw; default: the plan's.")] = None,
     checkpoint_every: Annotated[
         int | None,
@@ -175,6 +179,10 @@ def run(
         if text is not None:
             parse_spec(text, field=field)
     chosen = read(Plan, plan)
+    if schedule is not None:
+        own = schedule_asked(schedule)
+        rule = f"must be the plan's schedule, {chosen.schedule}"
+        require(own.name == chosen.schedule, "schedule", rule, own.name)
     place = _place(chosen, nodes, node_rank, master_addr, master_port)
     rule = "must be 0 among several nodes: start all of them again with --resume"
     require(place is None or max_restarts == 0, "max_restarts", rule, max_restarts)
@@ -200,6 +208,7 @@ def run(
         timeout_s=timeout_s,
         concatenate=concatenate,
         recorded_batches=record,
+        schedules=(schedule,) if schedule is not None and ":" in schedule else (),
     )
     if place is not None and place.node_rank > 0:
         with shown(job, quiet=quiet) as on_progress:

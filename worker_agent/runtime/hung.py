@@ -29,7 +29,6 @@ from pipeplan.programs.instructions import (
     Update,
     microbatches_of,
 )
-from pipeplan.programs.pipeline import updates_a_batch
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
 from worker_agent.engine.processes import polling
@@ -163,7 +162,7 @@ class Hunter:
         """How many instructions a rank's first batch has."""
         if stream.rank not in self._first_batch:
             begun, program = self._begun
-            version = (begun.first_step + 1) * updates_a_batch(program.schedule, program.pipeline, stream.stage)
+            version = (begun.first_step + 1) * program.schedule.updates_a_batch(program.pipeline, stream.stage)
             ends = (i for i, each in enumerate(stream.instructions, 1) if _makes(each, version))
             self._first_batch[stream.rank] = next(ends, len(stream.instructions))
         return self._first_batch[stream.rank]

@@ -17,6 +17,7 @@ RunJob: everything that a rank is told. The launcher writes it to a file that al
 """
 
 import fcntl
+import json
 import logging
 import os
 import time
@@ -36,9 +37,9 @@ from pipeplan.documents.plan import Plan
 from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, RunFailedError, require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
-from pipeplan.programs.pipeline import FLUSHES
 from pipeplan.programs.program import Program, settled_batches
 from pipeplan.protocol.training import TrainingOptions
+from pipeplan.schedules.registry import load, schedule_named
 from pipeplan.simulation.predict import long_program_of
 from worker_agent.runtime.manifest import Manifest, describe
 from worker_agent.runtime.status import status_path
@@ -183,7 +184,8 @@ class RunJob(TrainingOptions):
     `transport` says how GPUs' tensors travel: by NCCL ("auto"), or through the host by gloo, where ranks may share one.
     Of a run of more than twice `recorded_batches` every instruction of so many is recorded at its start and at its end
     (None: of as many as hold `RECORDED_INSTRUCTIONS`).
-    `tied` are the groups of stages that share weights, which the ranks find.
+    `tied` are the groups of stages that share weights, which the ranks find. `schedules` are those that whoever starts
+    the run named as package.module:Class: every rank loads them.
     """
 
     plan: Plan
@@ -197,6 +199,7 @@ class RunJob(TrainingOptions):
     timeout_s: float = 300.0
     tied: tuple[tuple[int, ...], ...] = ()
     recorded_batches: int | None = None
+    schedules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         TrainingOptions.__post_init__(self)  # a class with slots is made anew, and `super` finds the one before
@@ -205,7 +208,7 @@ class RunJob(TrainingOptions):
         rule = f"must be above the {self.first_step} steps that the checkpoint has done"
         require(self.steps > self.first_step, "steps", rule, self.steps)
         rule = f"must be microbatch for {self.plan.schedule}, whose minibatches are not apart"
-        apart = self.plan.schedule in FLUSHES
+        apart = schedule_named(self.plan.schedule).flushes
         require(apart or self.batch_norm != "minibatch", "batch_norm", rule, self.batch_norm)
         rule = f"must be left out for a plan in {self.plan.dtype}: it is for those in float32"
         require(self.autocast is None or self.plan.dtype == "float32", "autocast", rule, self.autocast)
@@ -224,7 +227,9 @@ class RunJob(TrainingOptions):
     @property
     def minibatch_statistics(self) -> bool:
         """Whether running statistics are those of whole minibatches."""
-        return self.batch_norm == "minibatch" or (self.batch_norm is None and self.plan.schedule == "gpipe")
+        return self.batch_norm == "minibatch" or (
+            self.batch_norm is None and schedule_named(self.plan.schedule).minibatch_statistics
+        )
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of the update of a step (from 0)."""
@@ -344,5 +349,8 @@ def write_job(job: RunJob) -> Path:
 
 
 def read_job(path: Path) -> RunJob:
-    """The job that `write_job` wrote."""
-    return read_record(RunJob, path.read_bytes())
+    """The job that `write_job` wrote, with the schedules that its starter named loaded."""
+    text = path.read_bytes()
+    for reference in json.loads(text).get("schedules", ()):
+        load(reference)
+    return read_record(RunJob, text)

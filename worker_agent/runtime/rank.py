@@ -20,7 +20,7 @@ from pipeplan.errors import PipeplanError, RunFailedError, require
 from pipeplan.programs.check import check
 from pipeplan.programs.footprint import first_versions
 from pipeplan.programs.instructions import BackwardInput, Checkpoint, Forward, Instruction, Update
-from pipeplan.programs.pipeline import ends_with_checkpoint, updates_a_batch
+from pipeplan.programs.pipeline import ends_with_checkpoint
 from pipeplan.programs.program import Program, Stream, brief
 from pipeplan.programs.repeating import shortened
 from pipeplan.programs.text import format_instruction
@@ -55,7 +55,7 @@ class RankPart:
     def __init__(self, job: RunJob, program: Program, chain: Chain, stream: Stream, device: torch.device) -> None:
         self.stream = stream
         plan_stage = job.plan.stages[stream.stage]
-        updates = updates_a_batch(program.schedule, program.pipeline, stream.stage)
+        updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
         homes = stages_of(job.plan, chain)
         instructions = shortened(stream.instructions)
         self.blocks = [block.to(device) for block in chain.blocks[plan_stage.start : plan_stage.stop]]
@@ -114,7 +114,7 @@ class Rank:
         self.stream: Stream = program.streams[rank]
         self.device = device
         self.parts = [RankPart(job, program, chain, stream, device) for stream in program.stage_streams(self.stream)]
-        self.updates = updates_a_batch(program.schedule, program.pipeline, self.stream.stage)
+        self.updates = program.schedule.updates_a_batch(program.pipeline, self.stream.stage)
 
     def execute(self, status: StatusWriter) -> RankResult:
         """Executes the stream with all other ranks; returns what was measured."""

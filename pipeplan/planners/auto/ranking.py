@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeplan.documents.plan import STASHING, Alternative, Plan
+from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import length, play
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import shortfall
-from pipeplan.programs.pipeline import FUSED
+from pipeplan.schedules.registry import schedule_named
 
 PLAYED_INSTRUCTIONS = 600_000
 """Of all proposals together: about a second and a half."""
@@ -105,14 +105,19 @@ class Ranking:
         if options.split_backward is False or not has_split_backward(self.problem):
             return
         free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
-        flushing = [each for each in self.fitting if each.plan.schedule in FUSED and each.plan.simulated is not None]
+        flushing = [
+            each
+            for each in self.fitting
+            if schedule_named(each.plan.schedule).takes_two_bp and each.plan.simulated is not None
+        ]
         for ranked in flushing[:SPLIT_PROPOSALS]:
             proposal, fused = ranked.proposal, ranked.plan
             fast = replace(fused, split_backward=True)
             saving = replace(fast, split_backward_half_way=True)
             variants: list[Ranked | None] = []
-            if free and fused.schedule == "1f1b" and fused.depth > 1:
-                variants.append(self._split(proposal, replace(fused, schedule="zb-h1")))
+            zero_bubble = schedule_named(fused.schedule).zero_bubble
+            if free and zero_bubble is not None and fused.depth > 1:
+                variants.append(self._split(proposal, replace(fused, schedule=zero_bubble)))
             split = self._split(proposal, saving if options.split_backward_half_way else fast)
             if split is not None and split.over is not None and not options.split_backward_half_way:
                 split = self._split(proposal, saving)
@@ -140,7 +145,7 @@ class Ranking:
 
         # PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for.
         samples, over = max(plan.replicas) * plan.microbatch_size, None
-        if plan.schedule in STASHING and samples > problem.batch_size:
+        if schedule_named(plan.schedule).update == "minibatch" and samples > problem.batch_size:
             over = f"a stage of {max(plan.replicas)} replicas updates after {samples} samples, more than the batch"
         elif worst > 0:
             over = f"does not fit when played, {shortfall(missing.index(worst), worst)}"

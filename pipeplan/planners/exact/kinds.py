@@ -20,6 +20,8 @@ from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.plan import StageMemory
 from pipeplan.documents.profile import Device, Profile
 from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.programs.schedule import Schedule
+from pipeplan.schedules.registry import schedule_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,6 @@ class Intervals:
 
 
 PIPEDREAM = "pipedream"
-FLUSHED = ("1f1b", "gpipe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +120,14 @@ class StageShape:
     microbatches: int
 
     @property
+    def laws(self) -> Schedule:
+        """What the schedule says of itself."""
+        return schedule_named(self.schedule)
+
+    @property
     def slots(self) -> float:
         """A microbatch's time in steps of the slowest stage: a flush adds the filling and draining."""
-        if self.schedule in FLUSHED:
+        if self.laws.flushes:
             return (self.microbatches + self.depth - 1) / self.microbatches
         return 1.0
 
@@ -286,7 +292,7 @@ class Tabulated:
         if shape.width is not None:
             return copies(
                 options.memory,
-                shape.schedule,
+                shape.laws,
                 options.optimizer,
                 recompute=recompute,
                 depth=shape.depth,
@@ -298,7 +304,7 @@ class Tabulated:
             )
         held = -(-kind.workers // kind.replicas)
         if options.memory == "paper":
-            return paper_copies(PIPEDREAM, recompute=recompute, depth=held, microbatches=1)
+            return paper_copies(shape.laws, recompute=recompute, depth=held, microbatches=1)
         return training_copies(
-            PIPEDREAM, options.optimizer, recompute=recompute, held=held, dtype=dtype, master_weights=masters
+            shape.laws, options.optimizer, recompute=recompute, held=held, dtype=dtype, master_weights=masters
         )

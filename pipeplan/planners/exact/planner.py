@@ -11,7 +11,6 @@ in a row on its devices, and a transfer is as slow as the slowest level that it 
 from collections.abc import Iterator
 from math import log
 
-from pipeplan.costs.memory import in_flight
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
@@ -28,6 +27,7 @@ from pipeplan.planners.problem import (
     unobserved,
 )
 from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.schedules.registry import schedule_named
 
 NAME = "exact"
 
@@ -114,7 +114,7 @@ def _shapes(problem: PlanningProblem) -> Iterator[StageShape]:
         for width in range(1, problem.cluster.devices + 1)
         for size, microbatches in _batches(problem, width)
         for depth in depths(problem, _deepest(problem, width))
-        if schedule != "pipedream-2bw" or microbatches >= depth
+        if not schedule_named(schedule).microbatch_a_stage or microbatches >= depth
     ]
     yield from sorted(every, key=lambda s: ((s.width or 1) * s.depth, s.depth, s.microbatch_size))
 
@@ -168,7 +168,7 @@ def _decision(problem: PlanningProblem, search: ExactSearch, result: Result, bes
     if shape.width is None:
         optimal_in_flight = -(-kinds[0].workers // kinds[0].replicas)
     else:
-        optimal_in_flight = in_flight(shape.schedule, depth=shape.depth, stage=0, microbatches=shape.microbatches)
+        optimal_in_flight = shape.laws.in_flight(depth=shape.depth, stage=0, microbatches=shape.microbatches)
     return Decision(
         planner=NAME,
         cost_model=f"exact/{shape.schedule}",

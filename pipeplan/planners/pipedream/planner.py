@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 
-from pipeplan.documents.plan import VERTICAL_SYNC, Alternative, Answer, Certificate, Infeasible, Stage, Worker
+from pipeplan.documents.plan import Alternative, Answer, Certificate, Infeasible, Stage, Worker
 from pipeplan.errors import LARGEST_COUNT, InvalidInputError, require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.pipedream.certificate import certificate
@@ -25,6 +25,7 @@ from pipeplan.planners.problem import PlanningProblem, measured_at, refuse_unuse
 from pipeplan.planners.reasons import memory_reason, shortfall, slower
 
 NAME = "pipedream"
+SCHEDULES = (NAME, "pipedream-vertical-sync")
 
 USED = (
     "microbatch_size",
@@ -119,8 +120,8 @@ def _released(model: CutModel, wanted: PartitionSearch) -> Partition | None:
 def _check(problem: PlanningProblem) -> None:
     options = problem.options
     refuse_unused(NAME, options, USED)
-    require_schedule(options, (NAME, VERTICAL_SYNC), NAME)
-    rule = f"must be planned straight, on all devices, for {VERTICAL_SYNC}: there the versions that it holds are known"
+    require_schedule(options, SCHEDULES, NAME)
+    rule = f"must be planned straight, on all devices, for {SCHEDULES[1]}: there the versions that it holds are known"
     straight = options.straight and not options.fewer_machines
     require(straight or not synchronised(problem), "straight", rule, options.straight)
     types = [group.device.name for group in problem.cluster.groups]

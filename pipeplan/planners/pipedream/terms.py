@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 from pipeplan.costs.memory import Copies, keeps_master_weights, paper_copies, training_copies
-from pipeplan.documents.plan import VERTICAL_SYNC, Stage, StageMemory
+from pipeplan.documents.plan import Stage, StageMemory
 from pipeplan.planners.pipedream.fitting import Law
 from pipeplan.planners.pipedream.partition import LevelShare, PartitionSearch, search_of
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.schedules.registry import schedule_named
+
+_PIPEDREAM = schedule_named("pipedream")
 
 FACTORS = {"parameter-server": 4.0, "all-reduce": 2.0}
 """The factor of (m - 1)/m |w|: what each of m workers sends and receives for an update (2018, section 3.2)."""
@@ -69,10 +72,10 @@ def copies(problem: PlanningProblem, held: int) -> Copies:
     """
     options, dtype = problem.options, problem.profile.dtype
     if options.memory == "paper":
-        stashing = paper_copies("pipedream", recompute=False, depth=held, microbatches=1)
+        stashing = paper_copies(_PIPEDREAM, recompute=False, depth=held, microbatches=1)
     else:
         stashing = training_copies(
-            "pipedream",
+            _PIPEDREAM,
             options.optimizer,
             recompute=False,
             held=held,
@@ -84,7 +87,7 @@ def copies(problem: PlanningProblem, held: int) -> Copies:
 
 def synchronised(problem: PlanningProblem) -> bool:
     """Whether PipeDream's vertical sync is asked for."""
-    return problem.options.schedule == VERTICAL_SYNC
+    return problem.options.schedule is not None and schedule_named(problem.options.schedule).vertical_sync
 
 
 def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int, blocks: tuple[int, int]) -> Stage:

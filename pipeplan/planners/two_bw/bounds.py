@@ -19,7 +19,7 @@ from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.chain import MeasuredBlocks
 from pipeplan.planners.two_bw.shapes import Execution, ShapeRows
 from pipeplan.planners.two_bw.split import ROUNDING
-from pipeplan.planners.two_bw.terms import FLUSHED, UNPIPELINED
+from pipeplan.planners.two_bw.terms import is_flushed
 from pipeplan.planners.two_bw.whole_blocks import WholeBlocks
 
 
@@ -112,7 +112,7 @@ class RateBounds:
     def row_rates(self, rows: ShapeRows) -> FloatArray:
         """Samples a second that a row does not exceed at any depth, by its compute."""
         total_s, block_s = self._total_s[rows.size], self._block_s.max(axis=1)[rows.size]
-        if self.execution.schedule in UNPIPELINED:
+        if not self.execution.laws.pipelined:
             least_s = total_s
         else:
             low, high = self._slots(rows.microbatches, rows.shallowest), self._slots(rows.microbatches, rows.deepest)
@@ -121,7 +121,7 @@ class RateBounds:
 
     def deep_enough(self, rows: ShapeRows, rate: float) -> ShapeRows:
         """The rows at the depths that may reach this rate."""
-        if self.execution.schedule in UNPIPELINED or rate <= 0.0:
+        if not self.execution.laws.pipelined or rate <= 0.0:
             return rows
         needed = rate * (1 - ROUNDING) * self._total_s[rows.size] / (rows.width * self._sizes[rows.size])
         shallowest = np.maximum(rows.shallowest, np.ceil(np.minimum(needed, 2.0**62)).astype(np.int64))
@@ -135,7 +135,7 @@ class RateBounds:
         )
 
     def _slots(self, microbatches: IntArray, depth: IntArray) -> FloatArray:
-        if self.execution.schedule in FLUSHED:
+        if is_flushed(self.execution.laws):
             return np.asarray((microbatches + depth - 1) / microbatches)
         return np.ones(len(depth))
 
@@ -155,7 +155,7 @@ class RateBounds:
         weights = self.measured.weight_bytes
         share = all_reduce(found.width.astype(np.float64))
         exchange_s = share / self._bandwidths.of_levels(group_level) / found.microbatches
-        if self.execution.schedule in UNPIPELINED:
+        if not self.execution.laws.pipelined:
             return np.asarray(np.maximum(self._total_s[size] + transfers_s, exchange_s * weights.sum()))
         shared_s = (self._total_s[size] + transfers_s) / depth
         longest_s = np.maximum(self._whole_s(found), self._block_s.max(axis=1)[size])
@@ -204,7 +204,7 @@ class RateBounds:
         options = self.problem.options
         held = copies(
             options.memory,
-            self.execution.schedule,
+            self.execution.laws,
             options.optimizer,
             recompute=recompute,
             depth=2,
@@ -239,9 +239,9 @@ class RateBounds:
             return np.zeros(len(found))
         edges = found.depth - 1
         held = np.ones(len(found))
-        if self.execution.schedule == "gpipe":
+        if self.execution.laws.keeps_batch:
             held = found.microbatches.astype(np.float64)
-        elif self.execution.schedule not in UNPIPELINED:
+        elif self.execution.laws.fills:
             held = np.where(found.microbatches >= found.depth, (found.depth + 2) / 2, 1.0)
         return edges * (2 * RECEIVES_AHEAD + 1 + 2 * held)
 
@@ -249,7 +249,7 @@ class RateBounds:
         """The sum over the stages of 1 / (copies of activations), and the most copies."""
         depth = found.depth.astype(np.float64)
         ones = np.ones(len(found))
-        if self.execution.recompute is not False or self.execution.schedule in UNPIPELINED:
+        if self.execution.recompute is not False or not self.execution.laws.fills:
             return depth, ones
         if self.problem.options.memory == "paper":
             return ones, depth

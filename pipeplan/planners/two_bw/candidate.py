@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
-from pipeplan.costs.memory import Copies, copies, exchanged_sets, in_flight, keeps_master_weights
+from pipeplan.costs.memory import Copies, copies, exchanged_sets, keeps_master_weights
 from pipeplan.documents.plan import Alternative, Certificate, Stage, StageMemory
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import Decision
@@ -14,8 +14,6 @@ from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower
 from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
 from pipeplan.planners.two_bw.split import ROUNDING, Found, least_sum, min_sum
 from pipeplan.planners.two_bw.terms import (
-    FLUSHED,
-    UNPIPELINED,
     Links,
     MemoryCounts,
     PipelineShape,
@@ -83,8 +81,8 @@ class Evaluator:
 
     def counts(self, shape: PipelineShape, recompute: bool) -> MemoryCounts:
         """What is held on the stages of a shape. Only a flush makes it depend on the batch, and ASP on the width."""
-        microbatches = shape.microbatches if shape.schedule in FLUSHED else 1
-        key = (shape.schedule, shape.depth, recompute, microbatches, exchanged_sets(shape.schedule, shape.width))
+        microbatches = shape.microbatches if shape.laws.flushes or not shape.laws.fills else 1
+        key = (shape.schedule, shape.depth, recompute, microbatches, exchanged_sets(shape.laws, shape.width))
         if key not in self._counts:
             self._counts[key] = MemoryCounts(tuple(self._copies(shape, recompute)))
         return self._counts[key]
@@ -94,7 +92,7 @@ class Evaluator:
         for stage in range(shape.depth):
             yield copies(
                 options.memory,
-                shape.schedule,
+                shape.laws,
                 options.optimizer,
                 recompute=recompute,
                 depth=shape.depth,
@@ -127,13 +125,13 @@ class Evaluator:
         is known: no split takes less.
         """
         best: Candidate | None = None
-        starts = self._some_terms(shape).fitting_starts() if shape.schedule in UNPIPELINED else None
+        starts = self._some_terms(shape).fitting_starts() if not shape.laws.pipelined else None
         for links in self.links(shape):
             terms = self.terms(shape, links)
             found, step_s = None, inf
             if starts is not None:
                 step_s = least_sum(terms.within(starts, 0.0), starts)
-            elif shape.schedule not in UNPIPELINED:
+            elif shape.laws.pipelined:
                 about_s = max(least_time_s / shape.slots, self._share_s(shape)) * (1 - ROUNDING)
                 found = terms.fastest(terms.every_start, about_s).least_max(ceiling_s / shape.slots)
                 step_s = found.worst if found else inf
@@ -254,7 +252,7 @@ def decision(
         time_per_microbatch_s=chosen.time_per_microbatch_s,
         throughput_samples_per_s=chosen.throughput_samples_per_s,
         bubble_fraction=shape.bubble_fraction,
-        optimal_in_flight=in_flight(shape.schedule, depth=shape.depth, stage=0, microbatches=shape.microbatches),
+        optimal_in_flight=shape.laws.in_flight(depth=shape.depth, stage=0, microbatches=shape.microbatches),
         configurations_considered=considered,
         alternatives=tuple(alternatives),
         certificate=certificate,

@@ -12,7 +12,7 @@ from pipeplan.planners.reasons import memory_reason, readable
 from pipeplan.planners.two_bw.bounds import Configurations, joined
 from pipeplan.planners.two_bw.candidate import Miss
 from pipeplan.planners.two_bw.search import BestFirstSearch
-from pipeplan.planners.two_bw.terms import FLUSHED, PipelineShape
+from pipeplan.planners.two_bw.terms import PipelineShape, is_flushed
 
 REASONS = 10
 """Classes (a schedule at a depth) that are named when nothing fits."""
@@ -90,7 +90,7 @@ def _distinct_bytes(search: BestFirstSearch) -> Iterator[tuple[Configurations, F
 
 def _distinct(found: Configurations) -> Configurations:
     """One of each that memory tells apart: of the smallest width where the batch does not matter."""
-    flushed = found.execution.schedule in FLUSHED
+    flushed = is_flushed(found.execution.laws)
     order = np.lexsort((found.width, found.microbatches if flushed else found.width, found.size, found.depth))
     keys = np.stack([found.depth, found.size, found.microbatches if flushed else np.zeros_like(found.depth)])[:, order]
     new = np.append(True, (np.diff(keys, axis=1) != 0).any(axis=0))

@@ -12,7 +12,7 @@ their flush.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pipeplan.documents.plan import ASP, Alternative, Answer, Certificate
+from pipeplan.documents.plan import Alternative, Answer, Certificate
 from pipeplan.errors import require
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import (
@@ -29,6 +29,8 @@ from pipeplan.planners.two_bw.misses import infeasible, shallowest_misses
 from pipeplan.planners.two_bw.search import BestFirstSearch
 from pipeplan.planners.two_bw.shapes import ShapeSpace
 from pipeplan.planners.two_bw.terms import PipelineShape
+from pipeplan.programs.schedule import Schedule
+from pipeplan.schedules.registry import schedule_named, schedule_names
 
 NAME = "pipedream-2bw"
 
@@ -36,10 +38,15 @@ ALTERNATIVES = {"split": 2, "slower": 20, "memory": 2, "impossible": 10}
 """How many of each kind of alternative a plan keeps, the best first; `split` are those slower ones that are split."""
 
 
+def plans_for(schedule: Schedule) -> bool:
+    """Whether the closed forms are the schedule's: equal replicas, a stage a rank, and a whole backward."""
+    return schedule.update != "minibatch" and not schedule.chunked and not schedule.splits_backward
+
+
 def two_bw(problem: PlanningProblem) -> Answer:
     """The configuration of the highest throughput that fits.
 
-    Ties: a measured microbatch size, fewer devices, smaller depth, smaller microbatches, the order of `SCHEDULES`; of
+    Ties: a measured microbatch size, fewer devices, smaller depth, smaller microbatches, the order of the registry; of
     one configuration's splits the one of the least sum of squares, then of the smallest cuts.
     `configurations_considered` counts all of (schedule, w, d, b, recomputation); what cannot beat the plan, by a bound,
     is not split into stages. The certificate counts them.
@@ -47,9 +54,12 @@ def two_bw(problem: PlanningProblem) -> Answer:
     options = problem.options
     used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
     refuse_unused(NAME, options, used)
-    require_schedule(options, ("pipedream-2bw", "1f1b", "gpipe", "data-parallel", ASP, "naive"), NAME)
-    if options.schedule == "gpipe":
-        require_recompute(options, "gpipe")
+    if options.schedule is not None:
+        asked = schedule_named(options.schedule)
+        if not plans_for(asked):
+            require_schedule(options, tuple(n for n in schedule_names() if plans_for(schedule_named(n))), NAME)
+        if asked.recomputes:
+            require_recompute(options, asked.name)
     require_stages(problem)
     require_few_blocks(problem)
     measured = profiled(problem)

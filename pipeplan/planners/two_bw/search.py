@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
-from pipeplan.documents.plan import SCHEDULES
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds, expand
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator
 from pipeplan.planners.two_bw.shapes import ShapeRows, ShapeSpace
-from pipeplan.planners.two_bw.terms import FLUSHED, UNPIPELINED, PipelineShape
+from pipeplan.planners.two_bw.terms import PipelineShape
+from pipeplan.schedules.registry import schedule_names
 
 FIRST_CONFIGURATIONS = 2_000
 """How many configurations are bounded before the first is split: enough for one that is good."""
@@ -142,7 +142,7 @@ class BestFirstSearch:
                 return
             ceiling_s = shape.width * shape.microbatch_size / self.rate * (1 + TIE)
         key = memory_key(shape)
-        step_s = np.inf if shape.schedule in UNPIPELINED else ceiling_s / shape.slots
+        step_s = np.inf if not shape.laws.pipelined else ceiling_s / shape.slots
         if step_s <= self._hopeless.get(key, 0.0):
             return
         self.counts.split += 2 if shape.recompute is None else 1
@@ -166,10 +166,12 @@ class BestFirstSearch:
     def preference(self, shape: PipelineShape) -> Preference:
         """Among equal rates: a size that was measured, fewer devices, less depth, smaller microbatches."""
         interpolated = shape.microbatch_size not in self.space.problem.profile.microbatch_sizes
-        return interpolated, shape.devices, shape.depth, shape.microbatch_size, SCHEDULES.index(shape.schedule)
+        return interpolated, shape.devices, shape.depth, shape.microbatch_size, schedule_names().index(shape.schedule)
 
 
 def memory_key(shape: PipelineShape) -> tuple[str, int, int, int]:
     """What the memory of a shape's stages depends on: not the width, and the batch only where it is flushed."""
-    microbatches = shape.microbatches if shape.schedule in FLUSHED else 0
+    laws = shape.laws
+    counts = laws.pipelined and (laws.flushes or not laws.fills)
+    microbatches = shape.microbatches if counts else 0
     return shape.schedule, shape.depth, shape.microbatch_size, microbatches

@@ -11,10 +11,11 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import IntArray
-from pipeplan.documents.plan import DATA_PARALLEL
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.chain import MeasuredBlocks
-from pipeplan.planners.two_bw.terms import UNPIPELINED, PipelineShape
+from pipeplan.planners.two_bw.terms import PipelineShape
+from pipeplan.programs.schedule import Schedule
+from pipeplan.schedules.registry import schedule_named
 
 TWO_BW = "pipedream-2bw"
 
@@ -27,6 +28,11 @@ class Execution:
     recompute: bool | None
     shallowest: int
     deepest: int
+
+    @property
+    def laws(self) -> Schedule:
+        """What the schedule says of itself."""
+        return schedule_named(self.schedule)
 
     @property
     def ways(self) -> int:
@@ -80,7 +86,7 @@ class ShapeSpace:
         if options.schedule is None:
             ranges = [("data-parallel", 1, 1), ("naive", 2, deepest), (TWO_BW, 2, deepest)]
         else:
-            ranges = [(options.schedule, 1, 1 if options.schedule in DATA_PARALLEL else deepest)]
+            ranges = [(options.schedule, 1, 1 if schedule_named(options.schedule).single_stage else deepest)]
         if options.stages is not None:
             ranges = [
                 (name, options.stages, options.stages) for name, low, high in ranges if low <= options.stages <= high
@@ -92,10 +98,11 @@ class ShapeSpace:
 
     def _recompute(self, schedule: str) -> bool | None:
         """Without pipelining one microbatch is in flight and recomputation saves nothing, so only if asked."""
-        if schedule == "gpipe":
+        laws = schedule_named(schedule)
+        if laws.recomputes:
             return True
         asked = self.problem.options.recompute
-        return False if asked is None and schedule in UNPIPELINED else asked
+        return False if asked is None and not laws.pipelined else asked
 
     @cached_property
     def rows(self) -> tuple[ShapeRows, ...]:
@@ -106,7 +113,7 @@ class ShapeSpace:
         width, size = self._pairs
         microbatches = self.problem.batch_size // (width * np.asarray(self.measured.sizes)[size])
         deepest = np.minimum(self.problem.cluster.devices // width, execution.deepest)
-        if execution.schedule == TWO_BW:
+        if execution.laws.microbatch_a_stage:
             deepest = np.minimum(deepest, microbatches)
         rows = ShapeRows(
             execution=execution,

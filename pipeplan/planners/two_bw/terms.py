@@ -17,7 +17,7 @@ from pipeplan.costs.collectives import all_reduce, in_turn
 from pipeplan.costs.memory import Copies
 from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.plan import ASP, DATA_PARALLEL, Worker
+from pipeplan.documents.plan import Worker
 from pipeplan.errors import LARGEST_AMOUNT
 from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.split import (
@@ -31,16 +31,16 @@ from pipeplan.planners.two_bw.split import (
     starts_within,
 )
 from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
-
-FLUSHED = ("1f1b", "gpipe")
-"""Pipelined schedules that pay for filling and draining: (m + d - 1) / m."""
-
-UNPIPELINED = (*sorted(DATA_PARALLEL), "naive")
-"""Schedules whose stages work one after the other: a microbatch takes their sum."""
-
+from pipeplan.programs.schedule import Schedule
+from pipeplan.schedules.registry import schedule_named
 
 BREADTH = 16
 """Starts of each stage that are looked at for the split that holds least: memory grows with a stage's blocks."""
+
+
+def is_flushed(laws: Schedule) -> bool:
+    """Whether a pipelined schedule pays for filling and draining: (m + d - 1) / m."""
+    return laws.pipelined and laws.flushes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +73,23 @@ class PipelineShape:
         return (False, True) if self.recompute is None else (self.recompute,)
 
     @property
+    def laws(self) -> Schedule:
+        """What the schedule says of itself."""
+        return schedule_named(self.schedule)
+
+    @property
     def slots(self) -> float:
-        """Time of a batch in steps of the slowest stage, a microbatch."""
-        if self.schedule in FLUSHED:
+        """Time of a batch in steps of the slowest stage, a microbatch; a flush pays for filling and draining."""
+        if is_flushed(self.laws):
             return (self.microbatches + self.depth - 1) / self.microbatches
         return 1.0
 
     @property
     def bubble_fraction(self) -> float:
         """The share of idle time among equal stages."""
-        if self.schedule in UNPIPELINED:
+        if not self.laws.pipelined:
             return (self.depth - 1) / self.depth
-        return (self.depth - 1) / (self.microbatches + self.depth - 1) if self.schedule in FLUSHED else 0.0
+        return (self.depth - 1) / (self.microbatches + self.depth - 1) if is_flushed(self.laws) else 0.0
 
     def throughput_samples_per_s(self, time_per_microbatch_s: float) -> float:
         """The whole job's: the paper's b / t is that of one of the `width` pipelines."""
@@ -283,7 +288,7 @@ class PipelineTerms:
     @cached_property
     def _exchange(self) -> FloatArray:
         """Seconds of gradient exchange a byte of weights and microbatch, on every stage."""
-        exchange = in_turn if self.shape.schedule == ASP else all_reduce
+        exchange = in_turn if self.shape.laws.update == "replica" else all_reduce
         share = float(exchange(np.asarray(float(self.shape.width))))
         return share / self.links.groups / self.shape.microbatches
 

@@ -16,7 +16,6 @@ from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.chain import MeasuredBlocks
 from pipeplan.planners.two_bw.shapes import Execution
 from pipeplan.planners.two_bw.split import ROUNDING
-from pipeplan.planners.two_bw.terms import UNPIPELINED
 
 MOST_BLOCKS = 64
 """Stages of more blocks count as unlimited: there a share of the whole is as good a bound."""
@@ -119,7 +118,7 @@ class WholeBlocks:
     def _keepable(self) -> IntArray:
         """[size, h]: how many blocks a stage keeps whole with h in flight; what comes after those held is 0."""
         held = np.arange(max(self.execution.deepest, 1) + 1, dtype=np.float64)
-        if self.execution.schedule in UNPIPELINED:
+        if not self.execution.laws.fills:
             held = np.ones(len(held))
         return self._limit(held)
 

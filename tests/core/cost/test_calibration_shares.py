@@ -6,12 +6,13 @@ from itertools import pairwise
 import pytest
 
 from pipeplan.calibration.observed import costs_of
-from pipeplan.costs.estimate import backward_follows_forward, keeps_versions
+from pipeplan.costs.estimate import backward_follows_forward
 from pipeplan.documents.profile import Overheads
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import InvalidInputError
 from pipeplan.programs.footprint import last_uses
 from pipeplan.programs.instructions import Backward, Forward, Recompute, Update, is_compute
+from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.predict import predict
 from tests.core.measured import CLUSTER, PROFILE, plan_for
 
@@ -77,7 +78,7 @@ def test_the_rules_are_what_the_streams_show_in_steady_state(
         last = last_uses(stream)
         updates = [(index, i) for index, i in enumerate(stream) if isinstance(i, Update)]
         kept = [last[update.version - 1] > index for index, update in updates]
-        rule = keeps_versions(schedule, plan.replicas, lane.stage)
+        rule = schedule_named(schedule).keeps_versions(plan.replicas, lane.stage)
         assert (sum(kept) > len(kept) / 2) == rule
         compute = [i for i in stream if is_compute(i)]
         follows = [
@@ -86,7 +87,7 @@ def test_the_rules_are_what_the_streams_show_in_steady_state(
             if isinstance(i, Backward)
         ]
         if plan.depth == 1 or lane.stage == plan.depth - 1:
-            hot = backward_follows_forward(schedule, recompute=False, last=True)
+            hot = backward_follows_forward(schedule_named(schedule), recompute=False, last=True)
             assert (sum(follows) > len(follows) / 2) == hot
 
 

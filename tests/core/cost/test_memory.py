@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.costs.memory import Copies, copies, in_flight
+from pipeplan.costs.memory import Copies, copies
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
+from pipeplan.schedules.registry import schedule_named
 from tests.core.builders import Cell, cluster, profile
 
 W, A, I = 1000, 30, 7  # noqa: E741 (the appendix's letters: bytes of a stage's weights, activations and input)
@@ -32,7 +33,7 @@ def held_bytes(held: Copies) -> int:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_the_papers_law_holds_on_every_stage(schedule: str, recompute: bool, expected: int, stage: int) -> None:
     """d = 4 stages, m = 8 microbatches."""
-    held = copies("paper", schedule, "adam", recompute=recompute, depth=4, stage=stage, microbatches=8)
+    held = copies("paper", schedule_named(schedule), "adam", recompute=recompute, depth=4, stage=stage, microbatches=8)
     assert held_bytes(held) == expected
 
 
@@ -52,13 +53,15 @@ def test_the_papers_law_holds_on_every_stage(schedule: str, recompute: bool, exp
 def test_training_counts_what_the_device_really_holds(
     schedule: str, optimizer: str, recompute: bool, expected: int
 ) -> None:
-    held = copies("training", schedule, optimizer, recompute=recompute, depth=4, stage=1, microbatches=8)
+    held = copies(
+        "training", schedule_named(schedule), optimizer, recompute=recompute, depth=4, stage=1, microbatches=8
+    )
     assert held_bytes(held) == expected
     assert held.transients == 1
 
 
 def test_fewer_microbatches_than_stages_are_all_that_1f1b_has_in_flight() -> None:
-    assert in_flight("1f1b", depth=8, stage=0, microbatches=3) == 3
+    assert schedule_named("1f1b").in_flight(depth=8, stage=0, microbatches=3) == 3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from pipeplan.documents.files import answer_document, dump, parse_plan
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import ASP, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Device, Model, Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.imports.pipedream_graph import import_pipedream_graph
@@ -17,6 +17,7 @@ from pipeplan.planners.solve import PLANNERS, solve
 from pipeplan.programs.check import check
 from pipeplan.simulation.predict import predict, program_of
 from tests.core.builders import Cell, cluster, profile
+from tests.schedules import ASP
 
 PROFILES = Path(__file__).parents[2] / "data" / "profiles"
 

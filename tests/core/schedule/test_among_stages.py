@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.documents.plan import ASP
 from pipeplan.documents.stage_costs import unit_costs
 from pipeplan.errors import InvalidInputError, ScheduleError
 from pipeplan.programs.check import check
@@ -15,6 +14,7 @@ from pipeplan.programs.program import Program
 from pipeplan.programs.text import format_stream, parse_stream
 from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
+from tests.schedules import ASP
 
 BOTH = AmongStages(tied=((0, 2), (0, 1, 2)), norm=True)
 

@@ -11,19 +11,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeplan.documents.plan import DATA_PARALLEL, STASHING, Worker
+from pipeplan.documents.plan import Worker
 from pipeplan.documents.stage_costs import StageCosts, unit_costs
 from pipeplan.programs.check import check
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.instructions import Backward, BackwardInput, BackwardWeight, Forward, SendActivation, Update
-from pipeplan.programs.pipeline import Pipeline, updates_a_batch, versions_behind
+from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction, parse_stream
 from pipeplan.programs.two_bp import with_half_way_weight_gradients, with_weight_gradients, without_weight_gradients
-from pipeplan.schedules.registry import GENERATORS, build
+from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
 from tests.core.builders import equal_thirds
+from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -224,7 +225,7 @@ def test_vertical_sync_holds_no_more_versions_than_it_promises_and_needs_them_al
             elif isinstance(i, Forward | Backward):
                 most[stream.stage] = max(most[stream.stage], newest - i.version)
     stages = range(len(replicas))
-    assert most == [versions_behind("pipedream-vertical-sync", pipeline, stage) for stage in stages]
+    assert most == [schedule_named("pipedream-vertical-sync").versions_behind(pipeline, stage) for stage in stages]
 
 
 @pytest.mark.parametrize("replicas", [(2, 1, 1), (7, 1), (9, 5, 1, 1), (1, 2), (3, 2)])
@@ -249,16 +250,16 @@ def test_in_flight_microbatches_never_exceed_the_distance_to_the_end(schedule: s
         assert in_flight[-1] == 0
 
 
-@pytest.mark.parametrize("schedule", sorted(GENERATORS))
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_live_versions_are_those_that_a_schedule_promises(schedule: str) -> None:
     stages = 1 if schedule in DATA_PARALLEL else 4
     program = straight(schedule, stages, 1 if schedule in STASHING else 4, batches=8)
     for stream in program.streams:
-        behind = versions_behind(schedule, program.pipeline, stream.stage)
+        behind = program.schedule.versions_behind(program.pipeline, stream.stage)
         assert max(h.versions for h in footprints(stream.instructions, recompute=False)) == 1 + behind
 
 
-@pytest.mark.parametrize("schedule", sorted(GENERATORS))
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_schedule_passes_the_check_and_plays_to_its_end(schedule: str, width: int, recompute: bool) -> None:
@@ -287,7 +288,7 @@ def test_unequal_replicas_pass_the_check_and_never_deadlock(replicas: tuple[int,
             (stream.replica + 1) % replicas[stream.stage]
         ] * len(forwards)
         updates = [i.version for i in stream.instructions if isinstance(i, Update)]
-        assert updates == list(range(1, 6 * updates_a_batch(schedule, pipeline, stream.stage) + 1))
+        assert updates == list(range(1, 6 * schedule_named(schedule).updates_a_batch(pipeline, stream.stage) + 1))
 
 
 def test_2bp_fills_gaps_with_finished_microbatches_and_concatenates_the_rest() -> None:

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeplan.documents.plan import ASP, STASHING, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.programs.check import check
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.footprint import footprints, last_uses
 from pipeplan.programs.instructions import Checkpoint, Instruction
-from pipeplan.programs.pipeline import FUSED, pipeline_of
+from pipeplan.programs.pipeline import pipeline_of
 from pipeplan.programs.program import Program, brief, short_batches
 from pipeplan.programs.repeating import counted, retirements
-from pipeplan.schedules.registry import GENERATORS
 from pipeplan.simulation.predict import long_program_of, program_of
+from tests.schedules import ASP, FUSED, SCHEDULES, STASHING
 from tests.worker.runtime.plans import make_plan
 
 FLAT = {"data-parallel", "data-parallel-asp"}
@@ -28,7 +28,7 @@ FLAT = {"data-parallel", "data-parallel-asp"}
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Any schedule with any shape that it takes."""
-    schedule = draw(st.sampled_from(sorted(GENERATORS)))
+    schedule = draw(st.sampled_from(sorted(SCHEDULES)))
     depth = 1 if schedule in FLAT else draw(st.integers(1, 4))
     chunks = draw(st.integers(1, 3)) if schedule == "1f1b-interleaved" and depth > 1 else 1
     microbatches = draw(st.integers(1, 2 if schedule in STASHING else 6))
@@ -113,7 +113,7 @@ def most_held(program: Program) -> list[tuple[int, ...]]:
     return held
 
 
-@pytest.mark.parametrize("schedule", sorted(set(GENERATORS) - FLAT))
+@pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - FLAT))
 def test_a_run_without_end_is_made_at_once_and_known_at_any_place(schedule: str) -> None:
     """10^15 batches; neighbours of a place far away follow each other as they do early on."""
     chunks = 2 if schedule == "1f1b-interleaved" else 1

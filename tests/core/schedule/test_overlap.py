@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeplan.documents.plan import ASP, DATA_PARALLEL, INTERLEAVED, STASHING
 from pipeplan.documents.stage_costs import StageCosts, unit_costs
 from pipeplan.errors import ScheduleError
 from pipeplan.programs.check import check
@@ -14,13 +13,14 @@ from pipeplan.programs.communicate import AmongStages, exchange_among_stages
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.instructions import Backward, Forward, ReduceGradients, StartReduce, Update, is_compute
 from pipeplan.programs.overlap import overlap_exchanges
-from pipeplan.programs.pipeline import FUSED, Pipeline
+from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program
 from pipeplan.programs.text import format_stream, parse_stream
 from pipeplan.programs.timeline import throughput_samples_per_s
-from pipeplan.schedules.registry import GENERATORS, build
+from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
+from tests.schedules import ASP, DATA_PARALLEL, INTERLEAVED, SCHEDULES, STASHING
 
 COSTS = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
 
@@ -128,7 +128,7 @@ unsplit = st.builds(
         ),
         checkpoint_every=every,
     ),
-    st.sampled_from(sorted(GENERATORS)),
+    st.sampled_from(sorted(SCHEDULES)),
     st.integers(1, 4),
     st.integers(1, 3),
     st.integers(1, 2),
@@ -137,7 +137,7 @@ unsplit = st.builds(
 )
 split = st.builds(
     lambda program, half_way: split_backward(program, [COSTS] * program.pipeline.depth, half_way=half_way),
-    unsplit.filter(lambda program: program.schedule in FUSED),
+    unsplit.filter(lambda program: program.schedule.takes_two_bp),
     st.booleans(),
 )
 programs = unsplit | split
@@ -154,7 +154,7 @@ def test_overlapping_moves_no_work_keeps_the_laws_and_holds_two_sets_of_gradient
         assert sorted(others, key=repr) == sorted(before.instructions, key=repr)
         assert [i for i in others if is_compute(i)] == [i for i in before.instructions if is_compute(i)]
         most = max(h.gradients for h in footprints(after.instructions, recompute=False))
-        assert most <= (program.pipeline.replicas[0] - 1 if program.schedule == ASP else 1)
+        assert most <= (program.pipeline.replicas[0] - 1 if program.schedule.name == ASP else 1)
 
 
 @settings(deadline=None)

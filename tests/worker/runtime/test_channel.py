@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan.documents.plan import DATA_PARALLEL, SCHEDULES, STASHING
 from pipeplan.programs.instructions import Instruction, RecvActivation, RecvGradient, SendActivation, SendGradient
 from pipeplan.programs.program import Program
 from pipeplan.simulation.predict import program_of
+from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING
 from tests.worker.runtime.plans import make_plan
 from worker_agent.runtime.channel import ChannelEdge, ChannelLines, Inbox, Outbox, meet
 from worker_agent.runtime.mail import Mail, edges_of

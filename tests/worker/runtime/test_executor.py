@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeplan.documents.plan import ASP, STASHING, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.programs.instructions import Checkpoint
 from pipeplan.programs.timeline import Lane
 from pipeplan.simulation.predict import predict
+from tests.schedules import ASP, STASHING
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train, train_in_turn, train_on_replicas

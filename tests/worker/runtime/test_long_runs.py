@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeplan.documents.plan import STASHING, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.programs.repeating import Repeating
 from pipeplan.programs.text import format_instruction
 from pipeplan.simulation.predict import program_of
+from tests.schedules import STASHING
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import train, train_on_replicas

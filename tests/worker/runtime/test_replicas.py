@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeplan.costs.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES
-from pipeplan.documents.plan import ASP
 from pipeplan.errors import RunFailedError
 from pipeplan.programs.footprint import footprints
+from tests.schedules import ASP
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import train

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeplan.documents.plan import STASHING, Plan
+from pipeplan.documents.plan import Plan
+from tests.schedules import STASHING
 from tests.worker.runtime.plans import make_plan
 from tests.worker.runtime.processes import run_ranks
 from tests.worker.runtime.reference import Weights, train

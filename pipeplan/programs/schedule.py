@@ -1,0 +1,150 @@
+"""Schedule: what generates a worker's compute, and the laws by which everything else knows it.
+
+A schedule is a class with a name, a generator and laws. Nothing compares names: the check holds streams to the laws,
+cost models count by them, passes and planners ask them what they may do. The schedules are in `pipeplan.schedules`;
+docs/schedules.md shows how to write another one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+from pipeplan.documents.plan import Worker
+from pipeplan.programs.instructions import Backward, BackwardWeight, Forward, Instruction, microbatches_of
+from pipeplan.programs.pipeline import Pipeline
+
+
+class Schedule(ABC):
+    """One pipeline schedule. Pure: equal pipelines give equal streams.
+
+    The laws are claims that `programs.check` holds the streams to. What a subclass does not say is what costs the most:
+    without a flush a version for each microbatch in flight.
+    """
+
+    name: ClassVar[str]
+    """By which plans, commands and the API know it: at most 32 characters."""
+
+    source: ClassVar[str]
+    """The paper and its section."""
+
+    flushes: ClassVar[bool] = False
+    """The pipeline is empty between batches: batch t runs on version t, the newest one, on every stage."""
+
+    pipelined: ClassVar[bool] = True
+    """Several microbatches are in the pipeline at once."""
+
+    repeats: ClassVar[bool] = False
+    """Once the pipeline is full each batch's stream is like the one before, so that long runs keep a few batches only
+    (`programs.repeating`). Where this is not said, a run keeps all of its stream."""
+
+    fills: ClassVar[bool] = False
+    """Stage s of d keeps at least min(d - s, microbatches) in flight: so much is known before anything is counted."""
+
+    keeps_batch: ClassVar[bool] = False
+    """Every stage keeps the whole batch in flight."""
+
+    microbatch_a_stage: ClassVar[bool] = False
+    """A batch must have at least a microbatch for every stage."""
+
+    single_stage: ClassVar[bool] = False
+    """Every worker holds the whole model."""
+
+    chunked: ClassVar[bool] = False
+    """A rank may hold several stages, its chunks (Narayanan et al. 2021)."""
+
+    update: ClassVar[Literal["batch", "minibatch", "replica"]] = "batch"
+    """What a stage updates after: a batch on all stages; each minibatch of its replicas, which may then differ in
+    number from stage to stage (PipeDream); the share of one replica after the other (ASP)."""
+
+    vertical_sync: ClassVar[bool] = False
+    """A microbatch runs on every stage on the version that it has on the input stage (PipeDream 2018, section 3.3)."""
+
+    splits_backward: ClassVar[bool] = False
+    """It places the gradients of inputs and of weights by itself (`BackwardInput`, `BackwardWeight`)."""
+
+    fills_gaps: ClassVar[bool] = False
+    """2BP places the weights' gradients in its idle gaps; of other schedules all at the end of a batch."""
+
+    zero_bubble: ClassVar[str | None] = None
+    """The schedule of the same order that splits the backward itself, which is worth a try in its place."""
+
+    alternates: ClassVar[bool] = True
+    """On the last stage each backward follows the forward of its own microbatch."""
+
+    recomputes: ClassVar[bool] = False
+    """It lives on recomputation: its planners recompute unless they are told not to."""
+
+    minibatch_statistics: ClassVar[bool] = False
+    """Batch norm tracks whole minibatches, unless a run says otherwise."""
+
+    @abstractmethod
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """The forwards, backwards and updates of one worker, in the order in which it executes them.
+
+        Raises InvalidInputError for a pipeline that the schedule does not fit.
+        """
+
+    def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
+        """How many updates behind the newest weights a stage may compute."""
+        del pipeline, stage
+        return 0
+
+    def updates_a_batch(self, pipeline: Pipeline, stage: int) -> int:
+        """Weight versions that a batch makes on a stage."""
+        match self.update:
+            case "batch":
+                return 1
+            case "minibatch":
+                return pipeline.batch_microbatches // pipeline.replicas[stage]
+            case "replica":
+                return pipeline.replicas[stage]
+
+    def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
+        """Microbatches that a stage keeps at most, from forward to the whole backward; all stages have equal replicas.
+
+        Counted in the stream, unless the schedule has a formula.
+        """
+        return _counted(self, depth, stage, microbatches)
+
+    def counted_in_flight(self, *, depth: int, microbatches: int) -> int:
+        """The same as the closed form of PipeDream-2BW counts it, on every stage alike (2021, appendix A.1.2)."""
+        return self.in_flight(depth=depth, stage=0, microbatches=microbatches)
+
+    def weight_versions(self, held: int) -> int:
+        """Weight versions alive on a stage with `held` microbatches in flight: one with a flush, or one for each."""
+        return 1 if self.flushes else held
+
+    def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
+        """Whether microbatches in flight on a stage still need the version before when it updates: it is copied then.
+
+        `replicas` are those of all stages.
+        """
+        del replicas, stage
+        return not self.flushes
+
+    @property
+    def takes_two_bp(self) -> bool:
+        """Whether 2BP may split its backward: with a flush there is an end of the batch to put things off to."""
+        return self.flushes and not self.splits_backward and not self.chunked
+
+    def __repr__(self) -> str:
+        return f"<schedule {self.name}>"
+
+
+@lru_cache(maxsize=4096)
+def _counted(schedule: Schedule, depth: int, stage: int, microbatches: int) -> int:
+    """What a stage holds at most in a stream of a few batches: enough to fill a pipeline that is never empty."""
+    batches = 1 if schedule.flushes else 2 - (-depth // microbatches)
+    pipeline = Pipeline(replicas=(1,) * depth, microbatches=microbatches, batches=batches)
+    held, most = set[int](), 0
+    for instruction in schedule.compute(pipeline, Worker(stage=stage)):
+        match instruction:
+            case Forward(microbatch=k):
+                held.add(k)
+                most = max(most, len(held))
+            case Backward() | BackwardWeight():
+                held.difference_update(microbatches_of(instruction))
+            case _:
+                pass
+    return most
