@@ -1,6 +1,5 @@
 """`pipeplan simulate`: a schedule on stages that all cost the same, as in the papers' pictures."""
 
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,12 +8,12 @@ import typer
 
 from pipeplan.documents.files import dump, write_document
 from pipeplan.documents.plan import DATA_PARALLEL, INTERLEAVED, STASHING
-from pipeplan.documents.stage_costs import StageCosts, unit_costs
+from pipeplan.documents.stage_costs import unit_costs
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count
 from pipeplan.programs.check import check
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.pipeline import Pipeline
-from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.program import Program
 from pipeplan.programs.text import format_stream
 from pipeplan.programs.timeline import Timeline
 from pipeplan.schedules.registry import GENERATORS, build
@@ -27,6 +26,7 @@ SCHEDULES = tuple(name for name in GENERATORS if name not in DATA_PARALLEL)
 """All but those that have no stages."""
 
 COLUMNS = 200
+"""The width of the timeline's picture."""
 
 MAX_INSTRUCTIONS = 2_000_000
 """Minutes and gigabytes at most: what is larger was hardly meant."""
@@ -51,9 +51,23 @@ def simulate(
 ) -> None:
     """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
     require(schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}", schedule)
-    chunks = _chunks(schedule, chunks)
+    if schedule == INTERLEAVED:
+        chunks = 2 if chunks is None else chunks
+        require_count("chunks", chunks)
+    else:
+        require(chunks is None, "chunks", f"is an option of {INTERLEAVED}", chunks)
+        chunks = 1
     program = _program(schedule, stages, microbatches, batches, chunks)
-    costs = [_costs(forward / chunks, backward_input / chunks, backward_weight / chunks)] * stages * chunks
+
+    forward_s, backward_input_s, backward_weight_s = forward / chunks, backward_input / chunks, backward_weight / chunks
+    require_amount("forward", forward_s)
+    require_amount("backward_input", backward_input_s)
+    require_amount("backward_weight", backward_weight_s)
+    total_s = forward_s + backward_input_s + backward_weight_s
+    require(total_s >= LEAST_AMOUNT, "forward", "must take some time together with the backward", total_s)
+    cost = unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
+    costs = [cost] * stages * chunks
+
     if two_bp or two_bp_half_way:
         program = split_backward(program, costs, half_way=two_bp_half_way)
     check(program)
@@ -67,42 +81,27 @@ def simulate(
         typer.echo(f"bubble {100 * timeline.bubble_fraction:.2f} %, makespan {timeline.makespan_s:g} s")
 
 
-def _chunks(schedule: str, asked: int | None) -> int:
-    if schedule == INTERLEAVED:
-        chunks = 2 if asked is None else asked
-        require_count("chunks", chunks)
-        return chunks
-    require(asked is None, "chunks", f"is an option of {INTERLEAVED}", asked)
-    return 1
-
-
-def _costs(forward_s: float, backward_input_s: float, backward_weight_s: float) -> StageCosts:
-    require_amount("forward", forward_s)
-    require_amount("backward_input", backward_input_s)
-    require_amount("backward_weight", backward_weight_s)
-    total_s = forward_s + backward_input_s + backward_weight_s
-    require(total_s >= LEAST_AMOUNT, "forward", "must take some time together with the backward", total_s)
-    return unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
-
-
 def _program(schedule: str, stages: int, microbatches: int, batches: int, chunks: int) -> Program:
-    """PipeDream updates after every minibatch: M a batch over K batches are M K minibatches, an update each."""
+    """The streams of all workers. Raises InvalidInputError for counts that make too many instructions."""
     counts = {"microbatches": microbatches, "stages": stages, "batches": batches, "chunks": chunks}
     for field, value in counts.items():
         require_count(field, value)
     most = max(counts, key=counts.__getitem__)
-    rule = (
-        f"must make at most {MAX_INSTRUCTIONS} instructions with {', '.join(name for name in counts if name != most)}"
-    )
+    others = ", ".join(name for name in counts if name != most)
+    rule = f"must make at most {MAX_INSTRUCTIONS} instructions with {others}"
     require(6 * prod(counts.values()) <= MAX_INSTRUCTIONS, most, rule, counts[most])
-    if schedule in STASHING:
+    if schedule in STASHING:  # updates after every minibatch: M a batch over K batches are M K, an update each
         microbatches, batches = 1, microbatches * batches
     pipeline = Pipeline(replicas=(1,) * (stages * chunks), microbatches=microbatches, batches=batches, chunks=chunks)
     return build(schedule, pipeline)
 
 
 def _document(program: Program, timeline: Timeline, *, microbatches: int, batches: int) -> dict[str, Any]:
-    held = [_peaks(program.stage_streams(stream)) for stream in program.streams]
+    # What a stage holds: with several chunks, the largest of them.
+    held = [
+        [h for part in program.stage_streams(stream) for h in footprints(part.instructions, recompute=False)]
+        for stream in program.streams
+    ]
     return {
         "schedule": program.schedule,
         "stages": program.pipeline.span,
@@ -111,14 +110,8 @@ def _document(program: Program, timeline: Timeline, *, microbatches: int, batche
         "batches": batches,
         "bubble_fraction": timeline.bubble_fraction,
         "makespan_s": timeline.makespan_s,
-        "in_flight": [in_flight for in_flight, _ in held],
-        "weight_versions": [versions for _, versions in held],
+        "in_flight": [max(h.in_flight for h in stage) for stage in held],
+        "weight_versions": [max(h.versions for h in stage) for stage in held],
         "streams": [format_stream(stream.instructions) for stream in program.streams],
         "timeline": timeline,
     }
-
-
-def _peaks(parts: Sequence[Stream]) -> tuple[int, int]:
-    """The most microbatches in flight and weight versions that a stage ever holds; of several chunks the largest."""
-    held = [h for part in parts for h in footprints(part.instructions, recompute=False)]
-    return max(h.in_flight for h in held), max(h.versions for h in held)
