@@ -1,6 +1,7 @@
-"""`pipeplan settings`: every setting of the service, its value, and where that comes from.
+"""`pipeplan serve` and `pipeplan settings`: the service with its dashboard, and what it is set to.
 
-`pipeplan serve`: the service and its dashboard. One process; several on one PostgreSQL behave as one service.
+`serve` is one process; several on one PostgreSQL behave as one service. `settings` shows every setting, its value, and
+where that comes from.
 """
 
 import errno
@@ -19,31 +20,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeplan.cli.console import require_extra
+from pipeplan.cli.console import require_extra, show_table
 from pipeplan.documents.files import dump
 from pipeplan.errors import PipeplanError
 from planner_service.platform.logs import configure, tell
-
-Config = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file of settings, for what nothing else sets. [PIPEPLAN_CONFIG]")
-]
-
-
-def settings(
-    config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
-) -> None:
-    """Shows the service's settings: what they are, mean, and were set by. Secrets are masked."""
-    from pipeplan.cli.console import show_table
-    from planner_service.platform.settings import resolve_settings
-
-    shown = resolve_settings(config=config).shown()
-    if as_json:
-        typer.echo(dump({"settings": [asdict(setting) for setting in shown]}))
-        return
-    rows = [(row.name, "" if row.value is None else str(row.value), row.source, row.meaning) for row in shown]
-    show_table(("setting", "value", "from", "meaning"), rows)
-
 
 if TYPE_CHECKING:
     import uvicorn
@@ -52,7 +32,15 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 POLL_S = 0.5
+"""How often it is looked whether the parent is still there."""
+
 GRACE_S = 5.0
+"""How much longer than its shutdown may last the service has, before the process ends at once."""
+
+Config = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file of settings, for what nothing else sets. [PIPEPLAN_CONFIG]")
+]
+
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on. [PIPEPLAN_HOST]")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one. [PIPEPLAN_PORT]")]
@@ -91,13 +79,29 @@ def serve(
     configure(settings.log_level, settings.log_format)
     with _listen(settings.host, settings.port) as listener:
         server, shown, stopping = _server(settings)
-        url = _url(settings.host, listener)
+        host_in_url = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{host_in_url}:{listener.getsockname()[1]}"
         parent = os.getppid() if exit_with_parent else None
         threading.Thread(target=_watch, args=(server, parent, settings.shutdown_s, stopping), daemon=True).start()
         threading.Thread(target=_announce, args=(server, settings, url, shown), daemon=True).start()
         server.run(sockets=[listener])
     if not server.started:
         raise PipeplanError("the service could not start; the lines above say why")
+
+
+def settings(
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Shows the service's settings: what they are, mean, and were set by. Secrets are masked."""
+    from planner_service.platform.settings import resolve_settings
+
+    shown = resolve_settings(config=config).shown()
+    if as_json:
+        typer.echo(dump({"settings": [asdict(setting) for setting in shown]}))
+        return
+    rows = [(row.name, "" if row.value is None else str(row.value), row.source, row.meaning) for row in shown]
+    show_table(("setting", "value", "from", "meaning"), rows)
 
 
 def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], None]]":
@@ -149,11 +153,6 @@ def _listen(host: str, port: int) -> socket.socket:
             raise PipeplanError(f"port {port} of {host} is taken: {advice}") from error
         raise PipeplanError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
     return listener
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _announce(server: "uvicorn.Server", settings: "Settings", url: str, database: str) -> None:

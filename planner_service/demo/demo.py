@@ -1,11 +1,11 @@
-"""`pipeplan demo`: the main job on this machine."""
+"""`pipeplan demo`: the main job on this machine, through a service and an agent that it starts and ends."""
 
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from planner_service.demo.main_job import DemoOutcome, DemoProcess, OnProgress
+    from planner_service.demo.main_job import DemoOutcome, OnProgress
 
 POLL_S = 0.5
+"""How often it is looked whether a service that is kept still runs."""
+
 PIPED_WIDTH = 120
+"""Columns of a table where standard output is no terminal."""
 
 
 def demo(
@@ -48,7 +51,10 @@ def demo(
                 notes.print("the service ends now; with --keep it stays up, and these pages with it")
             else:
                 notes.print(f"the service stays up at {url}; Ctrl-C ends it")
-                _wait_for_interrupt(serving)
+                with suppress(KeyboardInterrupt):
+                    while True:
+                        serving.require_running()
+                        time.sleep(POLL_S)
     if outcome.chosen is None:
         notes.print(f"no plan fits: {outcome.nearest_miss}", soft_wrap=True)
         raise SystemExit(INFEASIBLE)
@@ -67,9 +73,7 @@ def _show(outcome: "DemoOutcome", url: str, *, as_json: bool) -> None:
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     show_candidates(console, outcome)
     plan = outcome.plan
-    if plan is None:
-        return
-    if plan.simulated is not None:
+    if plan is not None and plan.simulated is not None:
         console.print("[bold]The chosen plan's first microbatches[/bold] (Forward, Backward, Recompute, Update)")
         console.print(picture(plan, plan.simulated), soft_wrap=True, markup=False, highlight=False)
     show_run(console, outcome, url)
@@ -92,13 +96,3 @@ def _bars(console: "Console") -> Iterator["OnProgress"]:
             progress.update(bars[phase], completed=done, total=total, description=message)
 
         yield on_progress
-
-
-def _wait_for_interrupt(serving: "DemoProcess") -> None:
-    """Returns at Ctrl-C. Raises PipeplanError if the service ends by itself."""
-    try:
-        while True:
-            serving.require_running()
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        return
