@@ -67,7 +67,10 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:
 
 
 def run_command(command: Callable[[], object]) -> None:
-    """Runs a command; errors of ours become a sentence and an exit status, never a traceback."""
+    """Runs a command; errors of ours become a sentence and an exit status, never a traceback.
+
+    A command line without what the command needs shows the command's help.
+    """
     try:
         command()
     except PipeplanError as error:
@@ -75,7 +78,14 @@ def run_command(command: Callable[[], object]) -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
     except _UsageError as error:
-        _refuse(error)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+            raise SystemExit(INVALID_INPUT) from error
+        command_path = error.ctx.command_path  # type: ignore[attr-defined]
+        sentence = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
+            sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
+        _fail(f"{sentence} (`{command_path} --help` lists what there is)", INVALID_INPUT)
 
 
 def require_extra(extra: Literal["service", "worker"]) -> None:
@@ -93,18 +103,6 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
-
-
-def _refuse(error: Exception) -> None:
-    """A command without what it needs shows its help; anything else is one sentence and where the help is."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        error.show()  # type: ignore[attr-defined]
-        raise SystemExit(INVALID_INPUT)
-    command = error.ctx.command_path  # type: ignore[attr-defined]
-    sentence = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-    if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
-        sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
-    _fail(f"{sentence} (`{command} --help` lists what there is)", INVALID_INPUT)
 
 
 def _fail(sentence: str, status: int) -> None:

@@ -105,11 +105,12 @@ def settings(
 
 
 def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], None]]":
-    """The server, not started, with everything that could keep it from starting behind it; its database's name; and
-    what ends streams of events and long searches, which would not end by themselves in time.
+    """The server, its database's name, and what ends streams of events and long searches.
 
-    SIGTERM ends it in good order, exit status 0, from here on: while it runs by uvicorn's own handler, which calls
-    what was there before when everything has ended.
+    The server is not started, but everything that could keep it from starting is done. Streams and searches need that
+    function: they would not end by themselves in time. From here on SIGTERM ends the server in good order, with exit
+    status 0. While the server runs, uvicorn's own handler does that, and calls the handler from here when everything
+    has ended.
     """
     import uvicorn
 
@@ -132,7 +133,7 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
         server.should_exit = True
 
     signal.signal(signal.SIGTERM, end)
-    # What is there now stays: to look through it takes 0.2 s, and 64 KiB of empty lists are enough to have that done.
+    # All objects of now stay. A full collection looks through them in 0.2 s, and 64 KiB of empty lists set one off.
     gc.collect()
     gc.freeze()
     state = application.state
@@ -173,6 +174,6 @@ def _watch(server: "uvicorn.Server", parent: int | None, shutdown_s: float, stop
         time.sleep(POLL_S)
         if parent is not None and os.getppid() != parent:
             server.should_exit = True
-    stopping()  # takes at most half of it
+    stopping()  # takes at most half of shutdown_s
     time.sleep(shutdown_s + GRACE_S)
     os._exit(1)

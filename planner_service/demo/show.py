@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.cli.plan_tables import picture
 from pipeplan.documents.files import answer_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.simulation.report import Compared
@@ -15,7 +16,7 @@ MIB = 2**20
 
 
 def show_candidates(console: Console, outcome: DemoOutcome) -> None:
-    """What was measured, and every planner's answer, the chosen one marked."""
+    """What was measured, every planner's answer with the chosen one marked, and a picture of the chosen plan."""
     profile, cluster = outcome.profile, outcome.cluster
     level = cluster.levels[0]
     lines = (
@@ -34,6 +35,11 @@ def show_candidates(console: Console, outcome: DemoOutcome) -> None:
         chosen = candidate is outcome.chosen
         table.add_row(*_candidate_row(candidate, chosen), style="bold green" if chosen else None)
     console.print(table)
+
+    plan = outcome.plan
+    if plan is not None and plan.simulated is not None:
+        console.print("[bold]The chosen plan's first microbatches[/bold] (Forward, Backward, Recompute, Update)")
+        console.print(picture(plan, plan.simulated), soft_wrap=True, markup=False, highlight=False)
 
 
 def show_run(console: Console, outcome: DemoOutcome, url: str) -> None:

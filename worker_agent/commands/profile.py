@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,6 @@ from pipeplan.documents.files import dump, parse
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, PipeplanError, require
 from pipeplan.protocol.jobs import ProfileTask
-
-if TYPE_CHECKING:
-    from worker_agent.profiler.job import ProfileJob
 
 Spec = "preset:NAME?... or package.module:factory?key=value&..."
 
@@ -82,11 +79,20 @@ def profile(
         with _progress_bar() as on_progress:
             found, cluster = measure(job, on_progress)
     else:
+        from worker_agent.profiler.analytic import estimate_cluster, estimate_profile
+        from worker_agent.profiler.datasheets import find_datasheet
+
         for name in MEASURING:
             source = context.get_parameter_source(name)
             given = source is not None and source.name == "COMMANDLINE"
             require(not given, name, "cannot be given with --analytic, which measures nothing", context.params[name])
-        found, cluster = _estimated(job, analytic, with_cluster=cluster_output is not None)
+
+        sheet = find_datasheet(analytic)
+        cluster = estimate_cluster(sheet, devices) if cluster_output is not None else None
+        with _progress_bar() as on_progress:
+            found = estimate_profile(
+                job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
+            )
     _write(output, found)
     if cluster is not None:
         _write(cluster_output, cluster)
@@ -94,20 +100,6 @@ def profile(
         typer.echo(dump(asdict(found)))
     else:
         _show(found, cluster)
-
-
-def _estimated(job: "ProfileJob", datasheet: str, *, with_cluster: bool) -> tuple[Profile, Cluster | None]:
-    from worker_agent.profiler.analytic import estimate_cluster, estimate_profile
-    from worker_agent.profiler.datasheets import find_datasheet
-
-    sheet = find_datasheet(datasheet)
-    cluster = estimate_cluster(sheet, job.task.devices) if with_cluster else None
-    sizes = job.task.microbatch_sizes
-    with _progress_bar() as on_progress:
-        found = estimate_profile(
-            job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
-        )
-    return found, cluster
 
 
 @contextmanager
