@@ -10,7 +10,7 @@ from pipeplan.cli.plan_tables import picture
 from pipeplan.documents.files import answer_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.simulation.report import Compared
-from planner_service.demo.main_job import BATCH_SIZE, DemoCandidate, DemoOutcome
+from planner_service.demo.main_job import BATCH_SIZE, DemoOutcome
 
 MIB = 2**20
 
@@ -32,14 +32,31 @@ def show_candidates(console: Console, outcome: DemoOutcome) -> None:
     for heading in ("replicas", "microbatches", "samples/s", "bubble", "memory"):
         table.add_column(heading, justify="right")
     for candidate in outcome.candidates:
-        chosen = candidate is outcome.chosen
-        table.add_row(*_candidate_row(candidate, chosen), style="bold green" if chosen else None)
+        plan, chosen = candidate.answer, candidate is outcome.chosen
+        planner = f"{'*' if chosen else ' '} {candidate.planner}"
+        if isinstance(plan, Infeasible):
+            table.add_row(planner, "does not fit", plan.reasons[0].detail if plan.reasons else "", *("",) * 5)
+            continue
+        simulated = plan.simulated
+        memory_bytes = max(simulated.peak_memory_bytes) if simulated else max(s.memory_bytes for s in plan.stages)
+        bubble = simulated.bubble_fraction if simulated else plan.bubble_fraction
+        table.add_row(
+            planner,
+            plan.schedule,
+            " ".join(f"{s.start}-{s.stop - 1}" for s in plan.stages) + (" recomputed" if plan.recompute else ""),
+            "-".join(str(s.replicas) for s in plan.stages),
+            f"{plan.microbatches} x {plan.microbatch_size}",
+            f"{candidate.throughput_samples_per_s:.1f}",
+            f"{bubble:.1%}",
+            f"{memory_bytes / MIB:,.0f} MiB",
+            style="bold green" if chosen else None,
+        )
     console.print(table)
 
-    plan = outcome.plan
-    if plan is not None and plan.simulated is not None:
+    best = outcome.plan
+    if best is not None and best.simulated is not None:
         console.print("[bold]The chosen plan's first microbatches[/bold] (Forward, Backward, Recompute, Update)")
-        console.print(picture(plan, plan.simulated), soft_wrap=True, markup=False, highlight=False)
+        console.print(picture(best, best.simulated), soft_wrap=True, markup=False, highlight=False)
 
 
 def show_run(console: Console, outcome: DemoOutcome, url: str) -> None:
@@ -82,25 +99,6 @@ def outcome_document(outcome: DemoOutcome, url: str) -> dict[str, Any]:
         "run_id": outcome.run_id,
         "report": dataclasses.asdict(outcome.report) if outcome.report else None,
     }
-
-
-def _candidate_row(candidate: DemoCandidate, chosen: bool) -> tuple[str, ...]:
-    plan, planner = candidate.answer, f"{'*' if chosen else ' '} {candidate.planner}"
-    if isinstance(plan, Infeasible):
-        return (planner, "does not fit", plan.reasons[0].detail if plan.reasons else "", *("",) * 5)
-    simulated = plan.simulated
-    memory_bytes = max(simulated.peak_memory_bytes) if simulated else max(s.memory_bytes for s in plan.stages)
-    bubble = simulated.bubble_fraction if simulated else plan.bubble_fraction
-    return (
-        planner,
-        plan.schedule,
-        " ".join(f"{s.start}-{s.stop - 1}" for s in plan.stages) + (" recomputed" if plan.recompute else ""),
-        "-".join(str(s.replicas) for s in plan.stages),
-        f"{plan.microbatches} x {plan.microbatch_size}",
-        f"{candidate.throughput_samples_per_s:.1f}",
-        f"{bubble:.1%}",
-        f"{memory_bytes / MIB:,.0f} MiB",
-    )
 
 
 def _compared_row(table: Table, name: str, compared: Compared, scale: float) -> None:
