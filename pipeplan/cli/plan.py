@@ -54,7 +54,8 @@ def create(
     from pipeplan.cli.plan_tables import show_reasons, show_solution
 
     with _service(url, token) as service:
-        profile_id, cluster_file = _profile_id(service, profile[0]), Path(cluster)
+        profile_id = _profile_id(service, profile[0])
+        cluster_file = Path(cluster)
         if _is_file(cluster_file):
             cluster = service.create_cluster(read(Cluster, cluster_file)).id
         request = PlanRequest(

@@ -97,11 +97,13 @@ def _program(schedule: str, stages: int, microbatches: int, batches: int, chunks
 
 
 def _document(program: Program, timeline: Timeline, *, microbatches: int, batches: int) -> dict[str, Any]:
-    # What a stage holds: with several chunks, the largest of them.
-    held = [
-        [h for part in program.stage_streams(stream) for h in footprints(part.instructions, recompute=False)]
-        for stream in program.streams
-    ]
+    # The most that a stage ever holds; of several chunks, the largest.
+    in_flight, weight_versions = [], []
+    for stream in program.streams:
+        parts = program.stage_streams(stream)
+        held = [h for part in parts for h in footprints(part.instructions, recompute=False)]
+        in_flight.append(max(h.in_flight for h in held))
+        weight_versions.append(max(h.versions for h in held))
     return {
         "schedule": program.schedule,
         "stages": program.pipeline.span,
@@ -110,8 +112,8 @@ def _document(program: Program, timeline: Timeline, *, microbatches: int, batche
         "batches": batches,
         "bubble_fraction": timeline.bubble_fraction,
         "makespan_s": timeline.makespan_s,
-        "in_flight": [max(h.in_flight for h in stage) for stage in held],
-        "weight_versions": [max(h.versions for h in stage) for stage in held],
+        "in_flight": in_flight,
+        "weight_versions": weight_versions,
         "streams": [format_stream(stream.instructions) for stream in program.streams],
         "timeline": timeline,
     }

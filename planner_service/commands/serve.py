@@ -32,16 +32,14 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 POLL_S = 0.5
-"""How often it is looked whether the parent is still there."""
+"""Between two looks whether the parent is still there."""
 
 GRACE_S = 5.0
-"""How much longer than its shutdown may last the service has, before the process ends at once."""
+"""What the service gets beyond `shutdown_s` before the process ends at once."""
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="A TOML file of settings, for what nothing else sets. [PIPEPLAN_CONFIG]")
 ]
-
-
 Host = Annotated[str | None, typer.Option(help="Address to listen on. [PIPEPLAN_HOST]")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one. [PIPEPLAN_PORT]")]
 DatabaseUrl = Annotated[

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner_service.demo.main_job import OnProgress
 
 POLL_S = 0.5
-"""How often it is looked whether a service that is kept still runs."""
+"""Between two looks whether a service that is kept still runs."""
 
 PIPED_WIDTH = 120
 """Columns of a table where standard output is no terminal."""

@@ -44,6 +44,8 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 """What the planners are asked: each for its best, 2BW's also for two stages without and with a flush."""
 
 _READY = "pipeplan serves "
+"""How the line begins with which the service says that it answers."""
+
 _START_S = 60.0
 _STOP_S = 15.0
 
@@ -190,7 +192,7 @@ def main_job(client: ServiceClient, agent: DemoProcess, on_progress: OnProgress,
     measured = _finished(client, agent, task, "profiling", on_progress)
     profile_id, cluster_id = str(measured.profile_id), str(measured.cluster_id)
 
-    found: dict[object, DemoCandidate] = {}  # by plan: several questions may have the same answer
+    found: dict[object, DemoCandidate] = {}  # by plan: several questions may have one answer
     for number, (planner, chosen) in enumerate(QUESTIONS):
         on_progress("planning", number, len(QUESTIONS), planner)
         answer: PlanAnswer = client.create_plan(
