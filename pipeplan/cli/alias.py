@@ -1,7 +1,5 @@
 """`pipeplan alias`: names that point at plans, for CI and people to pin."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -104,12 +102,10 @@ def delete(name: Name, if_version: IfVersion = None, url: Url = DEFAULT_URL, tok
     typer.echo(f"alias {name} is gone; `pipeplan alias history {name}` shows where it pointed", err=True)
 
 
-@contextmanager
-def _service(url: str, token: str | None) -> "Iterator[ServiceClient]":
+def _service(url: str, token: str | None) -> "ServiceClient":
     from pipeplan.client.client import ServiceClient
 
-    with ServiceClient(url, token) as service:
-        yield service
+    return ServiceClient(url, token)
 
 
 def _show(alias: Alias, *, as_json: bool) -> None:

@@ -1,4 +1,8 @@
-"""`pipeplan`: planning offline, and queries against a service. Other packages add their commands by entry points."""
+"""`pipeplan`: planning offline, and queries against a service.
+
+Other packages add their commands by entry points. Modules of commands import what is heavy inside their functions:
+`pipeplan --help` loads all of these modules, and must stay quick.
+"""
 
 from importlib.metadata import EntryPoint, entry_points
 
@@ -40,7 +44,7 @@ def build_app() -> typer.Typer:
 
 
 def _add(app: typer.Typer, entry: EntryPoint) -> None:
-    """Adds what another package brings. What cannot be loaded is a command that says why, not the end of all others."""
+    """Adds what another package brings. One that cannot be loaded becomes a command that says why; the others work."""
     try:
         added = entry.load()
     except ImportError as error:

@@ -1,10 +1,7 @@
-"""How both commands end: one clear sentence on standard error, and an exit status that scripts can rely on.
+"""Console: what `pipeplan` and `pipeplan-agent` share: exit statuses, extras, and tables in the terminal.
 
-Extras: what a command needs beyond the core, asked for by name before it is used.
-
-Files that the commands write.
-
-A table in the terminal, wide enough for a pipe where there is no terminal.
+A command that fails ends with one clear sentence on standard error and an exit status that scripts can rely on.
+A command that needs more than the core names the extra before it imports anything of it.
 """
 
 import sys
@@ -47,9 +44,17 @@ STATUSES: dict[type[PipeplanError], int] = {
 }
 """Exit statuses by kind of error; of the kinds that an error has, the first counts."""
 
+MODULES = {
+    "service": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "jinja2", "prometheus_client"),
+    "worker": ("torch", "transformers", "safetensors"),
+}
+"""What each extra brings, by the name that is imported."""
+
+PIPED_WIDTH = 200
+"""Columns of a table where standard output is no terminal."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for a command line that it cannot read; it exports none but one of its kinds."""
+"""What typer raises for a command line that it cannot read. Typer exports only kinds of it, not the class itself."""
 
 
 def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:
@@ -62,7 +67,10 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:
 
 
 def run_command(command: Callable[[], object]) -> None:
-    """Runs a command; errors of ours become a sentence and an exit status, never a traceback."""
+    """Runs a command; errors of ours become a sentence and an exit status, never a traceback.
+
+    A command line without what the command needs shows the command's help.
+    """
     try:
         command()
     except PipeplanError as error:
@@ -70,30 +78,14 @@ def run_command(command: Callable[[], object]) -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
     except _UsageError as error:
-        _refuse(error)
-
-
-def _refuse(error: Exception) -> None:
-    """A command without what it needs shows its help; anything else is one sentence and where the help is."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        error.show()  # type: ignore[attr-defined]
-        raise SystemExit(INVALID_INPUT)
-    command = error.ctx.command_path  # type: ignore[attr-defined]
-    sentence = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-    if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
-        sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
-    _fail(f"{sentence} (`{command} --help` lists what there is)", INVALID_INPUT)
-
-
-def _fail(sentence: str, status: int) -> None:
-    print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 (this is the console)
-    raise SystemExit(status)
-
-
-MODULES = {
-    "service": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "jinja2", "prometheus_client"),
-    "worker": ("torch", "transformers", "safetensors"),
-}
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+            raise SystemExit(INVALID_INPUT) from error
+        command_path = error.ctx.command_path  # type: ignore[attr-defined]
+        sentence = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
+            sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
+        _fail(f"{sentence} (`{command_path} --help` lists what there is)", INVALID_INPUT)
 
 
 def require_extra(extra: Literal["service", "worker"]) -> None:
@@ -103,14 +95,16 @@ def require_extra(extra: Literal["service", "worker"]) -> None:
         raise MissingDependencyError(f"this command needs {missing[0]}: pip install 'pipeplan[{extra}]'")
 
 
-PIPED_WIDTH = 200
-
-
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """On standard output; what the cells hold is not markup."""
+    """Prints a table on standard output; what the cells hold is not markup."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
+
+
+def _fail(sentence: str, status: int) -> None:
+    print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 (this is the console)
+    raise SystemExit(status)

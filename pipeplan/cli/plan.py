@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
@@ -21,18 +21,19 @@ from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, PlanSummary
 
 if TYPE_CHECKING:
-    from pipeplan.client.client import PlanAnswer, ServiceClient
+    from pipeplan.client.client import ServiceClient
 
 app = typer.Typer(no_args_is_help=True, help="Plans, asked for and read through a service.")
 
 WAIT_S = 2
 """After so long a search becomes a job, whose progress is shown."""
 
+FORMAT_NAMES = ("torchrun", "slurm", "kubernetes", "megatron", "deepspeed", "torchtitan", "chrome-trace")
+
 Url = Annotated[str, typer.Option("--url", envvar="PIPEPLAN_URL", help="The service.")]
 Token = Annotated[str | None, typer.Option("--token", envvar="PIPEPLAN_TOKEN", help="The service's access token.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 PlanId = Annotated[str, typer.Argument(metavar="ID_OR_ALIAS", help="The plan's id, or an alias.")]
-FORMAT_NAMES = ("torchrun", "slurm", "kubernetes", "megatron", "deepspeed", "torchtitan", "chrome-trace")
 Source = "The id of a stored one, or a file, which is stored first."
 
 
@@ -50,10 +51,16 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Asks a planner for the fastest plan that fits, and stores it. A long search shows how far it is."""
+    from pipeplan.cli.plan_tables import show_reasons, show_solution
+
     with _service(url, token) as service:
+        profile_id = _profile_id(service, profile[0])
+        cluster_file = Path(cluster)
+        if _is_file(cluster_file):
+            cluster = service.create_cluster(read(Cluster, cluster_file)).id
         request = PlanRequest(
-            profile_id=_profile_id(service, profile[0]),
-            cluster_id=_cluster_id(service, cluster),
+            profile_id=profile_id,
+            cluster_id=cluster,
             planner=planner,
             batch_size=batch_size,
             options=options,
@@ -62,7 +69,14 @@ def create(
         )
         with waiting() as on_progress:
             created = service.create_plan(request, wait_s=WAIT_S, on_progress=on_progress)
-    _show_answer(created, as_json=as_json)
+    if as_json:
+        document = answer_document(created.answer) | {"solve_time_s": created.solve_time_s}
+        typer.echo(json.dumps(document, indent=2))
+    if isinstance(created.answer, Infeasible):
+        show_reasons(created.answer)  # on standard error, with --json too
+        raise SystemExit(INFEASIBLE)
+    if not as_json:
+        show_solution(created.answer)
 
 
 @app.command()
@@ -101,7 +115,7 @@ def list_plans(
     """Lists plans that pass all filters, newest first or in the order asked for."""
     from pipeplan.cli import plan_tables
 
-    asked = {
+    filters = {
         "planner": planner,
         "schedule": schedule,
         "model": model,
@@ -118,7 +132,11 @@ def list_plans(
         "cursor": cursor,
     }
     with _service(url, token) as service:
-        page = _whole_page(service, _query(asked))
+        try:
+            query = PlanQuery.model_validate({name: value for name, value in filters.items() if value is not None})
+        except ValidationError as error:
+            raise invalid_input(error) from error
+        page = _whole_page(service, query)
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
     else:
@@ -182,15 +200,8 @@ def export(
         write_document(output, text.removesuffix("\n"))
 
 
-def _query(asked: dict[str, Any]) -> PlanQuery:
-    try:
-        return PlanQuery.model_validate({name: value for name, value in asked.items() if value is not None})
-    except ValidationError as error:
-        raise invalid_input(error) from error
-
-
 def _whole_page(service: "ServiceClient", query: PlanQuery) -> Page[PlanSummary]:
-    """As many plans as were asked for: a page may be short although more follow."""
+    """As many plans as were asked for, while there are more: a page of the service may hold fewer than its limit."""
     items: list[PlanSummary] = []
     cursor = query.cursor
     while True:
@@ -199,19 +210,6 @@ def _whole_page(service: "ServiceClient", query: PlanQuery) -> Page[PlanSummary]
         cursor = page.next_cursor
         if cursor is None or len(items) == query.limit:
             return Page(items=tuple(items), next_cursor=cursor)
-
-
-def _show_answer(created: "PlanAnswer", *, as_json: bool) -> None:
-    from pipeplan.cli.plan_tables import show_reasons, show_solution
-
-    if as_json:
-        document = answer_document(created.answer) | {"solve_time_s": created.solve_time_s}
-        typer.echo(json.dumps(document, indent=2))
-    elif not isinstance(created.answer, Infeasible):
-        show_solution(created.answer)
-    if isinstance(created.answer, Infeasible):
-        show_reasons(created.answer)
-        raise SystemExit(INFEASIBLE)
 
 
 def _service(url: str, token: str | None) -> "ServiceClient":
@@ -225,11 +223,6 @@ def _profile_id(service: "ServiceClient", given: str) -> str:
     return service.create_profile(read(Profile, path)).id if _is_file(path) else given
 
 
-def _cluster_id(service: "ServiceClient", given: str) -> str:
-    path = Path(given)
-    return service.create_cluster(read(Cluster, path)).id if _is_file(path) else given
-
-
 def _is_file(path: Path) -> bool:
-    """Ids have no suffix: what has one is meant as a file, and is told of as one where it does not exist."""
+    """Ids have no suffix: what has one is meant as a file, and is reported as one where it does not exist."""
     return path.is_file() or path.suffix == ".json"

@@ -1,16 +1,18 @@
-"""Plans in the terminal: one plan, a list, several side by side, and why there is none.
+"""Plan tables: plans in the terminal: one plan in full, a list, several side by side, and why there is none.
 
-A plan as `pipeplan solve` shows it: stages, predictions, what else was considered, and its first microbatches.
+In full, as `pipeplan solve` shows it, a plan is its stages, its predictions, what else was considered, and a picture
+of its first microbatches.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.cli.console import PIPED_WIDTH
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, Infeasible, Plan, Simulated
@@ -21,7 +23,68 @@ from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import Alternatives, Comparison, PlanSummary
 from pipeplan.simulation.draw import draw
 
-PIPED_WIDTH = 200
+CONFIGURATION = ("Stages", "Replicas", "Microbatches", "Recompute")
+SHOWN_ALTERNATIVES = 10
+
+COLUMNS = 110
+"""The width of the picture."""
+
+STEADY_EVENTS = 8
+"""How far the picture goes on after the pipeline has been filled."""
+
+
+def show_solution(plan: Plan) -> None:
+    """All of a plan, on standard output."""
+    show_plan(plan)
+    console = _console()
+    simulated = plan.simulated
+    if simulated is not None:
+        played = simulated.extrapolated_from
+        shorter = "" if played is None else f" of {played} microbatches, extrapolated"
+        console.print(
+            f"simulated over {simulated.batches} batches{shorter}: "
+            f"{simulated.throughput_samples_per_s:,.4g} samples/s, "
+            f"bubble {100 * simulated.bubble_fraction:.1f} %, at most {size(max(simulated.peak_memory_bytes))}"
+        )
+    if plan.certificate is not None:
+        console.print(proven(plan.certificate), soft_wrap=True)
+    if plan.calibration_id is not None:
+        console.print(f"costs corrected by calibration {plan.calibration_id}")
+    if plan.split_backward:
+        variant = ", its second part half-way through a batch and at the end" if plan.split_backward_half_way else ""
+        console.print(f"the backward is split in two (2BP){variant}")
+    console.print(f"{plan.optimal_in_flight} in flight, {plan.configurations_considered} configurations considered")
+
+    if any(stage.memory is not None for stage in plan.stages):
+        items = memory_items(plan)
+        held = [(str(stage), *(size(item_bytes[stage]) for _, item_bytes in items)) for stage in range(plan.depth)]
+        console.print(_table(("Memory", *(name for name, _ in items)), held))
+    if len(plan.pareto) > 1:
+        headings = ("Pareto front", *CONFIGURATION, "Samples/s", "Memory", "")
+        front = [
+            (
+                *_configuration(each),
+                f"{each.throughput_samples_per_s or 0.0:,.4g}",
+                size(each.memory_bytes),
+                each.reason,
+            )
+            for each in plan.pareto
+        ]
+        console.print(_table(headings, front))
+    if plan.alternatives:
+        others = [(*_configuration(other), other.reason) for other in plan.alternatives[:SHOWN_ALTERNATIVES]]
+        console.print(_table(("Considered", *CONFIGURATION, "Why not"), others))
+    if simulated is not None:
+        console.print(picture(plan, simulated), soft_wrap=True)
+
+
+def picture(plan: Plan, simulated: Simulated) -> str:
+    """The schedule's start: the pipeline is filled, and a few microbatches more."""
+    played = replace(plan, microbatches=simulated.extrapolated_from or plan.microbatches)
+    timeline = one_pipeline(played, batches=simulated.batches)
+    ends_s = [event.end_s for event in timeline.lanes[0].events() if is_compute(event.instruction)]
+    last = min(plan.optimal_in_flight + STEADY_EVENTS, len(ends_s)) - 1
+    return draw(timeline, columns=COLUMNS, until_s=ends_s[last])
 
 
 def show_plan(plan: Plan) -> None:
@@ -35,9 +98,8 @@ def show_plan(plan: Plan) -> None:
     )
     for warning in plan.warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
-    table = _table("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker")
-    for index, stage in enumerate(plan.stages):
-        table.add_row(
+    stages = [
+        (
             str(index),
             f"{stage.start}-{stage.stop - 1}",
             str(stage.replicas),
@@ -45,17 +107,20 @@ def show_plan(plan: Plan) -> None:
             f"{1e3 * stage.time_s:.4g} ms",
             size(stage.memory_bytes),
         )
-    console.print(table)
+        for index, stage in enumerate(plan.stages)
+    ]
+    console.print(_table(("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker"), stages))
 
 
 def show_list(page: Page[PlanSummary]) -> None:
     """Plans, newest first, a row each."""
+    console = _console()
     if not page.items:
-        _console().print("no plans yet: `pipeplan plan create` makes one")
+        console.print("no plans yet: `pipeplan plan create` makes one")
         return
-    table = _table("Plan", "Model", "Planner", "Schedule", "Stages x replicas", "Batch", "Samples/s", "Bubble")
-    for plan in page.items:
-        table.add_row(
+    headings = ("Plan", "Model", "Planner", "Schedule", "Stages x replicas", "Batch", "Samples/s", "Bubble")
+    rows = [
+        (
             plan.id,
             plan.model,
             plan.planner,
@@ -65,9 +130,11 @@ def show_list(page: Page[PlanSummary]) -> None:
             f"{plan.throughput_samples_per_s:,.4g}{_mark(plan)}",
             f"{100 * plan.bubble_fraction:.1f} %",
         )
-    _console().print(table)
+        for plan in page.items
+    ]
+    console.print(_table(headings, rows))
     if page.next_cursor:
-        _console().print(f"more: --cursor {page.next_cursor}")
+        console.print(f"more: --cursor {page.next_cursor}")
 
 
 def show_comparison(plans: Sequence[Plan]) -> None:
@@ -83,20 +150,21 @@ def show_comparison(plans: Sequence[Plan]) -> None:
         "Samples/s",
         "",
     )
-    table = _table(*headings)
-    for plan in plans:
-        table.add_row(
+    rows = [
+        (
             content_id(plan)[:10],
             plan.planner,
             plan.schedule,
             f"{plan.depth} x {plan.width or 'mixed'}",
             f"{plan.microbatches} x {plan.microbatch_size}",
-            size(_most_memory_bytes(plan)),
+            size(max(stage.memory_bytes for stage in plan.stages)),
             f"{100 * plan.bubble_fraction:.1f} %",
             f"{plan.throughput_samples_per_s:,.4g}{_mark(plan)}",
             f"{_speed(plan, plans[0]):.2f}x",
         )
-    _console().print(table)
+        for plan in plans
+    ]
+    _console().print(_table(headings, rows))
 
 
 def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
@@ -122,19 +190,20 @@ def show_alternatives(found: Alternatives) -> None:
     """A row a configuration that was considered and lost."""
     console = _console()
     console.print(f"{found.configurations_considered:,} configurations considered")
-    table = _table("Schedule", "Stages x replicas", "Microbatches", "Recompute", "Samples/s", "Memory", "Why it lost")
-    for other in found.alternatives:
-        rate, memory_bytes = other.throughput_samples_per_s, other.memory_bytes
-        table.add_row(
+    headings = ("Schedule", "Stages x replicas", "Microbatches", "Recompute", "Samples/s", "Memory", "Why it lost")
+    rows = [
+        (
             other.schedule,
             f"{other.depth} x {other.width or 'mixed'}",
             f"{other.microbatches} x {other.microbatch_size}",
             "yes" if other.recompute else "no",
-            "" if rate is None else f"{rate:,.4g}",
-            "" if memory_bytes is None else size(memory_bytes),
+            "" if other.throughput_samples_per_s is None else f"{other.throughput_samples_per_s:,.4g}",
+            "" if other.memory_bytes is None else size(other.memory_bytes),
             other.reason,
         )
-    console.print(table)
+        for other in found.alternatives
+    ]
+    console.print(_table(headings, rows))
 
 
 def show_reasons(answer: Infeasible) -> None:
@@ -151,10 +220,6 @@ def _mark(plan: Plan | PlanSummary) -> str:
     return " (estimated)" if plan.estimated else ""
 
 
-def _most_memory_bytes(plan: Plan) -> int:
-    return max(stage.memory_bytes for stage in plan.stages)
-
-
 def _speed(plan: Plan, first: Plan) -> float:
     rate = first.throughput_samples_per_s
     return plan.throughput_samples_per_s / rate if rate else 0.0
@@ -166,85 +231,17 @@ def _console(*, on_error_stream: bool = False) -> Console:
     return Console(stderr=on_error_stream, markup=False, highlight=False, width=width)
 
 
-def _table(*headings: str) -> Table:
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading == "Plan")
-    return table
-
-
-SHOWN_ALTERNATIVES = 10
-COLUMNS = 110
-STEADY_EVENTS = 8
-"""How far the picture goes after the pipeline has been filled."""
-
-
-def show_solution(plan: Plan) -> None:
-    """All of it, on standard output."""
-    show_plan(plan)
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    if plan.simulated is not None:
-        console.print(_simulated(plan.simulated))
-    if plan.certificate is not None:
-        console.print(proven(plan.certificate), soft_wrap=True)
-    if plan.calibration_id is not None:
-        console.print(f"costs corrected by calibration {plan.calibration_id}")
-    if plan.split_backward:
-        variant = ", its second part half-way through a batch and at the end" if plan.split_backward_half_way else ""
-        console.print(f"the backward is split in two (2BP){variant}")
-    console.print(f"{plan.optimal_in_flight} in flight, {plan.configurations_considered} configurations considered")
-    if any(stage.memory is not None for stage in plan.stages):
-        console.print(_memory(plan))
-    if len(plan.pareto) > 1:
-        console.print(_front(plan.pareto))
-    if plan.alternatives:
-        console.print(_alternatives(plan.alternatives))
-    if plan.simulated is not None:
-        console.print(picture(plan, plan.simulated), soft_wrap=True)
-
-
-def picture(plan: Plan, simulated: Simulated) -> str:
-    """The schedule's start: the pipeline is filled, and a few microbatches more."""
-    played = replace(plan, microbatches=simulated.extrapolated_from or plan.microbatches)
-    timeline = one_pipeline(played, batches=simulated.batches)
-    ends_s = [event.end_s for event in timeline.lanes[0].events() if is_compute(event.instruction)]
-    last = min(plan.optimal_in_flight + STEADY_EVENTS, len(ends_s)) - 1
-    return draw(timeline, columns=COLUMNS, until_s=ends_s[last])
-
-
-def _simulated(simulated: Simulated) -> str:
-    shorter = (
-        "" if simulated.extrapolated_from is None else f" of {simulated.extrapolated_from} microbatches, extrapolated"
-    )
-    return (
-        f"simulated over {simulated.batches} batches{shorter}: {simulated.throughput_samples_per_s:,.4g} samples/s, "
-        f"bubble {100 * simulated.bubble_fraction:.1f} %, at most {size(max(simulated.peak_memory_bytes))}"
-    )
-
-
-def _memory(plan: Plan) -> Table:
-    """What a worker of each stage holds, by what it is; what no stage holds is left out."""
-    items = memory_items(plan)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("Memory", *(name for name, _ in items)):
-        table.add_column(heading, overflow="fold")
-    for stage in range(plan.depth):
-        table.add_row(str(stage), *(size(held[stage]) for _, held in items))
-    return table
-
-
-def _front(front: Sequence[Alternative]) -> Table:
-    """What no other plan beats in both throughput and memory."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("Pareto front", "Stages", "Replicas", "Microbatches", "Recompute", "Samples/s", "Memory", ""):
-        table.add_column(heading, overflow="fold")
-    for each in front:
-        rate = f"{each.throughput_samples_per_s or 0.0:,.4g}"
-        table.add_row(*_configuration(each), rate, size(each.memory_bytes), each.reason)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def _configuration(other: Alternative) -> tuple[str, ...]:
+    """The schedule, and the cells under the headings of CONFIGURATION."""
     if other.depth == 0:
         return (other.schedule, *("–",) * 4)
     return (
@@ -254,13 +251,3 @@ def _configuration(other: Alternative) -> tuple[str, ...]:
         f"{other.microbatches} x {other.microbatch_size}",
         "yes" if other.recompute else "no",
     )
-
-
-def _alternatives(alternatives: Sequence[Alternative]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    headings = ("Considered", "Stages", "Replicas", "Microbatches", "Recompute", "Why not")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for other in alternatives[:SHOWN_ALTERNATIVES]:
-        table.add_row(*_configuration(other), other.reason)
-    return table

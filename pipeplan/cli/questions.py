@@ -1,33 +1,34 @@
-"""What the commands that ask a planner many times share: the problem from files, and a bar on standard error.
+"""Questions: the commands that ask a planner many times.
 
 `pipeplan smallest`: the fewest devices of a cluster that train at a given throughput.
-
 `pipeplan largest`: how large a model fits, by pipeline depth, schedule and recomputation.
-
 `pipeplan sweep`: the best plan for one value after the other of what may be varied, as a table.
+
+They share their flags, the problem from files, and a bar on standard error.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pipeplan.cli.calibrate import read_calibration
-from pipeplan.cli.console import INFEASIBLE
+from pipeplan.cli.console import INFEASIBLE, show_table
 from pipeplan.cli.solve import takes_options
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, plan_document, read
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.formats import size
 from pipeplan.planners.problem import Options, Planner, PlanningProblem
 from pipeplan.planners.solve import PLANNERS, solve
 from pipeplan.planners.two_bw.planner import NAME
-from pipeplan.questions.largest import LargestSize, inner_blocks
+from pipeplan.questions.largest import inner_blocks
 from pipeplan.questions.largest import largest as ask_largest
-from pipeplan.questions.smallest import Smallest, SmallestStep
+from pipeplan.questions.smallest import SmallestStep
 from pipeplan.questions.smallest import smallest as ask_smallest
 from pipeplan.questions.sweep import VARIED, SweepRow
 from pipeplan.questions.sweep import sweep as ask_sweep
@@ -40,6 +41,12 @@ CalibrationFile = Annotated[
     Path | None, typer.Option("--calibration", help="Corrects the costs: `pipeplan calibrate` wrote it.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+MOST_DEPTHS = 64
+"""How many depths `largest` takes."""
+
+MOST_VALUES = 1000
+"""How many values `sweep` takes."""
 
 
 def read_problem(
@@ -98,44 +105,33 @@ def smallest(
     Devices are the cluster's first: 1, 2, ... of a server, then whole servers, and so on. Plans are judged by their
     simulated throughput where they are simulated.
     """
+    from pipeplan.cli.plan_tables import show_solution
+
     problem = read_problem(profile, cluster, batch_size, options, calibration)
     with progress_bar("planning") as on_progress:
         found = ask_smallest(problem, planner_named(planner), throughput, on_progress)
+    wanted = f"{found.throughput_samples_per_s:,.4g} samples/s"
     if as_json:
-        typer.echo(dump(_smallest_document(found) | {"warnings": problem.warnings}))
+        plan = plan_document(found.plan) if found.plan is not None else None
+        answer = dataclasses.asdict(found) | {"feasible": found.plan is not None, "plan": plan}
+        typer.echo(dump(answer | {"warnings": problem.warnings}))
+    elif found.plan is None:
+        nearest = f"; nearest: {_step(found.fastest)}" if found.fastest else ""
+        typer.echo(f"no part of the cluster reaches {wanted}{nearest}", err=True)
     else:
-        _show_smallest(found)
+        typer.echo(f"{found.devices} devices reach {wanted}")
+        if found.next_fewer is not None:
+            typer.echo(f"the next fewer: {_step(found.next_fewer)}")
+        typer.echo("")
+        show_solution(found.plan)
     if found.plan is None:
         show_warnings(problem, err=True)
         raise SystemExit(INFEASIBLE)
 
 
-def _smallest_document(found: Smallest) -> dict[str, Any]:
-    document = dataclasses.asdict(found) | {"feasible": found.plan is not None}
-    return document | {"plan": plan_document(found.plan) if found.plan is not None else None}
-
-
-def _show_smallest(found: Smallest) -> None:
-    from pipeplan.cli.plan_tables import show_solution
-
-    wanted = f"{found.throughput_samples_per_s:,.4g} samples/s"
-    if found.plan is None:
-        best = found.fastest
-        typer.echo(f"no part of the cluster reaches {wanted}" + (f"; nearest: {_step(best)}" if best else ""), err=True)
-        return
-    typer.echo(f"{found.devices} devices reach {wanted}")
-    if found.next_fewer is not None:
-        typer.echo(f"the next fewer: {_step(found.next_fewer)}")
-    typer.echo("")
-    show_solution(found.plan)
-
-
 def _step(step: SmallestStep) -> str:
     gives = step.reason if step.throughput_samples_per_s is None else f"{step.throughput_samples_per_s:,.4g} samples/s"
     return f"{step.devices} devices, {gives}"
-
-
-MOST_DEPTHS = 64
 
 
 @takes_options
@@ -157,7 +153,8 @@ def largest(
     """
     problem = read_problem(profile, cluster, batch_size, options, calibration)
     blocks = inner_blocks(problem.profile) if repeat is None else _blocks(repeat, len(problem.profile.blocks))
-    wanted = _powers(problem.cluster.devices) if depths is None else _depths(depths, problem.cluster.devices)
+    devices = problem.cluster.devices
+    wanted = [2**power for power in range(devices.bit_length())] if depths is None else _depths(depths, devices)
     with progress_bar("planning") as on_progress:
         sizes = ask_largest(problem, planner_named(NAME), blocks, wanted, on_progress)
     if as_json:
@@ -165,8 +162,22 @@ def largest(
         typer.echo(dump({"repeat": repeated, "sizes": sizes, "warnings": problem.warnings}))
     else:
         show_warnings(problem)
-        _show_largest(sizes, blocks)
-    if not any(size.blocks for size in sizes):
+        typer.echo(f"blocks {blocks.start} to {blocks.stop - 1} repeated")
+        headings = ("Stages", "Schedule", "Recompute", "Blocks", "Million parameters", "Weights", "What ends it")
+        rows = [
+            (
+                str(each.depth),
+                each.schedule,
+                "yes" if each.recompute else "no",
+                f"{each.blocks:,}" if each.blocks else "none",
+                f"{each.parameters / 1e6:,.4g}",
+                size(each.weight_bytes),
+                each.limit,
+            )
+            for each in sizes
+        ]
+        show_table(headings, rows)
+    if not any(each.blocks for each in sizes):
         raise SystemExit(INFEASIBLE)
 
 
@@ -180,10 +191,6 @@ def _blocks(text: str, blocks: int) -> range:
     return found
 
 
-def _powers(devices: int) -> list[int]:
-    return [2**power for power in range(devices.bit_length())]
-
-
 def _depths(text: str, devices: int) -> list[int]:
     try:
         wanted = [int(depth) for depth in text.split(",")]
@@ -194,30 +201,6 @@ def _depths(text: str, devices: int) -> list[int]:
         require_count("depths", depth)
         require(depth <= devices, "depths", f"must not be more than the devices ({devices})", depth)
     return wanted
-
-
-def _show_largest(sizes: Sequence[LargestSize], blocks: range) -> None:
-    from pipeplan.cli.console import show_table
-    from pipeplan.formats import size as readable
-
-    rows = [
-        (
-            str(each.depth),
-            each.schedule,
-            "yes" if each.recompute else "no",
-            f"{each.blocks:,}" if each.blocks else "none",
-            f"{each.parameters / 1e6:,.4g}",
-            readable(each.weight_bytes),
-            each.limit,
-        )
-        for each in sizes
-    ]
-    typer.echo(f"blocks {blocks.start} to {blocks.stop - 1} repeated")
-    headings = ("Stages", "Schedule", "Recompute", "Blocks", "Million parameters", "Weights", "What ends it")
-    show_table(headings, rows)
-
-
-MOST_VALUES = 1000
 
 
 @takes_options
@@ -235,57 +218,38 @@ def sweep(
 
     Exit status 3 where no value has a plan that fits.
     """
-    name, values = _parsed(over)
+    name, _, listed = over.partition("=")
+    require(name in VARIED, "over", f"must be WHAT=VALUES, WHAT one of {', '.join(VARIED)}", over)
+    try:
+        values = [float(value) for value in listed.split(",")]
+    except ValueError as error:
+        raise InvalidInputError("over", f"must be {name}= and numbers with commas between them", over) from error
+    require(len(values) <= MOST_VALUES, "over", f"must name at most {MOST_VALUES} values", len(values))
     varied = name == "batch-size"
     require(varied or batch_size is not None, "batch-size", "is required unless it is varied", batch_size)
     problem = read_problem(profile, cluster, 1 if batch_size is None else batch_size, options, calibration)
     with progress_bar("planning") as on_progress:
         rows = ask_sweep(problem, planner_named(planner), name, values, on_progress)
     if as_json:
-        found = [_sweep_document(row) for row in rows]
+        found = [
+            {
+                "value": row.value,
+                "feasible": row.plan is not None,
+                "plan": plan_document(row.plan) if row.plan is not None else None,
+                "reason": row.reason,
+            }
+            for row in rows
+        ]
         typer.echo(dump({"over": name, "rows": found, "warnings": problem.warnings}))
     else:
         show_warnings(problem)
-        _show_sweep(name, rows)
+        what = ("Samples/s", "Simulated", "Schedule", "Stages x replicas", "Microbatches", "Most memory", "Why not")
+        show_table((name, *what), [_cells(row) for row in rows])
     if all(row.plan is None for row in rows):
         raise SystemExit(INFEASIBLE)
 
 
-def _parsed(text: str) -> tuple[str, list[float]]:
-    name, _, listed = text.partition("=")
-    require(name in VARIED, "over", f"must be WHAT=VALUES, WHAT one of {', '.join(VARIED)}", text)
-    try:
-        values = [float(value) for value in listed.split(",")]
-    except ValueError as error:
-        raise InvalidInputError("over", f"must be {name}= and numbers with commas between them", text) from error
-    require(len(values) <= MOST_VALUES, "over", f"must name at most {MOST_VALUES} values", len(values))
-    return name, values
-
-
-def _sweep_document(row: SweepRow) -> dict[str, Any]:
-    plan = plan_document(row.plan) if row.plan is not None else None
-    return {"value": row.value, "feasible": row.plan is not None, "plan": plan, "reason": row.reason}
-
-
-def _show_sweep(name: str, rows: Sequence[SweepRow]) -> None:
-    from pipeplan.cli.console import show_table
-
-    headings = (
-        name,
-        "Samples/s",
-        "Simulated",
-        "Schedule",
-        "Stages x replicas",
-        "Microbatches",
-        "Most memory",
-        "Why not",
-    )
-    show_table(headings, [_cells(row) for row in rows])
-
-
 def _cells(row: SweepRow) -> tuple[str, ...]:
-    from pipeplan.formats import size
-
     plan, value = row.plan, f"{row.value:,.12g}"
     if plan is None:
         return (value, *("–",) * 6, row.reason or "")

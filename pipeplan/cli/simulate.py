@@ -1,6 +1,5 @@
 """`pipeplan simulate`: a schedule on stages that all cost the same, as in the papers' pictures."""
 
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,12 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from pipeplan.documents.files import dump, write_document
-from pipeplan.documents.stage_costs import StageCosts, unit_costs
+from pipeplan.documents.stage_costs import unit_costs
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count
 from pipeplan.programs.check import check
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.pipeline import Pipeline
-from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.program import Program
 from pipeplan.programs.schedule import Schedule
 from pipeplan.programs.text import format_stream
 from pipeplan.programs.timeline import Timeline
@@ -24,6 +23,7 @@ from pipeplan.simulation.split_backward import split_backward
 from pipeplan.simulation.trace import chrome_trace
 
 COLUMNS = 200
+"""The width of the timeline's picture."""
 
 MAX_INSTRUCTIONS = 2_000_000
 """Minutes and gigabytes at most: what is larger was hardly meant."""
@@ -48,9 +48,23 @@ def simulate(
 ) -> None:
     """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
     laws = _schedule(schedule)
-    chunks = _chunks(laws, chunks)
+    if laws.chunked:
+        chunks = 2 if chunks is None else chunks
+        require_count("chunks", chunks)
+    else:
+        require(chunks is None, "chunks", "is an option of 1f1b-interleaved", chunks)
+        chunks = 1
     program = _program(laws, stages, microbatches, batches, chunks)
-    costs = [_costs(forward / chunks, backward_input / chunks, backward_weight / chunks)] * stages * chunks
+
+    forward_s, backward_input_s, backward_weight_s = forward / chunks, backward_input / chunks, backward_weight / chunks
+    require_amount("forward", forward_s)
+    require_amount("backward_input", backward_input_s)
+    require_amount("backward_weight", backward_weight_s)
+    total_s = forward_s + backward_input_s + backward_weight_s
+    require(total_s >= LEAST_AMOUNT, "forward", "must take some time together with the backward", total_s)
+    cost = unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
+    costs = [cost] * stages * chunks
+
     if two_bp or two_bp_half_way:
         program = split_backward(program, costs, half_way=two_bp_half_way)
     check(program)
@@ -72,42 +86,31 @@ def _schedule(asked: str) -> Schedule:
     return schedule_asked(asked)
 
 
-def _chunks(schedule: Schedule, asked: int | None) -> int:
-    if schedule.chunked:
-        chunks = 2 if asked is None else asked
-        require_count("chunks", chunks)
-        return chunks
-    require(asked is None, "chunks", "is an option of 1f1b-interleaved", asked)
-    return 1
-
-
-def _costs(forward_s: float, backward_input_s: float, backward_weight_s: float) -> StageCosts:
-    require_amount("forward", forward_s)
-    require_amount("backward_input", backward_input_s)
-    require_amount("backward_weight", backward_weight_s)
-    total_s = forward_s + backward_input_s + backward_weight_s
-    require(total_s >= LEAST_AMOUNT, "forward", "must take some time together with the backward", total_s)
-    return unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
-
-
 def _program(schedule: Schedule, stages: int, microbatches: int, batches: int, chunks: int) -> Program:
-    """PipeDream updates after every minibatch: M a batch over K batches are M K minibatches, an update each."""
+    """The streams of all workers. Raises InvalidInputError for counts that make too many instructions."""
     counts = {"microbatches": microbatches, "stages": stages, "batches": batches, "chunks": chunks}
     for field, value in counts.items():
         require_count(field, value)
     most = max(counts, key=counts.__getitem__)
-    rule = (
-        f"must make at most {MAX_INSTRUCTIONS} instructions with {', '.join(name for name in counts if name != most)}"
-    )
+    others = ", ".join(name for name in counts if name != most)
+    rule = f"must make at most {MAX_INSTRUCTIONS} instructions with {others}"
     require(6 * prod(counts.values()) <= MAX_INSTRUCTIONS, most, rule, counts[most])
-    if schedule.update == "minibatch":
+    if (
+        schedule.update == "minibatch"
+    ):  # updates after every minibatch: M a batch over K batches are M K, an update each
         microbatches, batches = 1, microbatches * batches
     pipeline = Pipeline(replicas=(1,) * (stages * chunks), microbatches=microbatches, batches=batches, chunks=chunks)
     return build(schedule, pipeline)
 
 
 def _document(program: Program, timeline: Timeline, *, microbatches: int, batches: int) -> dict[str, Any]:
-    held = [_peaks(program.stage_streams(stream)) for stream in program.streams]
+    # The most that a stage ever holds; of several chunks, the largest.
+    in_flight, weight_versions = [], []
+    for stream in program.streams:
+        parts = program.stage_streams(stream)
+        held = [h for part in parts for h in footprints(part.instructions, recompute=False)]
+        in_flight.append(max(h.in_flight for h in held))
+        weight_versions.append(max(h.versions for h in held))
     return {
         "schedule": program.schedule.name,
         "stages": program.pipeline.span,
@@ -116,14 +119,8 @@ def _document(program: Program, timeline: Timeline, *, microbatches: int, batche
         "batches": batches,
         "bubble_fraction": timeline.bubble_fraction,
         "makespan_s": timeline.makespan_s,
-        "in_flight": [in_flight for in_flight, _ in held],
-        "weight_versions": [versions for _, versions in held],
+        "in_flight": in_flight,
+        "weight_versions": weight_versions,
         "streams": [format_stream(stream.instructions) for stream in program.streams],
         "timeline": timeline,
     }
-
-
-def _peaks(parts: Sequence[Stream]) -> tuple[int, int]:
-    """The most microbatches in flight and weight versions that a stage ever holds; of several chunks the largest."""
-    held = [h for part in parts for h in footprints(part.instructions, recompute=False)]
-    return max(h.in_flight for h in held), max(h.versions for h in held)

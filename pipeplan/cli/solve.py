@@ -1,8 +1,7 @@
-"""The planners' options as flags, the same for every command that asks a planner.
+"""`pipeplan solve`: plans offline, from a profile and a cluster in files.
 
-What a solver has found so far, on standard error while it searches, where that is a terminal.
-
-`pipeplan solve`: plans offline, from a profile and a cluster in files.
+Here is also what other commands that ask a planner share: the planners' options as flags (`takes_options`), and how
+far a search is, on standard error while it runs, where that is a terminal (`shown`, `waiting`).
 """
 
 import inspect
@@ -20,7 +19,7 @@ from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.console import INFEASIBLE
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import answer_document, dump, read, write_document
-from pipeplan.documents.plan import Answer, Infeasible
+from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress, unobserved
 from pipeplan.planners.solve import PLANNERS
@@ -123,13 +122,14 @@ def waiting() -> Iterator[Callable[[Job], None]]:
         yield lambda job: None
         return
     with console.status("asking") as status:
-        yield lambda job: status.update(_state(job))
 
+        def on_progress(job: Job) -> None:
+            if job.state == "queued":
+                status.update(f"job {job.id} waits for a solver")
+            else:
+                status.update(f"job {job.id}: " + (job.progress.message if job.progress else "searching"))
 
-def _state(job: Job) -> str:
-    if job.state == "queued":
-        return f"job {job.id} waits for a solver"
-    return f"job {job.id}: " + (job.progress.message if job.progress else "searching")
+        yield on_progress
 
 
 def sentence(progress: SearchProgress) -> str:
@@ -152,6 +152,8 @@ def solve(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
 ) -> None:
     """Finds the fastest plan that fits; where none does, says by how much (exit status 3)."""
+    from pipeplan.cli.plan_tables import show_reasons, show_solution
+
     problem = PlanningProblem(
         profile=read(Profile, profile[0]),
         cluster=read(Cluster, cluster),
@@ -168,17 +170,8 @@ def solve(
         write_document(output, document)
     if as_json:
         typer.echo(document)
-    _show(answer, in_full=not as_json)
-
-
-def _show(answer: Answer, *, in_full: bool) -> None:
-    """The plan as tables and a picture; the reasons against all plans on standard error, whatever was asked for."""
     if isinstance(answer, Infeasible):
-        from pipeplan.cli.plan_tables import show_reasons
-
-        show_reasons(answer)
+        show_reasons(answer)  # on standard error, with --json too
         raise SystemExit(INFEASIBLE)
-    if in_full:
-        from pipeplan.cli.plan_tables import show_solution
-
+    if not as_json:
         show_solution(answer)

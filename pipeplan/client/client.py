@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 from pipeplan.client.connection import DEFAULT_URL, Connection
@@ -34,11 +33,16 @@ from pipeplan.protocol.plans import (
 from pipeplan.protocol.runs import Event, Run, RunSummary, events_in
 
 POLL_S = 0.3
+"""Between two looks at a job, and before a stream of events that broke off is asked for again."""
+
 PATIENCE_S = 60.0
+"""After so long without an event, a stream that breaks off is an error."""
+
 SILENCE_S = 45.0
-"""A stream of events says something three times as often."""
+"""A stream of events that says nothing for so long is broken: it says something three times as often."""
 
 ENDED = ("succeeded", "failed", "cancelled", "dead")
+"""The states in which a job stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ class PlanAnswer:
 
 
 class ServiceClient:
-    """A service by its URL. Every method raises what the service tells of, ServiceError if it is out of reach."""
+    """A service by its URL. Every method raises the error that the service reports, ServiceError if out of reach."""
 
     def __init__(self, url: str = DEFAULT_URL, token: str | None = None) -> None:
         self._connection = Connection(url=url, token=token)
@@ -106,17 +110,28 @@ class ServiceClient:
     ) -> PlanAnswer:
         """Asks a planner, and waits for its answer.
 
-        With `wait_s` the search becomes a job where it takes longer: it goes on whatever happens to this connection,
-        takes as long as it needs, and `on_progress` hears how far it is. An interrupt then cancels it.
-        Raises ServiceError where the job ends without an answer.
+        With `wait_s`, a search that takes longer becomes a job: it goes on whatever happens to this connection, takes
+        as long as it needs, and reports its progress to `on_progress`. An interrupt then cancels it.
+        Raises ServiceError if the job ends without an answer.
         """
         prefer = {} if wait_s is None else {"Prefer": f"respond-async, wait={wait_s}"}
         headers = prefer | ({} if idempotency_key is None else {"Idempotency-Key": idempotency_key})
         document = json.loads(self._connection.post("/v1/plans", dump(request), headers=headers))
-        if "feasible" in document:
-            return _plan_answer(document)
+        if "feasible" in document:  # the answer, and no job
+            content = {key: value for key, value in document.items() if key not in PLAN_EXTRAS}
+            feasible = document["feasible"]
+            return PlanAnswer(
+                answer=parse(Plan, content) if feasible else parse(Infeasible, content),
+                plan_id=document["id"] if feasible else None,
+                solve_time_s=float(document["solve_time_s"]),
+            )
+
         try:
-            return self._plan_of(self.wait_for_job(document["id"], on_progress=on_progress))
+            job = self.wait_for_job(document["id"], on_progress=on_progress)
+            answer = self.plan(job.plan_id) if job.plan_id is not None else job.infeasible
+            if answer is None:
+                raise ServiceError(f"no plan was made, the job {job.id} is {job.state}: {job.error}")
+            return PlanAnswer(answer=answer, plan_id=job.plan_id, solve_time_s=job.solve_time_s or 0.0)
         except KeyboardInterrupt:
             self.cancel_job(document["id"])
             raise
@@ -223,10 +238,10 @@ class ServiceClient:
         while_waiting: Callable[[], None] | None = None,
         timeout_s: float | None = None,
     ) -> Job:
-        """Waits until the job has ended, whichever way. `on_progress` hears of every change.
+        """Waits until the job has ended, in whichever state. `on_progress` is called with every change.
 
-        `while_waiting` is called at every look and may raise, to end the waiting. Raises ServiceError once the
-        timeout is over. Either way the job goes on.
+        `while_waiting` is called at every look, and may raise to end the waiting. Raises ServiceError once the
+        timeout is over. In both cases the job goes on.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         seen: Job | None = None
@@ -246,8 +261,8 @@ class ServiceClient:
     def follow_job(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
         """What happens to a job, as it happens, from its start or after an event, until the job has ended.
 
-        A connection that breaks is made again, and goes on after the last event; ServiceError where that does not
-        succeed for a minute.
+        A connection that breaks is made again, and goes on after the last event. Raises ServiceError if that does not
+        succeed within a minute.
         """
         return self._follow(f"/v1/jobs/{job_id}/events", after)
 
@@ -289,14 +304,6 @@ class ServiceClient:
             if not ended:
                 time.sleep(POLL_S)
 
-    def _plan_of(self, job: Job) -> PlanAnswer:
-        answer: Answer | None = job.infeasible
-        if job.plan_id is not None:
-            answer = self.plan(job.plan_id)
-        if answer is None:
-            raise ServiceError(f"no plan was made, the job {job.id} is {job.state}: {job.error}")
-        return PlanAnswer(answer=answer, plan_id=job.plan_id, solve_time_s=job.solve_time_s or 0.0)
-
 
 def _alias_path(name: str) -> str:
     require_name(name)
@@ -307,13 +314,6 @@ def _matching(version: int | None) -> dict[str, str]:
     return {} if version is None else {"If-Match": f'"{version}"'}
 
 
-def _plan_answer(document: dict[str, Any]) -> PlanAnswer:
-    solve_time_s = float(document["solve_time_s"])
-    content = {key: value for key, value in document.items() if key not in PLAN_EXTRAS}
-    if not document["feasible"]:
-        return PlanAnswer(answer=parse(Infeasible, content), plan_id=None, solve_time_s=solve_time_s)
-    return PlanAnswer(answer=parse(Plan, content), plan_id=document["id"], solve_time_s=solve_time_s)
-
-
 def _news(job: Job) -> tuple[object, ...]:
+    """What makes two looks at a job differ."""
     return (job.state, job.attempts, job.progress)

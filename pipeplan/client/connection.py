@@ -1,4 +1,4 @@
-"""HTTP: the connection that all clients of the service share. Problem details come back as the errors they tell of."""
+"""Connection: the HTTP that all clients of the service share. Problem details are raised as the errors they carry."""
 
 import ipaddress
 import logging
@@ -42,7 +42,7 @@ class RetryClock:
 
 @dataclass(slots=True)
 class Connection:
-    """A service by its URL. Raises what the service's problem details tell of, ServiceError if it is out of reach."""
+    """A service by its URL. Raises the error in the service's problem details, ServiceError if it is out of reach."""
 
     url: str
     token: str | None = field(default=None, repr=False)
@@ -51,10 +51,22 @@ class Connection:
     _client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        base_url = _checked(self.url)
-        headers = {"Authorization": f"Bearer {_sendable(self.token)}"} if self.token else {}
-        if headers and base_url.scheme == "http" and not is_loopback(base_url.host):
-            LOG.warning("the token goes to %s unencrypted: who listens on the way has it; use https", base_url.host)
+        rule = "must be a URL such as " + DEFAULT_URL
+        try:
+            base_url = httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise InvalidInputError("url", rule, self.url) from error
+        require(base_url.scheme in ("http", "https") and bool(base_url.host), "url", rule, self.url)
+
+        headers = {}
+        if self.token:
+            # A token that no header can hold is not shown in the error: it is a secret all the same.
+            plain = self.token.isascii() and self.token.isprintable() and " " not in self.token
+            require(plain, "token", "must be a token as `pipeplan token create` shows it", "a text that is none")
+            headers["Authorization"] = f"Bearer {self.token}"
+            if base_url.scheme == "http" and not is_loopback(base_url.host):
+                LOG.warning("the token goes to %s unencrypted: who listens on the way has it; use https", base_url.host)
+
         self._client = httpx.Client(
             base_url=base_url,
             headers=headers,
@@ -76,7 +88,7 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         patience_s: float = 0.0,
     ) -> bytes:
-        """The answer to a JSON body. With patience, what the service could not take yet is sent again until then."""
+        """The answer to a JSON body. What the service cannot take yet is sent again until the patience is over."""
         content = {"Content-Type": "application/json"} if body is not None else {}
         request = self._client.build_request("POST", path, content=body, headers={**content, **(headers or {})})
         return self._send(request, patience_s=patience_s).content
@@ -110,7 +122,11 @@ class Connection:
         deadline_s = self.clock.now_s() + patience_s
         pause_s = FIRST_PAUSE_S
         while True:
-            answer = self._attempt(request)
+            answer: httpx.Response | httpx.TransportError
+            try:
+                answer = self._client.send(request)
+            except httpx.TransportError as error:
+                answer = error
             if isinstance(answer, httpx.Response) and answer.status_code not in NOT_NOW:
                 return _checked_answer(answer)
             wait_s = max(pause_s, _retry_after_s(answer))
@@ -118,12 +134,6 @@ class Connection:
                 raise self._unavailable(answer)
             self.clock.sleep(wait_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    def _attempt(self, request: httpx.Request) -> httpx.Response | httpx.TransportError:
-        try:
-            return self._client.send(request)
-        except httpx.TransportError as error:
-            return error
 
     def _unavailable(self, answer: httpx.Response | httpx.TransportError) -> PipeplanError:
         if isinstance(answer, httpx.Response):
@@ -144,28 +154,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _checked(url: str) -> httpx.URL:
-    rule = "must be a URL such as " + DEFAULT_URL
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise InvalidInputError("url", rule, url) from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise InvalidInputError("url", rule, url)
-    return parsed
-
-
-def _sendable(token: str) -> str:
-    """The token, if a header can hold it. What is wrong with another is not shown."""
-    plain = token.isascii() and token.isprintable() and " " not in token
-    require(plain, "token", "must be a token as `pipeplan token create` shows it", "a text that is none")
-    return token
-
-
 def _retry_after_s(answer: httpx.Response | httpx.TransportError) -> float:
     """How long the service asks to wait; 0 where it does not say so in seconds."""
-    told = answer.headers.get("Retry-After", "") if isinstance(answer, httpx.Response) else ""
-    return float(told) if told.isascii() and told.isdigit() else 0.0
+    text = answer.headers.get("Retry-After", "") if isinstance(answer, httpx.Response) else ""
+    return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def _checked_answer(response: httpx.Response) -> httpx.Response:

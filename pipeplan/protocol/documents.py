@@ -1,7 +1,4 @@
-"""Profiles as lists show them.
-
-Clusters as lists show them.
-"""
+"""Documents: profiles and clusters as lists show them."""
 
 from datetime import datetime
 from typing import Literal

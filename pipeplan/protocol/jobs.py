@@ -1,9 +1,9 @@
-"""Factories: what a SPEC names, and whether an operator's list allows it. Both sides go by it: the service when it
-chooses an agent for a job, the agent before it runs one.
+"""Jobs: what the service asks of agents, and what they report back under a lease.
 
-Jobs: what the service asks of agents, and what they report back under a lease.
+A task names factories by SPECs, and an agent's operator lists those that jobs may name. Both sides go by the same
+check: the service when it chooses an agent for a job, the agent before it runs one.
 
-Documents of several kinds: a task, a completion. Their errors name the field as the sender wrote it.
+Tasks and completions are documents of several kinds; their errors name the field as the sender wrote it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,15 @@ from pipeplan.protocol.training import TrainingOptions
 from pipeplan.simulation.report import RunReport
 
 RULE = "must be a factory that this agent's operator allows (pipeplan-agent start --allow)"
+
 FIELDS = ("model", "data", "loss")
+"""The fields of tasks that hold SPECs."""
+
+KINDS = ("profile", "links", "run", "plan", "part")
+"""The kinds of tasks and of results."""
+
+NO_NULL = r"^[^\x00]*$"
+"""PostgreSQL keeps no text with a null character."""
 
 
 def specs_of(task: object) -> Iterator[tuple[str, str]]:
@@ -58,7 +66,7 @@ def require_patterns(field: str, patterns: Iterable[str]) -> None:
 
 
 def factory_of(text: str) -> str:
-    """What a SPEC names, without its options and escapes; of a text that is none, as in earlier jobs, its start."""
+    """What a SPEC names, without its options and escapes; of a text that is no SPEC, as in earlier jobs, its start."""
     try:
         return parse_spec(text, field="model").target
     except InvalidInputError:
@@ -95,9 +103,6 @@ def _covers(pattern: str, factory: str) -> bool:
     rest = factory.removeprefix(prefix)
     return factory.startswith(prefix) and not set("./") & set(rest.rpartition(":")[2])
 
-
-NO_NULL = r"^[^\x00]*$"
-"""PostgreSQL keeps no text with a null character."""
 
 AgentName = Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NULL)]
 Instance = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="names an agent's process")]
@@ -339,9 +344,6 @@ class Release(WireModel):
 
     token: str
     report_id: ReportId = None
-
-
-KINDS = ("profile", "links", "run", "plan", "part")
 
 
 def parse_task(content: bytes) -> Task:

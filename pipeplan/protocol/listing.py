@@ -1,23 +1,24 @@
-"""What all documents of the wire share.
+"""Listing: what all documents of the wire share, and how lists are asked for and answered.
 
-Listings: a page at a time, in an order, of what passes the filters.
+A list comes a page at a time, in an order, and holds what passes the filters.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, WrapValidator
+
+T = TypeVar("T")
+
+MAX_LIMIT = 200
+"""The most items of a page."""
 
 
 class WireModel(BaseModel):
     """A document of the wire: unknown keys, NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-T = TypeVar("T")
-
-MAX_LIMIT = 200
 
 
 class Page(BaseModel, Generic[T]):
@@ -33,16 +34,12 @@ class Page(BaseModel, Generic[T]):
     next_cursor: str | None = Field(default=None, description="give it as `cursor` to get the next page")
 
 
-def _no_number(value: object) -> object:
-    """Raises ValueError for a count of seconds: a moment is written out, as the lists themselves write it."""
+def _moment(value: object, parse: Callable[[object], datetime]) -> datetime:
+    """The moment in UTC. A count of seconds is refused: a moment is written out, as the lists themselves write it."""
     if isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit():
         raise ValueError("must be a date and time with its zone, such as 2026-01-31T12:00:00Z")
-    return value
-
-
-def _moment(value: datetime) -> datetime:
     try:
-        return value.astimezone(UTC)
+        return parse(value).astimezone(UTC)
     except OverflowError as error:
         raise ValueError("must lie within the years 1 to 9999 UTC") from error
 
@@ -53,7 +50,7 @@ def _without_null(value: str) -> str:
     return value
 
 
-Moment = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_moment)]
+Moment = Annotated[AwareDatetime, WrapValidator(_moment)]
 """A date and time with its zone, such as 2026-01-02T03:04:05Z."""
 
 Name = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_without_null)]

@@ -1,8 +1,7 @@
-"""Plans: what is asked for, what lists show, and the instruction streams in their text form.
+"""Plans: what is asked for, what lists show, the instruction streams in their text form, comparisons and aliases.
 
-Comparisons: plans side by side, what differs, and what makes each faster or slower than the first.
-
-Aliases: names that point at plans, for whoever must not know ids, and what they pointed at before.
+A comparison puts plans side by side: what differs, and what makes each faster or slower than the first.
+An alias is a name that points at a plan, for readers that must not know ids; what it pointed at before is kept.
 """
 
 import re
@@ -18,6 +17,17 @@ from pipeplan.planners.problem import Options
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
 
 MAX_BATCH_SIZE = 2**31 - 1
+
+MAX_CHARACTERS = 200
+"""The longest name of an alias."""
+
+PATTERN = r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$"
+"""What an alias's name looks like."""
+
+RESERVED = ("plan", "history")
+"""Last parts that would be taken for what is asked about an alias."""
+
+_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class PlanRequest(WireModel):
@@ -170,14 +180,6 @@ class Alternatives(WireModel):
     configurations_considered: int
     alternatives: tuple[Alternative, ...]
     pareto: tuple[Alternative, ...]
-
-
-MAX_CHARACTERS = 200
-PATTERN = r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$"
-RESERVED = ("plan", "history")
-"""Last parts that would be taken for what is asked about an alias."""
-
-_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class AliasTarget(WireModel):

@@ -30,7 +30,9 @@ from pipeplan.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:pipeplan:problem:"
+
 SHOWN_CHARACTERS = 200
+"""How much of a refused value is sent back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def headers_of(error: PipeplanError) -> dict[str, str]:
 
 
 def error_of(problem: Problem) -> PipeplanError:
-    """The error that the document tells of; a ServiceError where it is none of ours."""
+    """The error that the document carries; a ServiceError where it is none of ours."""
     for error, kind in KINDS.items():
         if problem.type != TYPE_PREFIX + kind.slug:
             continue

@@ -1,8 +1,7 @@
-"""Events: what happened to a job or a run, in order, numbered from 1.
+"""Runs: executions of a plan, what happens to them, and the files that they leave.
 
-Runs: executions of a plan. A run's state is that of its job.
-
-Run files: what a run's folder tells others: the plan, its measured timeline, and the report.
+A run's state is that of its job. Events say what happened to a job or a run, in order, numbered from 1. A run's folder
+holds what others read: the plan, its measured timeline, and the report.
 """
 
 import json
@@ -26,6 +25,9 @@ SubjectKind = Literal["job", "run"]
 
 ENDINGS = frozenset({"succeeded", "failed", "cancelled", "dead"})
 """The kinds of event after which there are no more."""
+
+PLAN, TIMELINE, REPORT = "plan.json", "timeline.json", "run.json"
+"""The files in a run's folder."""
 
 
 class Event(BaseModel):
@@ -103,14 +105,16 @@ class Losses(WireModel):
     losses: tuple[float, ...]
 
 
-PLAN, TIMELINE, REPORT = "plan.json", "timeline.json", "run.json"
-
-
 def read_run(folder: Path) -> MeasuredRun:
     """The run in a folder that `pipeplan-agent run` wrote. Raises InvalidInputError, which names the file."""
     try:
         plan, timeline = read(Plan, folder / PLAN), read(Timeline, folder / TIMELINE)
-        ranks = _ranks(folder / REPORT)
+        report = folder / REPORT
+        try:
+            ranks = [parse(RankReport, rank) for rank in json.loads(read_text(report))["ranks"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInputError(str(report), "must be the report of a run", str(error)) from error
+        ranks.sort(key=lambda rank: rank.rank)
         of_devices = tuple(rank.device_memory for rank in ranks if rank.device_memory is not None)
         return MeasuredRun(
             plan=plan,
@@ -122,12 +126,3 @@ def read_run(folder: Path) -> MeasuredRun:
         if str(folder) in f"{error.field} {error.value}":
             raise
         raise InvalidInputError(f"{folder}: {error.field}", error.rule, error.value) from error
-
-
-def _ranks(path: Path) -> list[RankReport]:
-    """Every process's part of the report, by rank."""
-    try:
-        ranks = [parse(RankReport, rank) for rank in json.loads(read_text(path))["ranks"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidInputError(str(path), "must be the report of a run", str(error)) from error
-    return sorted(ranks, key=lambda rank: rank.rank)

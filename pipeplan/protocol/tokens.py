@@ -1,7 +1,4 @@
-"""Secrets: how a text is shown where secrets have no place, in logs and tables of settings.
-
-Tokens: who may call the service, and what with.
-"""
+"""Tokens: who may call the service, what with, and how secrets are masked in logs and tables of settings."""
 
 import re
 import secrets
@@ -13,18 +10,6 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pipeplan.errors import require
-
-HIDDEN = "***"
-_SECRET = re.compile(
-    r"(?i)(bearer\s+)[^\s\"',]+|(://[^\s/:@\"']*:)[^\s/@\"']+(?=@)|(password[\"']?\s*[=:]\s*)[^\s,;&]+"
-    r"|(pp[ls]_[0-9a-f]{32}_)[0-9a-f]+"
-)
-
-
-def masked(text: str) -> str:
-    """The text without what looks like a secret: tokens, passwords in URLs and settings."""
-    return _SECRET.sub(lambda found: f"{found[1] or found[2] or found[3] or found[4]}{HIDDEN}", text)
-
 
 Scope = Literal["read", "plan", "agent", "admin"]
 """What a route asks for: to look, to plan and enqueue, to work as an agent, to manage."""
@@ -42,10 +27,19 @@ INCLUDED: dict[Scope, frozenset[Scope]] = {
 DAY_S = 24 * 3600
 DEFAULT_LIFE_S = 90 * DAY_S
 LONGEST_LIFE_S = 3650 * DAY_S
+
 RESERVED = ("local", "nobody", "console")
+"""Names that callers without a token have."""
+
 SECRET_BYTES = 32
 TOKEN_PREFIX = "ppl"
 SESSION_PREFIX = "pps"
+
+HIDDEN = "***"
+_SECRET = re.compile(
+    r"(?i)(bearer\s+)[^\s\"',]+|(://[^\s/:@\"']*:)[^\s/@\"']+(?=@)|(password[\"']?\s*[=:]\s*)[^\s,;&]+"
+    r"|(pp[ls]_[0-9a-f]{32}_)[0-9a-f]+"
+)
 _TEXT = re.compile(r"(ppl|pps)_([0-9a-f]{32})_([0-9a-f]{64})([0-9a-f]{8})")
 
 TokenState = Literal["valid", "expired", "revoked", "foreign"]
@@ -61,7 +55,7 @@ class Credential:
     secret: str = field(repr=False)
 
     def text(self) -> str:
-        """The parts with a checksum: a mistyped text is told from a wrong one without a look into the database."""
+        """The parts with a checksum, which tells a mistyped text from a wrong one without a look into the database."""
         body = f"{self.prefix}_{self.id}_{self.secret}"
         return f"{body}{zlib.crc32(body.encode()):08x}"
 
@@ -78,6 +72,11 @@ def parse_credential(prefix: str, text: str) -> Credential | None:
         return None
     credential = Credential(prefix=prefix, id=match[2], secret=match[3])
     return credential if credential.text() == text else None
+
+
+def masked(text: str) -> str:
+    """The text without what looks like a secret: tokens, passwords in URLs and settings."""
+    return _SECRET.sub(lambda found: f"{found[1] or found[2] or found[3] or found[4]}{HIDDEN}", text)
 
 
 class NewToken(BaseModel):

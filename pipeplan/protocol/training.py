@@ -1,4 +1,4 @@
-"""Training: what a run is told beside its plan, its model and its data. The command, jobs and ranks all take this."""
+"""Training: what a run needs beside its plan, its model and its data. The command, jobs and ranks all take this."""
 
 from dataclasses import dataclass
 from typing import ClassVar

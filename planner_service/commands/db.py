@@ -11,11 +11,10 @@ import typer
 
 from pipeplan.cli.console import require_extra
 from pipeplan.errors import InvalidInputError
+from planner_service.commands.token import UNITS_S
 
 if TYPE_CHECKING:
     from planner_service.platform.database import Database
-
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -69,14 +68,17 @@ def prune(
     Kept are plans with a run that is kept or at which an alias has pointed since then, what kept plans were made from,
     jobs that have not ended, the aliases' history and the tokens.
     """
-    age_s = _age_s(older_than)
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhdwy])", older_than)
+    if match is None:
+        raise InvalidInputError("older_than", "must be a number and one of s, m, h, d, w, y, such as 90d", older_than)
+    age_s = int(match[1]) * UNITS_S[match[2]]
     with _opened(database, config) as opened:
         from pipeplan.planners.solve import solve
         from planner_service.overview import service as retention
+        from planner_service.platform import migrations
         from planner_service.platform.context import Context
-        from planner_service.platform.migrations import upgrade
 
-        upgrade(opened)
+        migrations.upgrade(opened)
         counts = retention.prune(Context(database=opened, solve=solve), age_s, dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps({"dry_run": dry_run, "removed": counts}))
@@ -89,9 +91,9 @@ def prune(
 def backup(file: BackupFile, database: DatabaseUrl = None, config: Config = None) -> None:
     """Writes one state of the database to a new file, while others go on writing."""
     with _opened(database, config) as opened:
-        from planner_service.platform import migrations as storage
+        from planner_service.platform import migrations
 
-        storage.backup(opened, file)
+        migrations.backup(opened, file)
         typer.echo(f"{opened.shown} -> {file} ({file.stat().st_size} bytes)", err=True)
 
 
@@ -99,17 +101,10 @@ def backup(file: BackupFile, database: DatabaseUrl = None, config: Config = None
 def restore(file: BackupFile, database: DatabaseUrl = None, config: Config = None) -> None:
     """Puts a backup into an empty database, of either kind."""
     with _opened(database, config) as opened:
-        from planner_service.platform import migrations as storage
+        from planner_service.platform import migrations
 
-        storage.restore(opened, file)
+        migrations.restore(opened, file)
         typer.echo(f"{file} -> {opened.shown}", err=True)
-
-
-def _age_s(text: str) -> int:
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhdwy])", text)
-    if match is None:
-        raise InvalidInputError("older_than", "must be a number and one of s, m, h, d, w, y, such as 90d", text)
-    return int(match[1]) * UNITS_S[match[2]]
 
 
 @contextmanager

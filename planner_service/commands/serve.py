@@ -1,6 +1,7 @@
-"""`pipeplan settings`: every setting of the service, its value, and where that comes from.
+"""`pipeplan serve` and `pipeplan settings`: the service with its dashboard, and what it is set to.
 
-`pipeplan serve`: the service and its dashboard. One process; several on one PostgreSQL behave as one service.
+`serve` is one process; several on one PostgreSQL behave as one service. `settings` shows every setting, its value, and
+where that comes from.
 """
 
 import errno
@@ -19,31 +20,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeplan.cli.console import require_extra
+from pipeplan.cli.console import require_extra, show_table
 from pipeplan.documents.files import dump
 from pipeplan.errors import PipeplanError
 from planner_service.platform.logs import configure, tell
-
-Config = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file of settings, for what nothing else sets. [PIPEPLAN_CONFIG]")
-]
-
-
-def settings(
-    config: Config = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
-) -> None:
-    """Shows the service's settings: what they are, mean, and were set by. Secrets are masked."""
-    from pipeplan.cli.console import show_table
-    from planner_service.platform.settings import resolve_settings
-
-    shown = resolve_settings(config=config).shown()
-    if as_json:
-        typer.echo(dump({"settings": [asdict(setting) for setting in shown]}))
-        return
-    rows = [(row.name, "" if row.value is None else str(row.value), row.source, row.meaning) for row in shown]
-    show_table(("setting", "value", "from", "meaning"), rows)
-
 
 if TYPE_CHECKING:
     import uvicorn
@@ -52,8 +32,14 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 POLL_S = 0.5
-GRACE_S = 5.0
+"""Between two looks whether the parent is still there."""
 
+GRACE_S = 5.0
+"""What the service gets beyond `shutdown_s` before the process ends at once."""
+
+Config = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file of settings, for what nothing else sets. [PIPEPLAN_CONFIG]")
+]
 Host = Annotated[str | None, typer.Option(help="Address to listen on. [PIPEPLAN_HOST]")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one. [PIPEPLAN_PORT]")]
 DatabaseUrl = Annotated[
@@ -91,7 +77,8 @@ def serve(
     configure(settings.log_level, settings.log_format)
     with _listen(settings.host, settings.port) as listener:
         server, shown, stopping = _server(settings)
-        url = _url(settings.host, listener)
+        host_in_url = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{host_in_url}:{listener.getsockname()[1]}"
         parent = os.getppid() if exit_with_parent else None
         threading.Thread(target=_watch, args=(server, parent, settings.shutdown_s, stopping), daemon=True).start()
         threading.Thread(target=_announce, args=(server, settings, url, shown), daemon=True).start()
@@ -100,12 +87,28 @@ def serve(
         raise PipeplanError("the service could not start; the lines above say why")
 
 
-def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], None]]":
-    """The server, not started, with everything that could keep it from starting behind it; its database's name; and
-    what ends streams of events and long searches, which would not end by themselves in time.
+def settings(
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Shows the service's settings: what they are, mean, and were set by. Secrets are masked."""
+    from planner_service.platform.settings import resolve_settings
 
-    SIGTERM ends it in good order, exit status 0, from here on: while it runs by uvicorn's own handler, which calls
-    what was there before when everything has ended.
+    shown = resolve_settings(config=config).shown()
+    if as_json:
+        typer.echo(dump({"settings": [asdict(setting) for setting in shown]}))
+        return
+    rows = [(row.name, "" if row.value is None else str(row.value), row.source, row.meaning) for row in shown]
+    show_table(("setting", "value", "from", "meaning"), rows)
+
+
+def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], None]]":
+    """The server, its database's name, and what ends streams of events and long searches.
+
+    The server is not started, but everything that could keep it from starting is done. Streams and searches need that
+    function: they would not end by themselves in time. From here on SIGTERM ends the server in good order, with exit
+    status 0. While the server runs, uvicorn's own handler does that, and calls the handler from here when everything
+    has ended.
     """
     import uvicorn
 
@@ -128,7 +131,7 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
         server.should_exit = True
 
     signal.signal(signal.SIGTERM, end)
-    # What is there now stays: to look through it takes 0.2 s, and 64 KiB of empty lists are enough to have that done.
+    # All objects of now stay. A full collection looks through them in 0.2 s, and 64 KiB of empty lists set one off.
     gc.collect()
     gc.freeze()
     state = application.state
@@ -151,11 +154,6 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(host: str, listener: socket.socket) -> str:
-    port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def _announce(server: "uvicorn.Server", settings: "Settings", url: str, database: str) -> None:
     """Says where the service is, once it answers: a sentence that scripts wait for; JSON where that is asked for."""
     while not server.started:
@@ -174,6 +172,6 @@ def _watch(server: "uvicorn.Server", parent: int | None, shutdown_s: float, stop
         time.sleep(POLL_S)
         if parent is not None and os.getppid() != parent:
             server.should_exit = True
-    stopping()  # takes at most half of it
+    stopping()  # takes at most half of shutdown_s
     time.sleep(shutdown_s + GRACE_S)
     os._exit(1)

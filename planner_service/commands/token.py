@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeplan.cli.console import require_extra
+from pipeplan.cli.console import require_extra, show_table
 from pipeplan.documents.files import parse
 from pipeplan.errors import InvalidInputError
-from pipeplan.protocol.tokens import DAY_S, SCOPES, NewToken, Token
+from pipeplan.protocol.tokens import DAY_S, SCOPES, NewToken
 
 if TYPE_CHECKING:
     from planner_service.platform.context import Context
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": DAY_S, "w": 7 * DAY_S, "y": 365 * DAY_S}
+"""The units of an age or a life, as in 90d."""
+
 LISTED = 200
+"""How many tokens a list holds at most."""
 
 app = typer.Typer(no_args_is_help=True, help="Tokens: who may use the service, kept in its database.")
 
@@ -37,8 +40,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Makes a token and shows it, this once: the database keeps its hash only."""
-    wanted = {"name": name, "scopes": list(dict.fromkeys(scope)), "expires_in_s": duration_s(expires)}
-    new = parse(NewToken, wanted)
+    new = parse(NewToken, {"name": name, "scopes": list(dict.fromkeys(scope)), "expires_in_s": duration_s(expires)})
     with _context(database, config) as context:
         from planner_service.access import service as tokens
 
@@ -69,10 +71,21 @@ def list_tokens(
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
         return
-    from pipeplan.cli.console import show_table
-
     headings = ("id", "name", "scopes", "state", "made by", "made", "expires", "last used")
-    show_table(headings, (_cells(token) for token in page.items))
+    rows = [
+        (
+            token.id,
+            token.name,
+            " ".join(token.scopes),
+            token.state,
+            token.created_by,
+            _moment(token.created_at),
+            _moment(token.expires_at),
+            _moment(token.last_used_at),
+        )
+        for token in page.items
+    ]
+    show_table(headings, rows)
     if page.next_cursor is not None:
         typer.echo(f"more: --cursor {page.next_cursor}", err=True)
 
@@ -124,12 +137,5 @@ def _context(database: str | None, config: Path | None) -> "Iterator[Context]":
         opened.close()
 
 
-def _cells(token: Token) -> tuple[str, ...]:
-    last_used = "never" if token.last_used_at is None else _moment(token.last_used_at)
-    expires = "never" if token.expires_at is None else _moment(token.expires_at)
-    made = (token.created_by, _moment(token.created_at))
-    return (token.id, token.name, " ".join(token.scopes), token.state, *made, expires, last_used)
-
-
-def _moment(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M} UTC"
+def _moment(moment: datetime | None) -> str:
+    return "never" if moment is None else f"{moment:%Y-%m-%d %H:%M} UTC"

@@ -1,11 +1,11 @@
-"""`pipeplan demo`: the main job on this machine."""
+"""`pipeplan demo`: the main job on this machine, through a service and an agent that it starts and ends."""
 
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from planner_service.demo.main_job import DemoOutcome, DemoProcess, OnProgress
+    from planner_service.demo.main_job import OnProgress
 
 POLL_S = 0.5
+"""Between two looks whether a service that is kept still runs."""
+
 PIPED_WIDTH = 120
+"""Columns of a table where standard output is no terminal."""
 
 
 def demo(
@@ -35,7 +38,9 @@ def demo(
     from rich.console import Console
 
     from pipeplan.client.client import ServiceClient
+    from pipeplan.documents.files import dump
     from planner_service.demo.main_job import agent, main_job, service
+    from planner_service.demo.show import outcome_document, show_candidates, show_run
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     notes = Console(stderr=True)
@@ -43,36 +48,23 @@ def demo(
         with service(Path(folder), port) as (serving, url):
             with agent(Path(folder), url) as working, ServiceClient(url) as client, _bars(notes) as on_progress:
                 outcome = main_job(client, working, on_progress, training_s=training_s)
-            _show(outcome, url, as_json=as_json)
+            if as_json:
+                typer.echo(dump(outcome_document(outcome, url)))
+            else:
+                console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+                show_candidates(console, outcome)
+                show_run(console, outcome, url)
             if not keep:
                 notes.print("the service ends now; with --keep it stays up, and these pages with it")
             else:
                 notes.print(f"the service stays up at {url}; Ctrl-C ends it")
-                _wait_for_interrupt(serving)
+                with suppress(KeyboardInterrupt):
+                    while True:
+                        serving.require_running()
+                        time.sleep(POLL_S)
     if outcome.chosen is None:
         notes.print(f"no plan fits: {outcome.nearest_miss}", soft_wrap=True)
         raise SystemExit(INFEASIBLE)
-
-
-def _show(outcome: "DemoOutcome", url: str, *, as_json: bool) -> None:
-    from rich.console import Console
-
-    from pipeplan.cli.plan_tables import picture
-    from pipeplan.documents.files import dump
-    from planner_service.demo.show import outcome_document, show_candidates, show_run
-
-    if as_json:
-        typer.echo(dump(outcome_document(outcome, url)))
-        return
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    show_candidates(console, outcome)
-    plan = outcome.plan
-    if plan is None:
-        return
-    if plan.simulated is not None:
-        console.print("[bold]The chosen plan's first microbatches[/bold] (Forward, Backward, Recompute, Update)")
-        console.print(picture(plan, plan.simulated), soft_wrap=True, markup=False, highlight=False)
-    show_run(console, outcome, url)
 
 
 @contextmanager
@@ -92,13 +84,3 @@ def _bars(console: "Console") -> Iterator["OnProgress"]:
             progress.update(bars[phase], completed=done, total=total, description=message)
 
         yield on_progress
-
-
-def _wait_for_interrupt(serving: "DemoProcess") -> None:
-    """Returns at Ctrl-C. Raises PipeplanError if the service ends by itself."""
-    try:
-        while True:
-            serving.require_running()
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        return

@@ -1,6 +1,6 @@
-"""The demo's service and agent: processes of their own, ended with it whatever happens.
+"""Main job: what the demo does, as a user of the REST API would: profile, plan with every planner, run the best.
 
-The main job, as a user of the REST API would do it: profile, plan with every planner, run the best, compare.
+The service and the agent are processes of their own, which end with the demo whatever happens.
 """
 
 import os
@@ -24,9 +24,33 @@ from pipeplan.protocol.jobs import Job, ProfileTask, RunTask
 from pipeplan.protocol.plans import PlanRequest
 from pipeplan.simulation.report import RunReport
 
+MODEL = "hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0"
+DATA = "worker_agent.models.text:standard_library?sequence_length=128"
+MICROBATCH_SIZES = (1, 2, 4, 8)
+OPTIMIZER: Final = "adam"
+LEARNING_RATE = 0.001
+BATCH_SIZE = 32
+PROCESSES = 2
+STEPS = (30, 120)
+"""The fewest and the most steps: the loss must visibly fall, and the demo must end."""
+
+QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("pipedream", {"microbatch_size": MICROBATCH_SIZES[-1]}),
+    ("pipedream-2bw", {}),
+    ("pipedream-2bw", {"schedule": "pipedream-2bw", "stages": 2}),
+    ("pipedream-2bw", {"schedule": "1f1b", "stages": 2}),
+    ("gpipe", {}),
+)
+"""What the planners are asked: each for its best, 2BW's also for two stages without and with a flush."""
+
 _READY = "pipeplan serves "
+"""How the line begins with which the service says that it answers."""
+
 _START_S = 60.0
 _STOP_S = 15.0
+
+OnProgress = Callable[[str, int, int, str], None]
+"""Called with the phase, the units done, their total, and what is at hand."""
 
 
 class DemoProcess:
@@ -116,29 +140,6 @@ def agent(folder: Path, url: str) -> Iterator[DemoProcess]:
         child.stop()
 
 
-MODEL = "hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0"
-DATA = "worker_agent.models.text:standard_library?sequence_length=128"
-MICROBATCH_SIZES = (1, 2, 4, 8)
-OPTIMIZER: Final = "adam"
-LEARNING_RATE = 0.001
-BATCH_SIZE = 32
-PROCESSES = 2
-STEPS = (30, 120)
-"""The fewest and the most steps: the loss must visibly fall, and the demo must end."""
-
-QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("pipedream", {"microbatch_size": MICROBATCH_SIZES[-1]}),
-    ("pipedream-2bw", {}),
-    ("pipedream-2bw", {"schedule": "pipedream-2bw", "stages": 2}),
-    ("pipedream-2bw", {"schedule": "1f1b", "stages": 2}),
-    ("gpipe", {}),
-)
-"""What the planners are asked: each for its best, 2BW's also for two stages without and with a flush."""
-
-OnProgress = Callable[[str, int, int, str], None]
-"""Called with the phase, the units done, their total, and what is at hand."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoCandidate:
     """One planner's answer; `plan_id` is None where nothing fits."""
@@ -190,25 +191,8 @@ def main_job(client: ServiceClient, agent: DemoProcess, on_progress: OnProgress,
     )
     measured = _finished(client, agent, task, "profiling", on_progress)
     profile_id, cluster_id = str(measured.profile_id), str(measured.cluster_id)
-    candidates = _ask(client, profile_id, cluster_id, on_progress)
-    planned = DemoOutcome(
-        profile_id=profile_id,
-        cluster_id=cluster_id,
-        profile=client.profile(profile_id),
-        cluster=client.cluster(cluster_id),
-        candidates=candidates,
-    )
-    best = max(candidates, key=lambda candidate: candidate.throughput_samples_per_s)
-    if not isinstance(best.answer, Plan) or best.plan_id is None:
-        return planned
-    steps = _steps(best.answer, best.throughput_samples_per_s, training_s)
-    training = RunTask(plan_id=best.plan_id, model=MODEL, data=DATA, steps=steps, learning_rate=LEARNING_RATE)
-    run = client.run(str(_finished(client, agent, training, "training", on_progress).run_id))
-    return replace(planned, chosen=best, run_id=run.id, report=run.report)
 
-
-def _ask(client: ServiceClient, profile_id: str, cluster_id: str, on_progress: OnProgress) -> tuple[DemoCandidate, ...]:
-    found: dict[object, DemoCandidate] = {}
+    found: dict[object, DemoCandidate] = {}  # by plan: several questions may have one answer
     for number, (planner, chosen) in enumerate(QUESTIONS):
         on_progress("planning", number, len(QUESTIONS), planner)
         answer: PlanAnswer = client.create_plan(
@@ -224,14 +208,24 @@ def _ask(client: ServiceClient, profile_id: str, cluster_id: str, on_progress: O
             planner=planner, plan_id=answer.plan_id, answer=answer.answer, solve_time_s=answer.solve_time_s
         )
     on_progress("planning", len(QUESTIONS), len(QUESTIONS), "done")
-    return tuple(found.values())
+    candidates = tuple(found.values())
+    planned = DemoOutcome(
+        profile_id=profile_id,
+        cluster_id=cluster_id,
+        profile=client.profile(profile_id),
+        cluster=client.cluster(cluster_id),
+        candidates=candidates,
+    )
+    best = max(candidates, key=lambda candidate: candidate.throughput_samples_per_s)
+    if not isinstance(best.answer, Plan) or best.plan_id is None:
+        return planned
 
-
-def _steps(plan: Plan, throughput_samples_per_s: float, training_s: float) -> int:
-    """As many steps as the time for training allows, within the bounds."""
+    # As many steps as the time for training allows, within the bounds.
     fewest, most = STEPS
-    possible = training_s * throughput_samples_per_s / plan.batch_size
-    return int(min(max(possible, fewest), most))
+    steps = int(min(max(training_s * best.throughput_samples_per_s / best.answer.batch_size, fewest), most))
+    training = RunTask(plan_id=best.plan_id, model=MODEL, data=DATA, steps=steps, learning_rate=LEARNING_RATE)
+    run = client.run(str(_finished(client, agent, training, "training", on_progress).run_id))
+    return replace(planned, chosen=best, run_id=run.id, report=run.report)
 
 
 def _finished(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +15,7 @@ from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, PipeplanError, require
 from pipeplan.protocol.jobs import ProfileTask
 
-if TYPE_CHECKING:
-    from worker_agent.profiler.job import ProfileJob
-
 Spec = "preset:NAME?... or package.module:factory?key=value&..."
-
 
 MEASURING = ("device", "clock", "warm_up_rounds", "rounds")
 """Options that say how to measure."""
@@ -57,12 +53,17 @@ def profile(
     require_extra("worker")
     from worker_agent.profiler.job import ProfileJob
 
+    try:
+        sizes = [int(size) for size in microbatch_sizes.split(",")]
+    except ValueError:
+        rule = "must be whole numbers with commas between"
+        raise InvalidInputError("microbatch_sizes", rule, microbatch_sizes) from None
     task = parse(
         ProfileTask,
         {
             "model": model,
             "data": data,
-            "microbatch_sizes": _sizes(microbatch_sizes),
+            "microbatch_sizes": sizes,
             "dtype": dtype,
             "optimizer": optimizer,
             "devices": devices,
@@ -73,10 +74,25 @@ def profile(
     job = ProfileJob(task=task, loss=loss, device=device, clock=clock)
     cluster: Cluster | None
     if analytic is None:
-        found, cluster = _measured(job)
+        from worker_agent.profiler.launch import measure
+
+        with _progress_bar() as on_progress:
+            found, cluster = measure(job, on_progress)
     else:
-        _refuse_measuring(context)
-        found, cluster = _estimated(job, analytic, with_cluster=cluster_output is not None)
+        from worker_agent.profiler.analytic import estimate_cluster, estimate_profile
+        from worker_agent.profiler.datasheets import find_datasheet
+
+        for name in MEASURING:
+            source = context.get_parameter_source(name)
+            given = source is not None and source.name == "COMMANDLINE"
+            require(not given, name, "cannot be given with --analytic, which measures nothing", context.params[name])
+
+        sheet = find_datasheet(analytic)
+        cluster = estimate_cluster(sheet, devices) if cluster_output is not None else None
+        with _progress_bar() as on_progress:
+            found = estimate_profile(
+                job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
+            )
     _write(output, found)
     if cluster is not None:
         _write(cluster_output, cluster)
@@ -84,41 +100,6 @@ def profile(
         typer.echo(dump(asdict(found)))
     else:
         _show(found, cluster)
-
-
-def _measured(job: "ProfileJob") -> tuple[Profile, Cluster]:
-    from worker_agent.profiler.launch import measure
-
-    with _progress_bar() as on_progress:
-        return measure(job, on_progress)
-
-
-def _refuse_measuring(context: typer.Context) -> None:
-    for name in MEASURING:
-        source = context.get_parameter_source(name)
-        given = source is not None and source.name == "COMMANDLINE"
-        require(not given, name, "cannot be given with --analytic, which measures nothing", context.params[name])
-
-
-def _estimated(job: "ProfileJob", datasheet: str, *, with_cluster: bool) -> tuple[Profile, Cluster | None]:
-    from worker_agent.profiler.analytic import estimate_cluster, estimate_profile
-    from worker_agent.profiler.datasheets import find_datasheet
-
-    sheet = find_datasheet(datasheet)
-    cluster = estimate_cluster(sheet, job.task.devices) if with_cluster else None
-    sizes = job.task.microbatch_sizes
-    with _progress_bar() as on_progress:
-        found = estimate_profile(
-            job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
-        )
-    return found, cluster
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidInputError("microbatch_sizes", "must be whole numbers with commas between", text) from None
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Progress of a run on standard error: one line that is redrawn on a terminal, now and then a new one elsewhere.
+"""`pipeplan-agent run`: executes a plan here, and shows how far it is on standard error.
 
-`pipeplan-agent run`: executes a plan here.
+On a terminal the progress is one line that is redrawn; elsewhere it is a new line now and then.
 """
 
 import time
@@ -23,77 +23,21 @@ from pipeplan.simulation.report import Compared
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from worker_agent.runtime.job import RunJob
-    from worker_agent.runtime.watch import OnProgress, RunProgress
-
-EVERY_S = 5.0
-"""Without a terminal, so much time passes between two lines."""
-
-ROOM_FOR_A_BAR = 150
-"""Columns of a terminal; on narrower ones the words have it all, two lines if need be."""
-
-
-@contextmanager
-def shown(job: "RunJob", *, quiet: bool) -> Iterator["OnProgress"]:
-    """What a run is to call with its progress. Quiet, nothing is shown."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if quiet:
-        yield lambda _: None
-    elif console.is_terminal:
-        with redrawn(job, console) as on_progress:
-            yield on_progress
-    else:
-        yield ProgressLines(
-            lambda line: console.print(line, highlight=False, soft_wrap=True, markup=False), time.monotonic
-        )
-
-
-@contextmanager
-def redrawn(job: "RunJob", console: "Console") -> Iterator["OnProgress"]:
-    """The same on a terminal: one place that is written again and again, and is empty in the end."""
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    from worker_agent.runtime.watch import describe
-
-    words = TextColumn("{task.description}", table_column=Column(no_wrap=False, overflow="fold"), markup=False)
-    bars = [BarColumn()] if console.width >= ROOM_FOR_A_BAR else []
-    with Progress(words, *bars, console=console, transient=True) as progress:
-        bar = progress.add_task(f"starting {job.plan.workers} ranks", total=job.steps, completed=job.first_step)
-        yield lambda now: progress.update(bar, completed=now.done, description=describe(now))
-
-
-class ProgressLines:
-    """A line `EVERY_S` after the first progress and from then on, and one at the end: logs stay short."""
-
-    def __init__(self, write: Callable[[str], object], clock: Callable[[], float]) -> None:
-        self._write = write
-        self._clock = clock
-        self._told_s: float | None = None
-
-    def __call__(self, progress: "RunProgress") -> None:
-        from worker_agent.runtime.watch import describe
-
-        now_s = self._clock()
-        if self._told_s is None:
-            self._told_s = now_s
-        if now_s - self._told_s >= EVERY_S or progress.done == progress.steps:
-            self._told_s = now_s
-            self._write(describe(progress))
-
-
-if TYPE_CHECKING:
     from rich.table import Table
 
     from worker_agent.engine.processes import Place
     from worker_agent.runtime.job import RunJob
     from worker_agent.runtime.run import RunOutcome
+    from worker_agent.runtime.watch import OnProgress, RunProgress
 
 MEETING_S = 900
 """How long a node waits for the others: whoever starts them may do so one after the other."""
+
+EVERY_S = 5.0
+"""Without a terminal, so much time passes between two lines."""
+
+ROOM_FOR_A_BAR = 150
+"""Columns of a terminal; narrower ones show words only, on two lines if need be."""
 
 
 def run(
@@ -173,7 +117,7 @@ def run(
     """
     require_extra("worker")
     from worker_agent.runtime.job import RunJob, holding
-    from worker_agent.runtime.run import execute, execute_again, take_part
+    from worker_agent.runtime.run import execute, execute_again, resumed, take_part
 
     for field, text in (("model", model), ("data", data), ("loss", loss)):
         if text is not None:
@@ -215,7 +159,14 @@ def run(
             take_part(job, on_progress, place)
         return
     with holding(job.directory.root):
-        job = _resumed(job) if resume else _fresh(job)
+        if resume:
+            job = resumed(job, tell=_tell)
+            if job.first_step == 0:
+                _tell(f"no whole checkpoint in {job.directory.checkpoints}: starting at step 0")
+        else:
+            root = job.directory.root
+            used = (root / "run.json").exists() or job.directory.checkpoints.exists()
+            require(not used, "out", "must be a new folder, or be given with --resume", str(root))
         with shown(job, quiet=quiet) as on_progress:
             if place is not None:
                 outcome = execute(job, on_progress, place)
@@ -225,6 +176,57 @@ def run(
         typer.echo((out / "run.json").read_text())
     else:
         _show(job, outcome)
+
+
+@contextmanager
+def shown(job: "RunJob", *, quiet: bool) -> Iterator["OnProgress"]:
+    """What a run calls with its progress. Quiet, nothing is shown."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        with redrawn(job, console) as on_progress:
+            yield on_progress
+    else:
+        yield ProgressLines(
+            lambda line: console.print(line, highlight=False, soft_wrap=True, markup=False), time.monotonic
+        )
+
+
+@contextmanager
+def redrawn(job: "RunJob", console: "Console") -> Iterator["OnProgress"]:
+    """The same on a terminal: one place that is written again and again, and empty at the end."""
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    from worker_agent.runtime.watch import describe
+
+    words = TextColumn("{task.description}", table_column=Column(no_wrap=False, overflow="fold"), markup=False)
+    bars = [BarColumn()] if console.width >= ROOM_FOR_A_BAR else []
+    with Progress(words, *bars, console=console, transient=True) as progress:
+        bar = progress.add_task(f"starting {job.plan.workers} ranks", total=job.steps, completed=job.first_step)
+        yield lambda now: progress.update(bar, completed=now.done, description=describe(now))
+
+
+class ProgressLines:
+    """A line `EVERY_S` after the first progress and from then on, and one at the end: logs stay short."""
+
+    def __init__(self, write: Callable[[str], object], clock: Callable[[], float]) -> None:
+        self._write = write
+        self._clock = clock
+        self._told_s: float | None = None
+
+    def __call__(self, progress: "RunProgress") -> None:
+        from worker_agent.runtime.watch import describe
+
+        now_s = self._clock()
+        if self._told_s is None:
+            self._told_s = now_s
+        if now_s - self._told_s >= EVERY_S or progress.done == progress.steps:
+            self._told_s = now_s
+            self._write(describe(progress))
 
 
 def _tell(line: str) -> None:
@@ -251,23 +253,6 @@ def _place(plan: Plan, nodes: int, node_rank: int, address: str | None, port: in
         meeting=content_id(plan),
         meeting_s=MEETING_S,
     )
-
-
-def _fresh(job: "RunJob") -> "RunJob":
-    """The job as it is, once its folder is known to hold no run that it would destroy."""
-    root = job.directory.root
-    used = (root / "run.json").exists() or job.directory.checkpoints.exists()
-    require(not used, "out", "must be a new folder, or be given with --resume", str(root))
-    return job
-
-
-def _resumed(job: "RunJob") -> "RunJob":
-    from worker_agent.runtime.run import resumed
-
-    going_on = resumed(job, tell=_tell)
-    if going_on.first_step == 0:
-        typer.echo(f"no whole checkpoint in {job.directory.checkpoints}: starting at step 0", err=True)
-    return going_on
 
 
 def _show(job: "RunJob", outcome: "RunOutcome") -> None:
