@@ -2,7 +2,7 @@
 
 import typer
 
-from pipeplan.cli.console import run_app
+from pipeplan.cli.console import VersionAsked, run_app
 from worker_agent.commands.profile import profile
 from worker_agent.commands.run import run
 from worker_agent.commands.start import start
@@ -21,7 +21,7 @@ app.command()(start)
 
 
 @app.callback()
-def agent() -> None:
+def agent(version: VersionAsked = False) -> None:
     """Measures models on this node, and runs plans on it."""
 
 

@@ -8,8 +8,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-from pipeplan.cli import agents, alias, calibrate, plan, profile, questions, simulate, solve
-from pipeplan.cli.console import run_app
+from pipeplan.cli import agents, alias, calibrate, check, plan, profile, questions, simulate, solve
+from pipeplan.cli.console import VersionAsked, run_app
 from pipeplan.errors import MissingDependencyError
 
 GROUP = "pipeplan.commands"
@@ -25,9 +25,15 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
+
+    @app.callback()
+    def pipeplan(version: VersionAsked = False) -> None:
+        """Finds the fastest pipeline-parallel configuration that fits, and says why."""
+
     for command in (
         solve.solve,
         calibrate.calibrate,
+        check.check,
         simulate.simulate,
         questions.smallest,
         questions.largest,

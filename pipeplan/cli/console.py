@@ -6,8 +6,9 @@ A command that needs more than the core names the extra before it imports anythi
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
@@ -55,6 +56,17 @@ PIPED_WIDTH = 200
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a command line that it cannot read. Typer exports only kinds of it, not the class itself."""
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"pipeplan {version('pipeplan')}")
+        raise typer.Exit
+
+
+VersionAsked = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Shows the version, and nothing else.")
+]
 
 
 def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:

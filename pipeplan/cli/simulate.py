@@ -95,9 +95,7 @@ def _program(schedule: Schedule, stages: int, microbatches: int, batches: int, c
     others = ", ".join(name for name in counts if name != most)
     rule = f"must make at most {MAX_INSTRUCTIONS} instructions with {others}"
     require(6 * prod(counts.values()) <= MAX_INSTRUCTIONS, most, rule, counts[most])
-    if (
-        schedule.update == "minibatch"
-    ):  # updates after every minibatch: M a batch over K batches are M K, an update each
+    if schedule.update == "minibatch":  # M minibatches a batch over K batches are M K batches of one
         microbatches, batches = 1, microbatches * batches
     pipeline = Pipeline(replicas=(1,) * (stages * chunks), microbatches=microbatches, batches=batches, chunks=chunks)
     return build(schedule, pipeline)

@@ -18,7 +18,7 @@ from pipeplan.planners.two_bw.planner import two_bw
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     """The solver's planner; OR-tools is imported when it is asked. Raises MissingDependencyError without it."""
     if find_spec("ortools") is None:
-        raise MissingDependencyError("the planner exact needs OR-tools: pip install 'pipeplan[service]'")
+        raise MissingDependencyError("the planner exact needs OR-tools: pip install 'pipeplan[exact]'")
     from pipeplan.planners.exact.planner import exact as planner
 
     return planner(problem, observe)
