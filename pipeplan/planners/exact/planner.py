@@ -1,14 +1,17 @@
 """Exact: the planner for what no recurrence expresses, by OR-tools CP-SAT, with a proof or a gap.
 
-Stages are contiguous blocks; each recomputes or not, fits its own device under the schedule's real number of
-microbatches in flight, and runs on one of the cluster's types of devices, whose own profile gives its times. Cuts may
-be forced and forbidden. The objective is the schedule's: PipeDream's slowest stage or boundary with replicas of its own
-for every stage, or that of PipeDream-2BW's appendix A.1 at equal widths, with the flush of 1F1B and GPipe. The closed
-forms are those of `core.cost`, as the recurrences have them. Where a cluster has several levels, PipeDream's stages lie
-in a row on its devices, and a transfer is as slow as the slowest level that it crosses.
+- Stages are contiguous blocks. Cuts between them may be forced and forbidden.
+- Each stage recomputes or not, and fits its own device under the schedule's real number of microbatches in flight.
+- Each stage runs on one of the cluster's types of devices, whose own profile gives its times.
+- The objective is the schedule's. PipeDream's is the slowest stage or boundary, with replicas of its own for every
+  stage. For equal widths it is that of PipeDream-2BW's appendix A.1, with the flush of 1F1B and GPipe.
+- The closed forms are those of `costs`, as the recurrences have them.
+- Where a cluster has several levels, PipeDream's stages lie in a row on its devices, and a transfer is as slow as the
+  slowest level that it crosses.
+
+The steps of the branch and bound are in `search`; `branches` and `decision` make a question for the solver.
 """
 
-from collections.abc import Iterator
 from math import log
 
 from pipeplan.costs.memory import in_flight
@@ -43,19 +46,19 @@ MAX_BLOCKS = 256
 MAX_DEVICES = 256
 MAX_PIPEDREAM_DEVICES = 64
 MAX_ENTRIES = 10**8
-"""Beyond these, the last of which counts the entries of all tables of a shape, the tables alone take too long."""
+"""Beyond these, making the tables alone takes too long; the last counts the entries of all tables of a shape."""
 
 
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     """The fastest plan, or the fastest that was found in time and how far it may be from the optimum.
 
-    `Options.time_limit_s` is counted in the solver's deterministic seconds, about as many real ones, so that the answer
-    does not depend on the machine. Ties within the precision go to fewer devices, then fewer stages, then smaller
-    microbatches, among first plans; the solver's plans must be faster. Raises InvalidInputError where time was up
+    `Options.time_limit_s` counts the solver's deterministic seconds, so that the answer does not depend on the machine;
+    they come to about as many real ones. Ties within the precision among first plans go to fewer devices, then fewer
+    stages, then smaller microbatches; the solver's plans must be faster. Raises InvalidInputError where time was up
     before a plan was found or it was proven that there is none.
     """
     _check(problem)
-    shapes = tuple(_shapes(problem))
+    shapes = _shapes(problem)
     limit = problem.options.time_limit_s or DEFAULT_TIME_LIMIT_S
     search = ExactSearch(problem=problem, shapes=shapes, limit=limit, observe=observe)
     result = search.run()
@@ -67,6 +70,7 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
 
 
 def _check(problem: PlanningProblem) -> None:
+    """Refuses options and problems that the planner does not know or whose tables alone would take too long."""
     options, cluster = problem.options, problem.cluster
     require_schedule(options, SCHEDULES, NAME)
     pipedream = options.schedule == PIPEDREAM
@@ -92,7 +96,7 @@ def _check(problem: PlanningProblem) -> None:
 
 
 def _entries(problem: PlanningProblem) -> float:
-    """Stages that a shape may have: intervals of blocks times places as far as they differ."""
+    """Stages that a shape may have: intervals of blocks times places, as far as places differ."""
     cluster = problem.cluster
     levels = len(cluster.levels) ** 3
     if problem.options.schedule == PIPEDREAM:
@@ -103,52 +107,45 @@ def _entries(problem: PlanningProblem) -> float:
     return places * len(problem.profile.blocks) ** 2
 
 
-def _shapes(problem: PlanningProblem) -> Iterator[StageShape]:
+def _shapes(problem: PlanningProblem) -> list[StageShape]:
     """Everything but where the stages are, in the order of preference among equals."""
+    cluster, blocks = problem.cluster, len(problem.profile.blocks)
     if problem.options.schedule == PIPEDREAM:
-        yield from _pipedream_shapes(problem)
-        return
+        return _pipedream_shapes(problem)
+
+    # The sizes that all profiles have, measured or between measured ones.
+    sizes = profiled(problem).sizes
+    others = [profile.microbatch_sizes for profile in problem.other_profiles]
+    kept = [size for size in sizes if all(other[0] <= size <= other[-1] for other in others)]
+    require(bool(kept), "other_profiles", f"must be measured at one of the microbatch sizes {list(sizes)}", others)
+
     schedule = problem.options.schedule or SCHEDULES[0]
-    every = [
-        StageShape(schedule=schedule, depth=depth, width=width, microbatch_size=size, microbatches=microbatches)
-        for width in range(1, problem.cluster.devices + 1)
-        for size, microbatches in _batches(problem, width)
-        for depth in depths(problem, _deepest(problem, width))
-        if schedule != "pipedream-2bw" or microbatches >= depth
-    ]
-    yield from sorted(every, key=lambda s: ((s.width or 1) * s.depth, s.depth, s.microbatch_size))
+    counts = [len(cluster.ranks_of(device)) for device in cluster.types]
+    every = []
+    for width in range(1, cluster.devices + 1):
+        deepest = min(sum(count // width for count in counts), blocks)
+        for size in kept:
+            if problem.batch_size % (width * size) != 0:
+                continue
+            microbatches = problem.batch_size // (width * size)
+            every += [
+                StageShape(schedule=schedule, depth=depth, width=width, microbatch_size=size, microbatches=microbatches)
+                for depth in depths(problem, deepest)
+                if schedule != "pipedream-2bw" or microbatches >= depth
+            ]
+    return sorted(every, key=lambda s: ((s.width or 1) * s.depth, s.depth, s.microbatch_size))
 
 
-def _pipedream_shapes(problem: PlanningProblem) -> Iterator[StageShape]:
+def _pipedream_shapes(problem: PlanningProblem) -> list[StageShape]:
     options, devices = problem.options, problem.cluster.devices
     size = minibatch_size(problem)
     for other in problem.other_profiles:
         other.at(size)
-    blocks = len(problem.profile.blocks)
-    for depth in depths(problem, min(devices, blocks)):
-        if not options.straight or options.fewer_machines or depth == devices:
-            yield StageShape(schedule=PIPEDREAM, depth=depth, width=None, microbatch_size=size, microbatches=1)
-
-
-def _batches(problem: PlanningProblem, width: int) -> Iterator[tuple[int, int]]:
-    """Microbatch sizes with the microbatches of a batch on one of so many pipelines."""
-    for size in _sizes(problem):
-        if problem.batch_size % (width * size) == 0:
-            yield size, problem.batch_size // (width * size)
-
-
-def _sizes(problem: PlanningProblem) -> tuple[int, ...]:
-    """Those that all profiles have, measured or between measured ones."""
-    sizes = profiled(problem).sizes
-    others = [profile.microbatch_sizes for profile in problem.other_profiles]
-    kept = tuple(size for size in sizes if all(other[0] <= size <= other[-1] for other in others))
-    require(bool(kept), "other_profiles", f"must be measured at one of the microbatch sizes {list(sizes)}", others)
-    return kept
-
-
-def _deepest(problem: PlanningProblem, width: int) -> int:
-    counts = [len(problem.cluster.ranks_of(device)) for device in problem.cluster.types]
-    return min(sum(count // width for count in counts), len(problem.profile.blocks))
+    return [
+        StageShape(schedule=PIPEDREAM, depth=depth, width=None, microbatch_size=size, microbatches=1)
+        for depth in depths(problem, min(devices, len(problem.profile.blocks)))
+        if not options.straight or options.fewer_machines or depth == devices
+    ]
 
 
 def depths(problem: PlanningProblem, deepest: int) -> range:
