@@ -83,7 +83,7 @@ class Questions:
         self._tables.clear()
 
     def shared(self, kind: StageKind) -> StageKind:
-        """Where replicas differ, the kind without what makes no difference: its number, and workers that hold no more."""
+        """The kind as tables tell it apart: where replicas differ, by how many are in flight and not by its number."""
         if self.shape.width is not None:
             return kind
         held = -(-kind.workers // kind.replicas)

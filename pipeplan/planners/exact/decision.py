@@ -145,7 +145,13 @@ class _Model:
         for stage, takes in enumerate(self.takes):
             self.model.add_exactly_one(takes)  # constraint 2
             for branch, taken in zip(question.branches[stage], takes, strict=True):
-                self._intervals(stage, branch.allowed, taken)
+                # Constraint 3.
+                reached = self.model.new_int_var(0, blocks, "")
+                self.model.add_element(self.cuts[stage], [*_reach(branch.allowed).tolist(), 0], reached)
+                self.model.add(self.cuts[stage + 1] <= reached).only_enforce_if(taken)
+                if len(exceptions := _exceptions(branch.allowed)):
+                    ends = [self.cuts[stage], self.cuts[stage + 1]]
+                    self.model.add_forbidden_assignments(ends, exceptions.tolist()).only_enforce_if(taken)
         if question.places is not None:
             self._devices(question.places)
 
@@ -156,17 +162,6 @@ class _Model:
             for branches, takes in zip(self.question.branches, self.takes, strict=True)
         )
         return teams, tuple(solver.value(cut) for cut in self.cuts[1:])
-
-    def _intervals(self, stage: int, allowed: BoolArray, taken: cp_model.IntVar) -> None:
-        """Constraint 3: where the stage stops, by where it starts."""
-        start, stop = self.cuts[stage], self.cuts[stage + 1]
-        blocks = self.question.blocks
-        reached = self.model.new_int_var(0, blocks, "")
-        self.model.add_element(start, [*_reach(allowed).tolist(), 0], reached)
-        self.model.add(stop <= reached).only_enforce_if(taken)
-        exceptions = _exceptions(allowed)
-        if len(exceptions):
-            self.model.add_forbidden_assignments([start, stop], exceptions.tolist()).only_enforce_if(taken)
 
     def _devices(self, places: Places) -> None:
         """Constraints 4 to 7, for stages whose places are not given."""
@@ -179,22 +174,18 @@ class _Model:
             for branch, taken in zip(branches, self.takes[stage], strict=True):
                 if branch.workers is not None:  # constraint 5
                     self.model.add_linear_constraint(workers, *branch.workers).only_enforce_if(taken)
-        if self.question.work is not None:
-            self._work(self.question.work)
+        if (work := self.question.work) is not None:  # constraint 6
+            total = cp_model.LinearExpr.sum([self._does(work, s) for s in range(self.depth)])
+            for stage in range(1, self.depth):
+                done = cp_model.LinearExpr.sum([self._does(work, s) for s in range(stage)])
+                before = self.model.new_int_var(0, work.before[-1], "")
+                behind = self.model.new_int_var(0, work.behind[0], "")
+                self.model.add_element(self.cuts[stage], work.before, before)
+                self.model.add_element(self.cuts[stage], work.behind, behind)
+                self.model.add(before <= done)
+                self.model.add(behind <= total - done)
         if any(branch.own is not None for branches in self.question.branches for branch in branches):
             self._levels(places)
-
-    def _work(self, work: SolverWork) -> None:
-        """Constraint 6."""
-        total = cp_model.LinearExpr.sum([self._does(work, s) for s in range(self.depth)])
-        for stage in range(1, self.depth):
-            done = cp_model.LinearExpr.sum([self._does(work, s) for s in range(stage)])
-            before = self.model.new_int_var(0, work.before[-1], "")
-            behind = self.model.new_int_var(0, work.behind[0], "")
-            self.model.add_element(self.cuts[stage], work.before, before)
-            self.model.add_element(self.cuts[stage], work.behind, behind)
-            self.model.add(before <= done)
-            self.model.add(behind <= total - done)
 
     def _does(self, work: SolverWork, stage: int) -> cp_model.LinearExprT:
         rates = [b.team.replicas * work.rates[b.team.type] for b in self.question.branches[stage]]

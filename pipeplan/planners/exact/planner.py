@@ -20,7 +20,7 @@ from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.explain import alternatives, batch_of, certificate, infeasible, stages_of
 from pipeplan.planners.exact.kinds import PIPEDREAM, StageShape
-from pipeplan.planners.exact.search import ExactSearch, Result, Solution
+from pipeplan.planners.exact.search import ExactSearch
 from pipeplan.planners.pipedream.planner import minibatch_size
 from pipeplan.planners.problem import (
     Observer,
@@ -66,7 +66,34 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
         rule = "must be longer: no plan was found in this time, nor was it proven that none fits"
         require(result.decided, "time_limit_s", rule, limit)
         return infeasible(NAME, problem, search)
-    return complete(problem, _decision(problem, search, result, result.best, limit))
+
+    best = result.best
+    shape, kinds, time_s = best.shape, best.placed.kinds, best.step_s * best.shape.slots
+    if shape.width is None:
+        optimal_in_flight = -(-kinds[0].workers // kinds[0].replicas)
+    else:
+        optimal_in_flight = in_flight(shape.schedule, depth=shape.depth, stage=0, microbatches=shape.microbatches)
+    return complete(
+        problem,
+        Decision(
+            planner=NAME,
+            cost_model=f"exact/{shape.schedule}",
+            stages=tuple(stages_of(search, best)),
+            placement=best.placed.placement,
+            devices=best.placed.devices,
+            schedule=shape.schedule,
+            microbatch_size=shape.microbatch_size,
+            microbatches=shape.microbatches,
+            batch_size=batch_of(shape, best.placed),
+            time_per_microbatch_s=time_s,
+            throughput_samples_per_s=shape.samples / time_s,
+            bubble_fraction=shape.bubble_fraction,
+            optimal_in_flight=optimal_in_flight,
+            configurations_considered=len(shapes),
+            alternatives=tuple(alternatives(search, best)),
+            certificate=certificate(result, best, limit, len(shapes)),
+        ),
+    )
 
 
 def _check(problem: PlanningProblem) -> None:
@@ -80,7 +107,15 @@ def _check(problem: PlanningProblem) -> None:
     most = MAX_PIPEDREAM_DEVICES if pipedream else MAX_DEVICES
     rule = f"must make at most {most} devices for the planner {NAME}" + (" and pipedream" if pipedream else "")
     require(cluster.devices <= most, "cluster.levels", rule, cluster.devices)
-    entries = _entries(problem)
+
+    # The stages that a shape may have: intervals of blocks times places, as far as places differ.
+    levels = len(cluster.levels) ** 3
+    if pipedream:
+        places = len(cluster.types) * cluster.devices * (1 + log(cluster.devices)) * levels
+    else:
+        deepest = min(cluster.devices, blocks)
+        places = deepest * (len(cluster.types) * levels if len(cluster.types) > 1 else 1)
+    entries = places * blocks**2
     rule = f"must be fewer devices, levels or types of devices for {blocks} blocks: {NAME} would look at"
     require(
         entries <= MAX_ENTRIES,
@@ -88,6 +123,7 @@ def _check(problem: PlanningProblem) -> None:
         f"{rule} {entries:.1g} stages, and {MAX_ENTRIES:.0g} are the most",
         cluster.devices,
     )
+
     require(problem.profile.edges is None, "profile.edges", f"must be none: {NAME} plans chains", "a graph")
     for field in ("forced_cuts", "forbidden_cuts"):
         for cut in getattr(options, field):
@@ -95,23 +131,18 @@ def _check(problem: PlanningProblem) -> None:
     require_stages(problem)
 
 
-def _entries(problem: PlanningProblem) -> float:
-    """Stages that a shape may have: intervals of blocks times places, as far as places differ."""
-    cluster = problem.cluster
-    levels = len(cluster.levels) ** 3
-    if problem.options.schedule == PIPEDREAM:
-        places = len(cluster.types) * cluster.devices * (1 + log(cluster.devices)) * levels
-    else:
-        deepest = min(cluster.devices, len(problem.profile.blocks))
-        places = deepest * (len(cluster.types) * levels if len(cluster.types) > 1 else 1)
-    return places * len(problem.profile.blocks) ** 2
-
-
 def _shapes(problem: PlanningProblem) -> list[StageShape]:
     """Everything but where the stages are, in the order of preference among equals."""
-    cluster, blocks = problem.cluster, len(problem.profile.blocks)
-    if problem.options.schedule == PIPEDREAM:
-        return _pipedream_shapes(problem)
+    options, cluster, blocks = problem.options, problem.cluster, len(problem.profile.blocks)
+    if options.schedule == PIPEDREAM:
+        size = minibatch_size(problem)
+        for other in problem.other_profiles:
+            other.at(size)
+        return [
+            StageShape(schedule=PIPEDREAM, depth=depth, width=None, microbatch_size=size, microbatches=1)
+            for depth in depths(problem, min(cluster.devices, blocks))
+            if not options.straight or options.fewer_machines or depth == cluster.devices
+        ]
 
     # The sizes that all profiles have, measured or between measured ones.
     sizes = profiled(problem).sizes
@@ -119,7 +150,7 @@ def _shapes(problem: PlanningProblem) -> list[StageShape]:
     kept = [size for size in sizes if all(other[0] <= size <= other[-1] for other in others)]
     require(bool(kept), "other_profiles", f"must be measured at one of the microbatch sizes {list(sizes)}", others)
 
-    schedule = problem.options.schedule or SCHEDULES[0]
+    schedule = options.schedule or SCHEDULES[0]
     counts = [len(cluster.ranks_of(device)) for device in cluster.types]
     every = []
     for width in range(1, cluster.devices + 1):
@@ -136,18 +167,6 @@ def _shapes(problem: PlanningProblem) -> list[StageShape]:
     return sorted(every, key=lambda s: ((s.width or 1) * s.depth, s.depth, s.microbatch_size))
 
 
-def _pipedream_shapes(problem: PlanningProblem) -> list[StageShape]:
-    options, devices = problem.options, problem.cluster.devices
-    size = minibatch_size(problem)
-    for other in problem.other_profiles:
-        other.at(size)
-    return [
-        StageShape(schedule=PIPEDREAM, depth=depth, width=None, microbatch_size=size, microbatches=1)
-        for depth in depths(problem, min(devices, len(problem.profile.blocks)))
-        if not options.straight or options.fewer_machines or depth == devices
-    ]
-
-
 def depths(problem: PlanningProblem, deepest: int) -> range:
     """The numbers of stages that devices, blocks and cuts allow."""
     options = problem.options
@@ -156,31 +175,3 @@ def depths(problem: PlanningProblem, deepest: int) -> range:
     if options.stages is None:
         return range(least, most + 1)
     return range(options.stages, options.stages + (least <= options.stages <= most))
-
-
-def _decision(problem: PlanningProblem, search: ExactSearch, result: Result, best: Solution, limit: float) -> Decision:
-    shape, kinds = best.shape, best.placed.kinds
-    stages = tuple(stages_of(search, best))
-    time_s = best.step_s * shape.slots
-    if shape.width is None:
-        optimal_in_flight = -(-kinds[0].workers // kinds[0].replicas)
-    else:
-        optimal_in_flight = in_flight(shape.schedule, depth=shape.depth, stage=0, microbatches=shape.microbatches)
-    return Decision(
-        planner=NAME,
-        cost_model=f"exact/{shape.schedule}",
-        stages=stages,
-        placement=best.placed.placement,
-        devices=best.placed.devices,
-        schedule=shape.schedule,
-        microbatch_size=shape.microbatch_size,
-        microbatches=shape.microbatches,
-        batch_size=batch_of(shape, best.placed),
-        time_per_microbatch_s=time_s,
-        throughput_samples_per_s=shape.samples / time_s,
-        bubble_fraction=shape.bubble_fraction,
-        optimal_in_flight=optimal_in_flight,
-        configurations_considered=len(search.shapes),
-        alternatives=tuple(alternatives(search, best)),
-        certificate=certificate(result, best, limit, len(search.shapes)),
-    )

@@ -121,7 +121,20 @@ class RateBounds:
         recomputes = self.execution.recompute is not False
         copies_of_weights = self._counts(recomputes)[0]
         weights, activations = self.measured.weight_bytes, self.measured.activation_bytes
-        shares, most = self._shares(found)
+
+        # Over the stages: the most copies of activations, and the sum of 1 / (copies of activations).
+        depth = found.depth.astype(np.float64)
+        if recomputes or self.execution.schedule in UNPIPELINED:
+            most, shares = np.ones(len(found)), depth
+        elif self.problem.options.memory == "paper":
+            most, shares = depth, np.ones(len(found))
+        else:
+            numbers = np.arange(self.execution.deepest + 1, dtype=np.float64)
+            numbers[0] = np.inf
+            harmonic = np.cumsum(1.0 / numbers)
+            filled = np.minimum(found.depth, found.microbatches)
+            most, shares = filled.astype(np.float64), harmonic[filled] + (found.depth - filled) / filled
+
         together = activations.sum(axis=1)[found.size] + copies_of_weights * weights.sum() / most
         if recomputes:
             inner = self.measured.input_bytes[:, 1:], self.measured.output_bytes[:, :-1]
@@ -171,20 +184,6 @@ class RateBounds:
             slower = 1.0 / speeds[level] - 1.0 / speeds[level - 1]
             seconds = seconds + self._crossing[found.size, crossings] * slower
         return np.asarray(seconds)
-
-    def _shares(self, found: Configurations) -> tuple[FloatArray, FloatArray]:
-        """The sum over the stages of 1 / (copies of activations), and the most copies."""
-        depth = found.depth.astype(np.float64)
-        ones = np.ones(len(found))
-        if self.execution.recompute is not False or self.execution.schedule in UNPIPELINED:
-            return depth, ones
-        if self.problem.options.memory == "paper":
-            return ones, depth
-        numbers = np.arange(self.execution.deepest + 1, dtype=np.float64)
-        numbers[0] = np.inf
-        harmonic = np.cumsum(1.0 / numbers)
-        filled = np.minimum(found.depth, found.microbatches)
-        return harmonic[filled] + (found.depth - filled) / filled, filled.astype(np.float64)
 
     def _messages(self, found: Configurations) -> FloatArray:
         """The messages in buffers on all edges together (`costs.memory.training_copies`)."""

@@ -31,16 +31,19 @@ def infeasible(planner: str, search: BestFirstSearch) -> Infeasible:
             members[found.execution.schedule, depth] += count * found.execution.ways
 
     device_bytes = search.evaluator.device_bytes
-    reasons = [
-        memory_reason(
-            _named(miss.shape),
+    reasons = []
+    for miss in misses:
+        shape = miss.shape
+        recompute = {None: ", recomputing where that is less", True: ", recomputing", False: ""}[shape.recompute]
+        size = f"microbatches of {shape.microbatch_size}{recompute}"
+        reason = memory_reason(
+            f"{shape.schedule}, width {shape.width}, depth {shape.depth}, {size}",
             stage=miss.stage,
             missing_bytes=miss.missing_bytes,
             device_bytes=device_bytes,
-            configurations=members.pop((miss.shape.schedule, miss.shape.depth)),
+            configurations=members.pop(_class(shape)),
         )
-        for miss in misses
-    ]
+        reasons.append(reason)
     if members:
         least = misses[-1].missing_bytes if misses else 0
         others = Reason(
@@ -129,12 +132,6 @@ def _batch(search: BestFirstSearch) -> Iterator[Reason]:
             detail=f"m = {batch_size} / (w*b) < depth",
             configurations=space.too_shallow,
         )
-
-
-def _named(shape: PipelineShape) -> str:
-    recompute = {None: ", recomputing where that is less", True: ", recomputing", False: ""}[shape.recompute]
-    size = f"microbatches of {shape.microbatch_size}{recompute}"
-    return f"{shape.schedule}, width {shape.width}, depth {shape.depth}, {size}"
 
 
 def _class(shape: PipelineShape) -> tuple[str, int]:

@@ -79,8 +79,31 @@ class BestFirstSearch:
             )
             for rows in self.space.rows
         ]
-        for index, rows in self._chunks():  # steps 1 and 2
-            self._look_through(self.bounds[index], expand(rows))
+        for execution, rows in self._chunks():  # steps 1 and 2
+            bounds, found = self.bounds[execution], expand(rows)
+            self.examined.append(found)
+
+            # Step 4, by a bound on the memory of all splits.
+            fits = np.flatnonzero(bounds.least_bytes(found) <= self.evaluator.device_bytes)
+            self.counts.memory += (len(found) - len(fits)) * found.execution.ways
+            found = found.some(fits)
+
+            # Step 3, by a bound on the time of all splits: the highest rate first, of equal ones what is preferred.
+            least_s = bounds.least_s(found)
+            rates = bounds.rates(found, least_s)
+            able: IntArray = np.flatnonzero(rates >= self.rate * (1 - TIE)).astype(np.int64)
+            keys = (found.size[able], found.depth[able], found.width[able] * found.depth[able], -rates[able])
+            looked_at = np.zeros(len(found), dtype=bool)
+            for index in able[np.lexsort(keys)].tolist():
+                if rates[index] < self.rate * (1 - TIE):
+                    break
+                looked_at[index] = True
+                self._look_at(self.shape(found, index), float(least_s[index]), float(rates[index]))
+
+            # The best of the rest are remembered as alternatives.
+            rates = np.where(looked_at, 0.0, rates)
+            best = np.argpartition(-rates, WAITING)[:WAITING] if len(rates) > WAITING else np.arange(len(rates))
+            self.waiting += [(float(rates[i]), self.shape(found, i)) for i in best.tolist() if rates[i] > 0]
 
     @property
     def rate(self) -> float:
@@ -109,31 +132,6 @@ class BestFirstSearch:
             queues[index] = rates[taken:], rows.some(np.arange(taken, len(rows)))
             configurations = MOST_CONFIGURATIONS
             yield index, deep_enough.some(np.arange(taken))
-
-    def _look_through(self, bounds: RateBounds, found: Configurations) -> None:
-        """Splits what a chunk's bounds leave, the highest bound first; of equal ones what is preferred."""
-        # Step 4, by a bound on the memory of all splits.
-        self.examined.append(found)
-        fits = np.flatnonzero(bounds.least_bytes(found) <= self.evaluator.device_bytes)
-        self.counts.memory += (len(found) - len(fits)) * found.execution.ways
-        found = found.some(fits)
-
-        # Step 3, by a bound on the time of all splits.
-        least_s = bounds.least_s(found)
-        rates = bounds.rates(found, least_s)
-        able: IntArray = np.flatnonzero(rates >= self.rate * (1 - TIE)).astype(np.int64)
-        keys = (found.size[able], found.depth[able], found.width[able] * found.depth[able], -rates[able])
-        looked_at = np.zeros(len(found), dtype=bool)
-        for index in able[np.lexsort(keys)].tolist():
-            if rates[index] < self.rate * (1 - TIE):
-                break
-            looked_at[index] = True
-            self._look_at(self.shape(found, index), float(least_s[index]), float(rates[index]))
-
-        # The best of the rest are remembered as alternatives.
-        rates = np.where(looked_at, 0.0, rates)
-        best = np.argpartition(-rates, WAITING)[:WAITING] if len(rates) > WAITING else np.arange(len(rates))
-        self.waiting += [(float(rates[i]), self.shape(found, i)) for i in best.tolist() if rates[i] > 0]
 
     def _look_at(self, shape: PipelineShape, least_s: float, rate: float) -> None:
         """Steps 3 to 5 for one configuration with its best split, unless it is known to lose."""

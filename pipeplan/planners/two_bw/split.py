@@ -23,10 +23,10 @@ ROUNDING = 1e-9
 """By how much sums in different orders may differ: a bound is trusted no further."""
 
 NEAR = 1 / 64
-"""How near the limit of a search is brought to the least that leaves any starts."""
+"""The limit of a search is brought as near as this to the least that leaves any starts, as a share of it."""
 
 HALVINGS = 12
-"""How often at most the gap is halved for that."""
+"""How often at most the gap between them is halved for that."""
 
 Costs = Callable[[int, slice, slice], FloatArray]
 """(stage, starts, stops) -> the costs of the stage with the blocks [i, j), for i and j of the two ranges; infinite
@@ -122,7 +122,20 @@ class SplitSearch:
         The limit is first brought near to the least one that leaves any starts. A split reaches what is found among
         those, so that the starts which that leaves as a limit include those of the best splits.
         """
-        limit = self._least_limit(ceiling)
+        if not is_within(self.limits, ceiling, self.starts):
+            return None
+
+        # Quadruple the limit until it leaves starts, then halve the gap to those that leave none.
+        low, high = self.about, min(self.about * 2, ceiling)
+        while high < ceiling and not is_within(self.limits, high, self.starts):
+            low, high = high, min(high * 4, ceiling) if high > 0 else ceiling
+        for _ in range(HALVINGS):
+            if high > low * (1 + NEAR) and isfinite(high):
+                middle = (low + high) / 2
+                leaves = is_within(self.limits, middle, self.starts)
+                low, high = (low, middle) if leaves else (middle, high)
+
+        limit: float | None = high
         while limit is not None:
             starts = starts_within(self.limits, limit, self.starts)
             if starts is None:
@@ -148,20 +161,6 @@ class SplitSearch:
     def any_stops(self, found: Found) -> tuple[int, ...]:
         """The stops of any split found: less work than `stops` where it does not matter which."""
         return _walk(self.costs(found.starts, 0.0), found.starts, np.maximum)
-
-    def _least_limit(self, ceiling: float) -> float | None:
-        """A limit that leaves starts, not much above those that leave none; None if there is none up to the ceiling."""
-        if not is_within(self.limits, ceiling, self.starts):
-            return None
-        low, high = self.about, min(self.about * 2, ceiling)
-        while high < ceiling and not is_within(self.limits, high, self.starts):
-            low, high = high, min(high * 4, ceiling) if high > 0 else ceiling
-        for _ in range(HALVINGS):
-            if high > low * (1 + NEAR) and isfinite(high):
-                middle = (low + high) / 2
-                leaves = is_within(self.limits, middle, self.starts)
-                low, high = (low, middle) if leaves else (middle, high)
-        return high
 
 
 def least_sum(costs: Costs, starts: Starts) -> float:

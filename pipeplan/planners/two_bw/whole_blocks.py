@@ -39,28 +39,26 @@ class WholeBlocks:
         high = np.full_like(low, self._times_s.shape[1])
         while (low < high).any():
             middle = np.minimum((low + high) // 2, self._times_s.shape[1] - 1)
-            enough = self._blocks(middle, depths) >= self.measured.blocks
+
+            # How many blocks the stages hold at most in these times.
+            plain, again = (np.take_along_axis(blocks, middle, axis=1) for blocks in self._in_times)
+            if self.execution.recompute:
+                held = depths * again
+            elif self.problem.options.memory == "paper":
+                held = depths * np.maximum(np.minimum(plain, self._keepable[:, : len(depths)]), again)
+            else:
+                # Counted from the last stage, each holds one more microbatch in flight. Time limits the first of them,
+                # then memory does; where that leaves fewer blocks than recomputation allows, the others recompute.
+                free = np.minimum(np.take_along_axis(self._with_at_least, plain, axis=1), depths)
+                tight = np.clip(np.take_along_axis(self._with_at_least, again, axis=1), free, depths)
+                between = np.take_along_axis(self._sums, tight, axis=1) - np.take_along_axis(self._sums, free, axis=1)
+                held = free * plain + between + (depths - tight) * again
+
+            enough = held >= self.measured.blocks
             high = np.where(enough, np.minimum(middle, high), high)
             low = np.where(enough, low, np.minimum(middle + 1, high))
         times_s = np.pad(self._times_s, ((0, 0), (0, 1)), constant_values=np.inf)
         return np.take_along_axis(times_s, low, axis=1) * (1 - ROUNDING)
-
-    def _blocks(self, time: IntArray, depths: IntArray) -> IntArray:
-        """How many blocks the stages hold at most in these times.
-
-        Counted from the last stage, each holds one more microbatch in flight. Time limits the first of them, then
-        memory does; where memory leaves fewer blocks than recomputation allows, the other stages recompute.
-        """
-        plain, again = (np.take_along_axis(blocks, time, axis=1) for blocks in self._in_times)
-        if self.execution.recompute:
-            return np.asarray(depths * again)
-        if self.problem.options.memory == "paper":
-            kept = self._keepable[:, : len(depths)]
-            return np.asarray(depths * np.maximum(np.minimum(plain, kept), again))
-        free = np.minimum(np.take_along_axis(self._with_at_least, plain, axis=1), depths)
-        tight = np.clip(np.take_along_axis(self._with_at_least, again, axis=1), free, depths)
-        between = np.take_along_axis(self._sums, tight, axis=1) - np.take_along_axis(self._sums, free, axis=1)
-        return np.asarray(free * plain + between + (depths - tight) * again)
 
     @cached_property
     def _in_times(self) -> tuple[IntArray, IntArray]:
