@@ -100,23 +100,14 @@ class Questions:
                 )
                 yield BranchesAsked(asked=StageQuestion(blocks=self.tabulated.blocks, branches=fixed), placed=placed)
             return
-        asked = StageQuestion(
-            blocks=self.tabulated.blocks,
-            branches=self._of_stages(step_s),
-            places=self.places,
-            all_devices=self.shape.width is None and not self.fewer,
-            work=self._work(step_s),
-        )
-        yield BranchesAsked(asked=asked)
 
-    def _of_stages(self, step_s: float) -> tuple[tuple[Branch, ...], ...]:
-        """Step 2. Where replicas differ, all stages but the first and the last have the same branches."""
         width, last = self.shape.width, self.shape.depth - 1
         teams = []
         for kind, count in enumerate(self.places.counts):
             widths = (width,) if width is not None else (1,) if self.straight else range(1, count + 1)
             teams += [Team(type=kind, replicas=replicas) for replicas in widths if replicas <= count]
 
+        # Step 2. Where replicas differ, all stages but the first and the last have the same branches.
         made: dict[int, tuple[Branch, ...]] = {}
         for stage in range(self.shape.depth):
             like = stage if width is not None or stage in (0, last) else 1
@@ -128,7 +119,14 @@ class Questions:
                     for branch in self._of_team(like, team, levels, step_s)
                 )
             made[stage] = made[like]
-        return tuple(made[stage] for stage in range(self.shape.depth))
+        asked = StageQuestion(
+            blocks=self.tabulated.blocks,
+            branches=tuple(made[stage] for stage in range(self.shape.depth)),
+            places=self.places,
+            all_devices=self.shape.width is None and not self.fewer,
+            work=self._work(step_s),
+        )
+        yield BranchesAsked(asked=asked)
 
     def _levels(self, stage: int, team: Team) -> Iterator[Levels]:
         """All that may be: where it does not matter on which devices a stage lies, there is one without levels."""

@@ -92,23 +92,34 @@ class ExactSearch:
 
     def run(self) -> Result:
         """First plans, then the questions, in two rounds."""
-        self._open = [_Open(questions=self.questions(s), bound_s=self._least_s(s)) for s in self.shapes]  # step 1
-        self._open.sort(key=lambda shape: shape.bound_s)
+        # Step 1: compute alone, spread evenly over the fastest type of device.
+        self._open = []
+        for shape in self.shapes:
+            tabulated = self.tabulated(shape.microbatch_size)
+            types = range(len(tabulated.types))
+            blocks_s = np.minimum.reduce([np.diagonal(tabulated.compute_s(kind)) for kind in types])
+            workers = sum(self.places.counts) if shape.width is None else shape.depth
+            widest = max(self.places.counts) if shape.width is None else 1
+            step_s = max(float(blocks_s.sum()) / workers, float(blocks_s.max()) / widest)
+            bound_s = shape.sample_s(step_s * (1 - 1e-12))
+            self._open.append(_Open(questions=self.questions(shape), bound_s=bound_s))
+        self._open.sort(key=lambda each: each.bound_s)
 
-        for shape in self._open[: 1 if self.free_depth else None]:
-            if shape.bound_s < self._target_s() and self.spent < self.limit / 2:
-                self._first_plans(shape.questions)  # step 2
-                shape.questions.forget()
+        for opened in self._open[: 1 if self.free_depth else None]:
+            if opened.bound_s < self._target_s() and self.spent < self.limit / 2:
+                self._first_plans(opened.questions)  # step 2
+                opened.questions.forget()
 
         for share in (0.5, 1.0):
-            for place, shape in enumerate(self._open):
+            for place, opened in enumerate(self._open):
                 left = sum(not other.decided for other in self._open[place:])
                 allowed = (self.limit - self.spent) * share if left else 0.0
-                self._settle(shape, self.spent + allowed / max(left, 1) if share < 1 else self.limit)  # steps 3 and 4
-                shape.questions.forget()
+                until = self.spent + allowed / max(left, 1) if share < 1 else self.limit
+                self._settle(opened, until)  # steps 3 and 4
+                opened.questions.forget()
 
-        bound_s = min((shape.bound_s for shape in self._open), default=inf)  # step 5
-        decided = all(shape.decided for shape in self._open)
+        bound_s = min((each.bound_s for each in self._open), default=inf)  # step 5
+        decided = all(each.decided for each in self._open)
         best_s = self.best.sample_s if self.best else inf
         return Result(best=self.best, bound_s=min(bound_s, best_s), decided=decided, spent=self.spent)
 
@@ -141,16 +152,6 @@ class ExactSearch:
     def _target_s(self) -> float:
         """What a better plan must reach."""
         return self.best.sample_s * (1 - PRECISION) if self.best else inf
-
-    def _least_s(self, shape: StageShape) -> float:
-        """No plan of the shape takes less a sample: compute alone, spread evenly over the fastest type of device."""
-        tabulated = self.tabulated(shape.microbatch_size)
-        types = range(len(tabulated.types))
-        blocks_s = np.minimum.reduce([np.diagonal(tabulated.compute_s(kind)) for kind in types])
-        workers = sum(self.places.counts) if shape.width is None else shape.depth
-        widest = max(self.places.counts) if shape.width is None else 1
-        step_s = max(float(blocks_s.sum()) / workers, float(blocks_s.max()) / widest)
-        return shape.sample_s(step_s * (1 - 1e-12))
 
     def _first_plans(self, questions: Questions) -> None:
         """Keeps the best first plan of a shape; PipeDream's have any number of stages, where that is free."""

@@ -159,10 +159,19 @@ class RateBounds:
         edge_level = np.searchsorted(units, np.full_like(width, 2) if pipelines else 2 * width)
         group_level = np.searchsorted(units, (width - 1) * depth + 1 if pipelines else width)
 
+        # Seconds of all edges: the fewest bytes, the smallest of them on the slowest links.
+        edges, ranks = depth - 1, depth if pipelines else depth * width
+        speeds = self._bandwidths.of_levels(np.arange(len(units) + 1))
+        transfers_s = self._crossing[size, edges] / speeds[0]
+        for level, unit in enumerate(units.tolist(), start=1):
+            crossings = np.where(edge_level >= level, edges, np.minimum((ranks - 1) // unit, edges))
+            slower = 1.0 / speeds[level] - 1.0 / speeds[level - 1]
+            transfers_s = transfers_s + self._crossing[size, crossings] * slower
+
         weights = self.measured.weight_bytes
         share = all_reduce(width.astype(np.float64))
         exchange_s = share / self._bandwidths.of_levels(group_level) / found.microbatches
-        busy_s = self._total_s[size] + 2.0 * self._transfers_s(found, pipelines, edge_level)
+        busy_s = self._total_s[size] + 2.0 * transfers_s
         if self.execution.schedule in UNPIPELINED:
             return np.asarray(np.maximum(busy_s, exchange_s * weights.sum()))
 
@@ -172,18 +181,6 @@ class RateBounds:
         first_edge_s = self._crossing[size, np.minimum(depth - 1, 1)] / self._bandwidths.of_levels(edge_level)
         exchanged = np.maximum(weights.sum() / depth, weights.max())
         return np.asarray(np.maximum(np.maximum(busy_s / depth, longest_s + first_edge_s), exchange_s * exchanged))
-
-    def _transfers_s(self, found: Configurations, pipelines: bool, inner: IntArray) -> FloatArray:
-        """Seconds of all edges: the fewest bytes, the smallest of them on the slowest links."""
-        edges = found.depth - 1
-        ranks = found.depth if pipelines else found.depth * found.width
-        speeds = self._bandwidths.of_levels(np.arange(len(self._bandwidths.units) + 1))
-        seconds = self._crossing[found.size, edges] / speeds[0]
-        for level, unit in enumerate(self._bandwidths.units.tolist(), start=1):
-            crossings = np.where(inner >= level, edges, np.minimum((ranks - 1) // unit, edges))
-            slower = 1.0 / speeds[level] - 1.0 / speeds[level - 1]
-            seconds = seconds + self._crossing[found.size, crossings] * slower
-        return np.asarray(seconds)
 
     def _messages(self, found: Configurations) -> FloatArray:
         """The messages in buffers on all edges together (`costs.memory.training_copies`)."""

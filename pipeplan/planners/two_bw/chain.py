@@ -98,41 +98,36 @@ def profiled(problem: PlanningProblem) -> MeasuredBlocks:
     `safe_batch` a smaller one. Raises InvalidInputError if none divides it, the size asked for lies beyond those
     measured, or the blocks take no time.
     """
-    profile = problem.profile
-    asked = problem.options.microbatch_size
-    if asked is None:
-        sizes = _possible(problem)
-    else:
+    profile, asked = problem.profile, problem.options.microbatch_size
+    sizes = profile.microbatch_sizes
+    if asked is not None:
         profile.at(asked)
         sizes = (asked,)
+    else:
+        # Those between the measured ones: of too many, the ones nearest to equal ratios.
+        between = np.arange(sizes[0], min(sizes[-1], sizes[0] + _MAX_BETWEEN, problem.batch_size) + 1)
+        most = MAX_INTERPOLATED
+        if problem.options.safe_batch:
+            most = max(0, min(most, MAX_ROWS // problem.cluster.devices - len(sizes)))
+        else:
+            between = between[problem.batch_size % between == 0]
+        between = between[~np.isin(between, sizes)]
+        if most == 0:
+            between = between[:0]
+        elif len(between) > most:
+            even = np.geomspace(between[0], between[-1], most)
+            between = np.unique(between[np.searchsorted(between, even).clip(max=len(between) - 1)])
+        sizes = tuple(sorted({*sizes, *between.tolist()}))
+
     dividing = [size for size in sizes if problem.options.safe_batch or problem.batch_size % size == 0]
     if not dividing or min(dividing) > problem.batch_size:
-        between = f", or of one between them (at most {MAX_INTERPOLATED} are tried)" if asked is None else ""
-        rule = f"must be a multiple of a measured microbatch size {list(profile.microbatch_sizes)}{between}"
+        others = f", or of one between them (at most {MAX_INTERPOLATED} are tried)" if asked is None else ""
+        rule = f"must be a multiple of a measured microbatch size {list(profile.microbatch_sizes)}{others}"
         raise InvalidInputError("batch_size", rule, problem.batch_size)
     found = measured(profile).at(sizes)
     total_s = float((found.forward_s + found.backward_s).sum(axis=1).min())
     require(total_s >= LEAST_AMOUNT, "profile.blocks", "must take some time together, forward and backward", total_s)
     return found
-
-
-def _possible(problem: PlanningProblem) -> tuple[int, ...]:
-    """The measured sizes, and those between them that may divide a batch: of too many those nearest to equal ratios."""
-    sizes = problem.profile.microbatch_sizes
-    between = np.arange(sizes[0], min(sizes[-1], sizes[0] + _MAX_BETWEEN, problem.batch_size) + 1)
-    most = MAX_INTERPOLATED
-    if problem.options.safe_batch:
-        most = max(0, min(most, MAX_ROWS // problem.cluster.devices - len(sizes)))
-    else:
-        between = between[problem.batch_size % between == 0]
-    between = between[~np.isin(between, sizes)]
-
-    if most == 0:
-        between = between[:0]
-    elif len(between) > most:
-        even = np.geomspace(between[0], between[-1], most)
-        between = np.unique(between[np.searchsorted(between, even).clip(max=len(between) - 1)])
-    return tuple(sorted({*sizes, *between.tolist()}))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -183,29 +183,21 @@ def least_squares(costs: Callable[[Starts], Costs], work: Sequence[float], start
     depth, total = len(starts) - 1, work[-1]
     excess = (total / depth) ** 2 / depth
     while True:
-        near = _near_even(work, excess, starts)
-        if near is not None:
-            sum_of_squares = least_sum(costs(near), near)
-            if sum_of_squares <= total**2 / depth + excess or near == starts:
-                return min_sum(costs(near), near) if isfinite(sum_of_squares) else None
+        # The starts before which the work is as near to its even share as the excess allows.
+        near = []
+        for stage, may in enumerate(starts):
+            even = stage * total / depth
+            reach = sqrt(excess * stage * (depth - stage) / depth) + ROUNDING * total
+            low = max(bisect_left(work, even - reach), may.start)
+            high = min(bisect_right(work, even + reach), may.stop)
+            near.append(may if stage in (0, depth) else slice(low, high))
+
+        if all(may.start < may.stop for may in near):
+            among = tuple(near)
+            sum_of_squares = least_sum(costs(among), among)
+            if sum_of_squares <= total**2 / depth + excess or among == starts:
+                return min_sum(costs(among), among) if isfinite(sum_of_squares) else None
         excess *= 8
-
-
-def _near_even(work: Sequence[float], excess: float, among: Starts) -> Starts | None:
-    """The starts before which the work is near its even share, as `least_squares` shows; None if a stage has none."""
-    depth, total = len(among) - 1, work[-1]
-    starts = []
-    for stage, may in enumerate(among):
-        even = stage * total / depth
-        reach = sqrt(excess * stage * (depth - stage) / depth) + ROUNDING * total
-        low = max(bisect_left(work, even - reach), may.start)
-        high = min(bisect_right(work, even + reach), may.stop)
-        if stage in (0, depth):
-            low, high = may.start, may.stop
-        if low >= high:
-            return None
-        starts.append(slice(low, high))
-    return tuple(starts)
 
 
 def _walk(costs: Costs, starts: Starts, combine: np.ufunc) -> tuple[int, ...]:
