@@ -5,6 +5,7 @@ Pipeline and placement in, one stream a worker out: nothing else decides what ru
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
@@ -84,8 +85,14 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_KNOWN, *(entry.name for entry in installed()))))
 
 
+def order_of(name: str) -> int:
+    """The place of a known schedule among all, by which ties are broken."""
+    return list(_KNOWN).index(name)
+
+
+@cache
 def installed() -> tuple[EntryPoint, ...]:
-    """What installed packages bring. Nothing of it is loaded."""
+    """What installed packages bring, looked up once. Nothing of it is loaded."""
     return tuple(entry_points(group=GROUP))
 
 

@@ -47,8 +47,9 @@ def test_at_most_a_third_of_the_private_functions_is_called_once() -> None:
             elif isinstance(node, ast.Attribute):
                 uses[node.attr] += 1
         for node in ast.walk(module):
-            named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            if named and node.name.startswith("_") and not node.name.startswith("__"):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if node.name.startswith("_") and not node.name.startswith("__"):
                 private += 1
                 once += [f"{path}:{node.name}"] if uses[node.name] <= 1 else []
     assert len(once) <= private / 3, f"{len(once)} of {private}: {once}"

@@ -1,4 +1,4 @@
-"""The wheel, installed into an empty environment without extras: it plans and simulates there, and says what it lacks."""
+"""The wheel, in an empty environment without extras: it plans and simulates there, and says what it lacks."""
 
 import json
 import subprocess

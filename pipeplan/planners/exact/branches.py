@@ -1,6 +1,19 @@
-"""Branches: a shape and a limit of time -> what the solver is asked."""
+"""Branches: a shape and a limit of time -> what the solver is asked.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+A branch is a way for a stage to be: with a team (a type of device and a number of replicas), on links of certain
+levels, and with certain workers from this stage on. The steps, as the comments number them:
+
+1. Where the places of all stages are given, every stage has one branch, and there is a question for each orientation.
+2. Otherwise a stage has a branch for every team and every combination of levels. Where it does not matter on which
+   devices a stage lies, there are no levels.
+3. PipeDream's stages hold a number of microbatches that depends on the workers from this stage on. A branch stands for
+   the range of workers with as many in flight; neighbouring ranges that allow the same intervals are one branch.
+4. A branch allows the intervals of blocks that take at most the limit and fit. Without any, the branch falls away.
+5. What the workers can do in a step at most bounds the blocks before each cut and after it: it says nothing new, but
+   the solver prunes by it.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,19 +25,15 @@ from pipeplan.planners.exact.kinds import StageKind, StageShape, Tabulated
 from pipeplan.planners.exact.places import Placed, Places, Team
 
 Levels = tuple[int | None, int | None, int | None]
-"""Those of a stage's own links, and of the boundaries before and behind it."""
+"""Those of a stage's own links, and of the boundaries before and after it."""
 
 _UNITS = 1e6
-"""Of work in a step of one worker."""
+"""Units of work that a worker does in a step."""
 
 _ROUNDING = 1e-12
 
 _EACH_TABLE = 10
 """How many times longer an entry takes to compute than to look at."""
-
-
-def _free(_: int) -> None:
-    """Nobody counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +48,7 @@ class BranchesAsked:
 class Questions:
     """The questions about one shape. What does not depend on the limit is computed once.
 
-    `charge` is told of every table entry that is computed or looked at.
+    `charge` gets the number of table entries whenever some are computed or looked at.
     """
 
     shape: StageShape
@@ -47,7 +56,7 @@ class Questions:
     places: Places
     straight: bool = False
     fewer: bool = False
-    charge: Callable[[int], None] = _free
+    charge: Callable[[int], None]
     _tables: dict[StageKind, FloatArray] = field(default_factory=dict)
 
     def table(self, kind: StageKind) -> FloatArray:
@@ -74,33 +83,94 @@ class Questions:
         self._tables.clear()
 
     def shared(self, kind: StageKind) -> StageKind:
-        """The kind without what makes no difference where replicas differ: its number, and workers in between."""
+        """The kind as tables tell it apart: where replicas differ, by how many are in flight and not by its number."""
         if self.shape.width is not None:
             return kind
         held = -(-kind.workers // kind.replicas)
         return replace(kind, stage=0, workers=held * kind.replicas)
 
     def within(self, step_s: float) -> Iterator[BranchesAsked]:
-        """One question, or one an orientation: are there stages none of which takes longer than this?"""
+        """One question, or one for each orientation: are there stages none of which takes longer than this?"""
         if self.shape.width is not None and len(self.places.counts) == 1:
-            for links in self.places.orientations(self.shape):
+            for links in self.places.orientations(self.shape):  # step 1
                 placed = self.places.oriented(self.shape, links)
-                yield BranchesAsked(asked=self._fixed(placed.kinds, step_s), placed=placed)
+                fixed = tuple(
+                    (Branch(team=Team(type=kind.type, replicas=kind.replicas), allowed=self._allowed(kind, step_s)),)
+                    for kind in placed.kinds
+                )
+                yield BranchesAsked(asked=StageQuestion(blocks=self.tabulated.blocks, branches=fixed), placed=placed)
             return
-        branches = self._of_stages(step_s)
-        everything = self.shape.width is None and not self.fewer
-        blocks = self.tabulated.blocks
+
+        width, last = self.shape.width, self.shape.depth - 1
+        teams = []
+        for kind, count in enumerate(self.places.counts):
+            widths = (width,) if width is not None else (1,) if self.straight else range(1, count + 1)
+            teams += [Team(type=kind, replicas=replicas) for replicas in widths if replicas <= count]
+
+        # Step 2. Where replicas differ, all stages but the first and the last have the same branches.
+        made: dict[int, tuple[Branch, ...]] = {}
+        for stage in range(self.shape.depth):
+            like = stage if width is not None or stage in (0, last) else 1
+            if like not in made:
+                made[like] = tuple(
+                    branch
+                    for team in teams
+                    for levels in self._levels(like, team)
+                    for branch in self._of_team(like, team, levels, step_s)
+                )
+            made[stage] = made[like]
         asked = StageQuestion(
-            blocks=blocks,
-            branches=branches,
+            blocks=self.tabulated.blocks,
+            branches=tuple(made[stage] for stage in range(self.shape.depth)),
             places=self.places,
-            all_devices=everything,
+            all_devices=self.shape.width is None and not self.fewer,
             work=self._work(step_s),
         )
         yield BranchesAsked(asked=asked)
 
+    def _levels(self, stage: int, team: Team) -> Iterator[Levels]:
+        """All that may be: where it does not matter on which devices a stage lies, there is one without levels."""
+        if self.places.flat:
+            yield None, None, None
+            return
+        levels = range(len(self.places.cluster.levels))
+        last = self.shape.depth - 1
+        for own in levels if team.replicas > 1 else (0,):
+            for before in range(own, len(levels)) if stage > 0 else (None,):
+                for after in range(own, len(levels)) if stage < last else (None,):
+                    yield own, before, after
+
+    def _of_team(self, stage: int, team: Team, levels: Levels, step_s: float) -> Iterator[Branch]:
+        """Steps 3 and 4: one branch, or one for every range of workers from here on that allows the same."""
+        own, before, after = levels
+        own_speed, before_speed, after_speed = (self.places.bandwidth(level or 0) for level in levels)
+        most_in_flight = -(-sum(self.places.counts) // team.replicas) if self.shape.width is None else 1
+        found: list[Branch] = []
+        for held in range(1, most_in_flight + 1):
+            low, high = (held - 1) * team.replicas + 1, held * team.replicas
+            kind = StageKind(
+                stage=stage,
+                type=team.type,
+                replicas=team.replicas,
+                workers=high if self.shape.width is None else 0,
+                own=own_speed,
+                before=before_speed,
+                after=after_speed,
+            )
+            allowed = self._allowed(self.shared(kind), step_s)
+            if found and found[-1].workers and np.array_equal(found[-1].allowed, allowed):
+                low = found.pop().workers[0]  # type: ignore[index]
+            workers = (low, high) if self.shape.width is None else None
+            found.append(Branch(team=team, allowed=allowed, workers=workers, own=own, before=before, after=after))
+        yield from (branch for branch in found if branch.allowed.any())
+
+    def _allowed(self, kind: StageKind, step_s: float) -> BoolArray:
+        table = self.table(kind)
+        self.charge(table.size)
+        return np.isfinite(table) & (table <= step_s)
+
     def _work(self, step_s: float) -> SolverWork | None:
-        """Compute on the first type of device; a worker of another does at most so many times as much in a step.
+        """Step 5, in seconds on the first type of device: of another, a worker does at most so many times as much.
 
         None where types differ so much that it says little.
         """
@@ -115,90 +185,4 @@ class Questions:
             before=tuple(before.astype(np.int64).tolist()),
             behind=tuple(behind.astype(np.int64).tolist()),
             rates=tuple(int(np.ceil(max(more, 1.0) * _UNITS)) for more in times),
-        )
-
-    def _allowed(self, kind: StageKind, step_s: float) -> BoolArray:
-        table = self.table(kind)
-        self.charge(table.size)
-        return np.isfinite(table) & (table <= step_s)
-
-    def _fixed(self, kinds: Sequence[StageKind], step_s: float) -> StageQuestion:
-        branches = (
-            (Branch(team=Team(type=kind.type, replicas=kind.replicas), allowed=self._allowed(kind, step_s)),)
-            for kind in kinds
-        )
-        return StageQuestion(blocks=self.tabulated.blocks, branches=tuple(branches))
-
-    def _of_stages(self, step_s: float) -> tuple[tuple[Branch, ...], ...]:
-        """Every stage's branches; where replicas differ, all stages but the first and the last have the same."""
-        last = self.shape.depth - 1
-        made: dict[int, tuple[Branch, ...]] = {}
-        for stage in range(self.shape.depth):
-            like = stage if self.shape.width is not None or stage in (0, last) else 1
-            if like not in made:
-                made[like] = tuple(self._branches(like, step_s))
-            made[stage] = made[like]
-        return tuple(made[stage] for stage in range(self.shape.depth))
-
-    def _branches(self, stage: int, step_s: float) -> Iterator[Branch]:
-        for team in self._teams():
-            for levels in self._levels(stage, team):
-                yield from self._of_team(stage, team, levels, step_s)
-
-    def _teams(self) -> Iterator[Team]:
-        for kind, count in enumerate(self.places.counts):
-            for replicas in self._replicas(count):
-                yield Team(type=kind, replicas=replicas)
-
-    def _replicas(self, count: int) -> Iterable[int]:
-        if self.shape.width is not None:
-            return (self.shape.width,) if self.shape.width <= count else ()
-        return (1,) if self.straight else range(1, count + 1)
-
-    def _levels(self, stage: int, team: Team) -> Iterator[Levels]:
-        """All that may be: where it does not matter on which devices a stage lies, there is one."""
-        if self.places.flat:
-            yield None, None, None
-            return
-        levels = range(len(self.places.cluster.levels))
-        last = self.shape.depth - 1
-        for own in levels if team.replicas > 1 else (0,):
-            for before in range(own, len(levels)) if stage > 0 else (None,):
-                for after in range(own, len(levels)) if stage < last else (None,):
-                    yield own, before, after
-
-    def _of_team(self, stage: int, team: Team, levels: Levels, step_s: float) -> Iterator[Branch]:
-        """One branch, or one for every range of workers from here on that allows the same."""
-        own, before, after = levels
-        found: list[Branch] = []
-        for low, high in self._workers(team):
-            kind = self._kind(stage, team, levels, high)
-            allowed = self._allowed(kind, step_s)
-            if found and found[-1].workers and np.array_equal(found[-1].allowed, allowed):
-                low = found.pop().workers[0]  # type: ignore[index]
-            workers = (low, high) if self.shape.width is None else None
-            found.append(Branch(team=team, allowed=allowed, workers=workers, own=own, before=before, after=after))
-        yield from (branch for branch in found if branch.allowed.any())
-
-    def _workers(self, team: Team) -> Iterator[tuple[int, int]]:
-        """Ranges of the workers from a stage on that have as much in flight."""
-        if self.shape.width is not None:
-            yield 0, 0
-            return
-        devices = sum(self.places.counts)
-        for held in range(1, -(-devices // team.replicas) + 1):
-            yield (held - 1) * team.replicas + 1, held * team.replicas
-
-    def _kind(self, stage: int, team: Team, levels: Levels, workers: int) -> StageKind:
-        own, before, after = (self.places.bandwidth(level or 0) for level in levels)
-        return self.shared(
-            StageKind(
-                stage=stage,
-                type=team.type,
-                replicas=team.replicas,
-                workers=workers,
-                own=own,
-                before=before,
-                after=after,
-            )
         )

@@ -1,9 +1,19 @@
 """Decision: whether any stages stay within a limit of time, asked of OR-tools CP-SAT.
 
-The solver sees no seconds and no bytes. For every stage and every kind of place it gets the intervals of blocks that
-take at most the limit and fit, which the tables of `kinds` say exactly: as how far a stage that starts at a block can
-reach (an element constraint), and the exceptions below that. What is left is what a recurrence cannot express: where
-the cuts lie, which type of device each stage takes, how many of them, how many are there, and what lies between them.
+The solver sees no seconds and no bytes. For every stage and every kind of place (a branch) it gets the intervals of
+blocks that take at most the limit and fit, which the tables of `kinds` say exactly. What is left is what a recurrence
+cannot express: where the cuts lie, which type of device each stage takes and how many of them, and what lies between
+them. The constraints, as the comments number them:
+
+1. The cuts ascend from 0 to the number of blocks.
+2. Every stage takes exactly one of its branches.
+3. A stage that starts at a block stops where its branch allows: within reach (an element constraint), with exceptions.
+4. Every type has enough devices, or all of them are used.
+5. The workers from a stage on are as many as its branch says.
+6. The workers before a cut, and those after it, can do the work of the blocks there. That says nothing new, but would
+   take the solver long to find out.
+7. The levels between the devices of a stage, and across each boundary, are those of the branches taken.
+
 One worker and a limit in the solver's deterministic seconds make the same question give the same answer.
 """
 
@@ -19,7 +29,7 @@ from pipeplan.planners.exact.places import Places, Team
 _SEED = 1
 
 _EACH_MODEL, _EACH_ENTRY = 0.002, 2e-5
-"""Deterministic seconds that making and presolving a model counts, and every entry of its tables: measured, because the
+"""Deterministic seconds for making and presolving a model, and for each entry of its tables: measured, because the
 solver's own count leaves them out."""
 
 
@@ -27,8 +37,8 @@ solver's own count leaves them out."""
 class Branch:
     """A way for a stage to be: on this team, with these intervals allowed.
 
-    `workers` are how many there may be from this stage on. The levels are those up to which its replicas, and it and
-    the stage before and behind it, lie apart; None where they do not matter.
+    `workers` is the range of how many there may be from this stage on. `own` is the outermost level between its
+    replicas, `before` and `after` those across its boundaries; None where they do not matter.
     """
 
     team: Team
@@ -43,7 +53,7 @@ class Branch:
 class StageQuestion:
     """Every stage's branches. `places` is None where the stages' places are given with their branches.
 
-    `all_devices`: none may stay idle. `work` says nothing new, but what would take the solver long to find out.
+    `all_devices`: none may stay idle.
     """
 
     blocks: int
@@ -61,9 +71,9 @@ class StageQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SolverWork:
-    """The work of the blocks before each cut and behind it, and what a worker of each type can do, in whole units.
+    """The work of the blocks before each cut and after it, and what a worker of each type can do, in whole units.
 
-    Blocks are rounded down and workers up: no stages whose workers do less are left out.
+    Blocks are rounded down and workers up, so that rounding excludes no stages.
     """
 
     before: tuple[int, ...]
@@ -127,56 +137,55 @@ class _Model:
             self.model.new_constant(blocks),
         ]
         for start, stop in pairwise(self.cuts):
-            self.model.add(start < stop)
+            self.model.add(start < stop)  # constraint 1
         self.takes = [
             [self.model.new_bool_var(f"takes{s}_{k}") for k in range(len(branches))]
             for s, branches in enumerate(question.branches)
         ]
         for stage, takes in enumerate(self.takes):
-            self.model.add_exactly_one(takes)
+            self.model.add_exactly_one(takes)  # constraint 2
             for branch, taken in zip(question.branches[stage], takes, strict=True):
-                self._intervals(stage, branch.allowed, taken)
+                # Constraint 3.
+                reached = self.model.new_int_var(0, blocks, "")
+                self.model.add_element(self.cuts[stage], [*_reach(branch.allowed).tolist(), 0], reached)
+                self.model.add(self.cuts[stage + 1] <= reached).only_enforce_if(taken)
+                if len(exceptions := _exceptions(branch.allowed)):
+                    ends = [self.cuts[stage], self.cuts[stage + 1]]
+                    self.model.add_forbidden_assignments(ends, exceptions.tolist()).only_enforce_if(taken)
         if question.places is not None:
             self._devices(question.places)
 
-    def _intervals(self, stage: int, allowed: BoolArray, taken: cp_model.IntVar) -> None:
-        """Where the stage stops, by where it starts."""
-        start, stop = self.cuts[stage], self.cuts[stage + 1]
-        blocks = self.question.blocks
-        reached = self.model.new_int_var(0, blocks, "")
-        self.model.add_element(start, [*_reach(allowed).tolist(), 0], reached)
-        self.model.add(stop <= reached).only_enforce_if(taken)
-        exceptions = _exceptions(allowed)
-        if len(exceptions):
-            self.model.add_forbidden_assignments([start, stop], exceptions.tolist()).only_enforce_if(taken)
+    def read(self, solver: cp_model.CpSolver) -> tuple[tuple[Team, ...], tuple[int, ...]]:
+        """What the solver found."""
+        teams = tuple(
+            next(b.team for b, taken in zip(branches, takes, strict=True) if solver.boolean_value(taken))
+            for branches, takes in zip(self.question.branches, self.takes, strict=True)
+        )
+        return teams, tuple(solver.value(cut) for cut in self.cuts[1:])
 
     def _devices(self, places: Places) -> None:
-        """Every type's devices are enough (or all used), and the workers from a stage on as its branch says."""
+        """Constraints 4 to 7, for stages whose places are not given."""
         for kind, count in enumerate(places.counts):
             used = self._used(kind, self.depth)
-            self.model.add(used == count if self.question.all_devices else used <= count)
+            self.model.add(used == count if self.question.all_devices else used <= count)  # constraint 4
         for stage, branches in enumerate(self.question.branches):
             later = range(stage, self.depth)
             workers = cp_model.LinearExpr.sum([self._replicas(s) for s in later])
             for branch, taken in zip(branches, self.takes[stage], strict=True):
-                if branch.workers is not None:
+                if branch.workers is not None:  # constraint 5
                     self.model.add_linear_constraint(workers, *branch.workers).only_enforce_if(taken)
-        if self.question.work is not None:
-            self._work(self.question.work)
+        if (work := self.question.work) is not None:  # constraint 6
+            total = cp_model.LinearExpr.sum([self._does(work, s) for s in range(self.depth)])
+            for stage in range(1, self.depth):
+                done = cp_model.LinearExpr.sum([self._does(work, s) for s in range(stage)])
+                before = self.model.new_int_var(0, work.before[-1], "")
+                behind = self.model.new_int_var(0, work.behind[0], "")
+                self.model.add_element(self.cuts[stage], work.before, before)
+                self.model.add_element(self.cuts[stage], work.behind, behind)
+                self.model.add(before <= done)
+                self.model.add(behind <= total - done)
         if any(branch.own is not None for branches in self.question.branches for branch in branches):
             self._levels(places)
-
-    def _work(self, work: SolverWork) -> None:
-        """The workers before a stage, and from it on, can do what lies before its first block and behind it."""
-        total = cp_model.LinearExpr.sum([self._does(work, s) for s in range(self.depth)])
-        for stage in range(1, self.depth):
-            done = cp_model.LinearExpr.sum([self._does(work, s) for s in range(stage)])
-            before = self.model.new_int_var(0, work.before[-1], "")
-            behind = self.model.new_int_var(0, work.behind[0], "")
-            self.model.add_element(self.cuts[stage], work.before, before)
-            self.model.add_element(self.cuts[stage], work.behind, behind)
-            self.model.add(before <= done)
-            self.model.add(behind <= total - done)
 
     def _does(self, work: SolverWork, stage: int) -> cp_model.LinearExprT:
         rates = [b.team.replicas * work.rates[b.team.type] for b in self.question.branches[stage]]
@@ -193,9 +202,12 @@ class _Model:
         return cp_model.LinearExpr.sum([self._replicas(s, kind) for s in range(stages)])
 
     def _levels(self, places: Places) -> None:
-        """The levels that every stage and every boundary reaches up to, from where its type's devices begin."""
-        rows, pairs = _Rows(places), _pair_rows(places)
-        top = len(places.cluster.levels) - 1
+        """Constraint 7: the levels follow from the first of its type's devices that every stage takes."""
+        rows, top = _Rows(places), len(places.cluster.levels) - 1
+        size = places.cluster.levels[0].size
+        units = range(places.cluster.devices // size)
+        apart_rows = [(low, high, places.level(low * size, high * size)) for low, high in product(units, units)]
+
         owns: list[cp_model.IntVar] = []
         anchors: list[cp_model.IntVar] = []
         for stage in range(self.depth):
@@ -208,9 +220,10 @@ class _Model:
                     self.model.add(own == branch.own).only_enforce_if(taken)
             owns.append(own)
             anchors.append(anchor)
+
         for boundary in range(1, self.depth):
             apart, edge = self.model.new_int_var(0, top, ""), self.model.new_int_var(0, top, "")
-            self.model.add_allowed_assignments([anchors[boundary - 1], anchors[boundary], apart], pairs)
+            self.model.add_allowed_assignments([anchors[boundary - 1], anchors[boundary], apart], apart_rows)
             self.model.add_max_equality(edge, [owns[boundary - 1], owns[boundary], apart])
             self._edge(boundary - 1, edge, "after")
             self._edge(boundary, edge, "before")
@@ -221,17 +234,9 @@ class _Model:
             if level is not None:
                 self.model.add(edge == level).only_enforce_if(taken)
 
-    def read(self, solver: cp_model.CpSolver) -> tuple[tuple[Team, ...], tuple[int, ...]]:
-        """What the solver found."""
-        teams = tuple(
-            next(b.team for b, taken in zip(branches, takes, strict=True) if solver.boolean_value(taken))
-            for branches, takes in zip(self.question.branches, self.takes, strict=True)
-        )
-        return teams, tuple(solver.value(cut) for cut in self.cuts[1:])
-
 
 class _Rows(dict[Team, list[tuple[int, int, int]]]):
-    """For a team: (first of its type's devices, the level its replicas reach up to, the unit its first device is in).
+    """Team -> rows of (first of its type's devices, level between its replicas, unit of its first device).
 
     A unit is one of the innermost level: how far devices lie apart depends on their units alone.
     """
@@ -247,10 +252,3 @@ class _Rows(dict[Team, list[tuple[int, int, int]]]):
         units = lows // self._places.cluster.levels[0].size
         self[team] = list(zip(range(len(lows)), levels.tolist(), units.tolist(), strict=True))
         return self[team]
-
-
-def _pair_rows(places: Places) -> list[tuple[int, int, int]]:
-    """The level between any two units."""
-    size = places.cluster.levels[0].size
-    units = range(places.cluster.devices // size)
-    return [(low, high, places.level(low * size, high * size)) for low, high in product(units, units)]

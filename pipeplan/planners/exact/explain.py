@@ -1,4 +1,4 @@
-"""Explain: a solution as a plan's stages, what else was considered and why it lost, and why nothing fits."""
+"""Explain: the answer of a search, as a plan's stages with what else was considered, or as why nothing fits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,12 +15,14 @@ from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import memory_reason, shortfall, slower
 
 MAX_REASONS = 20
+"""Misses that are named when nothing fits."""
+
 MAX_LOOKED_AT = 200
-"""Shapes of which the nearest miss is looked for."""
+"""Shapes whose nearest miss is looked for."""
 
 
 def stages_of(search: ExactSearch, found: Solution) -> Iterator[Stage]:
-    """As a plan has them."""
+    """A solution's stages, as a plan has them."""
     shape, tabulated = found.shape, search.tabulated(found.shape.microbatch_size)
     start = 0
     for kind, stop in zip(found.placed.kinds, found.stops, strict=True):
@@ -39,7 +41,7 @@ def stages_of(search: ExactSearch, found: Solution) -> Iterator[Stage]:
 
 
 def batch_of(shape: StageShape, placed: Placed) -> int:
-    """The samples of a batch: of PipeDream what passes between two points at which every stage has updated."""
+    """The samples of a batch: for PipeDream those between two points at which every stage has updated."""
     if shape.width is None:
         return shape.microbatch_size * lcm(*(kind.replicas for kind in placed.kinds))
     return shape.width * shape.microbatch_size * shape.microbatches
@@ -60,51 +62,32 @@ def certificate(result: Result, best: Solution, limit: float, shapes: int) -> Ce
 
 
 def alternatives(search: ExactSearch, best: Solution) -> Iterator[Alternative]:
-    """Three that come to mind first, where they are not the answer: equal numbers of blocks, a recurrence's first
-    plan, and the same stages without recomputation.
-    """
-    stages = tuple(stages_of(search, best))
-    uniform = _uniform(search, best)
-    if uniform is not None and uniform != best.stops:
-        yield _alternative(search, best, uniform, "stages of equal numbers of blocks")
-    if any(stage.recompute for stage in stages) and search.problem.options.recompute is None:
-        yield _without_recomputation(search, best)
-
-
-def _uniform(search: ExactSearch, best: Solution) -> tuple[int, ...] | None:
-    blocks, depth = search.tabulated(best.shape.microbatch_size).blocks, best.shape.depth
-    stops = tuple(blocks * stage // depth for stage in range(1, depth + 1))
-    allowed = search.tabulated(best.shape.microbatch_size).may_be_stage
-    fine = all(allowed[start, stop - 1] for start, stop in zip((0, *stops[:-1]), stops, strict=True))
-    return stops if fine else None
-
-
-def _alternative(search: ExactSearch, best: Solution, stops: tuple[int, ...], what: str) -> Alternative:
-    """Other stops on the same places."""
-    other = Solution(shape=best.shape, placed=best.placed, stops=stops, step_s=best.step_s)
-    return _judged(search, best, tuple(stages_of(search, other)), what)
-
-
-def _without_recomputation(search: ExactSearch, best: Solution) -> Alternative:
-    """The best stops on the same places if no stage recomputes; of those that do not fit, the nearest."""
-    plain = Tabulated(
-        problem=_without(search.problem),
-        microbatch_size=best.shape.microbatch_size,
-    )
+    """The two that come to mind first, on the same places, where they are not the answer."""
     shape, kinds = best.shape, best.placed.kinds
-    stops = balanced([plain.time_s(shape, kind) for kind in kinds])
-    if stops is None:
-        stops = least_excess([plain.excess_bytes(shape, kind) for kind in kinds])
-    twin = ExactSearch(problem=plain.problem, shapes=(), limit=0.0, observe=search.observe)
-    other = Solution(shape=shape, placed=best.placed, stops=stops or best.stops, step_s=best.step_s)
-    return _judged(search, best, tuple(stages_of(twin, other)), "without recomputation")
+    stages = tuple(stages_of(search, best))
+    tabulated = search.tabulated(shape.microbatch_size)
 
+    # Stages of equal numbers of blocks.
+    stops = tuple(tabulated.blocks * stage // shape.depth for stage in range(1, shape.depth + 1))
+    allowed = all(tabulated.may_be_stage[a, b - 1] for a, b in zip((0, *stops[:-1]), stops, strict=True))
+    if allowed and stops != best.stops:
+        uniform = tuple(stages_of(search, replace(best, stops=stops)))
+        yield _judged(search, best, uniform, "stages of equal numbers of blocks")
 
-def _without(problem: PlanningProblem) -> PlanningProblem:
-    return replace(problem, options=replace(problem.options, recompute=False))
+    # The best stops if no stage recomputes; of those that do not fit, the nearest.
+    if any(stage.recompute for stage in stages) and search.problem.options.recompute is None:
+        problem = replace(search.problem, options=replace(search.problem.options, recompute=False))
+        plain = Tabulated(problem=problem, microbatch_size=shape.microbatch_size)
+        fitting = balanced([plain.time_s(shape, kind) for kind in kinds])
+        if fitting is None:
+            fitting = least_excess([plain.excess_bytes(shape, kind) for kind in kinds])
+        twin = ExactSearch(problem=problem, shapes=(), limit=0.0, observe=search.observe)
+        other = replace(best, stops=fitting or best.stops)
+        yield _judged(search, best, tuple(stages_of(twin, other)), "without recomputation")
 
 
 def _judged(search: ExactSearch, best: Solution, stages: Sequence[Stage], what: str) -> Alternative:
+    """Other stages on the best solution's places, and why they lose: slower, or too large for a device."""
     shape = best.shape
     usable = [search.problem.cluster.types[kind.type].usable_bytes for kind in best.placed.kinds]
     excess = [stage.memory_bytes - limit for stage, limit in zip(stages, usable, strict=True)]
@@ -133,7 +116,19 @@ def infeasible(planner: str, problem: PlanningProblem, search: ExactSearch) -> I
         if found is not None:
             misses.append(found)
     misses.sort(key=lambda miss: miss.missing_bytes or 0)
-    reasons = tuple(misses[:MAX_REASONS]) or (_no_shape(problem),)
+    reasons = tuple(misses[:MAX_REASONS])
+    if not reasons:
+        options, blocks = problem.options, len(problem.profile.blocks)
+        least, most = len(options.forced_cuts) + 1, blocks - len(options.forbidden_cuts)
+        asked = f"{options.stages} stages are asked for, " if options.stages else ""
+        no_shape = Reason(
+            rule="stages must lie between the forced and the forbidden cuts, and a batch must have enough microbatches",
+            detail=(
+                f"{asked}the forced cuts make at least {least} stages, the forbidden ones leave at most {most}, "
+                f"there are {problem.cluster.devices} devices, and the batch has {problem.batch_size} samples"
+            ),
+        )
+        reasons = (no_shape,)
     return Infeasible(planner=planner, reasons=reasons, configurations_considered=len(search.shapes))
 
 
@@ -152,33 +147,13 @@ def _nearest(search: ExactSearch, shape: StageShape) -> Reason | None:
     if nearest is None:
         return None
     missing_bytes, stage, placed = nearest
-    device = questions.tabulated.types[placed.kinds[stage].type]
+    layout = f"{shape.schedule}, width {shape.width}, depth {shape.depth}"
+    if shape.width is None:
+        layout = f"nearest is {'-'.join(str(kind.replicas) for kind in placed.kinds)} (replicas by stage)"
     return memory_reason(
-        _named(shape, placed),
+        f"{layout}, microbatches of {shape.microbatch_size}",
         stage=stage,
         missing_bytes=missing_bytes,
-        device_bytes=device.usable_bytes,
+        device_bytes=questions.tabulated.types[placed.kinds[stage].type].usable_bytes,
         configurations=1,
-    )
-
-
-def _named(shape: StageShape, placed: Placed) -> str:
-    size = f"microbatches of {shape.microbatch_size}"
-    if shape.width is None:
-        replicas = "-".join(str(kind.replicas) for kind in placed.kinds)
-        return f"nearest is {replicas} (replicas by stage), {size}"
-    return f"{shape.schedule}, width {shape.width}, depth {shape.depth}, {size}"
-
-
-def _no_shape(problem: PlanningProblem) -> Reason:
-    """Nothing can even be laid out: the numbers of stages that are asked for and that there may be."""
-    options, blocks = problem.options, len(problem.profile.blocks)
-    least, most = len(options.forced_cuts) + 1, blocks - len(options.forbidden_cuts)
-    asked = f"{options.stages} stages are asked for, " if options.stages else ""
-    return Reason(
-        rule="stages must lie between the forced and the forbidden cuts, and a batch must have enough microbatches",
-        detail=(
-            f"{asked}the forced cuts make at least {least} stages, the forbidden ones leave at most {most}, "
-            f"there are {problem.cluster.devices} devices, and the batch has {problem.batch_size} samples"
-        ),
     )

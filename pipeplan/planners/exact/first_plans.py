@@ -1,9 +1,10 @@
 """First plans: good ones, found by recurrences, from which the solver starts and which it can only improve.
 
 Where all devices are of one type, a recurrence over the same tables finds the optimum, and the solver proves it. Where
-they are of several, types come one after the other here, in every order; the solver mixes them.
+they are of several types, the recurrences only try one type after the other, in every order; the solver mixes them.
 
-Split: blocks into stages whose places are known, by a recurrence over the tables of their kinds.
+- `placed` places stages that are equally wide; `PlacedStages` chooses PipeDream's replicas along a row of devices.
+- `balanced` and `least_excess` split the blocks into stages whose places are known, over the tables of their kinds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,41 +19,41 @@ from pipeplan.planners.exact.places import Placed, Places, Team
 
 MAX_ORDERS = 24
 MAX_ROWS = 64
-"""How many sequences of types are tried."""
-
-
-def placed(shape: StageShape, places: Places, straight: bool = False) -> Iterator[Placed]:
-    """The ways to place a shape whose stages are all as wide."""
-    width = shape.width or 1
-    if len(places.counts) == 1:
-        for links in places.orientations(shape):
-            yield places.oriented(shape, links)
-        return
-    for teams in islice(_in_blocks(shape.depth, width, places.counts), MAX_ROWS):
-        yield places.in_a_row(teams)
-
-
-def _in_blocks(depth: int, width: int, counts: Sequence[int]) -> Iterator[tuple[Team, ...]]:
-    """All stages of a type together, the types in every order, as many of each as there may be."""
-    seen = set()
-    for order in islice(permutations(range(len(counts))), MAX_ORDERS):
-        most = [range(min(counts[kind] // width, depth), -1, -1) for kind in order]
-        for stages in product(*most):
-            teams = tuple(
-                Team(type=kind, replicas=width) for kind, many in zip(order, stages, strict=True) for _ in range(many)
-            )
-            if sum(stages) == depth and teams not in seen:
-                seen.add(teams)
-                yield teams
-
+"""How many orders of the types, and sequences of the stages' types, are tried."""
 
 _Places = dict[tuple[int, int], FloatArray]
 """Tables by first device and replicas."""
 
 
+def placed(shape: StageShape, places: Places) -> Iterator[Placed]:
+    """The ways to place a shape whose stages are equally wide."""
+    width = shape.width or 1
+    if len(places.counts) == 1:
+        for links in places.orientations(shape):
+            yield places.oriented(shape, links)
+        return
+
+    # All stages of a type together, the types in every order, as many of each as there may be.
+    seen: set[tuple[Team, ...]] = set()
+    for order in islice(permutations(range(len(places.counts))), MAX_ORDERS):
+        most = [range(min(places.counts[kind] // width, shape.depth), -1, -1) for kind in order]
+        for stages in product(*most):
+            teams = tuple(
+                Team(type=kind, replicas=width) for kind, many in zip(order, stages, strict=True) for _ in range(many)
+            )
+            if sum(stages) == shape.depth and teams not in seen:
+                seen.add(teams)
+                yield places.in_a_row(teams)
+                if len(seen) == MAX_ROWS:
+                    return
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlacedStages:
-    """PipeDream's devices in a row, types one after the other: stages of any replicas on contiguous devices."""
+    """PipeDream's devices in a row, types one after the other: stages of any replicas on contiguous devices.
+
+    `order` are the types, `used` counts the devices from the front; with `straight` no stage has replicas.
+    """
 
     tabulated: Tabulated
     places: Places
@@ -63,10 +64,10 @@ class PlacedStages:
     def teams(
         self, shape: StageShape, *, depth: int | None = None, quantity: str = "time_s"
     ) -> tuple[Team, ...] | None:
-        """Those of the partition, into so many stages or any, whose worst is best; None where there is none.
+        """Those of the partition, into `depth` stages or any number, whose largest entry is least; None if none is.
 
-        B(d, p, i) is the worst of the best d stages of the blocks [i, n) on the devices [p, used). Where the number
-        is free, there is no d, and those of the least worst with the fewest stages are taken.
+        B(d, p, i) is the largest entry of the best d stages of the blocks [i, n) on the devices [p, used). Where the
+        number of stages is free, there is no d, and of the best the one with the fewest stages is taken.
         """
         tables = self._tables(shape, quantity)
         if depth is not None:
@@ -75,7 +76,50 @@ class PlacedStages:
         if not np.isfinite(worst):
             return None
         ones = {place: np.where(table <= worst, 1.0, np.inf) for place, table in tables.items()}
-        return tuple(self._fewest(ones))
+        fewest = self._fold(ones, np.add, 0.0)
+
+        # Read off the fewest stages: of equal ones those of fewer replicas, then of the first stop.
+        types, teams = self._types, []
+        first = start = 0
+        while first < self.used:
+            replicas = 0
+            reached = np.full(1, np.inf)
+            while reached.min() != fewest[first, start]:
+                replicas += 1
+                if (first, replicas) in ones:
+                    reached = ones[first, replicas][start] + fewest[first + replicas, 1:]
+            teams.append(Team(type=types[first], replicas=replicas))
+            first, start = first + replicas, int(np.argmin(reached)) + 1
+        return tuple(teams)
+
+    def entries(self, depth: int | None) -> float:
+        """How many table entries `teams` looks at: tables of the kinds, then every place (with every depth)."""
+        places = self.used * ((1 if self.straight else self.used) + 1) / 2
+        return self.tabulated.blocks**2 * places * ((depth or 2) + 1)
+
+    def _exactly(self, tables: _Places, depth: int) -> tuple[Team, ...] | None:
+        """The teams of so many stages: of equal ones those of fewer replicas from the front, then of the first stop."""
+        worst = np.full((depth + 1, self.used + 1, self.tabulated.blocks + 1), np.inf)
+        worst[0, self.used, -1] = -np.inf
+        for layer in range(1, depth + 1):
+            for (first, replicas), table in tables.items():
+                here = np.maximum(table, worst[layer - 1, first + replicas, None, 1:]).min(axis=1)
+                np.minimum(worst[layer, first, :-1], here, out=worst[layer, first, :-1])
+        if not np.isfinite(worst[depth, 0, 0]):
+            return None
+
+        types, teams = self._types, []
+        first = start = 0
+        for layer in range(depth, 0, -1):
+            for replicas in range(1, self.used - first + 1):
+                if (first, replicas) not in tables:
+                    continue
+                reached = np.maximum(tables[first, replicas][start], worst[layer - 1, first + replicas, 1:])
+                if reached.min() == worst[layer, first, start]:
+                    break
+            teams.append(Team(type=types[first], replicas=replicas))
+            first, start = first + replicas, int(np.argmin(reached)) + 1
+        return tuple(teams)
 
     def _fold(self, tables: _Places, combine: np.ufunc, nothing: float) -> FloatArray:
         """The best of any stages of the blocks [i, n) on the devices [p, used), as [p, i]."""
@@ -86,95 +130,44 @@ class PlacedStages:
             np.minimum(best[first, :-1], here, out=best[first, :-1])
         return best
 
-    def _fewest(self, ones: _Places) -> Iterator[Team]:
-        """Reads off the fewest stages of those that are one each: fewer replicas, then the first stop."""
-        fewest = self._fold(ones, np.add, 0.0)
-        first = start = 0
-        while first < self.used:
-            replicas = 0
-            reached = np.full(1, np.inf)
-            while reached.min() != fewest[first, start]:
-                replicas += 1
-                if (first, replicas) in ones:
-                    reached = ones[first, replicas][start] + fewest[first + replicas, 1:]
-            yield Team(type=self._types[first], replicas=replicas)
-            first, start = first + replicas, int(np.argmin(reached)) + 1
+    def _tables(self, shape: StageShape, quantity: str) -> _Places:
+        """By first device and replicas, in ascending order.
 
-    def _exactly(self, tables: _Places, depth: int) -> tuple[Team, ...] | None:
-        worst = np.full((depth + 1, self.used + 1, self.tabulated.blocks + 1), np.inf)
-        worst[0, self.used, -1] = -np.inf
-        for layer in range(1, depth + 1):
-            for (first, replicas), table in tables.items():
-                here = np.maximum(table, worst[layer - 1, first + replicas, None, 1:]).min(axis=1)
-                np.minimum(worst[layer, first, :-1], here, out=worst[layer, first, :-1])
-        return tuple(self._walk(worst, tables)) if np.isfinite(worst[depth, 0, 0]) else None
-
-    def entries(self, depth: int | None) -> float:
-        """How many table entries that looks at: tables of the kinds, then every place (with every depth)."""
-        places = self.used * ((1 if self.straight else self.used) + 1) / 2
-        return self.tabulated.blocks**2 * places * ((depth or 2) + 1)
-
-    def _walk(self, worst: FloatArray, tables: _Places) -> Iterator[Team]:
-        first = start = 0
-        for depth in range(len(worst) - 1, 0, -1):
-            for replicas in range(1, self.used - first + 1):
-                if (first, replicas) not in tables:
-                    continue
-                reached = np.maximum(tables[first, replicas][start], worst[depth - 1, first + replicas, 1:])
-                if reached.min() == worst[depth, first, start]:
-                    break
-            yield Team(type=self._types[first], replicas=replicas)
-            first, start = first + replicas, int(np.argmin(reached)) + 1
-
-    @property
-    def _devices(self) -> list[int]:
-        return [int(rank) for kind in self.order for rank in self.places.ranks[kind]][: self.used]
+        Each stage sees its own half of a boundary: its devices and the nearest of the other stage's.
+        """
+        devices = [int(rank) for kind in self.order for rank in self.places.ranks[kind]][: self.used]
+        types = self._types
+        of_kind: dict[StageKind, FloatArray] = {}
+        tables = {}
+        for first, of_type in enumerate(types):
+            most = 1 if self.straight else types[first:].count(of_type)
+            for replicas in range(1, most + 1):
+                stop = first + replicas
+                kind = StageKind(
+                    stage=0,
+                    type=of_type,
+                    replicas=replicas,
+                    # Only how many are in flight makes a difference: rounded up to whole stages of these replicas.
+                    workers=-(-(self.used - first) // replicas) * replicas,
+                    own=self._spanning(devices[first:stop]),
+                    before=self._spanning(devices[max(first - 1, 0) : stop]),
+                    after=self._spanning(devices[first : stop + 1]),
+                )
+                if kind not in of_kind:
+                    of_kind[kind] = getattr(self.tabulated, quantity)(shape, kind)
+                tables[first, replicas] = of_kind[kind]
+        return tables
 
     @property
     def _types(self) -> list[int]:
         return [kind for kind in self.order for _ in self.places.ranks[kind]][: self.used]
-
-    def _tables(self, shape: StageShape, quantity: str) -> _Places:
-        """By first device and replicas, in ascending order."""
-        of_kind: dict[StageKind, FloatArray] = {}
-        tables = {}
-        for first, kind in self._kinds():
-            if kind not in of_kind:
-                of_kind[kind] = getattr(self.tabulated, quantity)(shape, kind)
-            tables[first, kind.replicas] = of_kind[kind]
-        return tables
-
-    def _kinds(self) -> Iterator[tuple[int, StageKind]]:
-        types, devices = self._types, self._devices
-        for first, kind in enumerate(types):
-            most = 1 if self.straight else types[first:].count(kind)
-            for replicas in range(1, most + 1):
-                yield first, self._kind(devices, kind, first, replicas)
-
-    def _kind(self, devices: Sequence[int], kind: int, first: int, replicas: int) -> StageKind:
-        """Each stage sees its own half of a boundary: its devices and the nearest of the other's."""
-        stop = first + replicas
-        own, before, after = devices[first:stop], devices[max(first - 1, 0) : stop], devices[first : stop + 1]
-        return StageKind(
-            stage=0,
-            type=kind,
-            replicas=replicas,
-            workers=self._workers(first, replicas),
-            own=self._spanning(own),
-            before=self._spanning(before),
-            after=self._spanning(after),
-        )
-
-    def _workers(self, first: int, replicas: int) -> int:
-        """Rounded up to what makes a difference: how many are in flight."""
-        return -(-(self.used - first) // replicas) * replicas
 
     def _spanning(self, devices: Sequence[int]) -> float:
         return self.places.bandwidth(self.places.level(min(devices), max(devices)))
 
 
 def rows(tabulated: Tabulated, places: Places, *, straight: bool, fewer: bool) -> Iterator[PlacedStages]:
-    """PipeDream's rows: the types in every order, on all devices; or on the first so many of them."""
+    """PipeDream's rows: the types in every order, on all devices; with `fewer`, also on the first of them."""
     devices = sum(places.counts)
     for order in islice(permutations(range(len(places.counts))), MAX_ORDERS):
         for used in range(1, devices + 1) if fewer else (devices,):

@@ -1,10 +1,10 @@
-"""Intervals: a profile at one microbatch size as tables over all intervals of blocks (`core.cost.compute` says how).
+"""Kinds: what a stage's time and memory depend on besides its blocks, and tables of both over all intervals of blocks.
 
-Kinds: what a stage's time and memory depend on besides its blocks, and the tables over all intervals of blocks.
+All that the solver learns of times and bytes is here: the closed forms of `costs`, as one table for each kind of stage.
+`Intervals` are the sums over a profile at one microbatch size. `Tabulated` makes times and bytes of them, where each
+entry is that of the better of recomputing and not recomputing.
 
-Everything that the solver is told of times and bytes is here: the closed forms of `core.cost`, a table a kind of stage,
-with the better of recomputing and not recomputing in every entry. Tables are those of `core.cost.compute`: entry [i, j]
-is the stage [i, j + 1), and infinity stands where there is none.
+Tables are those of `costs.compute`: entry [i, j] is the stage [i, j + 1), and infinity stands where there is none.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,12 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 
+PIPEDREAM = "pipedream"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """What the closed forms are made of, on one type of device."""
+    """What the closed forms are made of, on one type of device: a profile's sums over all intervals of blocks."""
 
     profile: Profile
     microbatch_size: int
@@ -54,7 +56,7 @@ class Intervals:
 
     @cached_property
     def workspace_bytes(self) -> FloatArray:
-        """The largest transient."""
+        """The largest transient of a block."""
         return interval_maxima(self._measured["workspace_bytes"].tolist())
 
     @cached_property
@@ -64,7 +66,7 @@ class Intervals:
 
     @cached_property
     def output_bytes(self) -> FloatArray:
-        """What a stage that ends with each block sends on: nothing behind the last."""
+        """What a stage that ends with each block sends on: nothing after the last."""
         return np.append(self._measured["output_bytes"][:-1], 0.0)
 
     @cached_property
@@ -74,7 +76,7 @@ class Intervals:
 
     @cached_property
     def after_bytes(self) -> FloatArray:
-        """What crosses the boundary behind each block, both ways: nothing behind the last."""
+        """What crosses the boundary after each block, both ways: nothing after the last."""
         return boundary_bytes(1.0) * self.output_bytes
 
     def compute_s(self, *, recompute: bool, recompute_factor: float | None) -> FloatArray:
@@ -106,9 +108,6 @@ class Intervals:
         )
 
 
-PIPEDREAM = "pipedream"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
     """What is searched at once. `width` is None where every stage has replicas of its own: PipeDream."""
@@ -126,7 +125,7 @@ class StageShape:
 
     @property
     def slots(self) -> float:
-        """A microbatch's time in steps of the slowest stage: a flush adds the filling and draining."""
+        """A microbatch's time in steps of the slowest stage: a flush adds filling and draining."""
         if self.laws.flushes:
             return (self.microbatches + self.depth - 1) / self.microbatches
         return 1.0
@@ -138,15 +137,15 @@ class StageShape:
 
     @property
     def samples(self) -> int:
-        """Samples that are through after a step of the slowest stage: all pipelines' together."""
+        """Samples that a step of the slowest stage completes, on all pipelines together."""
         return self.microbatch_size * (self.width or 1)
 
     def sample_s(self, step_s: float) -> float:
-        """Seconds a sample, if the slowest stage takes these seconds a microbatch."""
+        """Seconds a sample, from the slowest stage's seconds a microbatch."""
         return step_s * self.slots / self.samples
 
     def step_s(self, sample_s: float) -> float:
-        """The reverse."""
+        """The slowest stage's seconds a microbatch, from seconds a sample."""
         return sample_s * self.samples / self.slots
 
 
@@ -154,7 +153,7 @@ class StageShape:
 class StageKind:
     """A stage's place: its type of device, its replicas, and the bandwidths among them and across its boundaries.
 
-    `stage` counts from 0; `workers` are those from this stage on, itself included, where replicas differ.
+    `stage` counts from 0. `workers` counts those of this stage and all after it, where replicas differ.
     """
 
     stage: int
@@ -236,15 +235,17 @@ class Tabulated:
 
     def time_s(self, shape: StageShape, kind: StageKind) -> FloatArray:
         """A stage's time a microbatch, infinite where it does not fit or may not be."""
-        return self._better([self._fitting_s(shape, kind, recompute) for recompute in self.recomputes])
+        usable = self.types[kind.type].usable_bytes
+        tables = [
+            np.where(self._held(shape, kind, recompute) <= usable, self._time_s(shape, kind, recompute), np.inf)
+            for recompute in self.recomputes
+        ]
+        return self._better(tables)
 
     def excess_bytes(self, shape: StageShape, kind: StageKind) -> FloatArray:
         """By how much a stage exceeds its device (below 0: what is left); infinite where it may not be."""
         usable = self.types[kind.type].usable_bytes
         return self._better([self._held(shape, kind, recompute) - usable for recompute in self.recomputes])
-
-    def _better(self, tables: list[FloatArray]) -> FloatArray:
-        return np.where(self.may_be_stage, np.minimum.reduce(tables), np.inf)
 
     def choice(self, shape: StageShape, kind: StageKind, start: int, stop: int) -> Choice:
         """The faster way to run a stage that fits; without recomputation if both are as fast, or if neither fits."""
@@ -263,25 +264,21 @@ class Tabulated:
             return min(fitting, key=lambda way: (way.time_s, way.recompute))
         return min(ways, key=lambda way: (way.memory.total, way.recompute))
 
-    def _fitting_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
-        fits = self._held(shape, kind, recompute) <= self.types[kind.type].usable_bytes
-        return np.where(fits, self._time_s(shape, kind, recompute), np.inf)
+    def _better(self, tables: list[FloatArray]) -> FloatArray:
+        return np.where(self.may_be_stage, np.minimum.reduce(tables), np.inf)
 
     def _time_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
+        """PipeDream's law where every stage has replicas of its own, 2BW's (appendix A.1.1) where all are as wide."""
         compute_s = self._compute_s[kind.type, recompute]
         intervals = self.intervals[kind.type]
         before_s = intervals.before_bytes[:, None] / kind.before
         after_s = intervals.after_bytes / kind.after
-        exchange_s = self._exchange_share(shape, kind) * intervals.weight_bytes / kind.own
+        law = EXCHANGES[self.options.synchronisation or ("parameter-server" if shape.width is None else "all-reduce")]
+        exchange_s = float(law(np.asarray(float(kind.replicas)))) * intervals.weight_bytes / kind.own
         if shape.width is None:
             stage_s = np.maximum(compute_s, exchange_s) / kind.replicas
             return np.asarray(np.maximum(stage_s, np.maximum(before_s, after_s)))
         return np.asarray(np.maximum(compute_s + before_s + after_s, exchange_s / shape.microbatches))
-
-    def _exchange_share(self, shape: StageShape, kind: StageKind) -> float:
-        default = "parameter-server" if shape.width is None else "all-reduce"
-        law = EXCHANGES[self.options.synchronisation or default]
-        return float(law(np.asarray(float(kind.replicas))))
 
     def _held(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
         return self.intervals[kind.type].memory_bytes(self._copies(shape, kind, recompute))

@@ -1,8 +1,8 @@
 """Places: which devices a sequence of stages takes, and the bandwidths that this gives them.
 
-The stages of a type of device take that type's devices in the devices' order, one stage after the other; which stage is
-of which type is free. Replicas of one stage are of one type. Where all devices are of one type and all stages as wide,
-the other orientation of PipeDream-2BW, pipelines in a row, is a way to place them as well.
+All replicas of a stage run on devices of one type; which stage gets which type is free. The stages of a type take its
+devices in order, one stage after the other. Where all devices are of one type and all stages are equally wide, the
+other orientation of PipeDream-2BW, pipelines in a row, is possible as well.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Places:
 
     @cached_property
     def bandwidths(self) -> Bandwidths:
-        """Of every level."""
+        """Those of every level."""
         return Bandwidths(self.cluster)
 
     @cached_property
@@ -65,19 +65,19 @@ class Places:
         return len(set(self.bandwidths.of_levels(levels).tolist())) == 1
 
     def level(self, low: int, high: int) -> int:
-        """The level up to which two devices lie apart."""
+        """The outermost level between two devices."""
         return int(self.bandwidths.levels(np.asarray(low), np.asarray(high)))
 
     def bandwidth(self, level: int) -> float:
-        """The slowest up to a level."""
+        """The slowest bandwidth up to a level."""
         return float(self.bandwidths.of_levels(np.asarray(level)))
 
     def orientations(self, shape: StageShape) -> tuple[Links, ...]:
-        """The ways to place stages that are all as wide on devices of one type."""
+        """The ways to place equally wide stages on devices of one type."""
         return orientations(self.cluster, shape.width or 1, shape.depth)
 
     def oriented(self, shape: StageShape, links: Links) -> Placed:
-        """The stages on one orientation."""
+        """The stages on one orientation. The bandwidth beyond the first and the last stage carries nothing."""
         width = shape.width or 1
         edges = [float(bandwidth) for bandwidth in links.edges]
         kinds = tuple(
@@ -103,9 +103,6 @@ class Places:
             first = used[team.type]
             used[team.type] += team.replicas
             ranks.append(self.ranks[team.type][first : used[team.type]].tolist())
-        return self._placed(teams, ranks)
-
-    def _placed(self, teams: Sequence[Team], ranks: Sequence[Sequence[int]]) -> Placed:
         every = [rank for stage in ranks for rank in stage]
         edges = [self._spanning([*ranks[i], *ranks[i + 1]]) for i in range(len(teams) - 1)]
         ends = [self.bandwidth(0)]

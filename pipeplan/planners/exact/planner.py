@@ -1,14 +1,17 @@
 """Exact: the planner for what no recurrence expresses, by OR-tools CP-SAT, with a proof or a gap.
 
-Stages are contiguous blocks; each recomputes or not, fits its own device under the schedule's real number of
-microbatches in flight, and runs on one of the cluster's types of devices, whose own profile gives its times. Cuts may
-be forced and forbidden. The objective is the schedule's: PipeDream's slowest stage or boundary with replicas of its own
-for every stage, or that of PipeDream-2BW's appendix A.1 at equal widths, with the flush of 1F1B and GPipe. The closed
-forms are those of `core.cost`, as the recurrences have them. Where a cluster has several levels, PipeDream's stages lie
-in a row on its devices, and a transfer is as slow as the slowest level that it crosses.
+- Stages are contiguous blocks. Cuts between them may be forced and forbidden.
+- Each stage recomputes or not, and fits its own device under the schedule's real number of microbatches in flight.
+- Each stage runs on one of the cluster's types of devices, whose own profile gives its times.
+- The objective is the schedule's. PipeDream's is the slowest stage or boundary, with replicas of its own for every
+  stage. For equal widths it is that of PipeDream-2BW's appendix A.1, with the flush of 1F1B and GPipe.
+- The closed forms are those of `costs`, as the recurrences have them.
+- Where a cluster has several levels, PipeDream's stages lie in a row on its devices, and a transfer is as slow as the
+  slowest level that it crosses.
+
+The steps of the branch and bound are in `search`; `branches` and `decision` make a question for the solver.
 """
 
-from collections.abc import Iterator
 from math import log
 
 from pipeplan.documents.plan import Answer
@@ -16,7 +19,7 @@ from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.explain import alternatives, batch_of, certificate, infeasible, stages_of
 from pipeplan.planners.exact.kinds import PIPEDREAM, StageShape
-from pipeplan.planners.exact.search import ExactSearch, Result, Solution
+from pipeplan.planners.exact.search import ExactSearch
 from pipeplan.planners.pipedream.planner import minibatch_size
 from pipeplan.planners.problem import (
     Observer,
@@ -43,19 +46,19 @@ MAX_BLOCKS = 256
 MAX_DEVICES = 256
 MAX_PIPEDREAM_DEVICES = 64
 MAX_ENTRIES = 10**8
-"""Beyond these, the last of which counts the entries of all tables of a shape, the tables alone take too long."""
+"""Beyond these, making the tables alone takes too long; the last counts the entries of all tables of a shape."""
 
 
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     """The fastest plan, or the fastest that was found in time and how far it may be from the optimum.
 
-    `Options.time_limit_s` is counted in the solver's deterministic seconds, about as many real ones, so that the answer
-    does not depend on the machine. Ties within the precision go to fewer devices, then fewer stages, then smaller
-    microbatches, among first plans; the solver's plans must be faster. Raises InvalidInputError where time was up
+    `Options.time_limit_s` counts the solver's deterministic seconds, so that the answer does not depend on the machine;
+    they come to about as many real ones. Ties within the precision among first plans go to fewer devices, then fewer
+    stages, then smaller microbatches; the solver's plans must be faster. Raises InvalidInputError where time was up
     before a plan was found or it was proven that there is none.
     """
     _check(problem)
-    shapes = tuple(_shapes(problem))
+    shapes = _shapes(problem)
     limit = problem.options.time_limit_s or DEFAULT_TIME_LIMIT_S
     search = ExactSearch(problem=problem, shapes=shapes, limit=limit, observe=observe)
     result = search.run()
@@ -63,10 +66,38 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
         rule = "must be longer: no plan was found in this time, nor was it proven that none fits"
         require(result.decided, "time_limit_s", rule, limit)
         return infeasible(NAME, problem, search)
-    return complete(problem, _decision(problem, search, result, result.best, limit))
+
+    best = result.best
+    shape, kinds, time_s = best.shape, best.placed.kinds, best.step_s * best.shape.slots
+    if shape.width is None:
+        optimal_in_flight = -(-kinds[0].workers // kinds[0].replicas)
+    else:
+        optimal_in_flight = shape.laws.in_flight(depth=shape.depth, stage=0, microbatches=shape.microbatches)
+    return complete(
+        problem,
+        Decision(
+            planner=NAME,
+            cost_model=f"exact/{shape.schedule}",
+            stages=tuple(stages_of(search, best)),
+            placement=best.placed.placement,
+            devices=best.placed.devices,
+            schedule=shape.schedule,
+            microbatch_size=shape.microbatch_size,
+            microbatches=shape.microbatches,
+            batch_size=batch_of(shape, best.placed),
+            time_per_microbatch_s=time_s,
+            throughput_samples_per_s=shape.samples / time_s,
+            bubble_fraction=shape.bubble_fraction,
+            optimal_in_flight=optimal_in_flight,
+            configurations_considered=len(shapes),
+            alternatives=tuple(alternatives(search, best)),
+            certificate=certificate(result, best, limit, len(shapes)),
+        ),
+    )
 
 
 def _check(problem: PlanningProblem) -> None:
+    """Refuses options and problems that the planner does not know or whose tables alone would take too long."""
     options, cluster = problem.options, problem.cluster
     require_schedule(options, SCHEDULES, NAME)
     pipedream = options.schedule == PIPEDREAM
@@ -76,7 +107,15 @@ def _check(problem: PlanningProblem) -> None:
     most = MAX_PIPEDREAM_DEVICES if pipedream else MAX_DEVICES
     rule = f"must make at most {most} devices for the planner {NAME}" + (" and pipedream" if pipedream else "")
     require(cluster.devices <= most, "cluster.levels", rule, cluster.devices)
-    entries = _entries(problem)
+
+    # The stages that a shape may have: intervals of blocks times places, as far as places differ.
+    levels = len(cluster.levels) ** 3
+    if pipedream:
+        places = len(cluster.types) * cluster.devices * (1 + log(cluster.devices)) * levels
+    else:
+        deepest = min(cluster.devices, blocks)
+        places = deepest * (len(cluster.types) * levels if len(cluster.types) > 1 else 1)
+    entries = places * blocks**2
     rule = f"must be fewer devices, levels or types of devices for {blocks} blocks: {NAME} would look at"
     require(
         entries <= MAX_ENTRIES,
@@ -84,6 +123,7 @@ def _check(problem: PlanningProblem) -> None:
         f"{rule} {entries:.1g} stages, and {MAX_ENTRIES:.0g} are the most",
         cluster.devices,
     )
+
     require(problem.profile.edges is None, "profile.edges", f"must be none: {NAME} plans chains", "a graph")
     for field in ("forced_cuts", "forbidden_cuts"):
         for cut in getattr(options, field):
@@ -91,64 +131,40 @@ def _check(problem: PlanningProblem) -> None:
     require_stages(problem)
 
 
-def _entries(problem: PlanningProblem) -> float:
-    """Stages that a shape may have: intervals of blocks times places as far as they differ."""
-    cluster = problem.cluster
-    levels = len(cluster.levels) ** 3
-    if problem.options.schedule == PIPEDREAM:
-        places = len(cluster.types) * cluster.devices * (1 + log(cluster.devices)) * levels
-    else:
-        deepest = min(cluster.devices, len(problem.profile.blocks))
-        places = deepest * (len(cluster.types) * levels if len(cluster.types) > 1 else 1)
-    return places * len(problem.profile.blocks) ** 2
-
-
-def _shapes(problem: PlanningProblem) -> Iterator[StageShape]:
+def _shapes(problem: PlanningProblem) -> list[StageShape]:
     """Everything but where the stages are, in the order of preference among equals."""
-    if problem.options.schedule == PIPEDREAM:
-        yield from _pipedream_shapes(problem)
-        return
-    schedule = problem.options.schedule or SCHEDULES[0]
-    every = [
-        StageShape(schedule=schedule, depth=depth, width=width, microbatch_size=size, microbatches=microbatches)
-        for width in range(1, problem.cluster.devices + 1)
-        for size, microbatches in _batches(problem, width)
-        for depth in depths(problem, _deepest(problem, width))
-        if not schedule_named(schedule).microbatch_a_stage or microbatches >= depth
-    ]
-    yield from sorted(every, key=lambda s: ((s.width or 1) * s.depth, s.depth, s.microbatch_size))
+    options, cluster, blocks = problem.options, problem.cluster, len(problem.profile.blocks)
+    if options.schedule == PIPEDREAM:
+        size = minibatch_size(problem)
+        for other in problem.other_profiles:
+            other.at(size)
+        return [
+            StageShape(schedule=PIPEDREAM, depth=depth, width=None, microbatch_size=size, microbatches=1)
+            for depth in depths(problem, min(cluster.devices, blocks))
+            if not options.straight or options.fewer_machines or depth == cluster.devices
+        ]
 
-
-def _pipedream_shapes(problem: PlanningProblem) -> Iterator[StageShape]:
-    options, devices = problem.options, problem.cluster.devices
-    size = minibatch_size(problem)
-    for other in problem.other_profiles:
-        other.at(size)
-    blocks = len(problem.profile.blocks)
-    for depth in depths(problem, min(devices, blocks)):
-        if not options.straight or options.fewer_machines or depth == devices:
-            yield StageShape(schedule=PIPEDREAM, depth=depth, width=None, microbatch_size=size, microbatches=1)
-
-
-def _batches(problem: PlanningProblem, width: int) -> Iterator[tuple[int, int]]:
-    """Microbatch sizes with the microbatches of a batch on one of so many pipelines."""
-    for size in _sizes(problem):
-        if problem.batch_size % (width * size) == 0:
-            yield size, problem.batch_size // (width * size)
-
-
-def _sizes(problem: PlanningProblem) -> tuple[int, ...]:
-    """Those that all profiles have, measured or between measured ones."""
+    # The sizes that all profiles have, measured or between measured ones.
     sizes = profiled(problem).sizes
     others = [profile.microbatch_sizes for profile in problem.other_profiles]
-    kept = tuple(size for size in sizes if all(other[0] <= size <= other[-1] for other in others))
+    kept = [size for size in sizes if all(other[0] <= size <= other[-1] for other in others)]
     require(bool(kept), "other_profiles", f"must be measured at one of the microbatch sizes {list(sizes)}", others)
-    return kept
 
-
-def _deepest(problem: PlanningProblem, width: int) -> int:
-    counts = [len(problem.cluster.ranks_of(device)) for device in problem.cluster.types]
-    return min(sum(count // width for count in counts), len(problem.profile.blocks))
+    schedule = options.schedule or SCHEDULES[0]
+    counts = [len(cluster.ranks_of(device)) for device in cluster.types]
+    every = []
+    for width in range(1, cluster.devices + 1):
+        deepest = min(sum(count // width for count in counts), blocks)
+        for size in kept:
+            if problem.batch_size % (width * size) != 0:
+                continue
+            microbatches = problem.batch_size // (width * size)
+            every += [
+                StageShape(schedule=schedule, depth=depth, width=width, microbatch_size=size, microbatches=microbatches)
+                for depth in depths(problem, deepest)
+                if not schedule_named(schedule).microbatch_a_stage or microbatches >= depth
+            ]
+    return sorted(every, key=lambda s: ((s.width or 1) * s.depth, s.depth, s.microbatch_size))
 
 
 def depths(problem: PlanningProblem, deepest: int) -> range:
@@ -159,31 +175,3 @@ def depths(problem: PlanningProblem, deepest: int) -> range:
     if options.stages is None:
         return range(least, most + 1)
     return range(options.stages, options.stages + (least <= options.stages <= most))
-
-
-def _decision(problem: PlanningProblem, search: ExactSearch, result: Result, best: Solution, limit: float) -> Decision:
-    shape, kinds = best.shape, best.placed.kinds
-    stages = tuple(stages_of(search, best))
-    time_s = best.step_s * shape.slots
-    if shape.width is None:
-        optimal_in_flight = -(-kinds[0].workers // kinds[0].replicas)
-    else:
-        optimal_in_flight = shape.laws.in_flight(depth=shape.depth, stage=0, microbatches=shape.microbatches)
-    return Decision(
-        planner=NAME,
-        cost_model=f"exact/{shape.schedule}",
-        stages=stages,
-        placement=best.placed.placement,
-        devices=best.placed.devices,
-        schedule=shape.schedule,
-        microbatch_size=shape.microbatch_size,
-        microbatches=shape.microbatches,
-        batch_size=batch_of(shape, best.placed),
-        time_per_microbatch_s=time_s,
-        throughput_samples_per_s=shape.samples / time_s,
-        bubble_fraction=shape.bubble_fraction,
-        optimal_in_flight=optimal_in_flight,
-        configurations_considered=len(search.shapes),
-        alternatives=tuple(alternatives(search, best)),
-        certificate=certificate(result, best, limit, len(search.shapes)),
-    )

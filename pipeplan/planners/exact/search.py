@@ -1,8 +1,15 @@
-"""Search: every shape is asked whether it holds a faster plan, until none does or the time is up.
+"""Search: a branch and bound over shapes; the solver decides within a shape, by questions with a limit of time.
 
-Shapes are asked in the order of what they could reach at best. A question is a limit of time: just below the best plan
-known, or after a plan was found between that and what the shape is known not to reach. So every answer raises a bound
-or lowers a time, and what is proven is proven to a stated precision.
+A shape is everything but where the stages are. The steps, as the comments number them:
+
+1. Bound: every shape's `bound_s` starts at what its compute alone allows. Shapes are taken up in this order.
+2. First plans: recurrences find good ones (`first_plans`), in half of the time at most; the solver only improves them.
+3. Ask: are there stages of this shape within a limit (`branches`, `decision`)? The limit is just below the best plan.
+   a. There are: they are the best plan now. The next limit is half-way between it and `bound_s`.
+   b. It is proven that there are none: the limit is the shape's new `bound_s`.
+   c. Time is up: the shape stays undecided. There are two rounds, so that a hard shape leaves time for the others.
+4. Prune: a shape is decided once its `bound_s` is not below the best plan, less the precision.
+5. No plan is faster than the lowest `bound_s` of all shapes. Where all are decided, the best plan is proven.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +30,7 @@ PRECISION = 5e-7
 """A plan that is faster by less is not looked for."""
 
 _EACH_ENTRY = 4e-9
-"""Deterministic seconds for an entry of a table that is looked at: what is done outside the solver counts as well."""
+"""Deterministic seconds for each table entry that is looked at: work outside the solver counts as well."""
 
 _EACH_SPLIT = 4
 """How often a recurrence looks at an entry."""
@@ -68,7 +75,7 @@ class _Open:
 
 @dataclass(slots=True, kw_only=True)
 class ExactSearch:
-    """One problem's shapes, within a limit of deterministic seconds."""
+    """The search through one problem's shapes, within a limit of deterministic seconds."""
 
     problem: PlanningProblem
     shapes: Sequence[StageShape]
@@ -84,21 +91,35 @@ class ExactSearch:
         self.places = Places(cluster=self.problem.cluster)
 
     def run(self) -> Result:
-        """First plans, then the questions: twice round, so that a hard shape leaves time for the others."""
-        self._open = [_Open(questions=self.questions(s), bound_s=self._least_s(s)) for s in self.shapes]
-        self._open.sort(key=lambda shape: shape.bound_s)
-        for shape in self._open[: 1 if self.free_depth else None]:
-            if shape.bound_s < self._target_s() and self.spent < self.limit / 2:
-                self._first_plans(shape.questions)
-                shape.questions.forget()
+        """First plans, then the questions, in two rounds."""
+        # Step 1: compute alone, spread evenly over the fastest type of device.
+        self._open = []
+        for shape in self.shapes:
+            tabulated = self.tabulated(shape.microbatch_size)
+            types = range(len(tabulated.types))
+            blocks_s = np.minimum.reduce([np.diagonal(tabulated.compute_s(kind)) for kind in types])
+            workers = sum(self.places.counts) if shape.width is None else shape.depth
+            widest = max(self.places.counts) if shape.width is None else 1
+            step_s = max(float(blocks_s.sum()) / workers, float(blocks_s.max()) / widest)
+            bound_s = shape.sample_s(step_s * (1 - 1e-12))
+            self._open.append(_Open(questions=self.questions(shape), bound_s=bound_s))
+        self._open.sort(key=lambda each: each.bound_s)
+
+        for opened in self._open[: 1 if self.free_depth else None]:
+            if opened.bound_s < self._target_s() and self.spent < self.limit / 2:
+                self._first_plans(opened.questions)  # step 2
+                opened.questions.forget()
+
         for share in (0.5, 1.0):
-            for place, shape in enumerate(self._open):
+            for place, opened in enumerate(self._open):
                 left = sum(not other.decided for other in self._open[place:])
                 allowed = (self.limit - self.spent) * share if left else 0.0
-                self._settle(shape, self.spent + allowed / max(left, 1) if share < 1 else self.limit)
-                shape.questions.forget()
-        bound_s = min((shape.bound_s for shape in self._open), default=inf)
-        decided = all(shape.decided for shape in self._open)
+                until = self.spent + allowed / max(left, 1) if share < 1 else self.limit
+                self._settle(opened, until)  # steps 3 and 4
+                opened.questions.forget()
+
+        bound_s = min((each.bound_s for each in self._open), default=inf)  # step 5
+        decided = all(each.decided for each in self._open)
         best_s = self.best.sample_s if self.best else inf
         return Result(best=self.best, bound_s=min(bound_s, best_s), decided=decided, spent=self.spent)
 
@@ -108,7 +129,7 @@ class ExactSearch:
         return any(shape.width is None for shape in self.shapes) and self.problem.options.stages is None
 
     def questions(self, shape: StageShape) -> Questions:
-        """Those about a shape."""
+        """The questions about a shape."""
         options = self.problem.options
         return Questions(
             shape=shape,
@@ -132,18 +153,8 @@ class ExactSearch:
         """What a better plan must reach."""
         return self.best.sample_s * (1 - PRECISION) if self.best else inf
 
-    def _least_s(self, shape: StageShape) -> float:
-        """No plan of the shape takes less a sample: compute alone, spread evenly over the fastest type of device."""
-        tabulated = self.tabulated(shape.microbatch_size)
-        types = range(len(tabulated.types))
-        blocks_s = np.minimum.reduce([np.diagonal(tabulated.compute_s(kind)) for kind in types])
-        workers = sum(self.places.counts) if shape.width is None else shape.depth
-        widest = max(self.places.counts) if shape.width is None else 1
-        step_s = max(float(blocks_s.sum()) / workers, float(blocks_s.max()) / widest)
-        return shape.sample_s(step_s * (1 - 1e-12))
-
     def _first_plans(self, questions: Questions) -> None:
-        """Keeps the best of a shape's; of PipeDream's any number of stages, where that is free."""
+        """Keeps the best first plan of a shape; PipeDream's have any number of stages, where that is free."""
         blocks = questions.tabulated.blocks
         for placed in self.first_places(questions):
             shape = replace(questions.shape, depth=len(placed.kinds))
@@ -171,16 +182,17 @@ class ExactSearch:
 
     def _keep(self, found: Solution) -> None:
         self.best = found
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
+        """Reports the best plan, and what is known of a better one, to the observer."""
         undecided = [shape.bound_s for shape in self._open if not shape.decided]
         best_s = self.best.sample_s if self.best else None
         bound_s = min([*undecided, *([] if best_s is None else [best_s])], default=0.0)
-        told = SearchProgress(
+        progress = SearchProgress(
             best_s=best_s, bound_s=bound_s, open_shapes=len(undecided), spent=self.spent, limit=self.limit
         )
-        self.observe(told)
+        self.observe(progress)
 
     def _settle(self, shape: _Open, until: float) -> None:
         """Asks about a shape until it is decided or the deterministic time comes to `until`."""
@@ -188,21 +200,21 @@ class ExactSearch:
         while not shape.decided:
             target_s = self._target_s()
             if shape.bound_s >= target_s:
-                shape.decided = True
+                shape.decided = True  # step 4
                 break
             if middle:
                 target_s = (target_s + shape.bound_s) / 2
             found, proven = self._ask(shape, target_s, until)
             if found is None and not proven:
-                break
-            middle = found is not None
+                break  # step 3c
+            middle = found is not None  # step 3a
             if found is None:
-                shape.bound_s = target_s
+                shape.bound_s = target_s  # step 3b
                 shape.decided = target_s == inf
-        self._tell()
+        self._report()
 
     def _ask(self, shape: _Open, target_s: float, until: float) -> tuple[Solution | None, bool]:
-        """A solution within the target; or None, and whether it is proven that there is none."""
+        """Step 3: a solution within the target; or None, and whether it is proven that there is none."""
         proven = True
         if self.spent + _EACH_ENTRY * shape.questions.entries >= until:
             return None, False
@@ -223,7 +235,7 @@ class ExactSearch:
 
 
 def solution(questions: Questions, placed: Placed) -> Solution | None:
-    """The best split on these places, the slowest stage first, then balanced; None where none fits."""
+    """The split on these places whose slowest stage is fastest, of those the most balanced; None where none fits."""
     tables = [questions.table(questions.shared(kind)) for kind in placed.kinds]
     stops = balanced(tables)
     if stops is None:

@@ -1,8 +1,8 @@
 """Bounds: for many configurations at once, rates that none of their splits exceeds, and bytes that none goes below.
 
-A stage is never faster than its share of all compute and transfers, or than its gradient exchange; and in a given time
-each stage holds so many whole blocks at most (`whole_blocks`). What no stage can avoid is charged on the fastest links
-that the orientation leaves; the crossings that a row of ranks has at least are charged on the slower ones.
+The slowest stage is never faster than an equal share of all compute and transfers, than its gradient exchange, or than
+the whole blocks that it must hold allow (`whole_blocks`). Transfers are charged on the fastest links that an
+orientation leaves; only the crossings that a row of ranks has at least are charged on the slower ones.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from pipeplan.planners.two_bw.whole_blocks import WholeBlocks
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Configurations:
-    """Arrays with an entry a configuration; `size` is the index of the microbatch size."""
+    """Arrays with an entry for each configuration; `size` is the index of the microbatch size."""
 
     execution: Execution
     width: IntArray
@@ -82,6 +82,134 @@ class RateBounds:
     execution: Execution
     master_weights: bool
 
+    def row_rates(self, rows: ShapeRows) -> FloatArray:
+        """Samples a second that a row does not exceed at any depth, by its compute."""
+        total_s, block_s = self._total_s[rows.size], self._block_s.max(axis=1)[rows.size]
+        if not self.execution.laws.pipelined:
+            least_s = total_s
+        else:
+            low, high = self._slots(rows.microbatches, rows.shallowest), self._slots(rows.microbatches, rows.deepest)
+            least_s = np.maximum(total_s / rows.deepest * high, block_s * low)
+        return rows.width * self._sizes[rows.size] / least_s * (1 + ROUNDING)
+
+    def deep_enough(self, rows: ShapeRows, rate: float) -> ShapeRows:
+        """The rows at the depths that may reach this rate."""
+        if not self.execution.laws.pipelined or rate <= 0.0:
+            return rows
+        needed = rate * (1 - ROUNDING) * self._total_s[rows.size] / (rows.width * self._sizes[rows.size])
+        shallowest = np.maximum(rows.shallowest, np.ceil(np.minimum(needed, 2.0**62)).astype(np.int64))
+        return ShapeRows(
+            execution=rows.execution,
+            width=rows.width,
+            size=rows.size,
+            microbatches=rows.microbatches,
+            shallowest=shallowest,
+            deepest=rows.deepest,
+        )
+
+    def least_s(self, found: Configurations) -> FloatArray:
+        """Seconds a microbatch, the flush included, that no split goes below on the better orientation."""
+        least_s = np.minimum(*(self._step_s(found, pipelines) for pipelines in (True, False)))
+        return np.asarray(least_s * self._slots(found.microbatches, found.depth) * (1 - ROUNDING))
+
+    def rates(self, found: Configurations, least_s: FloatArray) -> FloatArray:
+        """Samples a second at these seconds a microbatch."""
+        return np.asarray(found.width * self._sizes[found.size] / least_s)
+
+    def least_bytes(self, found: Configurations) -> FloatArray:
+        """What the worst stage of no split goes below (`PipelineTerms.least_bytes`), nor below its largest block."""
+        recomputes = self.execution.recompute is not False
+        copies_of_weights = self._counts(recomputes)[0]
+        weights, activations = self.measured.weight_bytes, self.measured.activation_bytes
+
+        # Over the stages: the most copies of activations, and the sum of 1 / (copies of activations).
+        depth = found.depth.astype(np.float64)
+        if recomputes or not self.execution.laws.fills:
+            most, shares = np.ones(len(found)), depth
+        elif self.problem.options.memory == "paper":
+            most, shares = depth, np.ones(len(found))
+        else:
+            numbers = np.arange(self.execution.deepest + 1, dtype=np.float64)
+            numbers[0] = np.inf
+            harmonic = np.cumsum(1.0 / numbers)
+            filled = np.minimum(found.depth, found.microbatches)
+            most, shares = filled.astype(np.float64), harmonic[filled] + (found.depth - filled) / filled
+
+        together = activations.sum(axis=1)[found.size] + copies_of_weights * weights.sum() / most
+        if recomputes:
+            inner = self.measured.input_bytes[:, 1:], self.measured.output_bytes[:, :-1]
+            message = np.minimum(*(moved.min(axis=1, initial=np.inf) for moved in inner))
+            message = np.where(np.isfinite(message), message, 0.0)
+            together = together + self._messages(found) * message[found.size]
+        blocks = (copies_of_weights * weights + activations).max(axis=1)
+        return np.asarray(np.maximum(together / shares, blocks[found.size]) * (1 - ROUNDING))
+
+    def _slots(self, microbatches: IntArray, depth: IntArray) -> FloatArray:
+        if is_flushed(self.execution.laws):
+            return np.asarray((microbatches + depth - 1) / microbatches)
+        return np.ones(len(depth))
+
+    def _step_s(self, found: Configurations, pipelines: bool) -> FloatArray:
+        """Of one orientation, seconds of the slowest stage a microbatch, or without pipelining of all stages."""
+        width, depth, size = found.width, found.depth, found.size
+
+        # The levels up to which every edge and every exchange reach at least: pipelines in a row have edges between
+        # neighbours and replicas d ranks apart; of stages in a row, two span 2w ranks, and replicas are neighbours.
+        units = self._bandwidths.units
+        edge_level = np.searchsorted(units, np.full_like(width, 2) if pipelines else 2 * width)
+        group_level = np.searchsorted(units, (width - 1) * depth + 1 if pipelines else width)
+
+        # Seconds of all edges: the fewest bytes, the smallest of them on the slowest links.
+        edges, ranks = depth - 1, depth if pipelines else depth * width
+        speeds = self._bandwidths.of_levels(np.arange(len(units) + 1))
+        transfers_s = self._crossing[size, edges] / speeds[0]
+        for level, unit in enumerate(units.tolist(), start=1):
+            crossings = np.where(edge_level >= level, edges, np.minimum((ranks - 1) // unit, edges))
+            slower = 1.0 / speeds[level] - 1.0 / speeds[level - 1]
+            transfers_s = transfers_s + self._crossing[size, crossings] * slower
+
+        weights = self.measured.weight_bytes
+        share = all_reduce(width.astype(np.float64))
+        exchange_s = share / self._bandwidths.of_levels(group_level) / found.microbatches
+        busy_s = self._total_s[size] + 2.0 * transfers_s
+        if not self.execution.laws.pipelined:
+            return np.asarray(np.maximum(busy_s, exchange_s * weights.sum()))
+
+        # Of whole blocks; the counts in flight are those of a batch that fills the pipeline.
+        whole_s = np.where(depth <= found.microbatches, self._whole.least_s[size, depth], 0.0)
+        longest_s = np.maximum(whole_s, self._block_s.max(axis=1)[size])
+        first_edge_s = self._crossing[size, np.minimum(depth - 1, 1)] / self._bandwidths.of_levels(edge_level)
+        exchanged = np.maximum(weights.sum() / depth, weights.max())
+        return np.asarray(np.maximum(np.maximum(busy_s / depth, longest_s + first_edge_s), exchange_s * exchanged))
+
+    def _messages(self, found: Configurations) -> FloatArray:
+        """The messages in buffers on all edges together (`costs.memory.training_copies`)."""
+        if self.problem.options.memory == "paper":
+            return np.zeros(len(found))
+        edges = found.depth - 1
+        held = np.ones(len(found))
+        if self.execution.laws.keeps_batch:
+            held = found.microbatches.astype(np.float64)
+        elif self.execution.laws.fills:
+            held = np.where(found.microbatches >= found.depth, (found.depth + 2) / 2, 1.0)
+        return edges * (2 * RECEIVES_AHEAD + 1 + 2 * held)
+
+    def _counts(self, recompute: bool) -> tuple[int, int]:
+        """Copies of weights, and of activations on the last stage of a long batch."""
+        options = self.problem.options
+        held = copies(
+            options.memory,
+            self.execution.laws,
+            options.optimizer,
+            recompute=recompute,
+            depth=2,
+            stage=1,
+            microbatches=2,
+            dtype=self.problem.profile.dtype,
+            master_weights=self.master_weights,
+        )
+        return held.weights, held.activations
+
     @cached_property
     def _sizes(self) -> FloatArray:
         return np.asarray(self.measured.sizes, dtype=np.float64)
@@ -109,155 +237,9 @@ class RateBounds:
     def _bandwidths(self) -> Bandwidths:
         return Bandwidths(self.problem.cluster)
 
-    def row_rates(self, rows: ShapeRows) -> FloatArray:
-        """Samples a second that a row does not exceed at any depth, by its compute."""
-        total_s, block_s = self._total_s[rows.size], self._block_s.max(axis=1)[rows.size]
-        if not self.execution.laws.pipelined:
-            least_s = total_s
-        else:
-            low, high = self._slots(rows.microbatches, rows.shallowest), self._slots(rows.microbatches, rows.deepest)
-            least_s = np.maximum(total_s / rows.deepest * high, block_s * low)
-        return rows.width * self._sizes[rows.size] / least_s * (1 + ROUNDING)
-
-    def deep_enough(self, rows: ShapeRows, rate: float) -> ShapeRows:
-        """The rows at the depths that may reach this rate."""
-        if not self.execution.laws.pipelined or rate <= 0.0:
-            return rows
-        needed = rate * (1 - ROUNDING) * self._total_s[rows.size] / (rows.width * self._sizes[rows.size])
-        shallowest = np.maximum(rows.shallowest, np.ceil(np.minimum(needed, 2.0**62)).astype(np.int64))
-        return ShapeRows(
-            execution=rows.execution,
-            width=rows.width,
-            size=rows.size,
-            microbatches=rows.microbatches,
-            shallowest=shallowest,
-            deepest=rows.deepest,
-        )
-
-    def _slots(self, microbatches: IntArray, depth: IntArray) -> FloatArray:
-        if is_flushed(self.execution.laws):
-            return np.asarray((microbatches + depth - 1) / microbatches)
-        return np.ones(len(depth))
-
-    def least_s(self, found: Configurations) -> FloatArray:
-        """Seconds a microbatch, the flush included, that no split goes below on the better orientation."""
-        least_s = np.minimum(*(self._step_s(found, pipelines) for pipelines in (True, False)))
-        return np.asarray(least_s * self._slots(found.microbatches, found.depth) * (1 - ROUNDING))
-
-    def rates(self, found: Configurations, least_s: FloatArray) -> FloatArray:
-        """Samples a second at these seconds a microbatch."""
-        return np.asarray(found.width * self._sizes[found.size] / least_s)
-
-    def _step_s(self, found: Configurations, pipelines: bool) -> FloatArray:
-        depth, size = found.depth, found.size
-        edge_level, group_level = self._levels(found, pipelines)
-        transfers_s = 2.0 * self._transfers_s(found, pipelines, edge_level)
-        weights = self.measured.weight_bytes
-        share = all_reduce(found.width.astype(np.float64))
-        exchange_s = share / self._bandwidths.of_levels(group_level) / found.microbatches
-        if not self.execution.laws.pipelined:
-            return np.asarray(np.maximum(self._total_s[size] + transfers_s, exchange_s * weights.sum()))
-        shared_s = (self._total_s[size] + transfers_s) / depth
-        longest_s = np.maximum(self._whole_s(found), self._block_s.max(axis=1)[size])
-        first_edge_s = self._crossing[size, np.minimum(depth - 1, 1)] / self._bandwidths.of_levels(edge_level)
-        exchanged = np.maximum(weights.sum() / depth, weights.max())
-        return np.asarray(np.maximum(np.maximum(shared_s, longest_s + first_edge_s), exchange_s * exchanged))
-
-    def _whole_s(self, found: Configurations) -> FloatArray:
-        """Of whole blocks; the in-flight counts are those of a batch that fills the pipeline."""
-        longest_s = self._whole.least_s[found.size, found.depth]
-        return np.where(found.depth <= found.microbatches, longest_s, 0.0)
-
-    def _levels(self, found: Configurations, pipelines: bool) -> tuple[IntArray, IntArray]:
-        """The innermost levels on which edges and exchanges can be."""
-        width, depth = found.width, found.depth
-        # Pipelines in a row: an edge joins neighbours, a stage's replicas are d apart. Stages in a row: two stages
-        # span 2w ranks, replicas are neighbours.
-        edge_span = np.full_like(width, 2) if pipelines else 2 * width
-        group_span = (width - 1) * depth + 1 if pipelines else width
-        return self._inside(edge_span), self._inside(group_span)
-
-    def _inside(self, span: IntArray) -> IntArray:
-        return np.searchsorted(self._bandwidths.units, span)
-
-    def _transfers_s(self, found: Configurations, pipelines: bool, inner: IntArray) -> FloatArray:
-        """Seconds of all edges: the fewest bytes, the smallest of them on the slowest links."""
-        edges = found.depth - 1
-        ranks = found.depth if pipelines else found.depth * found.width
-        speeds = self._bandwidths.of_levels(np.arange(len(self._bandwidths.units) + 1))
-        seconds = self._crossing[found.size, edges] / speeds[0]
-        for level, unit in enumerate(self._bandwidths.units.tolist(), start=1):
-            crossings = np.where(inner >= level, edges, np.minimum((ranks - 1) // unit, edges))
-            slower = 1.0 / speeds[level] - 1.0 / speeds[level - 1]
-            seconds = seconds + self._crossing[found.size, crossings] * slower
-        return np.asarray(seconds)
-
     @cached_property
     def _whole(self) -> WholeBlocks:
         """The bound that blocks are whole."""
         return WholeBlocks(
             problem=self.problem, measured=self.measured, execution=self.execution, weights=self._counts(True)[0]
         )
-
-    def _counts(self, recompute: bool) -> tuple[int, int]:
-        """Copies of weights, and of activations on the last stage of a long batch."""
-        options = self.problem.options
-        held = copies(
-            options.memory,
-            self.execution.laws,
-            options.optimizer,
-            recompute=recompute,
-            depth=2,
-            stage=1,
-            microbatches=2,
-            dtype=self.problem.profile.dtype,
-            master_weights=self.master_weights,
-        )
-        return held.weights, held.activations
-
-    def least_bytes(self, found: Configurations) -> FloatArray:
-        """What the worst stage of no split goes below (`PipelineTerms.least_bytes`, and the largest block's)."""
-        recomputes = self.execution.recompute is not False
-        copies_of_weights = self._counts(recomputes)[0]
-        weights, activations = self.measured.weight_bytes, self.measured.activation_bytes
-        shares, most = self._shares(found)
-        together = activations.sum(axis=1)[found.size] + copies_of_weights * weights.sum() / most
-        if recomputes:
-            together = together + self._messages(found) * self._least_message[found.size]
-        blocks = (copies_of_weights * weights + activations).max(axis=1)
-        return np.asarray(np.maximum(together / shares, blocks[found.size]) * (1 - ROUNDING))
-
-    @cached_property
-    def _least_message(self) -> FloatArray:
-        inner = self.measured.input_bytes[:, 1:], self.measured.output_bytes[:, :-1]
-        least = np.minimum(*(moved.min(axis=1, initial=np.inf) for moved in inner))
-        return np.where(np.isfinite(least), least, 0.0)
-
-    def _messages(self, found: Configurations) -> FloatArray:
-        """The messages in buffers on all edges together (`cost.memory.training_copies`)."""
-        if self.problem.options.memory == "paper":
-            return np.zeros(len(found))
-        edges = found.depth - 1
-        held = np.ones(len(found))
-        if self.execution.laws.keeps_batch:
-            held = found.microbatches.astype(np.float64)
-        elif self.execution.laws.fills:
-            held = np.where(found.microbatches >= found.depth, (found.depth + 2) / 2, 1.0)
-        return edges * (2 * RECEIVES_AHEAD + 1 + 2 * held)
-
-    def _shares(self, found: Configurations) -> tuple[FloatArray, FloatArray]:
-        """The sum over the stages of 1 / (copies of activations), and the most copies."""
-        depth = found.depth.astype(np.float64)
-        ones = np.ones(len(found))
-        if self.execution.recompute is not False or not self.execution.laws.fills:
-            return depth, ones
-        if self.problem.options.memory == "paper":
-            return ones, depth
-        filled = np.minimum(found.depth, found.microbatches)
-        return self._harmonic[filled] + (found.depth - filled) / filled, filled.astype(np.float64)
-
-    @cached_property
-    def _harmonic(self) -> FloatArray:
-        numbers = np.arange(self.execution.deepest + 1, dtype=np.float64)
-        numbers[0] = np.inf
-        return np.cumsum(1.0 / numbers)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
-from pipeplan.costs.memory import Copies, copies, exchanged_sets, keeps_master_weights
+from pipeplan.costs.memory import copies, exchanged_sets, keeps_master_weights
 from pipeplan.documents.plan import Alternative, Certificate, Stage, StageMemory
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import Decision
@@ -24,9 +24,10 @@ from pipeplan.planners.two_bw.terms import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A shape that fits: its orientation and its time. Where its stages end, `Evaluator.stops` says.
+    """A shape that fits: its orientation and its time. `Evaluator.stops` says where its stages end.
 
-    `found` is the search's result for a pipeline; None without pipelining, where stages follow one another.
+    `found` is the result of the search for a pipeline's split; None without pipelining, where stages work one after
+    the other.
     """
 
     shape: PipelineShape
@@ -80,28 +81,28 @@ class Evaluator:
         return self._links[key]
 
     def counts(self, shape: PipelineShape, recompute: bool) -> MemoryCounts:
-        """What is held on the stages of a shape. Only a flush makes it depend on the batch, and ASP on the width."""
+        """What is held on the stages of a shape. It depends on the batch only under a flush, on the width under ASP."""
         microbatches = shape.microbatches if shape.laws.flushes or not shape.laws.fills else 1
         key = (shape.schedule, shape.depth, recompute, microbatches, exchanged_sets(shape.laws, shape.width))
         if key not in self._counts:
-            self._counts[key] = MemoryCounts(tuple(self._copies(shape, recompute)))
+            options = self.problem.options
+            of_stages = [
+                copies(
+                    options.memory,
+                    shape.laws,
+                    options.optimizer,
+                    recompute=recompute,
+                    depth=shape.depth,
+                    stage=stage,
+                    microbatches=shape.microbatches,
+                    dtype=self.problem.profile.dtype,
+                    master_weights=self.master_weights,
+                    replicas=shape.width,
+                )
+                for stage in range(shape.depth)
+            ]
+            self._counts[key] = MemoryCounts(tuple(of_stages))
         return self._counts[key]
-
-    def _copies(self, shape: PipelineShape, recompute: bool) -> Iterator[Copies]:
-        options, dtype = self.problem.options, self.problem.profile.dtype
-        for stage in range(shape.depth):
-            yield copies(
-                options.memory,
-                shape.laws,
-                options.optimizer,
-                recompute=recompute,
-                depth=shape.depth,
-                stage=stage,
-                microbatches=shape.microbatches,
-                dtype=dtype,
-                master_weights=self.master_weights,
-                replicas=shape.width,
-            )
 
     @cached_property
     def master_weights(self) -> bool:
@@ -121,8 +122,8 @@ class Evaluator:
     def fastest(self, shape: PipelineShape, *, least_time_s: float = 0.0, ceiling_s: float = inf) -> Candidate | None:
         """The shape on the better orientation (the first if they are equal).
 
-        None if no split fits, or none of them takes at most `ceiling_s` a microbatch. `least_time_s` is a bound that
-        is known: no split takes less.
+        None if no split fits, or none of them takes at most `ceiling_s` a microbatch. `least_time_s` is a known bound:
+        no split takes less.
         """
         best: Candidate | None = None
         starts = self._some_terms(shape).fitting_starts() if not shape.laws.pipelined else None
@@ -132,7 +133,8 @@ class Evaluator:
             if starts is not None:
                 step_s = least_sum(terms.within(starts, 0.0), starts)
             elif shape.laws.pipelined:
-                about_s = max(least_time_s / shape.slots, self._share_s(shape)) * (1 - ROUNDING)
+                sums_s = terms.chain.listed_s(recompute=True) if shape.recompute else terms.chain.least_s
+                about_s = max(least_time_s / shape.slots, sums_s[-1] / shape.depth) * (1 - ROUNDING)
                 found = terms.fastest(terms.every_start, about_s).least_max(ceiling_s / shape.slots)
                 step_s = found.worst if found else inf
             time_s = step_s * shape.slots
@@ -141,18 +143,9 @@ class Evaluator:
                 ceiling_s = time_s
         return best
 
-    def _some_terms(self, shape: PipelineShape) -> PipelineTerms:
-        """For what does not depend on the orientation."""
-        return self.terms(shape, self.links(shape)[0])
-
     def possible(self, shape: PipelineShape, step_s: float) -> bool:
-        """Whether any width at the shape's depth could take so long a step at most; memory limits it as well."""
+        """Whether at any width, at the shape's depth, a step could take at most so long, within the memory."""
         return self._some_terms(shape).possible(step_s)
-
-    def _share_s(self, shape: PipelineShape) -> float:
-        chain = self.chain(shape.microbatch_size)
-        sums_s = chain.listed_s(recompute=True) if shape.recompute else chain.least_s
-        return sums_s[-1] / shape.depth
 
     def stops(self, chosen: Candidate) -> tuple[int, ...]:
         """Where the stages of its best split end."""
@@ -179,6 +172,10 @@ class Evaluator:
             memory_bytes=held_bytes[stage],
             missing_bytes=held_bytes[stage] - self.device_bytes,
         )
+
+    def _some_terms(self, shape: PipelineShape) -> PipelineTerms:
+        """For what does not depend on the orientation."""
+        return self.terms(shape, self.links(shape)[0])
 
 
 def candidate(shape: PipelineShape, terms: PipelineTerms, found: Found | None, step_s: float) -> Candidate:

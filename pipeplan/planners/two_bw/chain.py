@@ -1,9 +1,13 @@
-"""Chain: a profile as arrays, at the microbatch sizes that a planner looks at, and as sums from the first block on.
+"""Chain: a profile as arrays, at the microbatch sizes that a planner looks at, and as prefix sums over its blocks.
 
-A stage's sum is the difference of two of them. Seconds are put on a grid so fine (2^-52 of all of them together) that
-such sums and differences are exact: stages of equal blocks are equal to the last bit, wherever they begin.
+Three steps lead from a profile to a stage's cost:
 
-Sizes: which microbatch sizes a planner looks at, those measured and those between them.
+1. `measured` puts the profile into arrays, a row a measured microbatch size and a column a block.
+2. `profiled` chooses the sizes that a planner looks at, those measured and some between them, and interpolates.
+3. `ProfileChain` sums one size's row from the first block on. A stage's sum is the difference of two entries.
+
+Seconds are put on a grid so fine (2^-52 of all of them together) that such sums and differences are exact: stages of
+equal blocks are equal to the last bit, wherever they begin.
 """
 
 from collections.abc import Sequence
@@ -13,11 +17,20 @@ from math import frexp
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import FloatArray
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require
 from pipeplan.planners.problem import PlanningProblem
+
+MAX_INTERPOLATED = 32
+"""How many sizes between the measured ones are looked at: of more, those whose ratios are most nearly equal."""
+
+MAX_ROWS = 2**21
+"""Pairs of widths and sizes that are looked at; fewer sizes where a safe batch leaves every width."""
+
+_MAX_BETWEEN = 2**20
+"""Other sizes are looked for no further than this above the smallest measured one."""
 
 _TIMES = ("forward_s", "backward_s")
 _BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes")
@@ -42,7 +55,7 @@ class MeasuredBlocks:
         return len(self.weight_bytes)
 
     def at(self, sizes: Sequence[int]) -> "MeasuredBlocks":
-        """The rows of these sizes, interpolated as `profile.interpolate` does where they were not measured."""
+        """The rows of these sizes, interpolated where they were not measured, as in `documents.profile`."""
         return MeasuredBlocks(
             sizes=tuple(sizes),
             weight_bytes=self.weight_bytes,
@@ -60,7 +73,7 @@ class MeasuredBlocks:
         return np.asarray(rows[below] + share[:, None] * (rows[above] - rows[below]))
 
     def recomputed_s(self, recompute_factor: float | None) -> FloatArray:
-        """Forward and backward with recomputation, of every block (`cost.compute.compute_s`)."""
+        """Forward and backward with recomputation, of every block (`costs.compute.compute_s`)."""
         if recompute_factor is None:
             return self.forward_s + self.backward_s + self.forward_s
         return (self.forward_s + self.backward_s) * recompute_factor
@@ -78,18 +91,58 @@ def measured(profile: Profile) -> MeasuredBlocks:
     return MeasuredBlocks(sizes=sizes, weight_bytes=weights, **columns)
 
 
+def profiled(problem: PlanningProblem) -> MeasuredBlocks:
+    """The profile at the sizes to be looked at.
+
+    Those are what was asked for, or all measured sizes and the ones between them that may divide a batch: it, or with
+    `safe_batch` a smaller one. Raises InvalidInputError if none divides it, the size asked for lies beyond those
+    measured, or the blocks take no time.
+    """
+    profile, asked = problem.profile, problem.options.microbatch_size
+    sizes = profile.microbatch_sizes
+    if asked is not None:
+        profile.at(asked)
+        sizes = (asked,)
+    else:
+        # Those between the measured ones: of too many, the ones nearest to equal ratios.
+        between = np.arange(sizes[0], min(sizes[-1], sizes[0] + _MAX_BETWEEN, problem.batch_size) + 1)
+        most = MAX_INTERPOLATED
+        if problem.options.safe_batch:
+            most = max(0, min(most, MAX_ROWS // problem.cluster.devices - len(sizes)))
+        else:
+            between = between[problem.batch_size % between == 0]
+        between = between[~np.isin(between, sizes)]
+        if most == 0:
+            between = between[:0]
+        elif len(between) > most:
+            even = np.geomspace(between[0], between[-1], most)
+            between = np.unique(between[np.searchsorted(between, even).clip(max=len(between) - 1)])
+        sizes = tuple(sorted({*sizes, *between.tolist()}))
+
+    dividing = [size for size in sizes if problem.options.safe_batch or problem.batch_size % size == 0]
+    if not dividing or min(dividing) > problem.batch_size:
+        others = f", or of one between them (at most {MAX_INTERPOLATED} are tried)" if asked is None else ""
+        rule = f"must be a multiple of a measured microbatch size {list(profile.microbatch_sizes)}{others}"
+        raise InvalidInputError("batch_size", rule, problem.batch_size)
+    found = measured(profile).at(sizes)
+    total_s = float((found.forward_s + found.backward_s).sum(axis=1).min())
+    require(total_s >= LEAST_AMOUNT, "profile.blocks", "must take some time together, forward and backward", total_s)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProfileChain:
     """The blocks at one microbatch size: entry i of a sum is of the blocks [0, i).
 
     `compute_s` and `recomputed_s`: forward and backward without and with recomputation. `boundary_bytes`: what
-    crosses in front of each block, both ways (nothing at the ends), `output_bytes` one way; `input_bytes`: what a
-    stage that begins there takes in.
+    crosses the boundary before each block, both ways (nothing at the ends), `output_bytes`: one way. `input_bytes`:
+    what a stage that begins there takes in.
     """
 
     row: int
     source: MeasuredBlocks
     recompute_factor: float | None = None
+    _lists: dict[bool, list[float]] = field(default_factory=dict)
     _held: dict[tuple[float, float], list[float]] = field(default_factory=dict)
     _transfers: dict[float, FloatArray] = field(default_factory=dict)
     _edges: dict[tuple[float | None, bool, bool], FloatArray] = field(default_factory=dict)
@@ -135,7 +188,7 @@ class ProfileChain:
         return boundary_bytes(1.0) * self.output_bytes
 
     def held(self, weights: float, activations: float) -> Sequence[float]:
-        """So many times the weights and the activations, as a list."""
+        """The sums of so many copies of the weights and of the activations, as a list."""
         key = (weights, activations)
         if key not in self._held:
             self._held[key] = (weights * self.weight_bytes + activations * self.activation_bytes).tolist()
@@ -143,21 +196,16 @@ class ProfileChain:
 
     def listed_s(self, *, recompute: bool) -> list[float]:
         """The sums of compute as a list."""
-        return self._recomputed_list if recompute else self._compute_list
+        if recompute not in self._lists:
+            self._lists[recompute] = (self.recomputed_s if recompute else self.compute_s).tolist()
+        return self._lists[recompute]
 
     @cached_property
     def least_s(self) -> list[float]:
         """The sums of compute where every block recomputes or not, whichever is shorter."""
         blocks_s = np.minimum(np.diff(self.compute_s), np.diff(self.recomputed_s))
-        return _listed(self._sums(blocks_s))
-
-    @cached_property
-    def _compute_list(self) -> list[float]:
-        return _listed(self.compute_s)
-
-    @cached_property
-    def _recomputed_list(self) -> list[float]:
-        return _listed(self.recomputed_s)
+        sums_s: list[float] = self._sums(blocks_s).tolist()
+        return sums_s
 
     @cached_property
     def no_stage(self) -> FloatArray:
@@ -166,7 +214,7 @@ class ProfileChain:
 
     @property
     def has_workspaces(self) -> bool:
-        """Whether any block has one."""
+        """Whether any block has a workspace."""
         return self.largest_workspace > 0
 
     @cached_property
@@ -185,7 +233,7 @@ class ProfileChain:
 
     @cached_property
     def _workspaces(self) -> FloatArray:
-        """Row k: the largest of the 2^k blocks from each one on."""
+        """Row k: the largest workspace of the 2^k blocks from each one on."""
         rows = [self.source.workspace_bytes[self.row]]
         for power in range(self.blocks.bit_length() - 1):
             before = rows[-1]
@@ -194,7 +242,7 @@ class ProfileChain:
         return np.stack(rows)
 
     def ends_s(self, bandwidth: float | None, *, recompute: bool) -> FloatArray:
-        """The compute before each boundary, and the transfer across it (None: there is no stage behind)."""
+        """The compute before each boundary, and the transfer across it (None: no stage follows)."""
         return self._edge(bandwidth, recompute, True)
 
     def begins_s(self, bandwidth: float | None, *, recompute: bool) -> FloatArray:
@@ -202,17 +250,14 @@ class ProfileChain:
         return self._edge(bandwidth, recompute, False)
 
     def _edge(self, bandwidth: float | None, recompute: bool, ends: bool) -> FloatArray:
+        if bandwidth and bandwidth not in self._transfers:
+            self._transfers[bandwidth] = self._on_grid(self.boundary_bytes / bandwidth)
         key = (bandwidth, recompute, ends)
         if key not in self._edges:
-            sums = self.recomputed_s if recompute else self.compute_s
-            moved = self._transfer_s(bandwidth) if bandwidth else 0.0
-            self._edges[key] = sums + moved if ends else sums - moved
+            sums_s = self.recomputed_s if recompute else self.compute_s
+            moved_s = self._transfers[bandwidth] if bandwidth else 0.0
+            self._edges[key] = sums_s + moved_s if ends else sums_s - moved_s
         return self._edges[key]
-
-    def _transfer_s(self, bandwidth: float) -> FloatArray:
-        if bandwidth not in self._transfers:
-            self._transfers[bandwidth] = self._on_grid(self.boundary_bytes / bandwidth)
-        return self._transfers[bandwidth]
 
     def _sums(self, values: FloatArray) -> FloatArray:
         return np.append(0.0, np.cumsum(values))
@@ -229,11 +274,6 @@ class ProfileChain:
         return float(2.0 ** (frexp(longest)[1] - 52))
 
 
-def _listed(values: FloatArray) -> list[float]:
-    listed: list[float] = values.tolist()
-    return listed
-
-
 def no_stage(blocks: int) -> FloatArray:
     """[start, stop] -> infinity where stop <= start, else 0: a view of 2n + 1 numbers."""
     numbers = np.where(np.arange(-blocks, blocks + 1) <= 0, np.inf, 0.0)
@@ -241,64 +281,3 @@ def no_stage(blocks: int) -> FloatArray:
     return np.lib.stride_tricks.as_strided(
         numbers[blocks:], shape=(blocks + 1, blocks + 1), strides=(-step, step), writeable=False
     )
-
-
-MAX_INTERPOLATED = 32
-"""How many sizes between the measured ones are looked at: beyond that, as even in their ratios as there are."""
-
-MAX_ROWS = 2**21
-"""Pairs of widths and sizes that are looked at; fewer sizes where a safe batch leaves every width."""
-
-_MAX_BETWEEN = 2**20
-"""No further above the smallest measured size are others looked for."""
-
-
-def profiled(problem: PlanningProblem) -> MeasuredBlocks:
-    """The profile at the sizes to be looked at.
-
-    Those are what was asked for, or all measured sizes and the ones between them that may divide a batch: it, or with
-    `safe_batch` a smaller one. Raises InvalidInputError if none divides it, the size asked for lies beyond those
-    measured, or the blocks take no time.
-    """
-    profile = problem.profile
-    asked = problem.options.microbatch_size
-    if asked is None:
-        sizes = _possible(problem)
-    else:
-        profile.at(asked)
-        sizes = (asked,)
-    dividing = [size for size in sizes if problem.options.safe_batch or problem.batch_size % size == 0]
-    if not dividing or min(dividing) > problem.batch_size:
-        between = f", or of one between them (at most {MAX_INTERPOLATED} are tried)" if asked is None else ""
-        rule = f"must be a multiple of a measured microbatch size {list(profile.microbatch_sizes)}{between}"
-        raise InvalidInputError("batch_size", rule, problem.batch_size)
-    found = measured(profile).at(sizes)
-    total_s = float((found.forward_s + found.backward_s).sum(axis=1).min())
-    require(total_s >= LEAST_AMOUNT, "profile.blocks", "must take some time together, forward and backward", total_s)
-    return found
-
-
-def _possible(problem: PlanningProblem) -> tuple[int, ...]:
-    sizes = problem.profile.microbatch_sizes
-    between = np.arange(sizes[0], min(sizes[-1], sizes[0] + _MAX_BETWEEN, problem.batch_size) + 1)
-    if not problem.options.safe_batch:
-        between = between[problem.batch_size % between == 0]
-    between = between[~np.isin(between, sizes)]
-    return tuple(sorted({*sizes, *_thinned(between, _most(problem)).tolist()}))
-
-
-def _most(problem: PlanningProblem) -> int:
-    if not problem.options.safe_batch:
-        return MAX_INTERPOLATED
-    rows = MAX_ROWS // problem.cluster.devices - len(problem.profile.microbatch_sizes)
-    return max(0, min(MAX_INTERPOLATED, rows))
-
-
-def _thinned(sizes: IntArray, most: int) -> IntArray:
-    """At most so many of the sizes: those nearest to equal ratios."""
-    if len(sizes) <= most:
-        return sizes
-    if most == 0:
-        return sizes[:0]
-    wanted = np.geomspace(sizes[0], sizes[-1], most)
-    return np.asarray(np.unique(sizes[np.searchsorted(sizes, wanted).clip(max=len(sizes) - 1)]))

@@ -29,10 +29,32 @@ def infeasible(planner: str, search: BestFirstSearch) -> Infeasible:
         depths, counts = np.unique(found.depth, return_counts=True)
         for depth, count in zip(depths.tolist(), counts.tolist(), strict=True):
             members[found.execution.schedule, depth] += count * found.execution.ways
-    named = [_memory_reason(search, miss, members.pop((miss.shape.schedule, miss.shape.depth))) for miss in misses]
+
+    device_bytes = search.evaluator.device_bytes
+    reasons = []
+    for miss in misses:
+        shape = miss.shape
+        recompute = {None: ", recomputing where that is less", True: ", recomputing", False: ""}[shape.recompute]
+        size = f"microbatches of {shape.microbatch_size}{recompute}"
+        reason = memory_reason(
+            f"{shape.schedule}, width {shape.width}, depth {shape.depth}, {size}",
+            stage=miss.stage,
+            missing_bytes=miss.missing_bytes,
+            device_bytes=device_bytes,
+            configurations=members.pop(_class(shape)),
+        )
+        reasons.append(reason)
+    if members:
+        least = misses[-1].missing_bytes if misses else 0
+        others = Reason(
+            rule=f"a stage must fit the device's usable memory ({readable(device_bytes)})",
+            detail=f"{len(members)} other pairs of schedule and depth: none misses less than {readable(least)}",
+            configurations=sum(members.values()),
+        )
+        reasons.append(others)
     return Infeasible(
         planner=planner,
-        reasons=(*named, *_others(search, members, misses), *_batch(search)),
+        reasons=(*reasons, *_batch(search)),
         configurations_considered=search.space.considered,
     )
 
@@ -57,7 +79,12 @@ def nearest_misses(search: BestFirstSearch, count: int) -> list[Miss]:
     """Where nothing fits: the classes that can miss the least by a bound; the first misses the least of all shapes."""
     nearest: dict[tuple[str, int], Miss] = {}
     least_bytes = inf
-    for bound, shape in _by_bytes(search):
+    several = list(_distinct_bytes(search))
+    entries = [
+        (bound, which, index) for which, (_, least) in enumerate(several) for index, bound in enumerate(least.tolist())
+    ]
+    for bound, which, index in sorted(entries):
+        shape = search.shape(several[which][0], index)
         if len(nearest) >= count and bound > least_bytes:
             break
         new = len(nearest) < count and _class(shape) not in nearest
@@ -68,47 +95,23 @@ def nearest_misses(search: BestFirstSearch, count: int) -> list[Miss]:
     return sorted(nearest.values(), key=lambda miss: (miss.missing_bytes, miss.shape.depth, miss.shape.schedule))
 
 
-def _by_bytes(search: BestFirstSearch) -> Iterator[tuple[float, PipelineShape]]:
-    """Shapes that hold different amounts of memory, with their bound, the least first."""
-    several = list(_distinct_bytes(search))
-    entries = [
-        (bound, which, index)
-        for which, (_, least_bytes) in enumerate(several)
-        for index, bound in enumerate(least_bytes.tolist())
-    ]
-    return ((bound, search.shape(several[which][0], index)) for bound, which, index in sorted(entries))
-
-
 def _distinct_bytes(search: BestFirstSearch) -> Iterator[tuple[Configurations, FloatArray]]:
-    """Every execution's configurations that memory tells apart, and their bounds."""
+    """Every execution's configurations that memory tells apart, and their bounds.
+
+    Of those that it does not tell apart there is one: the one of the smallest width where the batch does not matter.
+    """
     for place, rows in enumerate(search.space.rows):
         own = [found for found in search.examined if found.execution is rows.execution]
-        if own:
-            found = _distinct(joined(own))
-            yield found, search.bounds[place].least_bytes(found)
-
-
-def _distinct(found: Configurations) -> Configurations:
-    """One of each that memory tells apart: of the smallest width where the batch does not matter."""
-    flushed = is_flushed(found.execution.laws)
-    order = np.lexsort((found.width, found.microbatches if flushed else found.width, found.size, found.depth))
-    keys = np.stack([found.depth, found.size, found.microbatches if flushed else np.zeros_like(found.depth)])[:, order]
-    new = np.append(True, (np.diff(keys, axis=1) != 0).any(axis=0))
-    return found.some(order[new])
-
-
-def _others(search: BestFirstSearch, members: Counter[tuple[str, int]], misses: list[Miss]) -> Iterator[Reason]:
-    if members:
-        least = misses[-1].missing_bytes if misses else 0
-        yield Reason(
-            rule=_memory_rule(search),
-            detail=f"{len(members)} other pairs of schedule and depth: none misses less than {readable(least)}",
-            configurations=sum(members.values()),
-        )
-
-
-def _memory_rule(search: BestFirstSearch) -> str:
-    return f"a stage must fit the device's usable memory ({readable(search.evaluator.device_bytes)})"
+        if not own:
+            continue
+        found = joined(own)
+        flushed = is_flushed(rows.execution.laws)
+        order = np.lexsort((found.width, found.microbatches if flushed else found.width, found.size, found.depth))
+        batch = found.microbatches if flushed else np.zeros_like(found.depth)
+        keys = np.stack([found.depth, found.size, batch])[:, order]
+        new = np.append(True, (np.diff(keys, axis=1) != 0).any(axis=0))
+        found = found.some(order[new])
+        yield found, search.bounds[place].least_bytes(found)
 
 
 def _batch(search: BestFirstSearch) -> Iterator[Reason]:
@@ -129,22 +132,6 @@ def _batch(search: BestFirstSearch) -> Iterator[Reason]:
             detail=f"m = {batch_size} / (w*b) < depth",
             configurations=space.too_shallow,
         )
-
-
-def _memory_reason(search: BestFirstSearch, miss: Miss, configurations: int) -> Reason:
-    return memory_reason(
-        _named(miss.shape),
-        stage=miss.stage,
-        missing_bytes=miss.missing_bytes,
-        device_bytes=search.evaluator.device_bytes,
-        configurations=configurations,
-    )
-
-
-def _named(shape: PipelineShape) -> str:
-    recompute = {None: ", recomputing where that is less", True: ", recomputing", False: ""}[shape.recompute]
-    size = f"microbatches of {shape.microbatch_size}{recompute}"
-    return f"{shape.schedule}, width {shape.width}, depth {shape.depth}, {size}"
 
 
 def _class(shape: PipelineShape) -> tuple[str, int]:

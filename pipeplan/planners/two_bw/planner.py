@@ -1,12 +1,18 @@
 """PipeDream-2BW's planner (2021, appendix A, algorithm 1): every width, depth, microbatch size and recomputation.
 
 The appendix's three executions are candidates: no pipelining (data parallelism at depth 1, one stage after the other
-beyond), pipelining, and pipelining with recomputation, which every stage decides for itself: it recomputes where it
-does not fit otherwise. Where we differ: widths are compared on the whole job's w b / t, the paper's b / t being one
-pipeline's; the links follow from the placement, pipelines or stages in a row, whichever is faster; stages are the best
-contiguous split under the memory limit instead of equal numbers of blocks; and a microbatch may be of any size between
-the measured ones that the batch allows. With `Options.schedule` only that schedule is searched; 1F1B and GPipe pay for
-their flush.
+at larger depths), pipelining, and pipelining with recomputation. Every stage decides on recomputation for itself: it
+recomputes where it does not fit otherwise. With `Options.schedule` only that schedule is searched; 1F1B and GPipe pay
+for their flush.
+
+Where we differ:
+
+- Widths are compared on the whole job's w b / t; the paper's b / t is that of one pipeline.
+- The links follow from the placement: pipelines in a row or stages in a row, whichever is faster.
+- Stages are the best contiguous split under the memory limit instead of equal numbers of blocks.
+- A microbatch may be of any size between the measured ones that the batch allows.
+
+The steps of algorithm 1 are in `search`; 2BW's throughput formula and memory formula (A.1) are in `terms`.
 """
 
 from collections.abc import Iterator
@@ -35,7 +41,7 @@ from pipeplan.schedules.registry import schedule_named, schedule_names
 NAME = "pipedream-2bw"
 
 ALTERNATIVES = {"split": 2, "slower": 20, "memory": 2, "impossible": 10}
-"""How many of each kind of alternative a plan keeps, the best first; `split` are those slower ones that are split."""
+"""How many of each kind of alternative a plan keeps, the best first; of the slower ones, `split` are split."""
 
 
 def plans_for(schedule: Schedule) -> bool:
@@ -46,10 +52,10 @@ def plans_for(schedule: Schedule) -> bool:
 def two_bw(problem: PlanningProblem) -> Answer:
     """The configuration of the highest throughput that fits.
 
-    Ties: a measured microbatch size, fewer devices, smaller depth, smaller microbatches, the order of the registry; of
-    one configuration's splits the one of the least sum of squares, then of the smallest cuts.
-    `configurations_considered` counts all of (schedule, w, d, b, recomputation); what cannot beat the plan, by a bound,
-    is not split into stages. The certificate counts them.
+    Ties go to a measured microbatch size, fewer devices, smaller depth, smaller microbatches, the registry's order;
+    among the splits of one configuration to the least sum of squares, then to the smallest cuts.
+    `configurations_considered` counts all of (schedule, w, d, b, recomputation). Those that by a bound cannot beat the
+    plan are not split into stages; the certificate counts them.
     """
     options = problem.options
     used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
@@ -104,37 +110,31 @@ def _certificate(search: BestFirstSearch, best: Candidate) -> Certificate:
 
 
 def _alternatives(search: BestFirstSearch, best: Candidate) -> Iterator[Alternative]:
-    others = _highest_bounds(search, best)
-    split = [(shape, search.evaluator.fastest(shape)) for _, shape in others[: ALTERNATIVES["split"]]]
-    split += [(shape, search.evaluator.fastest(shape)) for shape in _other_executions(best.shape)]
-    fitting = [found for _, found in split if found is not None]
-    fitting.sort(key=lambda found: (-found.throughput_samples_per_s, search.preference(found.shape)))
-    too_tight = [shape for shape, found in split if found is None][: ALTERNATIVES["memory"] - 1]
-    misses = [search.evaluator.nearest(shape) for shape in too_tight]
-    misses += shallowest_misses(search, ALTERNATIVES["memory"] - len(misses))
-    yield from (lost(found, search.evaluator.stops(found), best) for found in fitting)
-    yield from (
-        bounded(shape, min(rate, best.throughput_samples_per_s)) for rate, shape in others[ALTERNATIVES["split"] :]
-    )
-    yield from (too_large(miss) for miss in misses if miss is not None)
-    yield from (ruled_out(*out) for out in search.space.ruled_out(ALTERNATIVES["impossible"]))
-
-
-def _other_executions(shape: PipelineShape) -> Iterator[PipelineShape]:
-    """The same configuration with recomputation on no stage, and on all."""
-    if shape.recompute is None:
-        yield replace(shape, recompute=False)
-        yield replace(shape, recompute=True)
-
-
-def _highest_bounds(search: BestFirstSearch, best: Candidate) -> list[tuple[float, PipelineShape]]:
-    """Some of the other pairs of schedule, width and depth, each at the size of the highest bound, that first."""
+    # Some of the other pairs of schedule, width and depth, each at the size of the highest bound, that first.
     seen = sorted((*search.looked_at, *search.waiting), key=lambda seen: (-seen[0], search.preference(seen[1])))
     chosen: dict[tuple[str, int, int], tuple[float, PipelineShape]] = {}
     for rate, shape in seen:
         if len(chosen) < ALTERNATIVES["slower"] and _class(shape) != _class(best.shape):
             chosen.setdefault(_class(shape), (rate, shape))
-    return list(chosen.values())
+    others = list(chosen.values())
+
+    # The first of them are split, and so is the plan's configuration with recomputation on no stage, and on all.
+    shapes = [shape for _, shape in others[: ALTERNATIVES["split"]]]
+    if best.shape.recompute is None:
+        shapes += [replace(best.shape, recompute=recompute) for recompute in (False, True)]
+    split = [(shape, search.evaluator.fastest(shape)) for shape in shapes]
+    fitting = [found for _, found in split if found is not None]
+    fitting.sort(key=lambda found: (-found.throughput_samples_per_s, search.preference(found.shape)))
+    yield from (lost(found, search.evaluator.stops(found), best) for found in fitting)
+    yield from (
+        bounded(shape, min(rate, best.throughput_samples_per_s)) for rate, shape in others[ALTERNATIVES["split"] :]
+    )
+
+    too_tight = [shape for shape, found in split if found is None][: ALTERNATIVES["memory"] - 1]
+    misses = [search.evaluator.nearest(shape) for shape in too_tight]
+    misses += shallowest_misses(search, ALTERNATIVES["memory"] - len(misses))
+    yield from (too_large(miss) for miss in misses if miss is not None)
+    yield from (ruled_out(*out) for out in search.space.ruled_out(ALTERNATIVES["impossible"]))
 
 
 def _class(shape: PipelineShape) -> tuple[str, int, int]:

@@ -1,4 +1,18 @@
-"""Search: best first through the space of configurations, until no bound allows anything better than what is kept."""
+"""Search: 2BW's algorithm 1, best first through the space of configurations until no bound allows a better one.
+
+PipeDream-2BW (Narayanan et al. 2021), appendix A.2, algorithm 1. Its steps, as the comments number them:
+
+1. For w = 1 to N, for d = 1 to N / w: every width and depth (`ShapeSpace`, a row a width with all its depths).
+2. SEARCH(w, d, B): the microbatch size b and the recomputation r. Here both are enumerated as w and d are: b is a part
+   of a row, and r is an execution or left to every stage.
+3. THROUGHPUT(w, d, b, r): appendix A.1.1, in `terms`.
+4. MEMORY(w, d, b, r) > M: skip; appendix A.1.2, in `costs.memory` (`paper_copies`).
+5. t > t_max: keep. A tie goes to what `BestFirstSearch.preference` puts first.
+6. g_opt = B / (N b_opt): here a row has the microbatches of a batch from the beginning, m = B / (w b) = g d.
+
+Where we differ: steps 3 and 4 are bounded first, for many configurations at once (`bounds`). Only a configuration whose
+bound reaches t_max is split into stages, and that gives its true time.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,19 +24,19 @@ from pipeplan.planners.two_bw.bounds import Configurations, RateBounds, expand
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator
 from pipeplan.planners.two_bw.shapes import ShapeRows, ShapeSpace
 from pipeplan.planners.two_bw.terms import PipelineShape
-from pipeplan.schedules.registry import schedule_names
+from pipeplan.schedules.registry import order_of
 
 FIRST_CONFIGURATIONS = 2_000
-"""How many configurations are bounded before the first is split: enough for one that is good."""
+"""How many configurations are bounded before the first is split: enough to find a good one among them."""
 
 MOST_CONFIGURATIONS = 200_000
 """How many are bounded at a time after that."""
 
 WAITING = 20
-"""How many of those that are not split are remembered of every chunk."""
+"""How many configurations of a chunk are remembered of those that are not split."""
 
 TIE = 1e-12
-"""Rates nearer to each other than this are equal."""
+"""Rates that differ by no more than this share of them are equal."""
 
 Preference = tuple[bool, int, int, int, int]
 
@@ -56,26 +70,54 @@ class BestFirstSearch:
 
     def run(self) -> None:
         """Looks at everything that could be better than the best."""
-        self.bounds = [self._bounds_of(rows) for rows in self.space.rows]
-        for index, rows in self._chunks():
-            self._look_through(self.bounds[index], expand(rows))
+        self.bounds = [
+            RateBounds(
+                problem=self.space.problem,
+                measured=self.space.measured,
+                execution=rows.execution,
+                master_weights=self.evaluator.master_weights,
+            )
+            for rows in self.space.rows
+        ]
+        for execution, rows in self._chunks():  # steps 1 and 2
+            bounds, found = self.bounds[execution], expand(rows)
+            self.examined.append(found)
 
-    def _bounds_of(self, rows: ShapeRows) -> RateBounds:
-        return RateBounds(
-            problem=self.space.problem,
-            measured=self.space.measured,
-            execution=rows.execution,
-            master_weights=self.evaluator.master_weights,
-        )
+            # Step 4, by a bound on the memory of all splits.
+            fits = np.flatnonzero(bounds.least_bytes(found) <= self.evaluator.device_bytes)
+            self.counts.memory += (len(found) - len(fits)) * found.execution.ways
+            found = found.some(fits)
+
+            # Step 3, by a bound on the time of all splits: the highest rate first, of equal ones what is preferred.
+            least_s = bounds.least_s(found)
+            rates = bounds.rates(found, least_s)
+            able: IntArray = np.flatnonzero(rates >= self.rate * (1 - TIE)).astype(np.int64)
+            keys = (found.size[able], found.depth[able], found.width[able] * found.depth[able], -rates[able])
+            looked_at = np.zeros(len(found), dtype=bool)
+            for index in able[np.lexsort(keys)].tolist():
+                if rates[index] < self.rate * (1 - TIE):
+                    break
+                looked_at[index] = True
+                self._look_at(self.shape(found, index), float(least_s[index]), float(rates[index]))
+
+            # The best of the rest are remembered as alternatives.
+            rates = np.where(looked_at, 0.0, rates)
+            best = np.argpartition(-rates, WAITING)[:WAITING] if len(rates) > WAITING else np.arange(len(rates))
+            self.waiting += [(float(rates[i]), self.shape(found, i)) for i in best.tolist() if rates[i] > 0]
 
     @property
     def rate(self) -> float:
-        """What is to be reached."""
+        """The highest throughput so far, which is to be reached: algorithm 1's t_max."""
         return self.best.throughput_samples_per_s if self.best else 0.0
 
     def _chunks(self) -> Iterator[tuple[int, ShapeRows]]:
         """The rows of all executions, those first whose bound is highest, a chunk at a time while any can win."""
-        queues = [self._queue(bound, rows) for bound, rows in zip(self.bounds, self.space.rows, strict=True)]
+        queues: list[tuple[FloatArray, ShapeRows]] = []
+        for bounds, rows in zip(self.bounds, self.space.rows, strict=True):
+            rates = bounds.row_rates(rows)
+            order = np.argsort(-rates, kind="stable")
+            queues.append((rates[order], rows.some(order)))
+
         configurations = FIRST_CONFIGURATIONS
         while True:
             tops = [float(rates[0]) if len(rates) else 0.0 for rates, _ in queues]
@@ -91,39 +133,35 @@ class BestFirstSearch:
             configurations = MOST_CONFIGURATIONS
             yield index, deep_enough.some(np.arange(taken))
 
-    def _queue(self, bounds: RateBounds, rows: ShapeRows) -> tuple[FloatArray, ShapeRows]:
-        rates = bounds.row_rates(rows)
-        order = np.argsort(-rates, kind="stable")
-        return rates[order], rows.some(order)
+    def _look_at(self, shape: PipelineShape, least_s: float, rate: float) -> None:
+        """Steps 3 to 5 for one configuration with its best split, unless it is known to lose."""
+        ceiling_s = np.inf
+        if self.best is not None:
+            if rate <= self.rate * (1 + TIE) and self.preference(shape) > self.preference(self.best.shape):
+                return
+            ceiling_s = shape.width * shape.microbatch_size / self.rate * (1 + TIE)
 
-    def _look_through(self, bounds: RateBounds, found: Configurations) -> None:
-        self.examined.append(found)
-        fits = np.flatnonzero(bounds.least_bytes(found) <= self.evaluator.device_bytes)
-        self.counts.memory += (len(found) - len(fits)) * found.execution.ways
-        found = found.some(fits)
-        least_s = bounds.least_s(found)
-        self._split_best_first(found, least_s, bounds.rates(found, least_s))
+        # A step so short was impossible before with the same memory, at another width: so it is here.
+        key = memory_key(shape)
+        step_s = np.inf if not shape.laws.pipelined else ceiling_s / shape.slots
+        if step_s <= self._hopeless.get(key, 0.0):
+            return
+        self.counts.split += 2 if shape.recompute is None else 1
+        self.looked_at.append((rate, shape))
+        if not self.evaluator.possible(shape, step_s):
+            self._hopeless[key] = step_s
+            return
 
-    def _split_best_first(self, found: Configurations, least_s: FloatArray, rates: FloatArray) -> None:
-        able: IntArray = np.flatnonzero(rates >= self.rate * (1 - TIE)).astype(np.int64)
-        order = able[self._order(found, rates, able)]
-        looked_at = np.zeros(len(found), dtype=bool)
-        for index in order.tolist():
-            if rates[index] < self.rate * (1 - TIE):
-                break
-            looked_at[index] = True
-            self._look_at(self.shape(found, index), float(least_s[index]), float(rates[index]))
-        self._keep_waiting(found, np.where(looked_at, 0.0, rates))
-
-    def _keep_waiting(self, found: Configurations, rates: FloatArray) -> None:
-        """Notes the best of what was not looked at."""
-        best = np.argpartition(-rates, WAITING)[:WAITING] if len(rates) > WAITING else np.arange(len(rates))
-        self.waiting += [(float(rates[i]), self.shape(found, i)) for i in best.tolist() if rates[i] > 0]
-
-    def _order(self, found: Configurations, rates: FloatArray, able: IntArray) -> IntArray:
-        """The highest bound first; of equal ones what is preferred."""
-        keys = (found.size[able], found.depth[able], found.width[able] * found.depth[able], -rates[able])
-        return np.asarray(np.lexsort(keys), dtype=np.int64)
+        found = self.evaluator.fastest(shape, least_time_s=least_s, ceiling_s=ceiling_s)
+        if found is None:
+            return
+        self.fitting.append(found)
+        rate = found.throughput_samples_per_s
+        tie = abs(rate - self.rate) <= TIE * self.rate
+        if self.best is None or (
+            self.preference(shape) < self.preference(self.best.shape) if tie else rate > self.rate
+        ):
+            self.best = found
 
     def shape(self, found: Configurations, index: int) -> PipelineShape:
         """One of the configurations."""
@@ -135,38 +173,10 @@ class BestFirstSearch:
             int(found.depth[index]),
         )
 
-    def _look_at(self, shape: PipelineShape, least_s: float, rate: float) -> None:
-        ceiling_s = np.inf
-        if self.best is not None:
-            if rate <= self.rate * (1 + TIE) and self.preference(shape) > self.preference(self.best.shape):
-                return
-            ceiling_s = shape.width * shape.microbatch_size / self.rate * (1 + TIE)
-        key = memory_key(shape)
-        step_s = np.inf if not shape.laws.pipelined else ceiling_s / shape.slots
-        if step_s <= self._hopeless.get(key, 0.0):
-            return
-        self.counts.split += 2 if shape.recompute is None else 1
-        self.looked_at.append((rate, shape))
-        if not self.evaluator.possible(shape, step_s):
-            self._hopeless[key] = step_s
-            return
-        found = self.evaluator.fastest(shape, least_time_s=least_s, ceiling_s=ceiling_s)
-        if found is None:
-            return
-        self.fitting.append(found)
-        if self.best is None or self._better(found, self.best):
-            self.best = found
-
-    def _better(self, one: Candidate, other: Candidate) -> bool:
-        rate, best = one.throughput_samples_per_s, other.throughput_samples_per_s
-        if abs(rate - best) <= TIE * best:
-            return self.preference(one.shape) < self.preference(other.shape)
-        return rate > best
-
     def preference(self, shape: PipelineShape) -> Preference:
-        """Among equal rates: a size that was measured, fewer devices, less depth, smaller microbatches."""
+        """Orders equal rates: first a size that was measured, fewer devices, less depth, smaller microbatches."""
         interpolated = shape.microbatch_size not in self.space.problem.profile.microbatch_sizes
-        return interpolated, shape.devices, shape.depth, shape.microbatch_size, schedule_names().index(shape.schedule)
+        return interpolated, shape.devices, shape.depth, shape.microbatch_size, order_of(shape.schedule)
 
 
 def memory_key(shape: PipelineShape) -> tuple[str, int, int, int]:

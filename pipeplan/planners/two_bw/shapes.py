@@ -1,7 +1,7 @@
 """Shapes: the space of 2BW's search as arrays, and how much of it the batch rules out.
 
-A row is a schedule, a width and a microbatch size; with them the microbatches of a batch are given, and the depths
-that can run are a range.
+A row is a schedule, a width and a microbatch size. They determine how many microbatches a batch has; the depths that
+can run are then a range.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ TWO_BW = "pipedream-2bw"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """A schedule with or without recomputation (None: where it is needed), and its least depth."""
+    """A schedule with or without recomputation (None: where it is needed), and the range of its depths."""
 
     schedule: str
     recompute: bool | None
@@ -42,7 +42,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShapeRows:
-    """Arrays with an entry a row; `size` is the index of the microbatch size."""
+    """Arrays with an entry a row; `size` is the index of the microbatch size, `deepest` is included."""
 
     execution: Execution
     width: IntArray
@@ -91,39 +91,37 @@ class ShapeSpace:
             ranges = [
                 (name, options.stages, options.stages) for name, low, high in ranges if low <= options.stages <= high
             ]
-        return tuple(
-            Execution(schedule=name, recompute=self._recompute(name), shallowest=low, deepest=high)
-            for name, low, high in ranges
-        )
-
-    def _recompute(self, schedule: str) -> bool | None:
-        """Without pipelining one microbatch is in flight and recomputation saves nothing, so only if asked."""
-        laws = schedule_named(schedule)
-        if laws.recomputes:
-            return True
-        asked = self.problem.options.recompute
-        return False if asked is None and not laws.pipelined else asked
+        executions = []
+        for name, low, high in ranges:
+            recompute = options.recompute
+            laws = schedule_named(name)
+            if laws.recomputes:
+                recompute = True
+            elif recompute is None and not laws.pipelined:
+                recompute = False  # one microbatch is in flight, so that recomputation saves nothing
+            executions.append(Execution(schedule=name, recompute=recompute, shallowest=low, deepest=high))
+        return tuple(executions)
 
     @cached_property
     def rows(self) -> tuple[ShapeRows, ...]:
         """The rows that the batch allows, an execution each."""
-        return tuple(self._rows(execution) for execution in self.executions)
-
-    def _rows(self, execution: Execution) -> ShapeRows:
         width, size = self._pairs
         microbatches = self.problem.batch_size // (width * np.asarray(self.measured.sizes)[size])
-        deepest = np.minimum(self.problem.cluster.devices // width, execution.deepest)
-        if execution.laws.microbatch_a_stage:
-            deepest = np.minimum(deepest, microbatches)
-        rows = ShapeRows(
-            execution=execution,
-            width=width,
-            size=size,
-            microbatches=microbatches,
-            shallowest=np.full_like(width, execution.shallowest),
-            deepest=deepest,
-        )
-        return rows.some(np.flatnonzero(rows.depths))
+        every = []
+        for execution in self.executions:
+            deepest = np.minimum(self.problem.cluster.devices // width, execution.deepest)
+            if execution.laws.microbatch_a_stage:
+                deepest = np.minimum(deepest, microbatches)
+            rows = ShapeRows(
+                execution=execution,
+                width=width,
+                size=size,
+                microbatches=microbatches,
+                shallowest=np.full_like(width, execution.shallowest),
+                deepest=deepest,
+            )
+            every.append(rows.some(np.flatnonzero(rows.depths)))
+        return tuple(every)
 
     @cached_property
     def _pairs(self) -> tuple[IntArray, IntArray]:
@@ -145,7 +143,8 @@ class ShapeSpace:
     @cached_property
     def considered(self) -> int:
         """How many configurations (schedule, w, d, b, with recomputation or without) there are."""
-        pairs = [self._depths(execution) * execution.ways for execution in self.executions]
+        deepest = self.problem.cluster.devices // self._widths
+        pairs = [int(self._reaching(deepest, execution).sum()) * execution.ways for execution in self.executions]
         return len(self.measured.sizes) * sum(pairs)
 
     @cached_property
@@ -155,17 +154,14 @@ class ShapeSpace:
 
     @cached_property
     def too_shallow(self) -> int:
-        """How many have whole microbatches, but fewer than 2BW's stages."""
+        """How many have whole microbatches, but fewer than 2BW has stages."""
         width, _ = self._pairs
         deepest = self.problem.cluster.devices // width
         whole = sum(int(self._reaching(deepest, e).sum()) * e.ways for e in self.executions)
         return whole - self.runnable
 
-    def _depths(self, execution: Execution) -> int:
-        """The pairs of widths and depths of an execution."""
-        return int(self._reaching(self.problem.cluster.devices // self._widths, execution).sum())
-
     def _reaching(self, deepest: IntArray, execution: Execution) -> IntArray:
+        """How many of an execution's depths there are where the devices allow depths up to `deepest`."""
         return np.asarray(np.maximum(np.minimum(deepest, execution.deepest) - execution.shallowest + 1, 0))
 
     def shape(self, execution: Execution, width: int, size: int, microbatches: int, depth: int) -> PipelineShape:
@@ -181,26 +177,25 @@ class ShapeSpace:
 
     def ruled_out(self, count: int) -> Iterator[tuple[PipelineShape, str]]:
         """Some of what the batch rules out, with the reason: of all widths those that would use the most devices."""
+        batch_size, sizes, safe = self.problem.batch_size, self.measured.sizes, self.problem.options.safe_batch
         for execution, rows in zip(self.executions, self.rows, strict=True):
             deepest = np.minimum(self.problem.cluster.devices // self._widths, execution.deepest)
             reached = np.zeros(len(deepest), dtype=np.int64)
             np.maximum.at(reached, rows.width - 1, rows.deepest)
             out = np.flatnonzero((deepest >= execution.shallowest) & (reached < deepest))
             largest = out[np.argsort(-deepest[out] * self._widths[out], kind="stable")[:count]]
-            for index in largest.tolist():
-                yield self._ruled_out(execution, index + 1, int(deepest[index]))
 
-    def _ruled_out(self, execution: Execution, width: int, depth: int) -> tuple[PipelineShape, str]:
-        batch_size, sizes = self.problem.batch_size, self.measured.sizes
-        whole = [
-            place
-            for place, size in enumerate(sizes)
-            if (width * size <= batch_size if self.problem.options.safe_batch else batch_size % (width * size) == 0)
-        ]
-        size = whole[0] if whole else 0
-        microbatches = batch_size // (width * sizes[size])
-        reason = f"m={microbatches} < depth {depth}"
-        if not whole:
-            divisible = "at least" if self.problem.options.safe_batch else "divisible by"
-            reason = f"batch: {batch_size} is not {divisible} w*b={width * sizes[size]}"
-        return self.shape(execution, width, size, microbatches, depth), reason
+            for width, depth in zip((largest + 1).tolist(), deepest[largest].tolist(), strict=True):
+                samples = [width * size for size in sizes]
+                whole = [
+                    place
+                    for place, least in enumerate(samples)
+                    if (least <= batch_size if safe else batch_size % least == 0)
+                ]
+                size = whole[0] if whole else 0
+                microbatches = batch_size // samples[size]
+                reason = f"m={microbatches} < depth {depth}"
+                if not whole:
+                    divisible = "at least" if safe else "divisible by"
+                    reason = f"batch: {batch_size} is not {divisible} w*b={samples[size]}"
+                yield self.shape(execution, width, size, microbatches, depth), reason

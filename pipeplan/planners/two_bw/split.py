@@ -1,12 +1,13 @@
 """Split: n blocks into exactly d contiguous stages, where a stage's cost depends on which stage it is.
 
-Suffixes are folded from the last stage on; the walk from the front takes the first best stop, hence the
-lexicographically smallest cuts. O(d (n - d + 1)^2) time where every start is looked at.
+A recurrence folds the suffixes from the last stage on. The walk from the front takes the first best stop, hence the
+lexicographically smallest cuts. That takes O(d (n - d + 1)^2) time where every start is looked at.
 
-Few are. A stage costs at least the work of its blocks, which adds up: if no stage may cost more than a limit, stage s
-starts where s stages of at most so much work reach to, and where the others reach back to from the end. The search for
-the least largest cost raises the limit until what it finds is within it: no split outside can then be as good. For the
-least sum of squares, the limit is on the sum, and what is before a stage is near its even share.
+Few starts are looked at. A stage costs at least the work of its blocks, and work adds up. If no stage may cost more
+than a limit, then stage s starts no later than s stages of at most so much work reach from the front, and no earlier
+than the other stages reach back from the end. The search for the least largest cost raises the limit until what it
+finds is within the limit: no split outside can then be as good. For the least sum of squares the limit is on the sum,
+and the work before a stage is near its even share.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,23 +23,23 @@ ROUNDING = 1e-9
 """By how much sums in different orders may differ: a bound is trusted no further."""
 
 NEAR = 1 / 64
-"""How near the limit of a search is brought to the least that leaves any starts."""
+"""The limit of a search is brought as near as this to the least that leaves any starts, as a share of it."""
 
 HALVINGS = 12
-"""How often at most the gap is halved for that."""
+"""How often at most the gap between them is halved for that."""
 
 Costs = Callable[[int, slice, slice], FloatArray]
-"""For a stage, its costs as (starts, stops): of the blocks [i, j), i and j of the two ranges; infinite if it may
-not be."""
+"""(stage, starts, stops) -> the costs of the stage with the blocks [i, j), for i and j of the two ranges; infinite
+where there may be no such stage."""
 
 Way = Sequence[tuple[Sequence[float], float]]
-"""Sums over the blocks [0, i) for every i up to n, and how much of each a stage may have."""
+"""Pairs of sums over the blocks [0, i), for every i up to n, and how much of such a sum a stage may have."""
 
 Limits = Callable[[float], Sequence[Sequence[Way]]]
-"""For a limit on their cost, the ways in which every stage may keep it: a stage beyond all of its ways costs more."""
+"""Limit on the cost -> the ways in which each stage may keep it: a stage outside all of its ways costs more."""
 
 Starts = tuple[slice, ...]
-"""Where every stage may start, and as a last element the end of the blocks."""
+"""Where each stage may start, and as the last element the end of the blocks."""
 
 
 def every_start(blocks: int, depth: int) -> Starts:
@@ -55,54 +56,45 @@ def starts_within(limits: Limits, limit: float, among: Starts) -> Starts | None:
         return None
     lowest = [among[-1].start]
     for ways, may, high in zip(reversed(every), reversed(among[:-1]), reversed(highest[:-1]), strict=True):
-        reach = _nearest(ways, lowest[-1])
-        if reach > high:
+        # The first start from which a stage reaches its lowest stop, in the best of its ways.
+        first = lowest[-1]
+        for way in ways:
+            reach = 0
+            for sums, most in way:
+                reach = max(reach, bisect_left(sums, sums[lowest[-1]] - most))
+            first = min(first, reach)
+        if first > high:
             return None
-        lowest.append(max(reach, may.start))
+        lowest.append(max(first, may.start))
     lowest.reverse()
     return tuple([slice(low, high + 1) for low, high in zip(lowest, highest, strict=True)])
 
 
 def is_within(limits: Limits, limit: float, among: Starts) -> bool:
-    """Whether there is such a split: the one whose stages are all as long as can be will do."""
+    """Whether there is such a split: it is enough to look at the one whose stages are all as long as possible."""
     return _highest(limits(limit), among) is not None
 
 
 def _highest(every: Sequence[Sequence[Way]], among: Starts) -> list[int] | None:
+    """The last start of every stage, if all before it are as long as possible; None if one ends too early."""
     highest = [0]
     for ways, may in zip(every, among[1:], strict=True):
-        reach = _farthest(ways, highest[-1])
-        if reach < may.start:
+        # The last stop that a stage reaches from its highest start, in the best of its ways.
+        last = 0
+        for way in ways:
+            reach = len(way[0][0])
+            for sums, most in way:
+                reach = min(reach, bisect_right(sums, sums[highest[-1]] + most))
+            last = max(last, reach)
+        if last - 1 < may.start:
             return None
-        highest.append(min(reach, may.stop - 1))
+        highest.append(min(last - 1, may.stop - 1))
     return highest
-
-
-def _farthest(ways: Sequence[Way], start: int) -> int:
-    """Where a stage that starts here ends at last, in the best of its ways."""
-    best = 0
-    for way in ways:
-        reach = len(way[0][0])
-        for sums, most in way:
-            reach = min(reach, bisect_right(sums, sums[start] + most))
-        best = max(best, reach)
-    return best - 1
-
-
-def _nearest(ways: Sequence[Way], stop: int) -> int:
-    """Where a stage that ends here starts at first, in the best of its ways."""
-    best = stop
-    for way in ways:
-        reach = 0
-        for sums, most in way:
-            reach = max(reach, bisect_left(sums, sums[stop] - most))
-        best = min(best, reach)
-    return best
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The largest cost of the split in which it is least, and starts among which are those of all such splits."""
+    """The least largest cost of a split, and starts among which are those of all splits that reach it."""
 
     worst: float
     starts: Starts
@@ -110,12 +102,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSearch:
-    """What is split: the stages' costs, what limits them, where stages may start, and what the largest cost is about.
+    """What is split: the stages' costs, their limits, where stages may start, and about how large the largest cost is.
 
     `costs` makes the costs among some starts. `about` is no more than the least largest cost: costs below it may be
     given as anything below it. With a `breadth` only so many starts of each stage are looked at, the last ones that a
-    limit leaves: where costs grow with a stage's blocks, later starts are never worse, and a split that is good is
-    found; only the limits are exact then.
+    limit leaves. Where costs grow with a stage's blocks, later starts are never worse, so that a good split is found,
+    but only the limits are exact.
     """
 
     costs: Callable[[Starts, float], Costs]
@@ -127,30 +119,13 @@ class SplitSearch:
     def least_max(self, ceiling: float = inf) -> Found | None:
         """The least largest cost; None if there is no split, or none at or below the ceiling.
 
-        The limit is brought near to the least one that leaves any starts. What is found among those is reached by a
-        split, so that the least largest cost is among the starts that it leaves.
+        The limit is first brought near to the least one that leaves any starts. A split reaches what is found among
+        those, so that the starts which that leaves as a limit include those of the best splits.
         """
-        limit = self._least_limit(ceiling)
-        while limit is not None:
-            starts = self._within(limit)
-            if starts is None:
-                return None
-            worst = max(_fold(self.costs(starts, self.about), starts, np.maximum)[0].item(0), self.about)
-            if worst <= limit:
-                return Found(worst, starts) if isfinite(worst) else None
-            limit = min(worst, ceiling) if limit < ceiling else None
-        return None
-
-    def _within(self, limit: float) -> Starts | None:
-        starts = starts_within(self.limits, limit, self.starts)
-        if starts is None or self.breadth is None:
-            return starts
-        return tuple(slice(max(may.start, may.stop - self.breadth), may.stop) for may in starts)
-
-    def _least_limit(self, ceiling: float) -> float | None:
-        """A limit that leaves starts, not much above those that leave none; None if there is none up to the ceiling."""
         if not is_within(self.limits, ceiling, self.starts):
             return None
+
+        # Quadruple the limit until it leaves starts, then halve the gap to those that leave none.
         low, high = self.about, min(self.about * 2, ceiling)
         while high < ceiling and not is_within(self.limits, high, self.starts):
             low, high = high, min(high * 4, ceiling) if high > 0 else ceiling
@@ -159,7 +134,19 @@ class SplitSearch:
                 middle = (low + high) / 2
                 leaves = is_within(self.limits, middle, self.starts)
                 low, high = (low, middle) if leaves else (middle, high)
-        return high
+
+        limit: float | None = high
+        while limit is not None:
+            starts = starts_within(self.limits, limit, self.starts)
+            if starts is None:
+                return None
+            if self.breadth is not None:
+                starts = tuple(slice(max(may.start, may.stop - self.breadth), may.stop) for may in starts)
+            worst = max(_fold(self.costs(starts, self.about), starts, np.maximum)[0].item(0), self.about)
+            if worst <= limit:
+                return Found(worst, starts) if isfinite(worst) else None
+            limit = min(worst, ceiling) if limit < ceiling else None
+        return None
 
     def stops(self, found: Found) -> tuple[int, ...]:
         """The stops of the split found, of several that of the least sum of squares."""
@@ -172,7 +159,7 @@ class SplitSearch:
         return min_sum(squares, found.starts)
 
     def any_stops(self, found: Found) -> tuple[int, ...]:
-        """The stops of one split found: less work where it does not matter which."""
+        """The stops of any split found: less work than `stops` where it does not matter which."""
         return _walk(self.costs(found.starts, 0.0), found.starts, np.maximum)
 
 
@@ -196,28 +183,21 @@ def least_squares(costs: Callable[[Starts], Costs], work: Sequence[float], start
     depth, total = len(starts) - 1, work[-1]
     excess = (total / depth) ** 2 / depth
     while True:
-        near = _near_even(work, excess, starts)
-        if near is not None:
-            sum_of_squares = least_sum(costs(near), near)
-            if sum_of_squares <= total**2 / depth + excess or near == starts:
-                return min_sum(costs(near), near) if isfinite(sum_of_squares) else None
+        # The starts before which the work is as near to its even share as the excess allows.
+        near = []
+        for stage, may in enumerate(starts):
+            even = stage * total / depth
+            reach = sqrt(excess * stage * (depth - stage) / depth) + ROUNDING * total
+            low = max(bisect_left(work, even - reach), may.start)
+            high = min(bisect_right(work, even + reach), may.stop)
+            near.append(may if stage in (0, depth) else slice(low, high))
+
+        if all(may.start < may.stop for may in near):
+            among = tuple(near)
+            sum_of_squares = least_sum(costs(among), among)
+            if sum_of_squares <= total**2 / depth + excess or among == starts:
+                return min_sum(costs(among), among) if isfinite(sum_of_squares) else None
         excess *= 8
-
-
-def _near_even(work: Sequence[float], excess: float, among: Starts) -> Starts | None:
-    depth, total = len(among) - 1, work[-1]
-    starts = []
-    for stage, may in enumerate(among):
-        even = stage * total / depth
-        reach = sqrt(excess * stage * (depth - stage) / depth) + ROUNDING * total
-        low = max(bisect_left(work, even - reach), may.start)
-        high = min(bisect_right(work, even + reach), may.stop)
-        if stage in (0, depth):
-            low, high = may.start, may.stop
-        if low >= high:
-            return None
-        starts.append(slice(low, high))
-    return tuple(starts)
 
 
 def _walk(costs: Costs, starts: Starts, combine: np.ufunc) -> tuple[int, ...]:
@@ -232,7 +212,7 @@ def _walk(costs: Costs, starts: Starts, combine: np.ufunc) -> tuple[int, ...]:
 
 
 def _fold(costs: Costs, starts: Starts, combine: np.ufunc) -> list[FloatArray]:
-    """The best cost of stages s.. by the start of stage s, for every s; behind the last stage nothing."""
+    """The best cost of stage s and those after it by the start of stage s, for every s; 0 after the last stage."""
     suffixes = [np.zeros(1)]
     for stage in reversed(range(len(starts) - 1)):
         table = costs(stage, starts[stage], starts[stage + 1])

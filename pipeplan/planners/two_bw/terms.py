@@ -1,8 +1,24 @@
-"""The terms of a pipeline of equal replicas: PipeDream-2BW, appendix A.1, on the links that its placement crosses.
+"""Terms: the closed forms of PipeDream-2BW (2021), appendix A.1, on the links that a placement crosses.
 
-A stage's time a microbatch is max(compute + activation transfer, gradient exchange / microbatches): every edge that
-the stage really has carries a microbatch's activations one way and their gradients the other. All tables are those of
-`split.Costs`.
+2BW's throughput formula (A.1.1, THROUGHPUT):
+
+1. A stage's time a microbatch is max(c T_comp + sum T_comm, T_exchange / m): `PipelineTerms.mode_s`, with `_busy_s` its
+   first part and `_exchange` its second. T_comp sums forward and backward of the stage's blocks. With recomputation
+   c is `Options.recompute_factor`, the paper's 4/3 for instance; if none is given, the forward is counted twice.
+   m = B / (w b) is the number of microbatches of a batch.
+2. T_comm = 2 |A| / bandwidth_depth(d) on every edge that the stage has: activations one way, their gradients the other.
+   T_exchange is the all-reduce at bandwidth_width(w). `orientations` says which links these are.
+3. A microbatch takes t = the sum over the stages without pipelining, their maximum with it (`split`), times
+   `PipelineShape.slots` for the schedules that flush, which the appendix leaves out.
+4. The throughput is w b / t: `PipelineShape.throughput_samples_per_s`.
+
+2BW's memory formula (A.1.2, MEMORY), with |W| / d and |A| / d replaced by what the stage's own blocks hold:
+
+1. Without recomputation 2 |W| / d + d |A_total| / d + d |A_input|, with it 2 |W| / d + |A_total| / d + d |A_input|.
+   `costs.memory.paper_copies` has the factors (the practical accounting, `training_copies`, has more of them).
+2. `MemoryCounts` lists the factors by stage; `PipelineTerms.mode_bytes` multiplies them with what the blocks hold.
+
+All tables are those of `split.Costs`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +95,7 @@ class PipelineShape:
 
     @property
     def slots(self) -> float:
-        """Time of a batch in steps of the slowest stage, a microbatch; a flush pays for filling and draining."""
+        """A microbatch's share of a batch's time, in steps of the slowest stage: a flush adds filling and draining."""
         if is_flushed(self.laws):
             return (self.microbatches + self.depth - 1) / self.microbatches
         return 1.0
@@ -112,13 +128,23 @@ def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
     """Pipelines in a row, and stages in a row unless its links are the same: 2BW orients by trying both.
 
     The slowest link of all replicas counts. Which replicas share a server decides whether pipelines or gradient
-    exchanges stay inside it; a width that fills a server stays inside as well.
+    exchanges stay inside it; a width that fills a server stays inside as well, which the paper's bandwidth_width(w)
+    excludes.
     """
     bandwidths = Bandwidths(cluster)
     stages = np.arange(depth)
+
+    # The level that the edge after each stage reaches up to, on the pipeline where it reaches farthest.
+    levels = np.zeros(depth - 1, dtype=np.int64)
+    for unit in bandwidths.units.tolist():
+        # Rank r d + s + 1 begins a unit for some r < w: the first such r repeats after unit / gcd(d, unit).
+        starts = np.zeros(unit, dtype=bool)
+        starts[np.arange(min(width, unit), dtype=np.int64) * depth % unit] = True
+        levels += starts[-stages[1:] % unit]
+
     pipelines = Links(
         place=pipelines_in_a_row,
-        edges=bandwidths.of_levels(_pipelines_edges(bandwidths, width, depth)),
+        edges=bandwidths.of_levels(levels),
         groups=bandwidths.spanning(stages, stages + (width - 1) * depth),
     )
     low = stages * width
@@ -132,21 +158,9 @@ def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
     return (pipelines,) if same else (pipelines, row)
 
 
-def _pipelines_edges(bandwidths: Bandwidths, width: int, depth: int) -> IntArray:
-    """The level that the edge behind each stage reaches up to, on the pipeline where it reaches farthest."""
-    levels = np.zeros(depth - 1, dtype=np.int64)
-    ahead = np.arange(1, depth)
-    for unit in bandwidths.units.tolist():
-        # Rank r d + s + 1 begins a unit for some r < w: the first such r repeats after unit / gcd(d, unit).
-        starts = np.zeros(unit, dtype=bool)
-        starts[np.arange(min(width, unit), dtype=np.int64) * depth % unit] = True
-        levels += starts[-ahead % unit]
-    return levels
-
-
 @dataclass(frozen=True, eq=False)
 class MemoryCounts:
-    """What is held on every stage of a pipeline with or without recomputation: `Copies`, and as an array a count."""
+    """What is held on every stage of a pipeline with or without recomputation: `Copies`, and as an array each count."""
 
     copies: tuple[Copies, ...]
 
@@ -189,7 +203,7 @@ class PipelineTerms:
     device_bytes: int
 
     def mode_s(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
-        """A stage's time a microbatch, with or without recomputation."""
+        """A stage's time a microbatch, with or without recomputation: step 1 of the throughput formula."""
         busy_s = self._busy_s(recompute, stage, starts, stops)
         if self.shape.width == 1:
             return busy_s
@@ -197,7 +211,7 @@ class PipelineTerms:
         return np.asarray(np.maximum(busy_s, self._exchange[stage] * (weights[stops] - weights[starts][:, None])))
 
     def mode_bytes(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
-        """What a worker of a stage holds, with or without recomputation."""
+        """What a worker of a stage holds, with or without recomputation: step 2 of the memory formula."""
         counts, chain = self.counts[recompute], self.chain
         held = counts.weights[stage] * (chain.weight_bytes[stops] - chain.weight_bytes[starts][:, None])
         held += counts.activations[stage] * (chain.activation_bytes[stops] - chain.activation_bytes[starts][:, None])
@@ -241,7 +255,7 @@ class PipelineTerms:
     def within(self, starts: Starts, floor_s: float) -> Costs:
         """`time_s` among these starts, with nothing computed that cannot matter there.
 
-        Where the largest stage of a place fits, memory is not looked at; a gradient exchange below the floor is not.
+        Memory is left out where the largest stage of a place fits, a gradient exchange where it is below the floor.
         """
         lows = np.asarray([may.start for may in starts[:-1]])
         highs = np.asarray([may.stop - 1 for may in starts[1:]])
@@ -257,17 +271,55 @@ class PipelineTerms:
 
         return cost
 
-    def _always_fits(self, lows: IntArray, highs: IntArray) -> list[bool]:
-        """Stages that fit in their first mode whatever their blocks, where no other mode is faster."""
-        mode, chain = self.shape.modes[0], self.chain
-        if self.shape.recompute is None and chain.recompute_factor is not None and chain.recompute_factor < 1:
-            return [False] * len(lows)
-        counts = self.counts[mode]
-        weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
-        activations = counts.activations * (chain.activation_bytes[highs] - chain.activation_bytes[lows])
-        moved = counts.inputs * chain.input_bytes.max() + counts.outputs * chain.output_bytes.max()
-        largest = weights + activations + moved + counts.transients * chain.largest_workspace
-        return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
+    def fitting_starts(self) -> Starts | None:
+        """Where the stages of splits that fit may start; None if none fits."""
+        every, depth = self.every_start, self.shape.depth
+        if all(self._always_fits(np.zeros(depth, dtype=np.int64), np.full(depth, self.chain.blocks))):
+            return every
+        return starts_within(self._memory_limits, self.device_bytes, every)
+
+    def fastest(self, starts: Starts, about_s: float) -> SplitSearch:
+        """The search for the fastest split among those that fit."""
+        return SplitSearch(costs=self.within, limits=self._limits, starts=starts, about=about_s)
+
+    def possible(self, limit_s: float) -> bool:
+        """Whether stages could keep the limit if no transfer took time: the same for every width and orientation."""
+        return is_within(self._limits_of_compute, limit_s, self.every_start)
+
+    def smallest(self) -> SplitSearch:
+        """The search for the split whose worst stage holds the least."""
+        return SplitSearch(
+            costs=lambda *_: self.memory_bytes,
+            limits=self._memory_limits,
+            starts=self.every_start,
+            about=self.least_bytes(),
+            breadth=BREADTH,
+        )
+
+    @property
+    def every_start(self) -> Starts:
+        """All that leave a block for every stage."""
+        return every_start(self.chain.blocks, self.shape.depth)
+
+    def least_bytes(self) -> float:
+        """No split holds less on its worst stage, whatever the stages are.
+
+        If none holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of weights
+        and a_s of activations; summed over the stages that bounds all activations, and x from below.
+        """
+        modes = [self.counts[mode] for mode in self.shape.modes]
+        weights = float(np.minimum(modes[0].weights, modes[-1].weights)[0]) * float(self.chain.weight_bytes[-1])
+        activations: list[float] = np.minimum(modes[0].activations, modes[-1].activations).tolist()
+        together = float(self.chain.activation_bytes[-1]) + weights / max(activations)
+        return together / sum(1.0 / count for count in activations)
+
+    def places(self, stops: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+        """Every stage with where it starts and stops."""
+        return zip(range(len(stops)), (0, *stops[:-1]), stops, strict=True)
+
+    def slices(self, stops: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
+        """The same, as tables are asked for."""
+        return ((stage, slice(start, start + 1), slice(stop, stop + 1)) for stage, start, stop in self.places(stops))
 
     def _busy_s(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
         """Compute and transfers."""
@@ -295,36 +347,17 @@ class PipelineTerms:
     def _stages_only(self, table: FloatArray, starts: slice, stops: slice) -> FloatArray:
         return table + self.chain.no_stage[starts, stops] if stops.start < starts.stop else table
 
-    def fitting_starts(self) -> Starts | None:
-        """Where the stages of splits that fit may start; None if none fits."""
-        every = self.every_start
-        if self._roomy:
-            return every
-        return starts_within(self._memory_limits, self.device_bytes, every)
-
-    @property
-    def _roomy(self) -> bool:
-        """Whether all blocks together fit on every stage."""
-        depth = self.shape.depth
-        return all(self._always_fits(np.zeros(depth, dtype=np.int64), np.full(depth, self.chain.blocks)))
-
-    def fastest(self, starts: Starts, about_s: float) -> SplitSearch:
-        """The search for the fastest split among those that fit."""
-        return SplitSearch(costs=self.within, limits=self._limits, starts=starts, about=about_s)
-
-    def possible(self, limit_s: float) -> bool:
-        """Whether stages could keep the limit if no transfer took time: the same for every width and orientation."""
-        return is_within(self._limits_of_compute, limit_s, self.every_start)
-
-    def smallest(self) -> SplitSearch:
-        """The search for the split whose worst stage holds the least."""
-        return SplitSearch(
-            costs=lambda *_: self.memory_bytes,
-            limits=self._memory_limits,
-            starts=self.every_start,
-            about=self.least_bytes(),
-            breadth=BREADTH,
-        )
+    def _always_fits(self, lows: IntArray, highs: IntArray) -> list[bool]:
+        """Whether each stage fits with all blocks [low, high) in its first mode, where no other mode is faster."""
+        mode, chain = self.shape.modes[0], self.chain
+        if self.shape.recompute is None and chain.recompute_factor is not None and chain.recompute_factor < 1:
+            return [False] * len(lows)
+        counts = self.counts[mode]
+        weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
+        activations = counts.activations * (chain.activation_bytes[highs] - chain.activation_bytes[lows])
+        moved = counts.inputs * chain.input_bytes.max() + counts.outputs * chain.output_bytes.max()
+        largest = weights + activations + moved + counts.transients * chain.largest_workspace
+        return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
 
     def _limits(self, limit_s: float) -> list[list[Way]]:
         """Compute within the limit, less the least transfers, and memory within the device, less the least messages."""
@@ -350,21 +383,21 @@ class PipelineTerms:
         ]
         return [list(ways) for ways in zip(*modes, strict=True)]
 
-    @property
-    def _held_least(self) -> Iterator[tuple[list[Sequence[float]], list[float]]]:
-        """By mode: the sums of what each stage holds of its blocks, and what messages take at least."""
-        return zip(self._held_sums, self._message_bytes, strict=True)
-
     @cached_property
-    def _message_bytes(self) -> list[list[float]]:
-        """By mode and stage, what inputs and buffers take at least."""
+    def _held_least(self) -> list[tuple[list[Sequence[float]], list[float]]]:
+        """By mode, for every stage: what it holds of the blocks [0, i) at least, and what its messages take at least.
+
+        The first are so many times the weights and activations, the second so many inputs and buffers.
+        """
         inputs = np.full(self.shape.depth, self.chain.input_bytes[1:-1].min(initial=LARGEST_AMOUNT))
         inputs[0] = self.chain.input_bytes[0]
         outputs = self.chain.output_bytes[1:-1].min(initial=LARGEST_AMOUNT)
-        return [
-            (counts.inputs * inputs + counts.outputs * outputs).tolist()
-            for counts in (self.counts[mode] for mode in self.shape.modes)
-        ]
+        held_least = []
+        for counts in (self.counts[mode] for mode in self.shape.modes):
+            copies = zip(counts.weights.tolist(), counts.activations.tolist(), strict=True)
+            sums = [self.chain.held(weights, activations) for weights, activations in copies]
+            held_least.append((sums, (counts.inputs * inputs + counts.outputs * outputs).tolist()))
+        return held_least
 
     @cached_property
     def _transfers_s(self) -> list[float]:
@@ -373,44 +406,3 @@ class PipelineTerms:
             return [0.0]
         edges_s = np.pad(self.chain.boundary_bytes[1:-1].min() / self.links.edges, 1)
         return [float(seconds) for seconds in edges_s[:-1] + edges_s[1:]]
-
-    @property
-    def every_start(self) -> Starts:
-        """All that leave a block for every stage."""
-        return every_start(self.chain.blocks, self.shape.depth)
-
-    @cached_property
-    def _held_sums(self) -> list[list[Sequence[float]]]:
-        """By mode and stage, what is held of the blocks [0, i) at least: weights and activations, so many times."""
-        return [
-            [self.chain.held(w, a) for w, a in zip(counts.weights.tolist(), counts.activations.tolist(), strict=True)]
-            for counts in (self.counts[mode] for mode in self.shape.modes)
-        ]
-
-    @cached_property
-    def _least_counts(self) -> tuple[list[float], list[float]]:
-        """Copies of weights and of activations on every stage, in the mode that has fewer."""
-        modes = [self.counts[mode] for mode in self.shape.modes]
-        weights = np.minimum(modes[0].weights, modes[-1].weights)
-        activations = np.minimum(modes[0].activations, modes[-1].activations)
-        return weights.tolist(), activations.tolist()
-
-    def least_bytes(self) -> float:
-        """No split holds less on its worst stage, whatever the stages are.
-
-        If none holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of weights
-        and a_s of activations; summed over the stages that bounds all activations, and x from below.
-        """
-        weights, activations = self._least_counts
-        together = float(self.chain.activation_bytes[-1]) + weights[0] * float(self.chain.weight_bytes[-1]) / max(
-            activations
-        )
-        return together / sum(1.0 / count for count in activations)
-
-    def places(self, stops: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-        """Every stage with where it starts and stops."""
-        return zip(range(len(stops)), (0, *stops[:-1]), stops, strict=True)
-
-    def slices(self, stops: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
-        """The same, as tables are asked for."""
-        return ((stage, slice(start, start + 1), slice(stop, stop + 1)) for stage, start, stop in self.places(stops))

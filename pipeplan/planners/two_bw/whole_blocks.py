@@ -1,9 +1,9 @@
 """Whole blocks: how short the longest stage can be at best, because blocks are not divided and memory is limited.
 
-In t seconds a stage computes at most k(t) blocks, however they are chosen: the most whose least sum over a run of so
-many is within t. With h microbatches in flight memory allows at most k_h blocks, or all of them if the stage
-recomputes, which then takes longer. All stages together must hold all blocks: the least t for which they can is a
-bound, for every depth and microbatch size at once. Transfers are not in it.
+In t seconds a stage computes at most k(t) blocks, wherever it starts: the largest k for which the least sum over k
+blocks in a row is within t. With h microbatches in flight, memory allows at most k_h blocks. A stage that recomputes
+keeps one microbatch's activations, but takes longer. All stages together must hold all blocks: the least t for which
+they can is a bound, for every depth and microbatch size at once. Transfers are not in it.
 """
 
 from dataclasses import dataclass
@@ -38,27 +38,40 @@ class WholeBlocks:
         high = np.full_like(low, self._times_s.shape[1])
         while (low < high).any():
             middle = np.minimum((low + high) // 2, self._times_s.shape[1] - 1)
-            enough = self._blocks(middle, depths) >= self.measured.blocks
+
+            # How many blocks the stages hold at most in these times.
+            plain, again = (np.take_along_axis(blocks, middle, axis=1) for blocks in self._in_times)
+            if self.execution.recompute:
+                held = depths * again
+            elif self.problem.options.memory == "paper":
+                held = depths * np.maximum(np.minimum(plain, self._keepable[:, : len(depths)]), again)
+            else:
+                # Counted from the last stage, each holds one more microbatch in flight. Time limits the first of them,
+                # then memory does; where that leaves fewer blocks than recomputation allows, the others recompute.
+                free = np.minimum(np.take_along_axis(self._with_at_least, plain, axis=1), depths)
+                tight = np.clip(np.take_along_axis(self._with_at_least, again, axis=1), free, depths)
+                between = np.take_along_axis(self._sums, tight, axis=1) - np.take_along_axis(self._sums, free, axis=1)
+                held = free * plain + between + (depths - tight) * again
+
+            enough = held >= self.measured.blocks
             high = np.where(enough, np.minimum(middle, high), high)
             low = np.where(enough, low, np.minimum(middle + 1, high))
         times_s = np.pad(self._times_s, ((0, 0), (0, 1)), constant_values=np.inf)
         return np.take_along_axis(times_s, low, axis=1) * (1 - ROUNDING)
 
-    def _blocks(self, time: IntArray, depths: IntArray) -> IntArray:
-        """How many blocks the stages hold at most in these times: with few in flight as time allows, then as memory
-        allows, and where that is fewer than with recomputation, so many.
-        """
-        plain = np.take_along_axis(self._computed, time, axis=1)
-        again = np.take_along_axis(self._recomputed, time, axis=1)
-        if self.execution.recompute:
-            return np.asarray(depths * again)
-        if self.problem.options.memory == "paper":
-            kept = self._keepable[:, : len(depths)]
-            return np.asarray(depths * np.maximum(np.minimum(plain, kept), again))
-        free = np.minimum(np.take_along_axis(self._with_at_least, plain, axis=1), depths)
-        tight = np.clip(np.take_along_axis(self._with_at_least, again, axis=1), free, depths)
-        between = np.take_along_axis(self._sums, tight, axis=1) - np.take_along_axis(self._sums, free, axis=1)
-        return np.asarray(free * plain + between + (depths - tight) * again)
+    @cached_property
+    def _in_times(self) -> tuple[IntArray, IntArray]:
+        """[size, time]: the blocks that a stage computes without, and as far as memory allows with recomputation."""
+        computed = []
+        for mode in (False, True):
+            if self.execution.recompute not in (None, mode):
+                computed.append(np.zeros(self._times_s.shape, dtype=np.int64))
+                continue
+            pairs = zip(self._again_s if mode else self._plain_s, self._times_s, strict=True)
+            counts = [np.searchsorted(runs_s, times_s, side="right") for runs_s, times_s in pairs]
+            computed.append(self._unlimited(np.stack(counts)))
+        plain, again = computed
+        return plain, np.minimum(again, self._limit(np.ones(1))[:, :1])
 
     @cached_property
     def _most(self) -> int:
@@ -86,24 +99,8 @@ class WholeBlocks:
         used = {False: (self._plain_s,), True: (self._again_s,), None: (self._plain_s, self._again_s)}
         return np.sort(np.concatenate(used[self.execution.recompute], axis=1), axis=1)
 
-    @cached_property
-    def _computed(self) -> IntArray:
-        """[size, time]: the blocks that a stage computes without recomputation."""
-        return self._within(self._plain_s, self.execution.recompute is not True)
-
-    @cached_property
-    def _recomputed(self) -> IntArray:
-        """[size, time]: the same with recomputation, as far as memory allows it."""
-        inside = self._within(self._again_s, self.execution.recompute is not False)
-        return np.minimum(inside, self._limit(np.ones(1))[:, :1])
-
-    def _within(self, runs_s: FloatArray, possible: bool) -> IntArray:
-        if not possible:
-            return np.zeros(self._times_s.shape, dtype=np.int64)
-        pairs = zip(runs_s, self._times_s, strict=True)
-        return self._unlimited(np.stack([np.searchsorted(runs, times, side="right") for runs, times in pairs]))
-
     def _unlimited(self, blocks: IntArray) -> IntArray:
+        """All blocks where a count comes to the most that is counted."""
         return np.where(blocks >= self._most, self.measured.blocks, blocks)
 
     def _limit(self, held: FloatArray) -> IntArray:
@@ -116,7 +113,7 @@ class WholeBlocks:
 
     @cached_property
     def _keepable(self) -> IntArray:
-        """[size, h]: how many blocks a stage keeps whole with h in flight; what comes after those held is 0."""
+        """[size, h]: how many blocks a stage keeps without recomputation with h in flight."""
         held = np.arange(max(self.execution.deepest, 1) + 1, dtype=np.float64)
         if not self.execution.laws.fills:
             held = np.ones(len(held))
@@ -124,7 +121,7 @@ class WholeBlocks:
 
     @cached_property
     def _sums(self) -> IntArray:
-        """[size, d]: those of 1 to d in flight together."""
+        """[size, d]: the blocks that d stages keep together, with 1 to d in flight."""
         return np.pad(np.cumsum(self._keepable[:, 1:], axis=1), ((0, 0), (1, 0)))
 
     @cached_property
