@@ -136,7 +136,7 @@ def _block_ticks(blocks: int) -> tuple[Tick, ...]:
 
 
 CLUSTER_WIDTH = 1160.0
-LEFT = 300.0
+CLUSTER_LEFT = 300.0
 ROW_HEIGHT = 74.0
 MOST_BOXES = 16
 LETTER_WIDTH = 7.0
@@ -187,13 +187,13 @@ def cluster_drawing(cluster: Cluster) -> ClusterDrawing:
 
 def _row(cluster: Cluster, level: Level, devices: int, position: int, *, innermost: bool) -> LevelRow:
     drawn = min(level.size, MOST_BOXES)
-    place = (CLUSTER_WIDTH - LEFT) / drawn
+    place = (CLUSTER_WIDTH - CLUSTER_LEFT) / drawn
     texts = [_device_name(cluster, index) if innermost else f"{count(devices)} devices" for index in range(drawn)]
     if level.size > drawn:
         texts[-1] = f"+{count(level.size - drawn + 1)}"
     boxes = tuple(
         Box(
-            x=LEFT + index * place + 3,
+            x=CLUSTER_LEFT + index * place + 3,
             width=place - 6,
             text=_fitting(text, place),
             opened=index == 0 and not innermost,
