@@ -1,11 +1,13 @@
-"""Identities: whose credentials requests bring. What the database knows of them is kept for a moment.
+"""Auth: who calls, and what every route asks of its caller.
 
-Auth: who calls, and what every route asks of its caller. A route that asks for nothing does not start.
+`Door` stands before the routes. It asks `Admission` who sends a request, and `Admission` asks `Identities` whose token
+or session it brings, which keeps what the database knows of them for a moment. `scope` is what a route asks of its
+caller; the service does not start with a route that asks for nothing.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -38,22 +40,31 @@ from planner_service.platform.problems import API_PREFIX, problem_response
 from planner_service.platform.requests import KEY
 
 KNOWN_FOR_S = 2.0
-"""How long a process goes by what it has read: after that a token that was revoked elsewhere is worth nothing here."""
+"""How long a process relies on what it has read: a token that another process revoked is valid here for so long."""
 
 MAX_KNOWN = 10_000
+COOKIE = "pipeplan_session"
+PUBLIC_PATHS = frozenset({"/healthz", "/login"})
+PUBLIC_FOLDER = "/static/"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 LOG = logging.getLogger("pipeplan.auth")
+
+LoginPage = Callable[[Request, str, str | None], Response]
+"""Makes the login page: for a request, where the login leads to, and what was wrong with the last try."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
+    """What was read of a credential, and when."""
+
     known: KnownToken
     at: datetime
 
 
 class Identities:
-    """Finds out whose a token or a session is. Only valid ones are kept, so that guesses fill no memory.
+    """Finds out whose a token or a session is. It keeps valid ones only: guesses fill no memory.
 
-    Requests that bring the same credential at once share one look into the database.
+    Requests that bring the same credential at the same time share one query.
     """
 
     def __init__(self, context: Context) -> None:
@@ -64,7 +75,7 @@ class Identities:
         self._noted: dict[str, datetime] = {}
 
     async def of_token(self, text: str, *, may_look: Callable[[], None]) -> Identity | None:
-        """Whose token this is; None unless it is valid. `may_look` may raise before an unknown one is looked up."""
+        """Whose token this is; None unless it is valid. `may_look` may raise before an unknown one is queried."""
         return await self._of(parse_credential(TOKEN_PREFIX, text), service.known, may_look)
 
     async def of_session(self, text: str, *, may_look: Callable[[], None]) -> Identity | None:
@@ -72,22 +83,22 @@ class Identities:
         return await self._of(parse_credential(SESSION_PREFIX, text), service.known_by_session, may_look)
 
     async def open_session(self, identity: Identity) -> Credential:
-        """A session of whoever has just shown a token."""
+        """Opens a session for the holder of a token."""
         return await asyncio.to_thread(service.open_session, self._context, await self._token_key(), identity)
 
     async def end_session(self, text: str) -> None:
-        """Ends the session with this text, if there is one: here at once, elsewhere within KNOWN_FOR_S."""
+        """Ends the session with this text, if there is one: in this process at once, in others within KNOWN_FOR_S."""
         credential = parse_credential(SESSION_PREFIX, text)
         if credential is not None and await self.of_session(text, may_look=lambda: None) is not None:
             await asyncio.to_thread(service.end_session, self._context, credential.id)
         self.forget()
 
     def forget(self) -> None:
-        """Nothing is gone by any more that was read before."""
+        """Forgets all that was read before."""
         self._read.clear()
 
     async def note_use(self, identity: Identity) -> None:
-        """Writes down that the token was used, at most once a minute. That this fails hinders nobody."""
+        """Records that the token was used, at most once a minute. A failure is logged and stops nothing."""
         now = self._context.now()
         if identity.token_id is None or _within(self._noted.get(identity.token_id), now, service.USE_NOTED_S):
             return
@@ -106,35 +117,29 @@ class Identities:
         if credential is None:
             return None
         key = await self._token_key()
-        known = await self._known(credential, key, look_up, may_look)
+        read = self._read.get(credential.id)
+        if read is not None and _within(read.at, self._context.now(), KNOWN_FOR_S):
+            known: KnownToken | None = read.known
+        else:
+            if read is None:
+                may_look()
+            task = self._under_way.get(credential.id)
+            if task is None:
+                task = asyncio.create_task(self._look(credential.id, key, look_up))
+                self._under_way[credential.id] = task
+                task.add_done_callback(lambda _: self._under_way.pop(credential.id, None))
+            known = await asyncio.shield(task)
+
         if known is None or not key.proves(credential.secret, known.secret_hash):
             return None
         if known.expires_at is not None and known.expires_at <= self._context.now():
             return None
         return known.identity
 
-    async def _known(
-        self,
-        credential: Credential,
-        key: TokenKey,
-        look_up: Callable[[Context, TokenKey, str], KnownToken | None],
-        may_look: Callable[[], None],
-    ) -> KnownToken | None:
-        read = self._read.get(credential.id)
-        if read is not None and _within(read.at, self._context.now(), KNOWN_FOR_S):
-            return read.known
-        if read is None:
-            may_look()
-        task = self._under_way.get(credential.id)
-        if task is None:
-            task = asyncio.create_task(self._look(credential.id, key, look_up))
-            self._under_way[credential.id] = task
-            task.add_done_callback(lambda _: self._under_way.pop(credential.id, None))
-        return await asyncio.shield(task)
-
     async def _look(
         self, identity: str, key: TokenKey, look_up: Callable[[Context, TokenKey, str], KnownToken | None]
     ) -> KnownToken | None:
+        """Queries the database, and keeps the credential if it is valid."""
         at = self._context.now()
         known = await asyncio.to_thread(look_up, self._context, key, identity)
         self._read.pop(identity, None)
@@ -154,17 +159,8 @@ def _within(moment: datetime | None, now: datetime, duration_s: float) -> bool:
     return moment is not None and timedelta(0) <= now - moment < timedelta(seconds=duration_s)
 
 
-COOKIE = "pipeplan_session"
-PUBLIC_PATHS = frozenset({"/healthz", "/login"})
-PUBLIC_FOLDER = "/static/"
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-
-LoginPage = Callable[[Request, str, str | None], Response]
-"""How one logs in, where it leads to, and what was wrong with the last try."""
-
-
 class Demand:
-    """Passes callers with one of the scopes. Raises ForbiddenError for the others."""
+    """Lets callers with one of the scopes pass. Raises ForbiddenError for others."""
 
     def __init__(self, *scopes: Scope) -> None:
         self.scopes = frozenset(scopes)
@@ -178,7 +174,7 @@ class Demand:
 
 
 def scope(*scopes: Scope) -> Any:
-    """The dependency that lets callers with one of the scopes in."""
+    """The dependency that lets callers with one of the scopes pass."""
     return Depends(Demand(*scopes))
 
 
@@ -192,14 +188,14 @@ Caller = Annotated[Identity, Depends(caller)]
 
 
 def demands_of(route: RouteContext) -> list[frozenset[Scope]]:
-    """What a route asks of its callers: a scope out of each set."""
+    """What a route asks of its callers: one scope of each set."""
     dependant = getattr(route, "dependant", None)
     calls = [] if dependant is None else [dependency.call for dependency in dependant.dependencies]
     return [call.scopes for call in calls if isinstance(call, Demand)]
 
 
 def is_public(path: str) -> bool:
-    """Whether a path is answered to anybody: that the process lives, how to log in, and the pages' style."""
+    """Whether a path is answered to anybody: the health check, the login page, the pages' style and script."""
     return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER)
 
 
@@ -213,7 +209,7 @@ def require_scopes(app: FastAPI) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Who is let in: whether a token is demanded, and how often who may ask and fail."""
+    """Who is let in: whether a token is demanded, and how often a caller may ask and an address may fail."""
 
     identities: Identities
     demanded: bool
@@ -228,15 +224,26 @@ class Admission:
         headers = Headers(scope=request)
         given = headers.getlist("authorization")
         if given:
-            identity = await self.of_token(request, _bearer(given))
+            kind, _, text = given[0].strip().partition(" ")
+            if len(given) > 1 or kind.lower() != "bearer":
+                raise UnauthorizedError("the Authorization header must be one, of the form `Bearer TOKEN`")
+            identity = await self.of_token(request, text.strip())
         else:
-            identity = await self._of_cookie(request, headers) or self._without(request)
+            holder = await self._of_cookie(request, headers)
+            if holder is None and self.demanded:
+                raise UnauthorizedError(
+                    "a token is needed: send it as `Authorization: Bearer ...`, or log in at /login"
+                )
+            identity = holder or LOCAL
+
         if self.requests is not None:
-            self._count(self.requests, identity.token_id or address_of(request))
+            who = identity.token_id or address_of(request)
+            self.requests.require(who, "too many requests")
+            self.requests.take(who)
         return identity
 
     async def of_token(self, request: AsgiScope, text: str) -> Identity:
-        """Whose token it is. An address that failed often has to wait before it may name one that is new here."""
+        """Whose token it is. An address that failed often has to wait before it may send one that is unknown here."""
         identity = await self.identities.of_token(text, may_look=lambda: self._require_patience(request))
         if identity is None:
             self._require_patience(request)
@@ -245,6 +252,7 @@ class Admission:
         return identity
 
     async def _of_cookie(self, request: AsgiScope, headers: Headers) -> Identity | None:
+        """Whose session the cookie names; None for none that is valid. It changes things from our own pages only."""
         text = session_text(headers)
         if text is None:
             return None
@@ -255,21 +263,12 @@ class Admission:
             raise ForbiddenError("what changes something must be sent from a page of this service, or with a token")
         return identity
 
-    def _without(self, request: AsgiScope) -> Identity:
-        if not self.demanded:
-            return LOCAL
-        raise UnauthorizedError("a token is needed: send it as `Authorization: Bearer ...`, or log in at /login")
-
     def _require_patience(self, request: AsgiScope) -> None:
         self.failures.require(address_of(request), "too many tokens from this address were not valid")
 
-    def _count(self, rates: Rates, who: str) -> None:
-        rates.require(who, "too many requests")
-        rates.take(who)
-
 
 class Door:
-    """Lets nobody in who is not known, whichever path is asked for; only then the routes look at scopes."""
+    """Lets nobody in who is not known, whatever path they ask for. The routes look at scopes after that."""
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self._app = app
@@ -279,12 +278,10 @@ class Door:
         """Passes on with the caller in the scope, or answers."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] != "http":
+            return
+        if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-        else:
-            await self._pass(scope, receive, send)
-
-    async def _pass(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+            return
         scope[KEY] = NOBODY
         try:
             scope[KEY] = await self._admission.identify(scope)
@@ -295,13 +292,17 @@ class Door:
         await self._admission.identities.note_use(scope[KEY])
 
     def _refusal(self, request: Request, error: PipeplanError) -> Callable[..., Awaitable[None]]:
+        """The login page for a person who is not known, and a problem for anyone else."""
         wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(API_PREFIX)
         if wants_page and isinstance(error, UnauthorizedError):
-            response = self._admission.login_page(request, _way_back(request), None)
+            query = f"?{request.url.query}" if request.url.query else ""
+            way_back = request.url.path + query if request.method in SAFE_METHODS else "/"
+            response = self._admission.login_page(request, way_back, None)
             response.status_code = HTTPStatus.UNAUTHORIZED
         else:
             response = problem_response(problem_of(error))
         response.headers.update(headers_of(error))
+        # A browser whose session is over forgets its cookie.
         over = isinstance(error, UnauthorizedError) and "authorization" not in request.headers
         if over and session_text(request.headers) is not None:
             response.delete_cookie(COOKIE, httponly=True, samesite="strict")
@@ -309,33 +310,23 @@ class Door:
 
 
 def session_text(headers: Headers) -> str | None:
-    """The session's cookie. It is never quoted, and the framework takes quadratic time to unquote what others set."""
+    """The session's cookie.
+
+    Read here, not by the framework: that takes quadratic time to unquote what others set, and ours is never quoted.
+    """
     pairs = (part.partition("=") for part in headers.get("cookie", "").split(";"))
     return next((value.strip() for name, _, value in pairs if name.strip() == COOKIE), None)
 
 
 def from_own_page(headers: Headers) -> bool:
-    """Whether a browser says that a page of this service sends the request. Other sites' pages cannot say so."""
+    """Whether a browser says that a page of this service sent the request. Other sites' pages cannot say so."""
     origin = headers.get("origin")
     return origin is not None and same_origin(origin, headers.get("host", ""))
 
 
 def same_origin(origin: str, host: str) -> bool:
-    """Whether an Origin is this service under the name that it was asked by."""
+    """Whether an Origin is this service, under the name that the request asked for."""
     try:
         return urlsplit(origin).netloc.lower() == host.lower()
     except ValueError:
         return False
-
-
-def _way_back(request: Request) -> str:
-    query = f"?{request.url.query}" if request.url.query else ""
-    return request.url.path + query if request.method in SAFE_METHODS else "/"
-
-
-def _bearer(given: Iterable[str]) -> str:
-    values = list(given)
-    kind, _, text = values[0].strip().partition(" ")
-    if len(values) > 1 or kind.lower() != "bearer":
-        raise UnauthorizedError("the Authorization header must be one, of the form `Bearer TOKEN`")
-    return text.strip()

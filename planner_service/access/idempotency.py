@@ -1,11 +1,10 @@
-"""Idempotency keys: under each, by caller, the request that came with it, and its answer once there is one.
+"""Idempotency: a POST that is sent again under its Idempotency-Key has one effect, and gets the same answer again.
 
-Idempotency: a request that comes again under its Idempotency-Key has one effect, and the same answer again.
+Under each key of a caller the database keeps the request, and its answer once there is one. The answer is stored in the
+transaction of the effect: whatever fails in between, both are there or neither. A request whose effect takes long holds
+its key meanwhile; where the service dies with it, the key becomes free after a while.
 
-The answer is stored in the transaction of the effect: whatever fails in between, both are there or neither. A request
-whose effect takes long holds its key meanwhile, and a service that dies with it lets the key go after a while.
-
-Idempotency-Key: the header that makes a POST one that can be sent again.
+Three parts: the rows (`add_key` to `prune_keys`), what is done once (`perform`, `hold`, `settle`), and the header.
 """
 
 import hashlib
@@ -27,13 +26,30 @@ from planner_service.platform.listing import insert_once
 from planner_service.platform.requests import SMALL, Body
 from planner_service.platform.tables import idempotency_keys as table
 
+FIELD = "Idempotency-Key"
+REPLAYED = "Idempotency-Replayed"
+MAX_CHARACTERS = 200
+KEPT = timedelta(hours=24)
+"""How long a key is known."""
+
+RETRY_AFTER_S = 1.0
+
 Name = tuple[str, str]
-"""Who calls, and the key that was chosen."""
+"""The caller, and the key that it chose."""
+
+KeyHeader = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="1 to 200 characters of the caller's choice: the same request again under the same key has no "
+        "second effect and the same answer, for 24 hours",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer as it was given. `body` is None where it held a secret, which is not kept."""
+    """An answer as it was given. `body` is None where it held a secret, which is not stored."""
 
     status: int
     body: str | None
@@ -42,7 +58,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A request that was taken under a key; `reply` is None while it is worked on, which is until `held_until`."""
+    """A request under a key. `reply` is None while it is worked on, at the longest until `held_until`."""
 
     fingerprint: str
     reply: Reply | None
@@ -51,7 +67,7 @@ class Entry:
 
 
 def add_key(connection: Connection, name: Name, fingerprint: str, held_until: datetime, expires_at: datetime) -> bool:
-    """Takes a request under a key, unless there is one; says whether it did. Who comes second waits for the first."""
+    """Stores a request under a key unless there is one; says whether it did. A second one waits for the first."""
     row = insert(table).values(
         caller=name[0], key=name[1], fingerprint=fingerprint, held_until=held_until, expires_at=expires_at
     )
@@ -59,7 +75,7 @@ def add_key(connection: Connection, name: Name, fingerprint: str, held_until: da
 
 
 def stored_key(connection: Connection, name: Name) -> Entry | None:
-    """What is kept under a key; nobody else changes it until the transaction ends."""
+    """What is stored under a key; nobody else changes it until the transaction ends."""
     row = connection.execute(select(table).where(_is(name)).with_for_update()).one_or_none()
     if row is None:
         return None
@@ -68,14 +84,14 @@ def stored_key(connection: Connection, name: Name) -> Entry | None:
 
 
 def renew_key(connection: Connection, name: Name, fingerprint: str, held_until: datetime, expires_at: datetime) -> None:
-    """Takes a request anew under a key whose former one is over."""
+    """Stores a request under a key whose former one is over."""
     values: dict[str, Any] = {"status": None, "body": None, "location": None}
     row = update(table).where(_is(name))
     connection.execute(row.values(fingerprint=fingerprint, held_until=held_until, expires_at=expires_at, **values))
 
 
 def settle_key(connection: Connection, name: Name, reply: Reply) -> None:
-    """The request's answer, in the transaction of what it did. The first one stays."""
+    """Stores the request's answer, in the transaction of its effect. The first answer stays."""
     row = update(table).where(_is(name), table.c.status.is_(None))
     connection.execute(row.values(status=reply.status, body=reply.body, location=reply.location))
 
@@ -86,7 +102,7 @@ def forget_key(connection: Connection, name: Name) -> None:
 
 
 def prune_keys(connection: Connection, now: datetime) -> int:
-    """Removes the keys that are over; how many there were."""
+    """Deletes the keys that are over, and gives their number."""
     return connection.execute(delete(table).where(table.c.expires_at <= now)).rowcount
 
 
@@ -95,17 +111,9 @@ def _is(name: Name) -> ColumnElement[bool]:
     return (table.c.caller == caller) & (table.c.key == key)
 
 
-FIELD = "Idempotency-Key"
-MAX_CHARACTERS = 200
-KEPT = timedelta(hours=24)
-"""How long a key is known."""
-
-RETRY_AFTER_S = 1.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A caller's key for a request, which `fingerprint` tells from others."""
+    """A caller's key for a request; `fingerprint` tells the request from others."""
 
     name: Name
     fingerprint: str
@@ -129,10 +137,10 @@ def key_of(caller: str, key: str, fingerprint: str) -> Key:
 def perform(
     context: Context, key: Key | None, effect: Callable[[Context], Reply], *, secret: bool = False
 ) -> OnceOutcome:
-    """The effect's answer, or the one that it had before under this key; both are stored in one transaction.
+    """The effect's answer, or the one that was given before under this key; effect and answer are one transaction.
 
-    The effect must do all that it does through the context that it is given. Of one that is refused nothing is kept.
-    `secret`: the answer's body is not kept, and a repetition is a conflict that says where the thing is.
+    The effect must do all that it does through the context that it gets. Nothing of a refused one is stored. Where the
+    answer is `secret` its body is not stored, and the same request again is a conflict that says where the result is.
     Raises InvalidInputError where the key was used for another request.
     """
     if key is None:
@@ -147,32 +155,35 @@ def perform(
 
 
 def hold(context: Context, key: Key, duration_s: float) -> OnceOutcome | None:
-    """Takes a request whose effect takes long; its answer where it has one. Raises InFlightError while it is held."""
+    """Holds the key of a request whose effect takes long, or gives the answer that it has had already.
+
+    Raises InFlightError while another holds it.
+    """
     with context.database.write() as connection:
         known = _take(context, connection, key, timedelta(seconds=duration_s))
     return None if known is None else OnceOutcome(reply=known, replayed=True)
 
 
 def settle(connection: Connection, key: Key | None, reply: Reply) -> None:
-    """Keeps the answer of a request that was held, in the transaction of its effect."""
+    """Stores the answer of a request that held its key, in the transaction of its effect."""
     if key is not None:
         settle_key(connection, key.name, reply)
 
 
 def let_go(context: Context, key: Key) -> None:
-    """Frees the key of a request that was held and had no effect."""
+    """Frees the key of a request that held it and had no effect."""
     with context.database.write() as connection:
         forget_key(connection, key.name)
 
 
 def prune(context: Context) -> int:
-    """Removes the keys that are over; how many there were."""
+    """Deletes the keys that are over, and gives their number."""
     with context.database.write() as connection:
         return prune_keys(connection, context.now())
 
 
 def _take(context: Context, connection: Connection, key: Key, held: timedelta) -> Reply | None:
-    """Takes the key for this request (None), or gives the answer that is known."""
+    """Takes the key for this request and gives None, or gives the answer that it has had already."""
     now = context.now()
     until, expires = now + held, now + KEPT
     if add_key(connection, key.name, key.fingerprint, until, expires):
@@ -186,7 +197,11 @@ def _take(context: Context, connection: Connection, key: Key, held: timedelta) -
     if entry.fingerprint != key.fingerprint:
         raise InvalidInputError(FIELD, "must not be used again for another request", key.name[1])
     if entry.reply is not None:
-        return _repeated(entry.reply)
+        if entry.reply.body is None:
+            where = f": {entry.reply.location}" if entry.reply.location else ""
+            sentence = f"the request under this {FIELD} was done{where}; its answer held a secret, shown once"
+            raise ConflictError(sentence)
+        return entry.reply
     if entry.held_until > now:
         sentence = f"the request under the {FIELD} {key.name[1]!r} is being worked on"
         raise InFlightError(sentence, retry_after_s=RETRY_AFTER_S)
@@ -194,27 +209,9 @@ def _take(context: Context, connection: Connection, key: Key, held: timedelta) -
     return None
 
 
-def _repeated(reply: Reply) -> Reply:
-    if reply.body is None:
-        where = f": {reply.location}" if reply.location else ""
-        raise ConflictError(f"the request under this {FIELD} was done{where}; its answer held a secret, shown once")
-    return reply
-
-
-REPLAYED = "Idempotency-Replayed"
-KeyHeader = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        description="1 to 200 characters of the caller's choice: the same request again under the same key has no "
-        "second effect and the same answer, for 24 hours",
-    ),
-]
-
-
 async def _of_body(request: Request, caller: Caller, content: Body, idempotency_key: KeyHeader = None) -> Key | None:
     key = partial(_key, request, caller.token_id or caller.name, idempotency_key, content)
-    return key() if len(content) <= SMALL else await run_in_threadpool(key)
+    return key() if len(content) <= SMALL else await run_in_threadpool(key)  # to hash a large body takes long
 
 
 async def _of_path(request: Request, caller: Caller, idempotency_key: KeyHeader = None) -> Key | None:
@@ -225,7 +222,7 @@ OnceKey = Annotated[Key | None, Depends(_of_body)]
 """The key of a POST that has a body; None without the header."""
 
 OncePathKey = Annotated[Key | None, Depends(_of_path)]
-"""The key of a POST whose path says all."""
+"""The key of a POST without a body; None without the header."""
 
 
 def model_reply(model: BaseModel, *, status: int = 200, location: str | None = None) -> Reply:
@@ -243,6 +240,7 @@ def once_response(outcome: OnceOutcome) -> Response:
 
 
 def _key(request: Request, caller: str, given: str | None, content: bytes) -> Key | None:
+    """The key that the header gives, with the fingerprint of method, path, query and body."""
     if given is None:
         return None
     asked = f"{request.method} {request.url.path}?{request.url.query}\n".encode()

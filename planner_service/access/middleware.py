@@ -1,8 +1,7 @@
-"""Request ids: in every answer, every log line and every problem. A caller's own is taken where it is a plain word.
+"""Middleware of access: what stands before who calls is asked.
 
-Access: every request has an id, a line in the log and its place in the metrics, whoever answers it.
-
-Guard: pages of other sites, opened in a browser that reaches the service, must not reach it through the browser.
+`Access` gives every request an id, a line in the log and its place in the metrics, whoever answers it. `Guard` keeps
+pages of other sites from reaching the service through a browser that can reach it.
 """
 
 import logging
@@ -25,30 +24,28 @@ from planner_service.platform.problems import problem_response
 from planner_service.platform.requests import KEY
 
 HEADER = "X-Request-ID"
+UNKNOWN_ROUTE = "unmatched"
+LOG = logging.getLogger("pipeplan.access")
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def assign(headers: Headers) -> str:
-    """The request's id, from here on this request's in the logs."""
+    """The request's id, which log lines and problems carry from here on; the caller's own where it is a plain word."""
     given = headers.get(HEADER, "")
     request_id = given if _SANE.fullmatch(given) else secrets.token_hex(16)
     REQUEST_ID.set(request_id)
     return request_id
 
 
-UNKNOWN_ROUTE = "unmatched"
-LOG = logging.getLogger("pipeplan.access")
-
-
 class Access:
-    """Stands before everything else. What a path holds is never written: its route is."""
+    """Stands before everything else. It writes a request's route, never its path, which may hold anything."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on, and tells of it."""
+        """Passes on, and records the request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,10 +63,14 @@ class Access:
         try:
             await self._app(scope, receive, marked)
         finally:
-            self._tell(scope, status, time.perf_counter() - start_s)
+            self._record(scope, status, time.perf_counter() - start_s)
 
-    def _tell(self, scope: Scope, status: int, duration_s: float) -> None:
-        route, method = _route(scope), scope["method"]
+    def _record(self, scope: Scope, status: int, duration_s: float) -> None:
+        """Writes the line and counts the request."""
+        # A route's template, or a mounted folder's path, or the name of what the framework added.
+        path = getattr(scope.get("route"), "path", None) or scope.get("root_path")
+        route = str(path or getattr(scope.get("endpoint"), "__name__", UNKNOWN_ROUTE))
+        method = scope["method"]
         self._metrics.observe_request(route=route, method=method, status=status, duration_s=duration_s)
         if not LOG.isEnabledFor(logging.INFO):
             return
@@ -84,17 +85,11 @@ class Access:
         LOG.info("request", extra={"fields": fields})
 
 
-def _route(scope: Scope) -> str:
-    """The route's template; a mounted folder's own path; the name of what the framework adds; or that there is none."""
-    path = getattr(scope.get("route"), "path", None) or scope.get("root_path")
-    return str(path or getattr(scope.get("endpoint"), "__name__", UNKNOWN_ROUTE))
-
-
 class Guard:
-    """Refuses requests under a foreign name (DNS rebinding) and requests that another site's page sends.
+    """Refuses requests under a foreign name (DNS rebinding), and requests that another site's page sends.
 
-    `hosts` are the names that the service has besides this machine's own; None: any. Only where every request needs a
-    token may they be any: a page that has been rebound to the service has none.
+    `hosts` are the service's names besides this machine's own; None allows any. Any name may be allowed only where
+    every request needs a token: a page that was rebound to the service has none.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: tuple[str, ...] | None = ()) -> None:
@@ -102,29 +97,23 @@ class Guard:
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what may pass."""
-        reason = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
-        if reason is None:
+        """Passes on, or answers 403."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._hosts is not None and not _is_this_machine(host) and _name(host) not in self._hosts:
+            names = "this machine's own names, such as 127.0.0.1, and PIPEPLAN_ALLOWED_HOSTS"
+            reason = f"the service answers on {names} only; asked for was {host!r}"
+        elif origin is not None and not same_origin(origin, host):
+            reason = f"requests from pages of {origin!r} are refused"
+        else:
             await self._app(scope, receive, send)
             return
         status = HTTPStatus.FORBIDDEN
         problem = Problem(title=status.phrase, status=status, detail=reason)
         await problem_response(problem)(scope, receive, send)
-
-    def _refusal(self, headers: Headers) -> str | None:
-        host = headers.get("host", "")
-        if not self._is_ours(host):
-            names = "this machine's own names, such as 127.0.0.1, and PIPEPLAN_ALLOWED_HOSTS"
-            return f"the service answers on {names} only; asked for was {host!r}"
-        origin = headers.get("origin")
-        if origin is not None and not same_origin(origin, host):
-            return f"requests from pages of {origin!r} are refused"
-        return None
-
-    def _is_ours(self, host: str) -> bool:
-        if self._hosts is None:
-            return True
-        return _is_this_machine(host) or _name(host) in self._hosts
 
 
 @lru_cache(256)

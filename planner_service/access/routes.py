@@ -1,6 +1,7 @@
-"""Routes of the tokens: an admin's, and what every caller may know of its own.
+"""Routes of the tokens, and of the login.
 
-Login: a browser shows a token once and keeps a session's cookie, which no script can read and no other site send.
+Admins manage tokens; every caller may see its own. A browser logs in with a token once and keeps the session's cookie,
+which no script can read and no other site can send.
 """
 
 from http import HTTPStatus
@@ -78,10 +79,16 @@ async def login_page(request: Request) -> Response:
 async def login(request: Request, fields: Form) -> Response:
     """Takes a token for a session."""
     way_back = own_path(fields.get("next", "/"))
+    admission = _admission(request)
     try:
-        credential = await _session_for(request, fields.get("token", ""))
+        if not from_own_page(request.headers):
+            raise ForbiddenError("log in from the service's own page")
+        identity = await admission.of_token(request.scope, fields.get("token", "").strip())
+        if "read" not in identity.scopes:
+            raise ForbiddenError(f"the token {identity.name!r} does not have the scope read, which the pages ask for")
+        credential = (await admission.identities.open_session(identity)).text()
     except PipeplanError as error:
-        response = _admission(request).login_page(request, way_back, str(error))
+        response = admission.login_page(request, way_back, str(error))
         response.status_code = problem_of(error).status
         response.headers.update(headers_of(error))
         return response
@@ -104,16 +111,6 @@ def own_path(text: str) -> str:
     """The path on this service that a text is; the first page for any other text, such as another site's address."""
     plain = text.startswith("/") and not text.startswith("//") and "\\" not in text and text.isprintable()
     return text if plain else "/"
-
-
-async def _session_for(request: Request, token: str) -> str:
-    if not from_own_page(request.headers):
-        raise ForbiddenError("log in from the service's own page")
-    admission = _admission(request)
-    identity = await admission.of_token(request.scope, token.strip())
-    if "read" not in identity.scopes:
-        raise ForbiddenError(f"the token {identity.name!r} does not have the scope read, which the pages ask for")
-    return (await admission.identities.open_session(identity)).text()
 
 
 def _admission(request: Request) -> Admission:

@@ -1,8 +1,6 @@
-"""Token keys: what the secrets of tokens and sessions are hashed under.
+"""Tokens and sessions: made, listed, looked up and ended; and the key under which their secrets are hashed.
 
-Tokens: made, listed, revoked, and looked up for whoever sends one.
-
-Sessions: a browser's login, opened with a token, and over with it at the latest.
+A session is a browser's login. It opens with a token, and ends with it at the latest.
 """
 
 import hashlib
@@ -33,18 +31,24 @@ from planner_service.platform.listing import Cut
 
 NAME = "tokens"
 KEY_BYTES = 32
+
+USE_NOTED_S = 60.0
+"""A token's last use is written at most this often: requests that read stay reads."""
+
+SESSION_S = 12 * 3600
+
 _FINGERPRINTED = b"the id of this key"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """A key of 256 bits. A secret of 256 random bits needs no slow hash: nobody can try them all."""
+    """A key of 256 bits for a fast hash: nobody can try all secrets of 256 random bits, so it need not be slow."""
 
     value: bytes = field(repr=False)
 
     @property
     def id(self) -> str:
-        """What tells keys apart without giving them away."""
+        """Tells keys apart without giving them away."""
         return self._digest(_FINGERPRINTED)[:16]
 
     def hash(self, secret: str) -> str:
@@ -52,7 +56,7 @@ class TokenKey:
         return self._digest(secret.encode())
 
     def proves(self, secret: str, secret_hash: str) -> bool:
-        """Whether the hash is that of the secret; the time that it takes says nothing of where they differ."""
+        """Whether the hash is that of the secret. The time that this takes does not show where they differ."""
         return hmac.compare_digest(self.hash(secret), secret_hash)
 
     def _digest(self, text: bytes) -> str:
@@ -60,27 +64,21 @@ class TokenKey:
 
 
 def token_key(context: Context) -> TokenKey:
-    """The key that the operator gave (PIPEPLAN_TOKEN_KEY), else the database's own, made when it is first needed."""
+    """The operator's key (PIPEPLAN_TOKEN_KEY), else the database's own, which is made when it is first needed."""
     if context.token_key is not None:
         return TokenKey(hashlib.sha256(context.token_key.encode()).digest())
     with context.database.read() as connection:
         value = storage.server_key(connection, NAME)
-    return TokenKey(bytes.fromhex(value or _made(context)))
-
-
-def _made(context: Context) -> str:
-    with context.database.write() as connection:
-        storage.add_server_key(connection, NAME, secrets.token_hex(KEY_BYTES), context.now())
-        return found("server key", NAME, storage.server_key(connection, NAME))
-
-
-USE_NOTED_S = 60.0
-"""A token's last use is written down at most this often: reads stay reads."""
+    if not value:
+        with context.database.write() as connection:
+            storage.add_server_key(connection, NAME, secrets.token_hex(KEY_BYTES), context.now())
+            value = found("server key", NAME, storage.server_key(connection, NAME))
+    return TokenKey(bytes.fromhex(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownToken:
-    """What is kept about a credential. None of `identity` is true before the secret is proven against the hash."""
+    """What is known of a credential. `identity` is not true before the secret is proven against the hash."""
 
     identity: Identity
     secret_hash: str
@@ -135,7 +133,10 @@ def revoke(context: Context, token_id: str) -> Token:
 
 
 def id_of(context: Context, name_or_id: str) -> str:
-    """A token's id, from its id or a name that one valid token alone has. Raises NotFoundError, ConflictError."""
+    """The id of a token given by its id, or by a name that only one valid token has.
+
+    Raises NotFoundError, or ConflictError where several tokens have the name.
+    """
     with context.database.read() as connection:
         if storage.get(connection, name_or_id) is not None:
             return name_or_id
@@ -149,7 +150,7 @@ def id_of(context: Context, name_or_id: str) -> str:
 
 
 def require_any_valid(context: Context, host: str) -> None:
-    """Raises PipeplanError where nobody could pass: a service that demands tokens starts only once there is one."""
+    """Raises PipeplanError where there is no valid token: a service that demands one would let nobody in."""
     key = token_key(context)
     with context.database.read() as connection:
         if storage.any_valid(connection, key.id, context.now()):
@@ -161,25 +162,25 @@ def require_any_valid(context: Context, host: str) -> None:
 
 
 def known(context: Context, key: TokenKey, token_id: str) -> KnownToken | None:
-    """What is kept about a token; None where it is unknown, revoked, expired or made under another key."""
+    """What is known of a token; None where it is unknown, revoked, expired or made under another key."""
     with context.database.read() as connection:
         stored = storage.get(connection, token_id)
     return known_token(stored) if stored is not None and is_valid(stored, key, context.now()) else None
 
 
 def known_token(stored: StoredToken) -> KnownToken:
-    """What is kept about a token that is valid."""
+    """What is known of a token that is valid."""
     identity = Identity(name=stored.name, scopes=allowed(stored.scopes), token_id=stored.id)
     return KnownToken(identity=identity, secret_hash=stored.secret_hash, expires_at=stored.expires_at)
 
 
 def is_valid(stored: StoredToken, key: TokenKey, now: datetime) -> bool:
-    """Whether the service takes the token."""
+    """Whether the service accepts the token."""
     return _state(stored, key, now) == "valid"
 
 
 def note_use(context: Context, token_id: str) -> None:
-    """Writes down that the token was used just now, unless another process has done so within the minute."""
+    """Records that the token was used just now, unless another process has done so within the minute."""
     now = context.now()
     with context.database.write() as connection:
         storage.touch(connection, token_id, now, now - timedelta(seconds=USE_NOTED_S))
@@ -207,11 +208,8 @@ def _state(stored: StoredToken, key: TokenKey, now: datetime) -> TokenState:
     return "valid" if stored.key_id == key.id else "foreign"
 
 
-SESSION_S = 12 * 3600
-
-
 def open_session(context: Context, key: TokenKey, identity: Identity) -> Credential:
-    """A new session of the token's holder. What the browser keeps is a secret of its own, not the token."""
+    """Opens a session for the token's holder. The browser keeps a secret of the session, not the token."""
     if identity.token_id is None:
         raise LookupError("a session needs a token")
     credential = new_credential(SESSION_PREFIX)
@@ -229,7 +227,7 @@ def open_session(context: Context, key: TokenKey, identity: Identity) -> Credent
 
 
 def known_by_session(context: Context, key: TokenKey, session_id: str) -> KnownToken | None:
-    """What is kept about a session; None where it is unknown or over, or its token is no longer valid."""
+    """What is known of a session; None where it is unknown or over, or its token is no longer valid."""
     now = context.now()
     with context.database.read() as connection:
         session = storage.session(connection, session_id)
@@ -241,6 +239,6 @@ def known_by_session(context: Context, key: TokenKey, session_id: str) -> KnownT
 
 
 def end_session(context: Context, session_id: str) -> None:
-    """Ends a session: its cookie is worth nothing any more."""
+    """Ends a session: its cookie is no longer valid."""
     with context.database.write() as connection:
         storage.end_session(connection, session_id)

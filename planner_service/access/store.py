@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredToken:
-    """A token as it is kept. `key_id` tells under which key its secret was hashed."""
+    """A token as it is stored. `key_id` names the key under which its secret was hashed."""
 
     id: str
     name: str
@@ -46,7 +46,7 @@ def server_key(connection: Connection, name: str) -> str | None:
 
 
 def add_server_key(connection: Connection, name: str, value: str, now: datetime) -> None:
-    """Keeps a key unless there is one already."""
+    """Stores a key unless there is one of this name already."""
     insert_once(connection, insert(server_keys).values(name=name, value=value, created_at=now))
 
 
@@ -63,12 +63,12 @@ def get(connection: Connection, token_id: str) -> StoredToken | None:
 
 
 def page(connection: Connection, cut: Cut, item: Callable[[StoredToken], T]) -> Page[T]:
-    """The newest tokens, those that are over among them."""
+    """A page of the tokens, newest first, those that are over among them."""
     return newest(connection, select(tokens), tokens, cut, lambda row: item(_token(row)))
 
 
 def any_valid(connection: Connection, key_id: str, now: datetime) -> bool:
-    """Whether there is a token that the service would take."""
+    """Whether there is a token that the service would accept."""
     query = select(tokens.c.sequence).where(tokens.c.key_id == key_id, *_valid(now)).limit(1)
     return connection.execute(query).one_or_none() is not None
 
@@ -79,14 +79,14 @@ def named(connection: Connection, name: str, now: datetime) -> list[StoredToken]
 
 
 def revoke(connection: Connection, token_id: str, now: datetime) -> None:
-    """Ends a token, and the sessions that it opened. The first time counts."""
+    """Revokes a token, and ends the sessions that it opened. The moment of the first time stays."""
     ended = update(tokens).where(tokens.c.id == token_id, tokens.c.revoked_at.is_(None)).values(revoked_at=now)
     connection.execute(ended)
     connection.execute(delete(sessions).where(sessions.c.token_id == token_id))
 
 
 def touch(connection: Connection, token_id: str, now: datetime, not_after: datetime) -> None:
-    """Notes that the token was used, unless another process has just noted it."""
+    """Records that the token was used, unless another process has just done so."""
     stale = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at <= not_after)
     connection.execute(update(tokens).where(tokens.c.id == token_id, stale).values(last_used_at=now))
 
@@ -94,7 +94,7 @@ def touch(connection: Connection, token_id: str, now: datetime, not_after: datet
 def add_session(
     connection: Connection, *, session_id: str, secret_hash: str, token_id: str, now: datetime, expires_at: datetime
 ) -> None:
-    """Stores a session; those that are over go."""
+    """Stores a session, and deletes those that are over."""
     connection.execute(delete(sessions).where(sessions.c.expires_at <= now))
     values = {"id": session_id, "secret_hash": secret_hash, "token_id": token_id}
     connection.execute(insert(sessions).values(**values, created_at=now, expires_at=expires_at))

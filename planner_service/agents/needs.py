@@ -1,4 +1,4 @@
-"""Needs: what a job asks of agents, and whether an agent has it."""
+"""Needs: what a job demands of agents, and which agents meet it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from pipeplan.protocol.jobs import Task, allows, factory_of, specs_of
 from planner_service.agents.store import KnownAgent
 
 NO_NEEDS = ("any", "{}")
-"""The id and the text of the needs of a job that any agent may take."""
+"""The id and the text of the needs of a job that any agent can take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """So many nodes at once, each with so many devices; of these agents if any are named, with these factories."""
+    """So many nodes at once, so many processes on each; only these agents if any are named; these factories allowed."""
 
     nodes: int = 1
     processes: int = 1
@@ -27,7 +27,7 @@ class Needs:
     __pydantic_config__: ClassVar = STRICT
 
     def lacks(self, agent: KnownAgent) -> str | None:
-        """What the agent has not; None for one that can take part."""
+        """What the agent lacks; None for one that can take part."""
         told = agent.told
         if self.agents and agent.name not in self.agents:
             return "is not named"
@@ -43,7 +43,7 @@ class Needs:
         return next((name for name in self.factories if not allows(agent.told.allow, name)), None)
 
     def others(self, agent: KnownAgent, among: Sequence[KnownAgent]) -> list[KnownAgent]:
-        """Those that can take part together with the agent."""
+        """The others that can take part together with the agent."""
         return [
             other
             for other in among
@@ -74,7 +74,7 @@ def read(text: str) -> Needs:
 
 
 def why_waiting(needs: Needs, alive: Sequence[KnownAgent]) -> str:
-    """Why no agent takes a job that is in the queue, in a sentence."""
+    """A sentence that says why no agent takes a job in the queue."""
     if not alive:
         return "no agent is alive"
     able = [agent for agent in alive if needs.lacks(agent) is None]

@@ -1,4 +1,4 @@
-"""Agents: they register, are heard of, and are lost when they are not."""
+"""Agents: they register, send heartbeats, and count as lost when they are silent for longer than a lease."""
 
 import secrets
 from datetime import datetime, timedelta
@@ -17,14 +17,14 @@ from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 
 ASKS_KNOWN = 6
-"""An agent that asks for work is written down again after so many parts of a lease's length."""
+"""That an agent asks for work is recorded so many times in a lease's length, not at each request."""
 
 
 def register(context: Context, told: Registration) -> tuple[Agent, bool]:
-    """Stores what an agent says of itself, and whether its name is new. Repeating it changes nothing but the time.
+    """Stores what an agent says of itself, and says whether its name is new. To repeat it changes only the time.
 
-    A new process of the same name takes the place of the older one, which is refused from then on. Raises
-    InvalidInputError for a text that does not print as one line.
+    A new process of the same name replaces the older one, which is refused from then on. Raises InvalidInputError for
+    a text that does not print as one line.
     """
     for field, value in told.model_dump().items():
         for text in value if isinstance(value, tuple) else (value,):
@@ -41,7 +41,10 @@ def register(context: Context, told: Registration) -> tuple[Agent, bool]:
 
 
 def present(context: Context, agent_id: str, presence: Presence) -> Agent:
-    """The agent is there, and may say that it drains. Raises NotFoundError, or ConflictError for an older process."""
+    """Records that the agent is alive, and whether it drains.
+
+    Raises NotFoundError, or ConflictError for an older process.
+    """
     now = context.now()
     with context.database.write() as connection:
         name = found("agent", agent_id, storage.get(connection, agent_id)).name
@@ -71,7 +74,7 @@ def newest(context: Context, cut: Cut) -> Page[Agent]:
 
 
 def asking(connection: Connection, request: LeaseRequest) -> KnownAgent | None:
-    """Who asks for work; None for an agent that never registered. Raises ConflictError for an older process."""
+    """The agent that asks for work; None for one that never registered. Raises ConflictError for an older process."""
     if request.instance is None:
         return None
     known = found("agent", request.agent, storage.claim(connection, request.agent))
@@ -80,7 +83,7 @@ def asking(connection: Connection, request: LeaseRequest) -> KnownAgent | None:
 
 
 def is_fresh(context: Context, known: KnownAgent | None, now: datetime) -> bool:
-    """Whether it is written down recently enough that this agent asks for work."""
+    """Whether it was recorded recently enough that this agent asks for work."""
     since = now - timedelta(seconds=context.lease_s / ASKS_KNOWN)
     return known is not None and known.asked_at is not None and known.asked_at > since
 

@@ -1,4 +1,4 @@
-"""Agents: a row each, by name, with what it said of itself, and when it was heard of."""
+"""Agents: a row each by name, with what it said of itself and when it was last heard of."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from planner_service.platform.listing import Listing
 from planner_service.platform.tables import agents
 
 _SEEN = update(agents).where(agents.c.name == bindparam("agent_name")).values(last_seen_at=bindparam("moment"))
-"""Made once: every report says it."""
+"""Made once: every report of an agent executes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAgent:
-    """An agent as it registered, and when it was heard of. `asked_at` is None while it has a job."""
+    """An agent as it registered, and when it was last heard of. `asked_at` is None while it has a job."""
 
     id: str
     told: Registration
@@ -32,12 +32,12 @@ class KnownAgent:
 
     @property
     def name(self) -> str:
-        """Its name, of which there is one."""
+        """The agent's name, which no other has."""
         return self.told.name
 
 
 def register(connection: Connection, agent_id: str, told: Registration, now: datetime) -> None:
-    """Stores the agent; one of its name, an earlier process on the node, is replaced."""
+    """Stores the agent. It replaces one of its name, which was an earlier process on the node."""
     values = {
         "instance": told.instance,
         "content": told.model_dump_json(),
@@ -78,16 +78,16 @@ def heard_since(connection: Connection, since: datetime) -> list[KnownAgent]:
 
 
 def idle(connection: Connection, since: datetime) -> list[KnownAgent]:
-    """The agents that have asked for work since then and have none, by name; those that others just take are skipped.
+    """The agents that have asked for work since then and have none, by name, without those that others hold.
 
-    Waiting for none of them, two transactions that choose agents never wait for each other.
+    Transactions that choose agents skip each other's and so never wait for each other.
     """
     query = select(agents).where(agents.c.asked_at >= since, agents.c.draining.is_(False)).order_by(agents.c.name)
     return [_known(row) for row in connection.execute(query.with_for_update(skip_locked=True))]
 
 
 def seen(connection: Connection, name: str, now: datetime, *, draining: bool | None = None) -> None:
-    """It was heard of."""
+    """Records that the agent was heard of."""
     if draining is None:
         connection.execute(_SEEN, {"agent_name": name, "moment": now})
     else:
@@ -95,12 +95,12 @@ def seen(connection: Connection, name: str, now: datetime, *, draining: bool | N
 
 
 def asked(connection: Connection, name: str, now: datetime) -> None:
-    """It asked for work and has got none."""
+    """Records that the agent asked for work and got none."""
     _set(connection, (name,), last_seen_at=now, asked_at=now, job_id=None)
 
 
 def given(connection: Connection, names: Iterable[str], job_id: str) -> None:
-    """These have got a job."""
+    """Records that these agents got a job."""
     _set(connection, tuple(names), asked_at=None, job_id=job_id)
 
 

@@ -1,16 +1,12 @@
-"""The aliases: names that point at plans.
-
-One alias's page: where it points, and what it pointed at before.
-"""
+"""Pages of the aliases: their list, and where one points and has pointed before."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from pipeplan.errors import NotFoundError
 from pipeplan.protocol.listing import ListQuery
-from pipeplan.protocol.plans import Alias, AliasQuery
+from pipeplan.protocol.plans import AliasQuery
 from planner_service.aliases import service as aliases
-from planner_service.platform.context import Context
 from planner_service.platform.pages import page, query_of
 from planner_service.platform.requests import Services
 
@@ -27,12 +23,8 @@ def list_aliases(services: Services, request: Request) -> HTMLResponse:
 def show_alias(services: Services, request: Request, name: str) -> HTMLResponse:
     """One alias and a page of its history, which outlives it."""
     moves = aliases.history(services, name, query_of(ListQuery, request))
-    return page(request, "aliases/alias.html", name=name, alias=_present(services, name), moves=moves)
-
-
-def _present(context: Context, name: str) -> Alias | None:
-    """The alias; None for one that was deleted."""
     try:
-        return aliases.get(context, name)
+        alias = aliases.get(services, name)
     except NotFoundError:
-        return None
+        alias = None  # it was deleted
+    return page(request, "aliases/alias.html", name=name, alias=alias, moves=moves)

@@ -1,9 +1,6 @@
-"""Aliases: moved one at a time, by whoever knows where they point, and never without a trace."""
+"""Aliases: names that point at plans. Each change may demand what the alias was before, and goes into its history."""
 
 from dataclasses import dataclass
-from datetime import datetime
-
-from sqlalchemy import Connection
 
 from pipeplan.errors import InvalidInputError, PreconditionFailedError
 from pipeplan.protocol.listing import ListQuery, Page
@@ -14,7 +11,7 @@ from planner_service.platform.context import Context, found
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What must hold for a change to be made: the alias's version is one of these, it is there, or it is not."""
+    """What must hold for a change: the alias has one of these versions, it exists, or it does not exist."""
 
     versions: tuple[str, ...] | None = None
     present: bool = False
@@ -39,7 +36,19 @@ def put(context: Context, name: str, plan_id: str, *, by: str, expected: Expecte
     """Points the name at the plan, and says whether the name is new. Where it points there already, nothing changes."""
     require_name(name)
     with context.database.write() as connection:
-        new = _put(connection, name, plan_id, by, expected, context.now())
+        now = context.now()
+        if not storage.hold_plan(connection, plan_id):
+            raise InvalidInputError("plan_id", "must be the id of a stored plan", plan_id)
+
+        current = storage.locked(connection, name)
+        expected.check(name, current)
+        new = current is None and storage.add(connection, name, plan_id, by, now)
+        if current is None and not new:  # another transaction has just added it
+            current = storage.locked(connection, name)
+            expected.check(name, current)
+
+        if new or (current is not None and current.plan_id != plan_id):
+            storage.move(connection, name, plan_id, by, now)
         return found("alias", name, storage.get(connection, name)), new
 
 
@@ -73,17 +82,3 @@ def delete(context: Context, name: str, *, by: str, expected: Expected = ANYTHIN
         expected.check(name, alias)
         found("alias", name, alias)
         storage.remove(connection, name, by, context.now())
-
-
-def _put(connection: Connection, name: str, plan_id: str, by: str, expected: Expected, now: datetime) -> bool:
-    if not storage.hold_plan(connection, plan_id):
-        raise InvalidInputError("plan_id", "must be the id of a stored plan", plan_id)
-    current = storage.locked(connection, name)
-    expected.check(name, current)
-    new = current is None and storage.add(connection, name, plan_id, by, now)
-    if current is None and not new:  # somebody else has just made it
-        current = storage.locked(connection, name)
-        expected.check(name, current)
-    if new or (current is not None and current.plan_id != plan_id):
-        storage.move(connection, name, plan_id, by, now)
-    return new

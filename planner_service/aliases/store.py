@@ -1,4 +1,4 @@
-"""Aliases: where each points, and every move that it made."""
+"""Aliases: the rows of where each points, and of every move that it made."""
 
 from datetime import datetime
 from typing import Any
@@ -31,20 +31,20 @@ def hold_plan(connection: Connection, plan_id: str) -> bool:
 
 
 def add(connection: Connection, name: str, plan_id: str, by: str, now: datetime) -> bool:
-    """A new name; False where somebody else has just made it."""
+    """Adds a name; False where another transaction has just added it."""
     row = insert(aliases).values(name=name, plan_id=plan_id, version=0, moved_by=by, created_at=now, moved_at=now)
     return insert_once(connection, row)
 
 
 def move(connection: Connection, name: str, plan_id: str, by: str, now: datetime) -> None:
-    """Points the name at the plan, and writes down that it was."""
+    """Points the name at the plan, and records the move."""
     version = _record(connection, name, plan_id, by, now)
     values = {"plan_id": plan_id, "version": version, "moved_by": by, "moved_at": now}
     connection.execute(update(aliases).where(aliases.c.name == name).values(**values))
 
 
 def remove(connection: Connection, name: str, by: str, now: datetime) -> None:
-    """Takes the name away, and writes down that it was. Its history stays."""
+    """Deletes the name, and records that. Its history stays."""
     connection.execute(delete(aliases).where(aliases.c.name == name))
     _record(connection, name, None, by, now)
 
@@ -65,6 +65,7 @@ def history(connection: Connection, name: str, query: ListQuery) -> Page[AliasMo
 
 
 def _record(connection: Connection, name: str, plan_id: str | None, by: str, now: datetime) -> int:
+    """Adds a move to the history; its number is the alias's version."""
     row = insert(alias_moves).values(name=name, plan_id=plan_id, moved_by=by, moved_at=now)
     return int(connection.execute(row.returning(alias_moves.c.sequence)).scalar_one())
 

@@ -1,10 +1,14 @@
-"""Caching: entity tags, and what lies ready. Documents are stored by content, so that an id is a strong entity tag."""
+"""Caching: entity tags, and the short way to documents and lists.
+
+Documents are stored under their content's id, which is therefore a strong entity tag. `document_response` answers with
+one. `Express` answers for documents and lists before any route is looked for, and `Head` answers HEAD as GET.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
@@ -24,21 +28,24 @@ from planner_service.platform.requests import KEY
 from planner_service.platform.stored import Noun
 
 IMMUTABLE = "private, max-age=31536000, immutable"
-"""Of what is named by its content's hash."""
+"""The Cache-Control of what is named by its content's hash."""
 
 REVALIDATE = "private, no-cache"
-"""Of what may change under its name: to be asked for each time, with the tag of what is there."""
+"""The Cache-Control of what may change under its name: to be asked for each time, with the tag that the caller has."""
 
 JSON = "application/json"
 READERS = 4
+VERSION = version("pipeplan")
 
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "It is what the caller has (If-None-Match)"}}
-"""What routes that answer with entity tags add to their description."""
+"""What routes that answer with entity tags add to their OpenAPI description."""
+
+Answer = Callable[[Context], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentLane:
-    """A route of immutable documents: which, where, for whom, and what reads one that does not lie ready."""
+    """A route of immutable documents: their noun, its path and scopes, and what reads one that is not in the cache."""
 
     noun: Noun
     path: str
@@ -54,7 +61,7 @@ def document_response(
     cache_control: str = IMMUTABLE,
     media_type: str = JSON,
 ) -> Response:
-    """The content under the tag of its identity; 304 and no content for whoever has it."""
+    """The content with its identity as the entity tag; 304 without content for a caller that has it."""
     tag = f'"{identity}"'
     headers = {"ETag": tag, "Cache-Control": cache_control}
     if _matches(request.headers.get("if-none-match"), tag):
@@ -63,12 +70,12 @@ def document_response(
 
 
 def derived_tag(identity: str, *parameters: object) -> str:
-    """The identity of what this version makes of a document."""
-    return ".".join((identity, *map(str, parameters), _version()))
+    """The identity of what this version of ours makes of a document."""
+    return ".".join((identity, *map(str, parameters), VERSION))
 
 
 def stored(services: Context, noun: Noun, identity: str, load: Callable[[Context, str], str]) -> bytes:
-    """A document's bytes, from where it lies ready or as it is read, which puts it there. Raises NotFoundError."""
+    """A document's bytes, from the cache or from the database into the cache. Raises NotFoundError."""
     ready = services.documents.get(noun, identity)
     if ready is None:
         ready = load(services, identity).encode()
@@ -76,12 +83,9 @@ def stored(services: Context, noun: Noun, identity: str, load: Callable[[Context
     return ready
 
 
-Answer = Callable[[Context], bytes]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListLane:
-    """A route of a list: where, for whom, and what answers its query; None for a query that the route has to judge."""
+    """A route of a list: its path and scopes, and what answers its query; None for a query that is the route's."""
 
     path: str
     scopes: tuple[TokenScope, ...]
@@ -89,12 +93,12 @@ class ListLane:
 
 
 class Express:
-    """Answers for documents and lists before any route is looked for: that takes longer than the answer.
+    """Answers for documents and lists before any route is looked for, which would take longer than the answer.
 
-    Stands behind everything that checks callers, and asks for the scopes that the route asks for. All else, queries
-    that cannot be read among it, is the routes'. Lists are read in a few threads: never more than there are connections
-    to a database, and not so many that they wait for one another. What a database gives at once is read right here:
-    to hand it over to a thread and back takes longer than to read it.
+    It stands behind everything that checks callers, and asks for the scopes that the route asks for. All else goes to
+    the routes, queries that cannot be read among it. A few threads read: never more than there are connections to the
+    database, and not so many that they wait for one another. Where the database answers at once, this thread reads: to
+    hand the work to another and back takes longer than to read.
     """
 
     def __init__(
@@ -117,7 +121,10 @@ class Express:
             await self._document(scope, receive, send)
 
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
-        lane, identity = self._asked_for(scope["path"])
+        """Answers for /v1/NOUN/ID; any other request goes to the routes."""
+        parts = scope["path"].split("/")
+        lane = self._lanes.get(parts[2]) if len(parts) == 4 and parts[1] == "v1" else None
+        identity = parts[-1]
         if lane is None or scope["query_string"] or not _may(scope, lane.scopes) or not is_content_id(identity):
             await self._app(scope, receive, send)
             return
@@ -126,10 +133,21 @@ class Express:
         if content is None:
             read = partial(stored, self._context, lane.noun, identity, lane.load)
             content = await self._read(read, scope, receive, send)
-        if content is not None:
-            await _answer(scope, send, identity, content)
+        if content is None:
+            return
+
+        tag = f'"{identity}"'
+        headers = [(b"etag", tag.encode()), (b"cache-control", IMMUTABLE.encode())]
+        if _matches(Headers(scope=scope).get("if-none-match"), tag):
+            await send({"type": "http.response.start", "status": 304, "headers": headers})
+            await send({"type": "http.response.body"})
+            return
+        headers += [(b"content-type", JSON.encode()), (b"content-length", str(len(content)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
 
     async def _list(self, lane: ListLane, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers the list's query, or leaves it to the route."""
         answer = lane.answer(scope["query_string"]) if _may(scope, lane.scopes) else None
         if answer is None:
             await self._app(scope, receive, send)
@@ -143,7 +161,7 @@ class Express:
         await send({"type": "http.response.body", "body": content})
 
     async def _read(self, read: Callable[[], bytes], scope: Scope, receive: Receive, send: Send) -> bytes | None:
-        """What the database gives; None where the caller has been told why there is nothing."""
+        """What the database gives; None where it failed and the problem is sent already."""
         try:
             if self._context.database.reads_at_once:
                 return read()
@@ -154,12 +172,6 @@ class Express:
             await response(scope, receive, send)
             return None
 
-    def _asked_for(self, path: str) -> tuple[DocumentLane | None, str]:
-        parts = path.split("/")
-        if len(parts) != 4 or parts[1] != "v1":
-            return None, ""
-        return self._lanes.get(parts[2]), parts[3]
-
 
 class Head:
     """Answers HEAD as the GET would be, without its content."""
@@ -168,7 +180,7 @@ class Head:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Asks for the content and leaves it away; who streams it is told that nobody listens."""
+        """Asks for the content and drops it. What streams it gets a disconnect once the headers are sent."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -194,26 +206,9 @@ def _may(scope: Scope, scopes: tuple[TokenScope, ...]) -> bool:
     return caller is not None and not caller.scopes.isdisjoint(scopes)
 
 
-async def _answer(scope: Scope, send: Send, identity: str, content: bytes) -> None:
-    tag = f'"{identity}"'
-    headers = [(b"etag", tag.encode()), (b"cache-control", IMMUTABLE.encode())]
-    if _matches(Headers(scope=scope).get("if-none-match"), tag):
-        await send({"type": "http.response.start", "status": 304, "headers": headers})
-        await send({"type": "http.response.body"})
-        return
-    headers += [(b"content-type", JSON.encode()), (b"content-length", str(len(content)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
-
-
 def _matches(if_none_match: str | None, tag: str) -> bool:
-    """Whether the caller has what the tag is of: the comparison is the weak one, as RFC 9110 has it for reading."""
+    """Whether the caller has what the tag names, by the weak comparison, as RFC 9110, section 13.1.2, demands."""
     if if_none_match is None:
         return False
     tags = (one.strip().removeprefix("W/") for one in if_none_match.split(","))
     return any(one in (tag, "*") for one in tags)
-
-
-@cache
-def _version() -> str:
-    return version("pipeplan")

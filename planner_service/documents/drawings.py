@@ -1,6 +1,7 @@
-"""Block chart: a stacked bar a block, of what it takes. Pure geometry; the template writes the SVG.
+"""Drawings: the block charts of a profile and the levels of a cluster. Pure geometry; the templates write the SVG.
 
-Cluster drawing: levels from the outside in, the first unit of each opened below. Pure geometry.
+A block chart has a stacked bar for each block: its times, or its memory. A cluster's drawing has a row for each level,
+from the outermost one down; the first unit of each is opened in the row below.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,14 @@ HEIGHT = 220.0
 LEFT, RIGHT, TOP, BOTTOM = 84.0, 1150.0, 12.0, 190.0
 MOST_BARS = 240
 GAP = 0.15
-"""The part of a bar's place that stays empty."""
+"""The share of a bar's place that stays empty."""
+
+CLUSTER_WIDTH = 1160.0
+CLUSTER_LEFT = 300.0
+ROW_HEIGHT = 74.0
+MOST_BOXES = 16
+LETTER_WIDTH = 7.0
+MOST_LEVELS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +64,7 @@ class BlockBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockChart:
-    """The bars, the axes, and how many blocks stand behind a bar."""
+    """The bars, the axes, and how many blocks a bar stands for."""
 
     bars: tuple[BlockBar, ...]
     values: tuple[Tick, ...]
@@ -86,20 +94,26 @@ def _chart(
     columns: Sequence[BlockColumn], label: Callable[[float], str], axis: Callable[[float], tuple[Tick, ...]]
 ) -> BlockChart | None:
     blocks_a_bar = max(1, -(-len(columns) // MOST_BARS))
-    starts = range(0, len(columns), blocks_a_bar)
-    drawn = [_together(columns[start : start + blocks_a_bar], start) for start in starts]
+    drawn = [_together(columns[start : start + blocks_a_bar], start) for start in range(0, len(columns), blocks_a_bar)]
     most = max((column.total + column.spread / 2 for column in drawn), default=0.0)
     if not most > 0:
         return None
+
+    # The numbers of blocks stand under the middles of their bars.
+    place = (RIGHT - LEFT) / len(columns)
+    last = max(len(columns) - 1, 1)
+    end = LEFT + place * (last + 0.5)
+    blocks = ticks(0.0, last, start=LEFT + place / 2, end=end, most=min(12, last), label=lambda block: f"{block:g}")
     return BlockChart(
         bars=tuple(_bar(column, index, len(drawn), most, label) for index, column in enumerate(drawn)),
         values=axis(most),
-        blocks=_block_ticks(len(columns)),
+        blocks=blocks,
         blocks_a_bar=blocks_a_bar,
     )
 
 
 def _together(columns: Sequence[BlockColumn], start: int) -> BlockColumn:
+    """The sum of neighbouring blocks; one block alone keeps its spread."""
     if len(columns) == 1:
         return BlockColumn(name=f"{start}: {columns[0].name}", parts=columns[0].parts, spread=columns[0].spread)
     names = [kind for kind, _ in columns[0].parts]
@@ -108,6 +122,7 @@ def _together(columns: Sequence[BlockColumn], start: int) -> BlockColumn:
 
 
 def _bar(column: BlockColumn, index: int, bars: int, most: float, label: Callable[[float], str]) -> BlockBar:
+    """The bar at an index among so many, in a chart whose highest bar has `most`."""
     place = (RIGHT - LEFT) / bars
     scale = (BOTTOM - TOP) / most
     x, width = LEFT + place * (index + GAP / 2), place * (1 - GAP)
@@ -127,22 +142,6 @@ def _bar(column: BlockColumn, index: int, bars: int, most: float, label: Callabl
     )
 
 
-def _block_ticks(blocks: int) -> tuple[Tick, ...]:
-    """Numbers under the middles of bars."""
-    place = (RIGHT - LEFT) / blocks
-    last = max(blocks - 1, 1)
-    end = LEFT + place * (last + 0.5)
-    return ticks(0.0, last, start=LEFT + place / 2, end=end, most=min(12, last), label=lambda block: f"{block:g}")
-
-
-CLUSTER_WIDTH = 1160.0
-LEFT = 300.0
-ROW_HEIGHT = 74.0
-MOST_BOXES = 16
-LETTER_WIDTH = 7.0
-MOST_LEVELS = 12
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
     """One unit of a level; `opened` is the one whose inside is the row below."""
@@ -155,7 +154,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelRow:
-    """The units that a level joins, and its links. Units beyond the drawn ones are counted in the last box."""
+    """The units that a level joins, and its links. The last box counts the units that are not drawn."""
 
     y: float
     name: str
@@ -173,7 +172,7 @@ class ClusterDrawing:
 
 
 def cluster_drawing(cluster: Cluster) -> ClusterDrawing:
-    """The drawing. The innermost levels come last; of very many levels the outermost are left out."""
+    """The drawing, with the innermost level last. Beyond MOST_LEVELS the outermost levels are left out."""
     shown = cluster.levels[:MOST_LEVELS]
     units = [1]
     for level in shown:
@@ -186,16 +185,18 @@ def cluster_drawing(cluster: Cluster) -> ClusterDrawing:
 
 
 def _row(cluster: Cluster, level: Level, devices: int, position: int, *, innermost: bool) -> LevelRow:
+    """The row of a level whose units have so many devices each."""
     drawn = min(level.size, MOST_BOXES)
-    place = (CLUSTER_WIDTH - LEFT) / drawn
+    place = (CLUSTER_WIDTH - CLUSTER_LEFT) / drawn
     texts = [_device_name(cluster, index) if innermost else f"{count(devices)} devices" for index in range(drawn)]
     if level.size > drawn:
         texts[-1] = f"+{count(level.size - drawn + 1)}"
     boxes = tuple(
         Box(
-            x=LEFT + index * place + 3,
+            x=CLUSTER_LEFT + index * place + 3,
             width=place - 6,
-            text=_fitting(text, place),
+            # The text, or its first word, or nothing: what has room.
+            text=next((each for each in (text, text.split(" ")[0]) if LETTER_WIDTH * len(each) + 6 <= place), ""),
             opened=index == 0 and not innermost,
         )
         for index, text in enumerate(texts)
@@ -211,6 +212,7 @@ def _row(cluster: Cluster, level: Level, devices: int, position: int, *, innermo
 
 
 def _device_name(cluster: Cluster, rank: int) -> str:
+    """The name of the device at a rank; groups take ranks in their order."""
     if not cluster.groups:
         return cluster.device.name
     counted = 0
@@ -219,8 +221,3 @@ def _device_name(cluster: Cluster, rank: int) -> str:
         if rank < counted:
             return group.device.name
     return cluster.device.name
-
-
-def _fitting(text: str, width: float) -> str:
-    """The text, or its first word, or nothing: what has room."""
-    return next((each for each in (text, text.split(" ")[0]) if LETTER_WIDTH * len(each) + 6 <= width), "")

@@ -1,10 +1,7 @@
-"""One profile's page: its blocks' times and memory, as charts and as a table.
+"""Pages of the profiles and the clusters.
 
-The profiles.
-
-One cluster's page: its levels, drawn and as a table.
-
-The clusters.
+A profile's page shows the times and the memory of its blocks, as charts and as a table. A cluster's page shows its
+levels, as a drawing and as a table.
 """
 
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ from planner_service.platform.pages import page, query_of
 from planner_service.platform.requests import Services
 
 MOST_ROWS = 300
+"""Blocks in the table of a profile."""
 
 router = APIRouter()
 
@@ -41,7 +39,7 @@ class MeasuredSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileView:
-    """What the page shows; sums are over all blocks, of which the table has the first."""
+    """What a profile's page shows. Sums are over all blocks; the table has the first MOST_ROWS."""
 
     id: str
     model: Model
@@ -78,7 +76,7 @@ def profile_view(context: Context, profile_id: str, wanted: str) -> ProfileView:
 
 
 def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
-    """The page of the profile that the text holds."""
+    """The page of the profile that the text holds. The parser's process imports this by its name."""
     profile = parse(Profile, content)
     sizes = tuple(sorted(measurement.microbatch_size for measurement in profile.blocks[0].measurements))
     rule = f"must be one that was measured: {', '.join(map(str, sizes))}"
@@ -86,6 +84,10 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
     microbatch_size = int(wanted) if wanted else sizes[-1]
     measured = [(block, block.at(microbatch_size)) for block in profile.blocks]
     shown = measured[:MOST_ROWS]
+
+    # The spread is a share of the times, over all blocks that have one.
+    spreads = [s for _, at in measured for s in (at.forward_spread_s, at.backward_spread_s) if s is not None]
+    compute_s = sum(at.compute_s for _, at in measured)
     return ProfileView(
         id=profile_id,
         model=profile.model,
@@ -108,7 +110,7 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
         backward_s=sum(at.backward_s for _, at in measured),
         weight_bytes=sum(block.weight_bytes for block, _ in measured),
         activation_bytes=sum(at.activation_bytes for _, at in measured),
-        spread=_spread([at for _, at in measured]),
+        spread=sum(spreads) / compute_s if spreads and compute_s > 0 else None,
     )
 
 
@@ -124,18 +126,6 @@ def _memory(block: Block, at: Measurement) -> BlockColumn:
         ("transient", float(at.workspace_bytes)),
     )
     return BlockColumn(name=block.name, parts=parts)
-
-
-def _spread(measurements: list[Measurement]) -> float | None:
-    """The spreads as a share of the times, over all blocks; None where none was measured."""
-    spreads = [
-        spread_s
-        for at in measurements
-        for spread_s in (at.forward_spread_s, at.backward_spread_s)
-        if spread_s is not None
-    ]
-    compute_s = sum(at.compute_s for at in measurements)
-    return sum(spreads) / compute_s if spreads and compute_s > 0 else None
 
 
 @router.get("/profiles")

@@ -1,7 +1,4 @@
-"""Routes of the profiles.
-
-Routes of the clusters.
-"""
+"""Routes of the profiles and the clusters."""
 
 from typing import Annotated
 
@@ -25,9 +22,11 @@ from planner_service.platform.requests import (
     takes,
 )
 
-profile_router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
-
 PROFILE = DocumentLane(noun="profiles", path="/v1/profiles/{profile_id}", scopes=("read",), load=profiles.document)
+CLUSTER = DocumentLane(noun="clusters", path="/v1/clusters/{cluster_id}", scopes=("read",), load=clusters.document)
+
+profile_router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
+cluster_router = APIRouter(prefix="/v1/clusters", tags=["clusters"])
 
 
 @profile_router.post(
@@ -56,11 +55,6 @@ def get_profile(services: Services, request: Request, profile_id: str) -> Respon
     """A profile's document. It never changes: its id is its entity tag."""
     content = stored(services, PROFILE.noun, profile_id, profiles.document)
     return document_response(request, profile_id, lambda: content)
-
-
-cluster_router = APIRouter(prefix="/v1/clusters", tags=["clusters"])
-
-CLUSTER = DocumentLane(noun="clusters", path="/v1/clusters/{cluster_id}", scopes=("read",), load=clusters.document)
 
 
 @cluster_router.post(

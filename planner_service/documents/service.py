@@ -1,4 +1,4 @@
-"""Profiles and clusters: stored by content, never changed."""
+"""Profiles and clusters: stored under their content's id, and never changed."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -17,7 +17,7 @@ Document = TypeVar("Document", bound=Profile | Cluster)
 
 
 class StoredDocuments(Generic[Document, Packed, Summary, Query]):
-    """One kind of document. `noun` names it in errors, `pack` brings it into the form in which it is stored."""
+    """One kind of document. `noun` names it in errors; `pack` makes the form in which it is stored."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class StoredDocuments(Generic[Document, Packed, Summary, Query]):
         self._query = query
 
     def read(self, content: bytes) -> Packed:
-        """The document that a body holds, as it is stored. Raises InvalidInputError."""
+        """The document of a body in the form in which it is stored. Raises InvalidInputError."""
         return self._pack(parse_sent(self._kind, content))
 
     def create(self, context: Context, document: Document) -> tuple[Summary, bool]:
@@ -42,7 +42,7 @@ class StoredDocuments(Generic[Document, Packed, Summary, Query]):
         return self.keep(context, self._pack(document))
 
     def keep(self, context: Context, document: Packed) -> tuple[Summary, bool]:
-        """The same of one that is packed."""
+        """Stores a packed document, and says whether it is new."""
         with context.database.write() as connection:
             new = self._table.add(connection, document, context.now())
             return found(self._noun, document.id, self._table.summary(connection, document.id)), new

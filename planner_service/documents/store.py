@@ -45,9 +45,9 @@ Query = TypeVar("Query", bound=ListQuery)
 
 
 class DocumentTable(Generic[Packed, Summary, Query]):
-    """The rows of one kind of document. They are added and never changed.
+    """The rows of one kind of document, which are added and never changed.
 
-    `filters` has the column behind each field of the query, `sorts` the columns by which lists may be sorted.
+    `filters` has the column of each field of the query, `sorts` the columns by which lists may be sorted.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DocumentTable(Generic[Packed, Summary, Query]):
 
 
 def packed_profile(profile: Profile) -> PackedProfile:
-    """Packs a profile, a second of work for a large one, and neither transaction nor event loop waits for it."""
+    """Packs a profile. A large one takes a second: to be called outside transactions and off the event loop."""
     content = canonical_json(profile)
     return PackedProfile(
         id=text_id(content),

@@ -1,8 +1,7 @@
-"""Feed: follows events as they come, for any number of followers, without a thread or a connection for each.
+"""Feed: follows events as they come, for many followers, without a thread or a connection for each.
 
-One look at the table every so often tells which of the subjects that are followed have something new; their followers
-then read it. So it does not matter which process of the service has written it, and a follower costs nothing while
-nothing happens.
+A single query every LOOK_S tells which of the followed subjects have new events; their followers then read them. So it
+does not matter which process of the service wrote an event, and a follower costs nothing while nothing happens.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ RETRY_AFTER_S = 5.0
 
 
 class Feed:
-    """The events of the subjects that are followed, at most so many followers at a time."""
+    """The events of the subjects that are followed, for at most so many followers at a time."""
 
     def __init__(self, context: Context, *, followers: int) -> None:
         self._context = context
@@ -47,9 +46,9 @@ class Feed:
     async def follow(
         self, subject: Subject, after: int, *, silence_s: float, longest_s: float
     ) -> AsyncGenerator[Event | None, None]:
-        """The events that follow a number, None where nothing happened for a while; it ends with the subject's last.
+        """The events after a number, and None whenever none came for `silence_s`; it ends with the subject's last one.
 
-        It also ends after `longest_s`, or when the service stops: whoever follows comes back with the last number.
+        It also ends after `longest_s`, or when the service stops: a follower comes back with the last number it has.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + longest_s
@@ -57,14 +56,19 @@ class Feed:
             while not self._closed and loop.time() < until_s:
                 news.clear()
                 page: list[Event] = []
-                with suppress(ServiceError):  # the database is away: there is nothing to tell meanwhile
+                with suppress(ServiceError):  # while the database is away there is nothing to report
                     page = await asyncio.to_thread(events.after, self._context, subject, after)
                 for event in page:
                     yield event
                     after = event.number
                 if page and page[-1].ends:
                     return
-                if len(page) < events.PAGE and not await _within(news, silence_s):
+                if len(page) == events.PAGE:
+                    continue  # more is waiting in the table
+                try:
+                    async with asyncio.timeout(silence_s):
+                        await news.wait()
+                except TimeoutError:
                     yield None
 
     async def ends_within(self, subject: Subject, duration_s: float) -> bool:
@@ -86,17 +90,19 @@ class Feed:
             self._loop.call_soon_threadsafe(self._wake)
 
     def hint(self, subject: Subject) -> None:
-        """Something happened to it in this very process: its followers need not wait for the next look."""
+        """Wakes the subject's followers: this process has written an event, which need not wait for the next look."""
         for news in self._followers.get(subject, ()):
             news.set()
 
     def _wake(self) -> None:
+        """Wakes all followers."""
         for of_subject in self._followers.values():
             for news in of_subject:
                 news.set()
 
     @contextmanager
     def _following(self, subject: Subject) -> Iterator[asyncio.Event]:
+        """Counts a follower in, and gives what wakes it. The table is looked at only while there are followers."""
         news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._followers[subject].add(news)
@@ -114,24 +120,12 @@ class Feed:
                 self._watch = None
 
     async def _look(self) -> None:
+        """Looks at the table again and again, and wakes the followers of what has new events."""
         while True:
             await asyncio.sleep(LOOK_S)
             with suppress(ServiceError):
                 newest = await asyncio.to_thread(events.newest, self._context, tuple(self._followers))
                 for subject, number in newest.items():
-                    self._tell(subject, number)
-
-    def _tell(self, subject: Subject, number: int) -> None:
-        if subject in self._followers and self._newest.get(subject) != number:
-            self._newest[subject] = number
-            for news in self._followers[subject]:
-                news.set()
-
-
-async def _within(news: asyncio.Event, duration_s: float) -> bool:
-    try:
-        async with asyncio.timeout(duration_s):
-            await news.wait()
-    except TimeoutError:
-        return False
-    return True
+                    if subject in self._followers and self._newest.get(subject) != number:
+                        self._newest[subject] = number
+                        self.hint(subject)

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, format_sse_event
 
-from pipeplan.protocol.runs import Event
 from planner_service.access.auth import scope
 from planner_service.events import service as events
 from planner_service.events.feed import Feed
@@ -18,10 +17,10 @@ from planner_service.platform.context import Context
 from planner_service.platform.requests import Services
 
 SILENCE_S = 15.0
-"""After so long without an event a comment is sent, so that nobody on the way takes the connection for dead."""
+"""After so long without an event a comment is sent: nothing between us and the caller takes the connection for dead."""
 
 LONGEST_S = 900.0
-"""A stream ends after so long, and whoever follows comes back: with a token that is still valid."""
+"""A stream ends after so long, and its caller comes back with a token, which must still be valid."""
 
 RETRY_MS = 1000
 LARGEST_NUMBER = 2**31 - 1
@@ -62,17 +61,14 @@ async def follow_run(
 
 
 async def _stream(request: Request, context: Context, subject: Subject, after: int) -> Response:
+    """Follows a subject; 204 where it has ended and nothing came after the number. Raises NotFoundError."""
     feed: Feed = request.app.state.feed
-    if not await run_in_threadpool(_has_more, context, subject, after):
+    ended = await run_in_threadpool(events.has_ended, context, subject)
+    if ended and not await run_in_threadpool(events.after, context, subject, after):
         return Response(status_code=HTTPStatus.NO_CONTENT)
     feed.require_room()
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return EventSourceResponse(_sent(feed, subject, after), headers=headers)
-
-
-def _has_more(context: Context, subject: Subject, after: int) -> bool:
-    """Whether anything came after the number, or may come. Raises NotFoundError."""
-    return not events.has_ended(context, subject) or bool(events.after(context, subject, after))
 
 
 async def _sent(feed: Feed, subject: Subject, after: int) -> AsyncGenerator[bytes, None]:
@@ -80,8 +76,7 @@ async def _sent(feed: Feed, subject: Subject, after: int) -> AsyncGenerator[byte
     following = feed.follow(subject, after, silence_s=SILENCE_S, longest_s=LONGEST_S)
     async with aclosing(following):
         async for event in following:
-            yield format_sse_event(comment="still here") if event is None else _text(event)
-
-
-def _text(event: Event) -> bytes:
-    return format_sse_event(id=str(event.number), event=event.kind, data_str=event.model_dump_json())
+            if event is None:
+                yield format_sse_event(comment="still here")
+            else:
+                yield format_sse_event(id=str(event.number), event=event.kind, data_str=event.model_dump_json())

@@ -1,4 +1,4 @@
-"""Events: what happened to jobs and runs, kept with what changed, so that whoever follows misses nothing."""
+"""Events: what happened to jobs and runs, stored in the transaction of each change: a follower misses nothing."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -12,10 +12,12 @@ from planner_service.events.store import Subject
 from planner_service.platform.context import Context, found
 
 PAGE = 200
+"""The most events that are read at once."""
+
 TOLD = frozenset(
     {"state", "attempts", "agent", "progress", "error", "profile_id", "cluster_id", "run_id", "plan_id", "infeasible"}
 )
-"""What an event tells of its job."""
+"""The fields of its job that an event holds."""
 
 
 def record(
@@ -34,7 +36,7 @@ def record(
 
 
 def record_job(connection: Connection, job: Job, now: datetime, kind: str | None = None) -> None:
-    """Appends what the job is now, to its own events and to its run's; the kind is its state unless one is given."""
+    """Appends the job's present fields to its own events and to its run's. `kind` is its state unless it is given."""
     data = job.model_dump(mode="json", include=set(TOLD), exclude_none=True)
     record(connection, "job", job.id, kind or job.state, data, now)
     if job.run_id is not None:

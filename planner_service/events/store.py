@@ -1,4 +1,4 @@
-"""Events: appended in the transaction of the change that they tell of, read by what follows a number."""
+"""Events: appended in the transaction of the change that they report, and read from a number on."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -17,7 +17,7 @@ Subject = tuple[SubjectKind, str]
 
 
 def add(connection: Connection, subject: Subject, kind: str, data: Mapping[str, object], now: datetime) -> None:
-    """Appends an event. The transaction must have written the subject's job before: that keeps numbers apart."""
+    """Appends an event. The transaction must have written the subject's job before: that lock keeps numbers apart."""
     values = {"subject": subject[1], "of_kind": kind, "told": canonical_json(data), "moment": now}
     connection.execute(_append(subject[0]), values)
 
@@ -62,7 +62,7 @@ def state(connection: Connection, subject: Subject) -> str | None:
 
 @cache
 def _append(kind: SubjectKind) -> Insert:
-    """The statement, made once: to build it takes longer than to execute it."""
+    """The statement that appends, made once for each kind: to build it takes longer than to execute it."""
     column = _column(kind)
     subject: BindParameter[str] = bindparam("subject")
     last = select(func.coalesce(func.max(events.c.number), 0)).where(column == subject).scalar_subquery()

@@ -43,7 +43,7 @@ def time_ticks(span_s: float, *, start: float, end: float) -> tuple[Tick, ...]:
 
 
 def memory_ticks(most_bytes: float, *, start: float, end: float, most: int) -> tuple[Tick, ...]:
-    """The axis of a picture that shows so many bytes: round numbers of the largest binary unit that it reaches."""
+    """The axis of a picture that shows so many bytes: round numbers of the largest binary unit that they reach."""
     unit_bytes = max((2.0**power for power in (0, 10, 20, 30, 40) if 2.0**power <= most_bytes), default=1.0)
     return ticks(
         0.0, most_bytes / unit_bytes, start=start, end=end, most=most, label=lambda value: size(value * unit_bytes)

@@ -1,4 +1,4 @@
-"""Context: what every service needs, made once by whoever wires the application."""
+"""Context: what every service needs, made once where the application is wired."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +13,8 @@ from planner_service.platform.metrics import Metrics
 from planner_service.platform.parsing import Parsing
 from planner_service.platform.stored import DocumentCache
 
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
 T = TypeVar("T")
 
 Solve = Callable[[str, PlanningProblem], Answer]
@@ -24,21 +26,18 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 @dataclass(slots=True)
 class Absence:
-    """Until when leases do not run out, because their owners could not renew them: the service was away.
+    """Until when leases do not run out, because the service was away and their owners could not renew them.
 
-    Whoever notices that it starts, or that its database does not answer, says so; the owners then have a lease's
-    length to come back before their jobs are given to others.
+    `back` is called when the service starts, and when its database answers again. The owners then have a lease's length
+    to come back before their jobs are given to others.
     """
 
     until: datetime = LONG_AGO
 
     def back(self, now: datetime, lease_s: float) -> None:
-        """The service answers from now on, at the earliest."""
+        """Leaves the owners of leases a lease's length from now on."""
         self.until = max(self.until, now + timedelta(seconds=lease_s))
 
 
@@ -46,8 +45,8 @@ class Absence:
 class Context:
     """What services work with.
 
-    `longest_search_s` is how long a plan's job may search; `documents` are kept ready to be sent; `token_key` is the
-    key that was given for tokens.
+    `longest_search_s` is how long the job of a plan may search. `documents` are kept ready to be sent. `token_key` is
+    the operator's key for tokens.
     """
 
     database: Database

@@ -1,12 +1,12 @@
-"""Failures: what the database cannot do, told apart by whether asking again may help.
+"""Database: one database by its URL, its two kinds of transaction, and what its failures become.
 
-Turns: who writes to a SQLite file, one at a time, among the threads of a process and among processes.
+A transaction that reads sees one state of the database. One that writes is stored as a whole or not at all; on SQLite
+the writers take turns. `reporting` turns what the driver raises into errors of ours, and tells apart whether to ask
+again may help.
 
-SQLite itself lets a writer that finds the file busy sleep longer and longer, so that with many writers one may miss
-every chance for as long as it is ready to wait. A lock of the operating system's on a file beside it is looked at often
-enough to be fair, and goes with the process that holds it.
-
-Database: the engine, and the two kinds of transaction. Readers see one state of it, SQLite's writers take turns.
+Turns: SQLite lets a writer that finds the file busy sleep longer and longer, and among many writers one may miss every
+chance until it gives up. So the writers, threads and processes alike, take turns under an operating system's lock on
+a file beside the database. They look at it often enough to be fair, and it goes with the process that holds it.
 """
 
 import importlib.util
@@ -44,6 +44,11 @@ from pipeplan.errors import (
     require,
 )
 
+try:
+    import fcntl
+except ImportError:  # not on Windows; there SQLite's own waiting is all
+    fcntl = None  # type: ignore[assignment]
+
 BUSY_RETRY_S = 1.0
 CONNECTION_RETRY_S = 2.0
 FULL_RETRY_S = 30.0
@@ -53,7 +58,7 @@ NO_SUCH_TABLE = frozenset({"42P01", "42703"})
 FULL = "53"
 """The class of PostgreSQL's codes for a disk, a memory or a table of connections that is full."""
 BUSY = "40"
-"""The class for transactions that others got in the way of."""
+"""The class of PostgreSQL's codes for transactions that failed because of others."""
 
 PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 OUT_OF_SPACE = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
@@ -61,19 +66,35 @@ OUT_OF_SPACE = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQL
 DUPLICATE = frozenset({"23505", sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY})
 DANGLING = frozenset({"23503", sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY})
 
+POSTGRESQL_DRIVER = "postgresql+psycopg"
+POOL_SIZE = 16
+POOL_TIMEOUT_S = 2.0
+BUSY_TIMEOUT_S = 15.0
+CLOSE_TIMEOUT_S = 5.0
+POSTGRESQL_OPTIONS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 30,
+    "tcp_user_timeout": 15_000,
+    "application_name": "pipeplan",
+}
+"""A server that went silent is given up after 5 s while connecting and 15 s (in ms) while it owes an answer."""
+
+_LOOK_S = 0.002
+"""How often a writer looks whether it is its turn."""
+
 
 def is_duplicate(error: IntegrityError) -> bool:
-    """Whether a row with this key was there already."""
+    """Whether the statement failed because a row with this key was there already."""
     return _constraint(error) in DUPLICATE
 
 
 @contextmanager
 def reporting(database: str, secret: str | None) -> Iterator[None]:
-    """What the database itself cannot do becomes a ServiceError, one that may pass an UnavailableError.
+    """Raises ServiceError for what the database itself cannot do, UnavailableError where it may be able to later.
 
-    A row that names one which another transaction has just removed, or the other way round, is a ConflictError. Other
-    broken constraints and statements are raised as they are: what was asked for is wrong, not the database.
-    `database` is how messages name it, `secret` what they must not say.
+    Raises ConflictError where a row refers to one that another transaction has just removed, or removes one that
+    another has just referred to. Other broken constraints and statements are raised as they are: what was asked for
+    is wrong, not the database. `database` is its name in messages, `secret` what they must not contain.
     """
     try:
         yield
@@ -85,60 +106,43 @@ def reporting(database: str, secret: str | None) -> Iterator[None]:
             raise
         raise ConflictError("what this names was removed, or named, by somebody else meanwhile; ask again") from error
     except DBAPIError as error:
-        reported = _reported(error, f"the database {database} cannot be used: {_cause(error, secret)}")
+        # The driver's words on one line, without the statement and its parameters, and never with the password.
+        cause = " ".join(str(error.orig or error).split())
+        cause = cause.replace(secret, "***") if secret else cause
+        reported = _reported(error, f"the database {database} cannot be used: {cause}")
         if reported is None:
             raise
         raise reported from error
 
 
 def _constraint(error: IntegrityError) -> str | int | None:
-    """PostgreSQL's code for the constraint that is broken, or SQLite's."""
+    """PostgreSQL's or SQLite's code for the constraint that is broken."""
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorcode", None)
 
 
 def _reported(error: DBAPIError, detail: str) -> PipeplanError | None:
+    """What an error of the driver becomes; None for one that is not the database's fault."""
     code = getattr(error.orig, "sqlstate", None) or ""
     if code in NO_SUCH_TABLE or (isinstance(error.orig, sqlite3.OperationalError) and "no such" in str(error.orig)):
         return ServiceError(f"{detail}; are its tables this version's? `pipeplan db upgrade` brings them up to date")
+
     if isinstance(error.orig, sqlite3.Error):
-        return _of_sqlite(error, detail)
+        reason = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if reason in PASSING:
+            return UnavailableError(detail, BUSY_RETRY_S)
+        if reason in OUT_OF_SPACE:
+            return UnavailableError(detail, FULL_RETRY_S)
+        refused = isinstance(error, OperationalError) or type(error) is DatabaseError
+        return ServiceError(detail) if refused and not isinstance(error, ProgrammingError) else None
+
     if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
-        return UnavailableError(detail, _retry_after_s(code))
+        classes = {BUSY: BUSY_RETRY_S, FULL: FULL_RETRY_S}
+        return UnavailableError(detail, classes.get(code[:2], CONNECTION_RETRY_S))
     return None
 
 
-def _of_sqlite(error: DBAPIError, detail: str) -> PipeplanError | None:
-    code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    if code in PASSING:
-        return UnavailableError(detail, BUSY_RETRY_S)
-    if code in OUT_OF_SPACE:
-        return UnavailableError(detail, FULL_RETRY_S)
-    refused = isinstance(error, OperationalError) or type(error) is DatabaseError
-    return ServiceError(detail) if refused and not isinstance(error, ProgrammingError) else None
-
-
-def _retry_after_s(code: str) -> float:
-    if code.startswith(BUSY):
-        return BUSY_RETRY_S
-    return FULL_RETRY_S if code.startswith(FULL) else CONNECTION_RETRY_S
-
-
-def _cause(error: DBAPIError, secret: str | None) -> str:
-    """The driver's words on one line, without the statement and its parameters, and never with the password."""
-    words = " ".join(str(error.orig or error).split())
-    return words.replace(secret, "***") if secret else words
-
-
-try:
-    import fcntl
-except ImportError:  # where there is none, SQLite's own waiting is all
-    fcntl = None  # type: ignore[assignment]
-
-_LOOK_S = 0.002
-
-
 class Turns:
-    """The turns of one process. `name` is how messages call the database."""
+    """Who writes to a SQLite file, one at a time, as one process takes part. `name` is the database's in messages."""
 
     def __init__(self, path: Path, name: str, patience_s: float) -> None:
         self._path = path
@@ -158,7 +162,8 @@ class Turns:
             try:
                 yield
             finally:
-                self._unlock()
+                if fcntl is not None and self._file is not None:
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
         finally:
             self._threads.release()
 
@@ -170,6 +175,7 @@ class Turns:
             self._file = None
 
     def _lock(self, deadline_s: float) -> None:
+        """Waits for the turn among the processes, and takes it."""
         if fcntl is None:
             return
         if self._file is None:
@@ -186,37 +192,20 @@ class Turns:
                     raise self._no_turn() from None
                 time.sleep(_LOOK_S)
 
-    def _unlock(self) -> None:
-        if fcntl is not None and self._file is not None:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
     def _no_turn(self) -> UnavailableError:
         return UnavailableError(f"no turn to write to {self._name} came up within {self._patience_s:g} s")
-
-
-POSTGRESQL_DRIVER = "postgresql+psycopg"
-POOL_SIZE = 16
-POOL_TIMEOUT_S = 2.0
-BUSY_TIMEOUT_S = 15.0
-CLOSE_TIMEOUT_S = 5.0
-POSTGRESQL_OPTIONS = {
-    "connect_timeout": 5,
-    "keepalives_idle": 30,
-    "tcp_user_timeout": 15_000,
-    "application_name": "pipeplan",
-}
-"""A server that went silent is given up after 5 s while connecting and 15 s (in ms) while it owes an answer."""
 
 
 class Database:
     """One database by its URL. `read` and `write` are the only ways in, a transaction each.
 
-    SQLite starts every transaction as deferred, and one that reads before it writes then fails with "database is
-    locked" as soon as another has written in between. Writers therefore begin immediately, and take turns before
-    (`turns`). PostgreSQL needs neither; there a reader asks for a snapshot, which SQLite's readers have anyway.
+    SQLite starts every transaction as deferred. One that reads before it writes then fails with "database is locked"
+    when another has written in between. Writers therefore begin immediately, each in its turn (`Turns`). PostgreSQL
+    needs neither; there a reader asks for a snapshot, which SQLite's readers have anyway.
 
-    At most `pool_size` transactions are open at once; who gets none within `pool_timeout_s`, or on SQLite no turn to
-    write within `busy_timeout_s`, meets an UnavailableError. A transaction must not be begun inside another.
+    At most `pool_size` transactions are open at once. UnavailableError is raised where no connection becomes free
+    within `pool_timeout_s`, or on SQLite no turn to write comes up within `busy_timeout_s`. A transaction must not
+    begin inside another.
     """
 
     def __init__(
@@ -233,21 +222,29 @@ class Database:
         self._joined: Connection | None = None
         self._turns: Turns | None = None
         self._open = _Counter()
-        pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": pool_timeout_s, "hide_parameters": True}
+        pool: dict[str, Any] = {
+            "pool_size": pool_size,
+            "max_overflow": 0,
+            "pool_timeout": pool_timeout_s,
+            "hide_parameters": True,
+        }
         if self.is_sqlite:
             self._turns = Turns(Path(f"{self.url.database}-turns"), self.shown, busy_timeout_s)
             self.engine = _sqlite_engine(self.url, busy_timeout_s, pool)
             self._readers: Engine = self.engine
             self._writers: Engine = self.engine.execution_options(begin="BEGIN IMMEDIATE")
         else:
-            self.engine = _postgresql_engine(self.url, pool)
+            if importlib.util.find_spec("psycopg") is None:
+                raise MissingDependencyError("PostgreSQL needs its driver, psycopg: pip install 'pipeplan[service]'")
+            options = {name: value for name, value in POSTGRESQL_OPTIONS.items() if name not in self.url.query}
+            self.engine = create_engine(self.url, pool_pre_ping=True, connect_args=options, **pool)
             snapshot: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
             self._readers = self.engine.execution_options(**snapshot)
             self._writers = self.engine
 
     @property
     def reads_at_once(self) -> bool:
-        """Whether a read waits for nobody now: SQLite's readers do not wait for writers, and a connection is free."""
+        """Whether a read waits for nothing now: SQLite's readers never wait for writers, and a connection is free."""
         pool = self.engine.pool
         return self.is_sqlite and isinstance(pool, QueuePool) and pool.checkedout() < pool.size()
 
@@ -271,13 +268,13 @@ class Database:
             yield connection
 
     def joining(self, connection: Connection) -> "Database":
-        """The same database inside a transaction to write that is open: what is done there is a part of it."""
+        """The same database inside an open transaction that writes: what is done there is a part of it."""
         joined = copy(self)
         joined._joined = connection
         return joined
 
     def close(self) -> None:
-        """Gives all connections back, once the transactions that threads are in have ended, or after a while."""
+        """Closes all connections, once the open transactions have ended or after CLOSE_TIMEOUT_S."""
         self._open.wait_for_none(CLOSE_TIMEOUT_S)
         self.engine.dispose()
         if self._turns:
@@ -285,7 +282,7 @@ class Database:
 
 
 class _Counter:
-    """How many are inside."""
+    """How many threads are inside its block."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -301,12 +298,13 @@ class _Counter:
             self._changed.notify_all()
 
     def wait_for_none(self, timeout_s: float) -> None:
-        """Returns once nobody is inside, or the time is over."""
+        """Returns once no thread is inside, or the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._count == 0, timeout_s)
 
 
 def _parsed(url: str) -> URL:
+    """The URL with the driver that the service uses. Raises InvalidInputError."""
     rule = "must be a database URL such as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
     try:
         parsed = make_url(url)
@@ -327,13 +325,6 @@ def _shown(url: URL) -> str:
     return url.set(drivername=url.get_backend_name(), query=query).render_as_string()
 
 
-def _postgresql_engine(url: URL, pool: dict[str, Any]) -> Engine:
-    if importlib.util.find_spec("psycopg") is None:
-        raise MissingDependencyError("PostgreSQL needs its driver, psycopg: pip install 'pipeplan[service]'")
-    options = {name: value for name, value in POSTGRESQL_OPTIONS.items() if name not in url.query}
-    return create_engine(url, pool_pre_ping=True, connect_args=options, **pool)
-
-
 def _sqlite_engine(url: URL, busy_timeout_s: float, pool: dict[str, Any]) -> Engine:
     folder = Path(url.database or "").absolute().parent
     try:
@@ -342,7 +333,7 @@ def _sqlite_engine(url: URL, busy_timeout_s: float, pool: dict[str, Any]) -> Eng
         raise ServiceError(f"the database's folder {folder} cannot be made: {error.strerror}") from error
 
     def configure(connection: sqlite3.Connection, _record: Any) -> None:
-        """Transactions are ours to begin (`_begin`), not the driver's; a commit is on the disk when it is answered."""
+        """We begin transactions (`_begin`), not the driver; a commit is on the disk when it is answered."""
         connection.isolation_level = None
         busy_timeout = f"busy_timeout={round(busy_timeout_s * 1000)}"
         try:
@@ -359,4 +350,5 @@ def _sqlite_engine(url: URL, busy_timeout_s: float, pool: dict[str, Any]) -> Eng
 
 
 def _begin(connection: Connection) -> None:
+    """Begins as the engine's option says: writers immediately, readers when they read first."""
     connection.exec_driver_sql(str(connection.get_execution_options().get("begin", "BEGIN")))

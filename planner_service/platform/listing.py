@@ -1,8 +1,11 @@
-"""Listings: pages of a table's rows, in an order, by keyset; and rows that are stored once.
+"""Listings: pages of a table's rows, filtered and sorted, by keyset; and rows that are stored once.
 
-No page costs more as the table grows. A page starts where an index says that the one before it ended, and what an index
-does not answer is looked for in a bounded number of rows: a page that finds too little among them is short, and its
-cursor goes on behind them.
+The cost of a page does not grow with the table. A page starts where the one before it ended, which an index finds.
+Filters that no index answers are applied to a bounded number of rows: a page that finds too few among them is short,
+and its cursor points behind the last row that was looked at.
+
+    rows in order   | . . . | x . x . . x . x . x | . . . |
+                     cursor   scan, at most MAX_SCANNED
 """
 
 import base64
@@ -45,6 +48,11 @@ MAX_SCANNED = 5_000
 """The most rows that one page looks at where no index knows which of them pass."""
 
 NEWEST = "-created_at"
+
+Comparison = Literal["equal", "at_least", "below", "one_of"]
+_Shape = tuple[str, Column[Any], Comparison]
+"""A filter without its value: its name, column and comparison."""
+
 _CURSOR_RULE = "must be the next_cursor of this list, asked for with the same filters and sort"
 
 
@@ -52,8 +60,8 @@ _CURSOR_RULE = "must be the next_cursor of this list, asked for with the same fi
 class Cut:
     """Which page of a listing: at most `limit` items, those that follow the cursor.
 
-    `sort` names what the items go by, with a minus before it from the most to the least; None: as the cursor, newest
-    first without one.
+    `sort` names the column of the order, with a minus before it for a descending one. None takes the cursor's order,
+    or the newest first where there is no cursor.
     """
 
     limit: int = 50
@@ -61,12 +69,9 @@ class Cut:
     sort: str | None = None
 
 
-Comparison = Literal["equal", "at_least", "below", "one_of"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Filter:
-    """What `column` must be for a row to pass; a value of None (or no values) passes all. `name` is the request's."""
+    """What `column` must be for a row to pass. None, or no values, passes all rows. `name` is the request's field."""
 
     name: str
     column: Column[Any]
@@ -98,9 +103,10 @@ def one_of(name: str, column: Column[Any], values: Sequence[object]) -> Filter:
 class Listing(Generic[T]):
     """What a list is of: the query of its rows, what makes a row an item, and the columns that it may be sorted by.
 
-    `table` has the `sequence` that tells equal rows apart. `rows` is what filters and sorts name columns of, a join
-    where these are of several tables. A sort needs an index on its column and the sequence (`created_at` may be the
-    sequence itself); an index that has a filter's column before these two answers that filter whatever it leaves.
+    `table` has the `sequence` that tells equal rows apart. `rows` has the columns of filters and sorts: a join where
+    they belong to several tables, None for the table alone. A sort needs an index on its column and the sequence
+    (`created_at` may be the sequence itself). An index with a filter's column before these two answers that filter
+    too, however few rows pass it.
     """
 
     table: Table
@@ -112,6 +118,8 @@ class Listing(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
+    """A sort of a listing: by its column, then by the sequence."""
+
     name: str
     column: Column[Any]
     sequence: Column[Any]
@@ -129,17 +137,26 @@ class _Order:
         compare = operator.lt if self.descending else operator.gt
         named = {self.column: "start_value", self.sequence: "start_sequence"}
         starts = [bindparam(named[key], type_=key.type) for key in self.keys]
-        single = len(starts) == 1
         condition: ColumnElement[bool] = (
-            compare(self.keys[0], starts[0]) if single else compare(tuple_(*self.keys), tuple_(*starts))
+            compare(self.keys[0], starts[0]) if len(starts) == 1 else compare(tuple_(*self.keys), tuple_(*starts))
         )
         return condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Position:
+    """The last row of the page before, by its column's value and its sequence."""
+
     value: Any
     sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Statements:
+    """The statement of a page's items; `end` finds the last row of the scan where one is needed, else it is None."""
+
+    items: Select[Any]
+    end: Select[Any] | None
 
 
 def cut_of(query: ListQuery) -> Cut:
@@ -148,7 +165,7 @@ def cut_of(query: ListQuery) -> Cut:
 
 
 def created(column: Column[Any], query: ListQuery) -> list[Filter]:
-    """When the rows that the query asks for came in."""
+    """The filters of a query by when rows came in."""
     after = at_least("created_after", column, query.created_after)
     return [after, below("created_before", column, query.created_before)]
 
@@ -157,26 +174,32 @@ def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequenc
     """The page of the rows that pass all filters. Raises InvalidInputError for a sort or a cursor of another list."""
     given = [one for one in filters if one.value not in (None, ())]
     order, start = _start(listing, cut, given)
-    statements = _statements(listing, order.name, tuple(_shape(one) for one in given), start is not None)
+    shapes = tuple((one.name, one.column, one.compare) for one in given)
+    statements = _statements(listing, order.name, shapes, start is not None)
     values = {f"filter_{one.name}": one.value for one in given} | {"page_limit": cut.limit + 1}
     if start is not None:
         values |= {"start_value": start.value, "start_sequence": start.sequence}
     scan = {"scan_limit": MAX_SCANNED, "scan_end": MAX_SCANNED - 1}
+
+    # One row more than the page has tells whether another page follows.
     rows = connection.execute(statements.items, values | scan).all()
     more = len(rows) > cut.limit
     last = rows[cut.limit - 1] if more else None
     if not more and statements.end is not None:
         last = connection.execute(statements.end, values | scan).one_or_none()
-    return Page(
-        items=tuple(listing.item(row) for row in rows[: cut.limit]),
-        next_cursor=None if last is None else _cursor(order, given, last.page_key, last.page_sequence),
-    )
+
+    cursor = None
+    if last is not None:  # `_start` reads what is written here
+        key = last.page_key.isoformat() if isinstance(last.page_key, datetime) else last.page_key
+        content = json.dumps([order.name, key, last.page_sequence, _fingerprint(given)], separators=(",", ":"))
+        cursor = base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
+    return Page(items=tuple(listing.item(row) for row in rows[: cut.limit]), next_cursor=cursor)
 
 
 def newest(
     connection: Connection, query: Select[Any], table: Table, cut: Cut, item: Callable[[Row[Any]], T]
 ) -> Page[T]:
-    """The page of a query's rows, by when they came into the table."""
+    """The page of a query's rows, the newest first."""
     listing = Listing(table=table, query=query, item=item, sorts={"created_at": table.c.sequence})
     return page(connection, listing, cut)
 
@@ -193,28 +216,23 @@ def insert_once(connection: Connection, statement: Insert) -> bool:
     return True
 
 
-_Shape = tuple[str, Column[Any], Comparison]
-"""A filter without its value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Statements:
-    """The page's rows; and, where they are looked for among so many, the last row that is looked at."""
-
-    items: Select[Any]
-    end: Select[Any] | None
-
-
 @lru_cache(maxsize=1024)
 def _statements(listing: Listing[Any], sort: str, shapes: tuple[_Shape, ...], following: bool) -> _Statements:
-    """Made once for each shape of a request: to build a statement takes longer than to execute it."""
+    """The statements of a request's shape, made once for each: to build one takes longer than to execute it."""
     order = _order(listing, sort)
-    near, far = _split(listing.table, order, shapes)
+
+    # An index in this order answers `near`; `far` are the filters that rows are scanned for.
+    indexed = {tuple(index.columns) for index in listing.table.indexes}
+    leading = [s for s in shapes if s[2] == "equal" and (s[1], *order.keys) in indexed][:1]
+    near = [s for s in shapes if s[1] is order.column or s in leading]
+    far = [s for s in shapes if s not in near]
+
     conditions = [_condition(shape) for shape in near] + ([order.behind_start()] if following else [])
     keys = (order.column.label("page_key"), order.sequence.label("page_sequence"))
     items = listing.query.add_columns(*keys).order_by(*order.by()).limit(bindparam("page_limit", type_=Integer))
     if not far:
         return _Statements(items=items.where(*conditions), end=None)
+
     rows = listing.table if listing.rows is None else listing.rows
 
     def scan(*columns: ColumnElement[Any]) -> Select[Any]:
@@ -227,10 +245,6 @@ def _statements(listing: Listing[Any], sort: str, shapes: tuple[_Shape, ...], fo
     chosen = select(scanned.c.sequence).where(*passing).limit(bindparam("page_limit", type_=Integer))
     end = scan(*keys).offset(bindparam("scan_end", type_=Integer)).limit(1)
     return _Statements(items=items.where(order.sequence.in_(chosen)), end=end)
-
-
-def _shape(one: Filter) -> _Shape:
-    return one.name, one.column, one.compare
 
 
 def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> ColumnElement[bool]:
@@ -248,23 +262,36 @@ def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> Colu
             return tested.in_(value)
 
 
-def _split(table: Table, order: _Order, shapes: Sequence[_Shape]) -> tuple[list[_Shape], list[_Shape]]:
-    """The filters that an index answers in this order, and the others."""
-    indexed = {tuple(index.columns) for index in table.indexes}
-    leading = [s for s in shapes if s[2] == "equal" and (s[1], *order.keys) in indexed][:1]
-    near = [s for s in shapes if s[1] is order.column or s in leading]
-    return near, [s for s in shapes if s not in near]
-
-
 def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, _Position | None]:
-    """The order, and where in it the page starts: behind the cursor's row."""
+    """The order, and the row after which the page starts: what `page` wrote into the cursor.
+
+    Anybody can make a cursor by hand: one that is not of this list, or whose value the column cannot have, is refused.
+    """
     if cut.cursor is None:
         return _order(listing, cut.sort or NEWEST), None
-    name, value, sequence, filtered = _decoded(cut.cursor)
+
+    try:
+        text = base64.b64decode(cut.cursor + "=" * (-len(cut.cursor) % 4), altchars=b"-_", validate=True)
+        name, value, sequence, filtered = json.loads(text)
+    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError("cursor", _CURSOR_RULE, cut.cursor) from error
+    whole = isinstance(sequence, int) and not isinstance(sequence, bool) and 0 <= sequence <= MAX_SEQUENCE
+    require(whole and isinstance(name, str) and isinstance(filtered, str), "cursor", _CURSOR_RULE, cut.cursor)
+
     same = cut.sort in (None, name) and filtered == _fingerprint(filters)
     require(same and name.removeprefix("-") in listing.sorts, "cursor", _CURSOR_RULE, cut.cursor)
     order = _order(listing, name)
-    return order, _Position(value=_as_column(value, order.column, cut.cursor), sequence=sequence)
+    try:
+        if isinstance(order.column.type, UtcTime):
+            key: Any = datetime.fromisoformat(value)
+            fits = key.tzinfo is not None and key.astimezone(UTC) is not None
+        else:
+            key = order.column.type.python_type(value)
+            fits = "\0" not in key if isinstance(key, str) else math.isfinite(key) and abs(key) <= MAX_SEQUENCE
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidInputError("cursor", _CURSOR_RULE, cut.cursor) from error
+    require(fits, "cursor", _CURSOR_RULE, cut.cursor)
+    return order, _Position(value=key, sequence=sequence)
 
 
 def _order(listing: Listing[Any], name: str) -> _Order:
@@ -278,38 +305,7 @@ def _order(listing: Listing[Any], name: str) -> _Order:
     )
 
 
-def _cursor(order: _Order, filters: Sequence[Filter], value: Any, sequence: int) -> str:
-    key = value.isoformat() if isinstance(value, datetime) else value
-    content = json.dumps([order.name, key, sequence, _fingerprint(filters)], separators=(",", ":"))
-    return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
-
-
-def _decoded(cursor: str) -> tuple[str, Any, int, str]:
-    try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        name, value, sequence, filtered = json.loads(text)
-    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
-        raise InvalidInputError("cursor", _CURSOR_RULE, cursor) from error
-    whole = isinstance(sequence, int) and not isinstance(sequence, bool) and 0 <= sequence <= MAX_SEQUENCE
-    require(whole and isinstance(name, str) and isinstance(filtered, str), "cursor", _CURSOR_RULE, cursor)
-    return name, value, sequence, filtered
-
-
-def _as_column(value: Any, column: Column[Any], cursor: str) -> Any:
-    """A cursor's value as the column's type. Cursors can be made by hand: what fits no column is refused."""
-    try:
-        if isinstance(column.type, UtcTime):
-            read: Any = datetime.fromisoformat(value)
-            fits = read.tzinfo is not None and read.astimezone(UTC) is not None
-        else:
-            read = column.type.python_type(value)
-            fits = "\0" not in read if isinstance(read, str) else math.isfinite(read) and abs(read) <= MAX_SEQUENCE
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidInputError("cursor", _CURSOR_RULE, cursor) from error
-    require(fits, "cursor", _CURSOR_RULE, cursor)
-    return read
-
-
 def _fingerprint(filters: Sequence[Filter]) -> str:
+    """What tells a cursor of these filters from one of others; empty where there are none."""
     told = sorted((one.name, str(one.value)) for one in filters)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:12] if told else ""

@@ -1,8 +1,8 @@
-"""Logs: one line an event on standard error, JSON where machines read it and plain text where a person does.
+"""Logs: one line an event on standard error, as JSON for machines or as plain text for a person.
 
-Lines are written by a thread of their own, so that a reader who stalls cannot stop the service: what does not fit in
-the queue is dropped, and the next line that is written says how much. Whatever a request holds, a line stays a line
-(control characters are escaped), and what looks like a secret is masked.
+A thread of its own writes the lines: a reader that stalls cannot stop the service. What does not fit in the queue is
+dropped, and the next line that is written says how much. Whatever a request holds, a line stays a line (control
+characters are escaped), and what looks like a secret is masked.
 """
 
 import json
@@ -20,13 +20,13 @@ LogFormat = Literal["auto", "json", "human"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The request that this is done for; None outside of requests."""
+"""The id of the request that is being answered; None outside of requests."""
 
 QUEUED_LINES = 20_000
 PAUSE_S = 0.05
 CLOSING_S = 2.0
 TEXTS_OF_OTHERS = ("uvicorn", "alembic", "asyncio", "sqlalchemy", "httpx", "httpcore")
-"""Libraries whose news below a warning is of no use to an operator."""
+"""Libraries whose lines below a warning are of no use to an operator."""
 
 
 def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> None:
@@ -50,7 +50,7 @@ def is_json(form: LogFormat, stream: TextIO | None = None) -> bool:
 
 
 def tell(event: str) -> None:
-    """A line that is written at every level: what whoever started the process waits for."""
+    """Writes a line whatever the level: whoever started the process waits for it."""
     record = logging.LogRecord("pipeplan", logging.INFO, "", 0, event, None, None)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):
@@ -108,7 +108,9 @@ class LineHandler(logging.Handler):
         while not (self._closing.is_set() and self._lines.empty()):
             lines = [self._lines.get_nowait() for _ in range(self._lines.qsize())]
             if self.dropped:
-                lines.append(self.format(_dropped(self.dropped)))
+                text = f"{self.dropped} lines were dropped: standard error is not read fast enough"
+                record = logging.LogRecord(__name__, logging.WARNING, "", 0, text, None, None)
+                lines.append(self.format(record))
                 self.dropped = 0
             try:
                 if lines:
@@ -117,11 +119,6 @@ class LineHandler(logging.Handler):
             except (OSError, ValueError):
                 return  # nobody reads any more
             self._closing.wait(PAUSE_S)
-
-
-def _dropped(lines: int) -> logging.LogRecord:
-    text = f"{lines} lines were dropped: standard error is not read fast enough"
-    return logging.LogRecord(__name__, logging.WARNING, "", 0, text, None, None)
 
 
 def _described(record: logging.LogRecord) -> dict[str, str]:
@@ -137,6 +134,7 @@ def _described(record: logging.LogRecord) -> dict[str, str]:
 
 
 def _printable(text: str) -> str:
+    """The text with its control characters escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

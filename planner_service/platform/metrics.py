@@ -1,6 +1,6 @@
 """Metrics: what a process of the service counts about itself, for Prometheus. Every application has its own registry.
 
-Labels are taken from small closed sets (route templates, known methods, planners, kinds and states), never from what a
+Labels come from small closed sets (route templates, known methods, planners, kinds and states), never from what a
 request is free to choose: the number of series stays small.
 """
 
@@ -35,7 +35,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What lives in the database: jobs that have not ended, by kind and state, and agents heard of lately."""
+    """What the database holds: jobs that have not ended, by kind and state, and agents that were heard of lately."""
 
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
     agents_alive: int = 0
@@ -106,11 +106,11 @@ class Metrics:
         self._database_errors.labels(error).inc()
 
     def watch_pool(self, in_use: Callable[[], float]) -> None:
-        """Tells where to ask how many connections are in use."""
+        """Registers what tells how many connections are in use."""
         self._pool_in_use.set_function(in_use)
 
     def watch_stored(self, read: Callable[[], Stored | None], now_s: Callable[[], float] = time.monotonic) -> None:
-        """Tells how to read what lives in the database; None where it cannot be read."""
+        """Registers what reads the database's content; it gives None where the database cannot be read."""
         self.registry.register(_StoredCollector(read, now_s))
 
     def text(self) -> bytes:
@@ -119,7 +119,7 @@ class Metrics:
 
 
 class _StoredCollector(Collector):
-    """Reads at a scrape, and not again for a while: many scrapers cost the database no more than one."""
+    """Reads at a scrape, then not for CACHED_S: many scrapers cost the database no more than one."""
 
     def __init__(self, read: Callable[[], Stored | None], now_s: Callable[[], float]) -> None:
         self._read = read
@@ -127,8 +127,12 @@ class _StoredCollector(Collector):
         self._known: tuple[float, Stored | None] | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """The gauges; without those that the database would have to tell of while it does not answer."""
-        stored = self._fresh()
+        """The gauges; those of the database's content are missing while it does not answer."""
+        now_s = self._now_s()
+        if self._known is None or now_s - self._known[0] >= CACHED_S:
+            self._known = (now_s, self._read())
+        _, stored = self._known
+
         yield GaugeMetricFamily("pipeplan_database_up", "Whether the database answers.", float(stored is not None))
         if stored is None:
             return
@@ -141,9 +145,3 @@ class _StoredCollector(Collector):
     def describe(self) -> Iterable[Metric]:
         """Nothing: the registry need not read the database to learn the names."""
         return ()
-
-    def _fresh(self) -> Stored | None:
-        now_s = self._now_s()
-        if self._known is None or now_s - self._known[0] >= CACHED_S:
-            self._known = (now_s, self._read())
-        return self._known[1]

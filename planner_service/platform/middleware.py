@@ -1,6 +1,8 @@
-"""Headers: what every answer tells a browser it may do with it. Whoever answers may have said it more exactly.
+"""Middleware: the security headers of every answer, and the limits of every request.
 
-Limits: how often one caller may ask, how large a request's head may be, and how slowly its body may come.
+`SecurityHeaders` adds the headers that tell a browser what it may do with an answer; an answer that sets one itself
+keeps its own. `Rates` counts how often a caller asks. `RequestLimits` bounds the size of a request's head and the time
+that its body takes to arrive.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from pipeplan.protocol.problems import Problem
 from planner_service.platform.problems import problem_response
 
 POLICY = b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""An answer of the API is no page: it loads nothing and stands in no frame. The dashboard's pages have their own."""
+"""An answer of the API is no page: it loads nothing and stands in no frame. Pages have a policy of their own."""
 
 ALWAYS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-security-policy", POLICY),
@@ -31,38 +33,6 @@ ALWAYS: tuple[tuple[bytes, bytes], ...] = (
 NO_STORE = (b"cache-control", b"no-store")
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 
-
-class SecurityHeaders:
-    """Adds them. Answers that do not say how they may be kept are not kept."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        encrypted = scope.get("scheme") == "https"
-
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = _completed(list(message.get("headers", ())), encrypted=encrypted)
-            await send(message)
-
-        await self._app(scope, receive, marked)
-
-
-def _completed(headers: list[tuple[bytes, bytes]], *, encrypted: bool) -> list[tuple[bytes, bytes]]:
-    said = {name.lower() for name, _ in headers}
-    headers += [header for header in ALWAYS if header[0] not in said]
-    if not said & {b"cache-control", b"etag"}:
-        headers.append(NO_STORE)
-    if encrypted:
-        headers.append(STRICT_TRANSPORT)
-    return headers
-
-
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 MAX_TARGET_BYTES = 8 * 1024
@@ -71,10 +41,38 @@ MAX_CALLERS = 10_000
 IPV6_NETWORK_BITS = 64
 
 
-class Rates:
-    """A bucket for each caller: it holds `burst` requests at most and is filled by `per_s` a second.
+class SecurityHeaders:
+    """Adds the security headers. An answer that does not say how it may be cached is not cached."""
 
-    What it counts is this process's alone. The buckets that were not asked for the longest go when there are too many.
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on, and completes the headers of the answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        encrypted = scope.get("scheme") == "https"
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                said = {name.lower() for name, _ in headers}
+                headers += [header for header in ALWAYS if header[0] not in said]
+                if not said & {b"cache-control", b"etag"}:
+                    headers.append(NO_STORE)
+                if encrypted:
+                    headers.append(STRICT_TRANSPORT)
+                message["headers"] = headers
+            await send(message)
+
+        await self._app(scope, receive, marked)
+
+
+class Rates:
+    """A token bucket for each caller: it holds at most `burst` requests and is refilled at `per_s` a second.
+
+    Each process counts for itself. Beyond MAX_CALLERS the bucket that has been unused for the longest time goes.
     """
 
     def __init__(self, per_s: float, burst: float, *, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -114,22 +112,24 @@ class RequestLimits:
         self._body_timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what is of a size that anybody needs."""
+        """Passes on what keeps the limits, and answers what does not."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         refusal = _too_large(scope)
         if refusal is not None:
-            await problem_response(_problem(*refusal))(scope, receive, send)
+            status, detail = refusal
+            problem = Problem(title=status.phrase, status=status, detail=detail)
+            await problem_response(problem)(scope, receive, send)
             return
-        await self._app(scope, self._timed(receive) if _has_body(scope) else receive, send)
-
-    def _timed(self, receive: Receive) -> Receive:
-        """The body's messages, all of them within the time for one. After it there is nothing to wait for."""
+        if not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"]):
+            await self._app(scope, receive, send)
+            return
         deadline_s = time.monotonic() + self._body_timeout_s
         whole = False
 
         async def timed() -> Message:
+            """The body's next message, or a disconnect once the time is over. After the body nothing is timed."""
             nonlocal whole
             if whole:
                 return await receive()
@@ -141,11 +141,11 @@ class RequestLimits:
             whole = not message.get("more_body", False)
             return message
 
-        return timed
+        await self._app(scope, timed, send)
 
 
 def address_of(scope: Scope) -> str:
-    """Where a request comes from: its address, of IPv6 the network that one customer has."""
+    """Where a request comes from: its address, or for IPv6 the network that one customer has."""
     client = scope.get("client")
     host: str = client[0] if client else "unknown"
     try:
@@ -157,11 +157,8 @@ def address_of(scope: Scope) -> str:
     return host
 
 
-def _has_body(scope: Scope) -> bool:
-    return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-
-
 def _too_large(scope: Scope) -> tuple[HTTPStatus, str] | None:
+    """The status and the rule for a request whose head is too large; None for any other."""
     headers = scope["headers"]
     query: bytes = scope["query_string"]
     if len(scope.get("raw_path") or b"") + len(query) > MAX_TARGET_BYTES:
@@ -172,7 +169,3 @@ def _too_large(scope: Scope) -> tuple[HTTPStatus, str] | None:
     if query.count(b"&") >= MAX_PARAMETERS:
         return HTTPStatus.UNPROCESSABLE_ENTITY, f"the address must have at most {MAX_PARAMETERS} parameters"
     return None
-
-
-def _problem(status: HTTPStatus, detail: str) -> Problem:
-    return Problem(title=status.phrase, status=status, detail=detail)

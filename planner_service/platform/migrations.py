@@ -1,9 +1,8 @@
-"""Migrations: brings a database to the tables that this version declares.
+"""Migrations: bring a database to the tables that this version declares; and backups of a database.
 
-Backups: one state of the database in a SQLite file, taken while others write, and put into an empty database.
-
-A file of SQLite whatever the database is: it can be looked into with the service itself, needs no tool of the server's
-version, and brings a database from one kind to the other.
+A backup is one state of the database, taken while others write, which can be put into an empty database. Whatever kind
+of database it is of, it is a SQLite file: the service itself can open it, it needs no tool of the server's version, and
+it brings a database from one kind to the other.
 """
 
 import os
@@ -30,10 +29,16 @@ from planner_service.platform.database import Database
 from planner_service.platform.tables import metadata
 
 UPGRADING = 0x70697065706C616E
-"""The number of the lock under which PostgreSQL lets one process at a time change the tables: "pipeplan"."""
+"""The number of PostgreSQL's lock under which one process at a time changes the tables: "pipeplan" in ASCII."""
+
+ROWS = 500
+"""How many rows are copied at once."""
+
+OWNER_ONLY = 0o600
+"""A backup holds what the database holds, the key of the tokens' hashes too."""
 
 _alembic = threading.Lock()
-"""Alembic keeps what it is at in its modules: a process migrates one database at a time."""
+"""Alembic keeps its state in its modules: a process migrates one database at a time."""
 
 
 def migrations_folder() -> Path:
@@ -46,12 +51,12 @@ def migrations_folder() -> Path:
 
 
 def upgrade(database: Database) -> None:
-    """Applies what is missing, in one transaction. Several processes may do it at once: one does the work."""
+    """Applies the missing revisions in one transaction. Several processes may call it at once: one does the work."""
     _to(database, head(), up=True)
 
 
 def downgrade(database: Database, revision: str) -> None:
-    """Takes revisions back, in one transaction; "base" is the empty database."""
+    """Takes back the revisions after this one, in one transaction; "base" is the empty database."""
     _to(database, revision, up=False)
 
 
@@ -68,6 +73,63 @@ def head() -> str:
     if newest is None:
         raise PipeplanError("the installation is broken: it holds no migrations")
     return newest
+
+
+def backup(database: Database, file: Path) -> None:
+    """Writes one state of the database to a new file, which is there as a whole or not at all.
+
+    Raises InvalidInputError if the file exists, ServiceError if the database's tables are not this version's or the
+    file cannot be written.
+    """
+    require(not file.exists(), "file", "must not be there yet", str(file))
+    revision = revision_of(database)
+    if revision != head():
+        advice = "run `pipeplan db upgrade`"
+        raise ServiceError(f"the database {database.shown} is at revision {revision}, not at {head()}: {advice}")
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY))
+        if database.is_sqlite:
+            _copy_pages(database, partial)
+        else:
+            with _opened(partial) as target:
+                upgrade(target)
+                with database.read() as reading, target.write() as writing:
+                    _copy_rows(reading, writing)
+            with closing(sqlite3.connect(partial)) as copied:
+                copied.execute("PRAGMA journal_mode=DELETE")
+
+        # The content must be on the disk before the file has its name.
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        partial.rename(file)
+    except (OSError, sqlite3.Error) as error:
+        raise ServiceError(f"the backup {file} cannot be written: {error}") from error
+    finally:
+        for end in ("", "-wal", "-shm", "-journal", "-turns"):
+            partial.with_name(partial.name + end).unlink(missing_ok=True)
+
+
+def restore(database: Database, file: Path) -> None:
+    """Puts a backup into an empty database, in one transaction. Raises ConflictError where it is not empty."""
+    require(file.is_file(), "file", "must be a file that `pipeplan db backup` wrote", str(file))
+    upgrade(database)
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(folder) / "backup.sqlite3"
+        shutil.copyfile(file, copied)
+        with _opened(copied) as source:
+            upgrade(source)  # the backup may be an older version's
+            with source.read() as reading, database.write() as writing:
+                for table in metadata.sorted_tables:
+                    if writing.execute(select(func.count()).select_from(table)).scalar_one():
+                        rule = f"must be empty, but there is something in {table.name}"
+                        raise ConflictError(f"the database {database.shown} {rule}")
+                _copy_rows(reading, writing)
+                if not database.is_sqlite:
+                    _set_sequences(writing)
 
 
 def _to(database: Database, revision: str, *, up: bool) -> None:
@@ -89,51 +151,8 @@ def _config() -> Config:
     return config
 
 
-ROWS = 500
-OWNER_ONLY = 0o600
-"""The file holds what the database holds, the key of the tokens' hashes too."""
-
-
-def backup(database: Database, file: Path) -> None:
-    """Writes one state of the database to a new file, which is there as a whole or not at all.
-
-    Raises InvalidInputError if there is such a file, ServiceError if the database has other tables than this version's
-    or the file cannot be written.
-    """
-    require(not file.exists(), "file", "must not be there yet", str(file))
-    revision = revision_of(database)
-    if revision != head():
-        advice = "run `pipeplan db upgrade`"
-        raise ServiceError(f"the database {database.shown} is at revision {revision}, not at {head()}: {advice}")
-    partial = file.with_name(f".{file.name}.partial")
-    with _writing(file, partial):
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY))
-        if database.is_sqlite:
-            _copy_file(database, partial)
-        else:
-            _copy_into_file(database, partial)
-        _make_durable(partial)
-        partial.rename(file)
-
-
-def restore(database: Database, file: Path) -> None:
-    """Puts a backup into an empty database, in one transaction. Raises ConflictError where there is anything in it."""
-    require(file.is_file(), "file", "must be a file that `pipeplan db backup` wrote", str(file))
-    upgrade(database)
-    with tempfile.TemporaryDirectory() as folder:
-        copied = Path(folder) / "backup.sqlite3"
-        shutil.copyfile(file, copied)
-        with _opened(copied) as source:
-            upgrade(source)  # the backup may be an older version's
-            with source.read() as reading, database.write() as writing:
-                _require_empty(writing, database)
-                _copy_rows(reading, writing)
-                if not database.is_sqlite:
-                    _set_sequences(writing)
-
-
-def _copy_file(database: Database, file: Path) -> None:
-    """All pages in one step: it sees one state, and in WAL mode no writer waits for it."""
+def _copy_pages(database: Database, file: Path) -> None:
+    """Copies all pages of a SQLite file in one step: it sees one state, and in WAL mode no writer waits for it."""
     with database.read() as connection, closing(sqlite3.connect(file)) as target:
         source = connection.connection.driver_connection
         if not isinstance(source, sqlite3.Connection):
@@ -142,44 +161,21 @@ def _copy_file(database: Database, file: Path) -> None:
         target.execute("PRAGMA journal_mode=DELETE")
 
 
-def _copy_into_file(database: Database, file: Path) -> None:
-    with _opened(file) as target:
-        upgrade(target)
-        with database.read() as reading, target.write() as writing:
-            _copy_rows(reading, writing)
-    with closing(sqlite3.connect(file)) as copied:
-        copied.execute("PRAGMA journal_mode=DELETE")
-
-
 def _copy_rows(reading: Connection, writing: Connection) -> None:
-    """Tables that others refer to come first."""
+    """Copies all rows. Tables that others refer to come first."""
     for table in metadata.sorted_tables:
         rows = reading.execution_options(yield_per=ROWS).execute(select(table)).mappings()
         for some in rows.partitions(ROWS):
             writing.execute(insert(table), [dict(row) for row in some])
 
 
-def _require_empty(connection: Connection, database: Database) -> None:
-    for table in metadata.sorted_tables:
-        if connection.execute(select(func.count()).select_from(table)).scalar_one():
-            raise ConflictError(f"the database {database.shown} must be empty, but there is something in {table.name}")
-
-
 def _set_sequences(connection: Connection) -> None:
-    """PostgreSQL counts on from where the copied rows end."""
+    """Lets PostgreSQL number new rows from where the copied ones end."""
     for table in metadata.sorted_tables:
         if "sequence" in table.columns:
             last = select(func.max(table.c.sequence)).scalar_subquery()
             sequence = func.pg_get_serial_sequence(table.name, "sequence")
             connection.execute(select(func.setval(sequence, func.coalesce(last, 0) + 1, false())))
-
-
-def _make_durable(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -189,14 +185,3 @@ def _opened(file: Path) -> Iterator[Database]:
         yield database
     finally:
         database.close()
-
-
-@contextmanager
-def _writing(file: Path, partial: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, sqlite3.Error) as error:
-        raise ServiceError(f"the backup {file} cannot be written: {error}") from error
-    finally:
-        for end in ("", "-wal", "-shm", "-journal", "-turns"):
-            partial.with_name(partial.name + end).unlink(missing_ok=True)

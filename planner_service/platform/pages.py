@@ -1,10 +1,8 @@
-"""Addresses: the page that is shown, and those beside it: sorted otherwise, filtered otherwise, a page on or back.
+"""Pages: what the pages of the dashboard share.
 
-Queries: what an address asks of a list, by the rules that the API's lists have.
-
-Forms: what a page's button changes is changed only where a page of this service has sent it.
-
-Rendering: the templates that stand beside the pages, and what every page is sent with.
+`Address` makes the links from a list to the same list: sorted or filtered differently, one page on or back. `query_of`
+reads an address under the rules of the API's lists. `OwnPage` refuses forms that a page of another site sends. `page`
+renders a template, which stands beside the page that uses it, and adds the headers of every page.
 """
 
 from dataclasses import dataclass
@@ -25,15 +23,53 @@ from pipeplan.protocol.tokens import LOCAL, Identity
 from planner_service.platform.requests import KEY
 
 SEPARATOR = "~"
-"""Between the cursors of the pages before; no cursor holds it."""
+"""Stands between the cursors of the pages before. No cursor contains it."""
 
 MOST_BACK = 12
-"""So many pages back are remembered in an address; the first page can always be gone to."""
+"""How many pages back an address remembers. The first page is always one link away."""
+
+SHOWN = 50
+"""Items on a page of a list."""
+
+FOLDER = Path(__file__).parent
+TEMPLATES = FOLDER.parent
+"""A template stands beside its page and is named with its noun: `plans/plans.html`."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+"""A page loads only our own style sheet and script, whatever names a document holds, and stands in no frame."""
+
+REFERRER = "same-origin"
+"""Under `no-referrer` browsers send forms with `Origin: null`, and every button would be refused."""
+
+PAGES = (
+    ("/plans", "Plans"),
+    ("/aliases", "Aliases"),
+    ("/profiles", "Profiles"),
+    ("/clusters", "Clusters"),
+    ("/runs", "Runs"),
+    ("/jobs", "Jobs"),
+    ("/agents", "Agents"),
+)
+"""What every page links to."""
+
+Query = TypeVar("Query", bound=ListQuery)
+
+templates = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+templates.filters.update(formats.FILTERS, document=dump)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A path, and the parameters that are not empty, in their order."""
+    """A path and its parameters in their order, those that are empty left out."""
 
     path: str
     parameters: tuple[tuple[str, str], ...]
@@ -47,7 +83,7 @@ class Address:
         return self._with(changes | {"cursor": None, "back": None})
 
     def ordered(self, name: str) -> str:
-        """The list sorted by this name, from the most down; from the least up where it was so already."""
+        """The list sorted by this name in descending order, or in ascending order where it is descending already."""
         return self.changed(sort=name if self.value("sort") == f"-{name}" else f"-{name}")
 
     def following(self, cursor: str) -> str:
@@ -57,7 +93,7 @@ class Address:
 
     @property
     def previous(self) -> str | None:
-        """The page before; None on the first, and where it is forgotten."""
+        """The page before; None on the first page, and where the address no longer remembers it."""
         before = self._back()
         if not self.value("cursor") or not before:
             return None
@@ -75,21 +111,15 @@ class Address:
 
 
 def address_of(request: Request) -> Address:
-    """The address that is asked for. Forms send what was left empty too: it says nothing."""
+    """The address of the request, without the empty fields that a form sends too."""
     given = request.query_params.multi_items()
     return Address(
         path=request.url.path, parameters=tuple((name, value) for name, value in given if value or name == "back")
     )
 
 
-Query = TypeVar("Query", bound=ListQuery)
-
-SHOWN = 50
-"""Items on a page."""
-
-
 def query_of(kind: type[Query], request: Request) -> Query:
-    """The address's filters, sort and cursor. Raises InvalidInputError for what the list does not know."""
+    """The address's filters, sort and cursor. Raises InvalidInputError for what the list does not have."""
     given = [(name, value) for name, value in address_of(request).parameters if name != "back"]
     single = {name: value for name, value in given if not _repeats(kind, name)}
     several = {name: [value for key, value in given if key == name] for name, _ in given if _repeats(kind, name)}
@@ -105,7 +135,7 @@ def _repeats(kind: type[ListQuery], name: str) -> bool:
 
 
 async def _own_page(request: Request) -> None:
-    """Raises ForbiddenError for what another site's page, or no page at all, has sent (browsers say which it was)."""
+    """Raises ForbiddenError unless the browser says that a page of this service sent the form."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if origin is None or origin.partition("://")[2].lower() != host.lower():
         raise ForbiddenError("what changes something must be sent from a page of this service; programs have the API")
@@ -115,42 +145,8 @@ OwnPage = Depends(_own_page)
 """The dependency of every route that takes a form."""
 
 
-FOLDER = Path(__file__).parent
-TEMPLATES = FOLDER.parent
-"""Templates stand beside their pages, and are named by their noun: `plans/plans.html`."""
-
-POLICY = (
-    "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-)
-"""Nothing but our own style sheet and script is loaded, whatever a document's names hold, and nobody frames a page."""
-
-REFERRER = "same-origin"
-"""With `no-referrer` browsers send forms as if from nowhere (`Origin: null`), and every button would be refused."""
-
-PAGES = (
-    ("/plans", "Plans"),
-    ("/aliases", "Aliases"),
-    ("/profiles", "Profiles"),
-    ("/clusters", "Clusters"),
-    ("/runs", "Runs"),
-    ("/jobs", "Jobs"),
-    ("/agents", "Agents"),
-)
-"""What every page links to."""
-
-templates = Environment(
-    loader=FileSystemLoader(TEMPLATES),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-templates.filters.update(formats.FILTERS, document=dump)
-
-
 def page(request: Request, template: str, *, status: int = 200, **content: object) -> HTMLResponse:
-    """A page: its template, with where it is and what time it is."""
+    """Renders a template with its content, and with what every page shows: the caller, the address, the time."""
     caller: Identity = request.scope.get(KEY, LOCAL)
     shared = {
         "caller": caller,

@@ -1,7 +1,8 @@
-"""Parsing: where the documents that requests send, or that they name, are read.
+"""Parsing: where the documents that requests send or name are read.
 
-A thread that parses holds Python's lock, and with it the whole process: a small document is soon done, a large one is
-read by a process of its own, held to its time and memory. What comes back from there is cheap to take over.
+A thread that parses holds Python's global lock, and with it the whole process. So a thread reads small documents, which
+take milliseconds, and a process of its own reads each large one within limits of time and memory. To take over what
+comes back from there is cheap.
 """
 
 import asyncio
@@ -26,20 +27,20 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 SMALL_BYTES = 64 * 1024
-"""A body of no more is read in this process: the worst of them takes milliseconds."""
+"""A body of at most so many bytes is read in this process: the worst of them takes milliseconds."""
 
 SMALL_STORED = 2**20
-"""What is stored was read once: of so many characters it is read in this process again, in a tenth of a second."""
+"""A stored document has been read before: one of at most so many characters is read in this process, in 0.1 s."""
 
 LONGEST_WAIT_S = 120.0
-"""Queue included. Beyond it the machine has too much to do."""
+"""How long a request waits for its document, time in the queue included."""
 
 WORDS = Words(at_work="large documents are being read", stopped="the service is stopping")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What is to be read, and the function of ours that reads it."""
+    """What is to be read, and the function that reads it."""
 
     read: Callable[[Any], object]
     content: object
@@ -117,6 +118,7 @@ class Parsing:
 
 
 def _ended(limits: ParsingLimits, end: End, how: str) -> PipeplanError:
+    """The error of a document whose reading ended the process."""
     taken: dict[End, Any] = {
         End.OUT_OF_MEMORY: f"more than {limits.memory_bytes:,} bytes of memory (PIPEPLAN_PARSER_MEMORY_BYTES)",
         End.OUT_OF_TIME: f"more than {limits.cpu_s:g} s of processor time (PIPEPLAN_PARSER_CPU_S)",

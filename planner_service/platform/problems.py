@@ -1,4 +1,4 @@
-"""Problems: every error becomes problem details (RFC 9457), or a page for a person. Never a traceback."""
+"""Problems: every error becomes problem details (RFC 9457), or a page for a person; never a traceback."""
 
 import logging
 from collections.abc import Callable
@@ -45,7 +45,12 @@ def install(app: FastAPI, page: Page) -> None:
         response = answer(request, _problem(HTTPStatus(error.status_code), str(error.detail)))
         response.headers.update(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            response.headers["Allow"] = ", ".join(_allowed(app, request.url.path)) or response.headers["Allow"]
+            # The framework names the methods of the first route that matches only.
+            matching = [route for route in iter_route_contexts(app.routes) if route.path_regex.match(request.url.path)]
+            routes = [route for route in matching if route.path == request.url.path] or matching
+            known = {method for route in routes for method in route.methods or ()}
+            allowed = ", ".join(method for method in METHODS if method in known)
+            response.headers["Allow"] = allowed or response.headers["Allow"]
         return response
 
     def parameters(request: Request, error: Exception) -> Response:
@@ -68,14 +73,17 @@ def install(app: FastAPI, page: Page) -> None:
 
 
 class Failures:
-    """Answers what no handler knows. The framework would do so outside of all middleware: without id and headers."""
+    """Answers errors that no handler knows.
+
+    The framework would do so outside of all middleware, and the answer would have no request id and no headers.
+    """
 
     def __init__(self, app: ASGIApp, answer: Callable[[Request, Exception], Response]) -> None:
         self._app = app
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on; raises only where half an answer has gone out."""
+        """Passes on; raises only where a part of the answer is sent already."""
         started = False
 
         async def watched(message: Message) -> None:
@@ -97,12 +105,17 @@ def problem_response(problem: Problem) -> Response:
     return JSONResponse(document, problem.status, media_type=MEDIA_TYPE)
 
 
+def described(text: str) -> dict[str, Any]:
+    """A problem in the OpenAPI description of a route, for one that only this route answers with."""
+    return {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+
+
 def _problem(status: HTTPStatus, detail: str) -> Problem:
     return Problem(title=status.phrase, status=status, detail=detail)
 
 
 def _broken_parameters(error: RequestValidationError) -> Problem:
-    """Path, query and header parameters: FastAPI reads them; bodies are read by `bodies`."""
+    """The problem of path, query or header parameters, which FastAPI reads. Bodies are read by `requests`."""
     rules = [
         BrokenRule(
             field=".".join(str(part) for part in finding["loc"][1:]), rule=finding["msg"], value=shown(finding["input"])
@@ -117,15 +130,3 @@ def _broken_parameters(error: RequestValidationError) -> Problem:
         detail=detail,
         errors=tuple(rules),
     )
-
-
-def _allowed(app: FastAPI, path: str) -> list[str]:
-    """The methods of a path: the framework knows only those of the first route that matches."""
-    matching = [route for route in iter_route_contexts(app.routes) if route.path_regex.match(path)]
-    routes = [route for route in matching if route.path == path] or matching
-    return [method for method in METHODS if any(method in (route.methods or ()) for route in routes)]
-
-
-def described(text: str) -> dict[str, Any]:
-    """A problem in the description of a route that alone may answer with it."""
-    return {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}

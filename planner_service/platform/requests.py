@@ -1,6 +1,7 @@
-"""Bodies: every route says how large one it takes; none is read beyond that, nor parsed on the event loop.
+"""Requests: how routes read bodies and query parameters, and how they answer with documents and pages.
 
-Listings over HTTP: what is asked for that nobody knows is refused, not left aside.
+Every route that reads a body declares how large it may be. The service reads no further than that, and parses nothing
+on the event loop. A query parameter that the route does not have is refused, not ignored.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,27 +22,35 @@ from planner_service.platform.context import Context
 from planner_service.platform.listing import Cut
 
 KEY = "pipeplan.caller"
-"""Where a request's caller stands in its ASGI scope."""
-
-
-T = TypeVar("T")
+"""The key of a request's caller in its ASGI scope."""
 
 GENERAL_LIMIT = None
-"""Of profiles and of jobs' results, which are as large as what was measured."""
+"""The limit of profiles and of jobs' results, which are as large as what was measured: PIPEPLAN_MAX_BODY_BYTES."""
 
 SMALL = 64 * 1024
-"""Of requests of a few fields."""
+"""The limit of requests of a few fields."""
 
 MEBIBYTE = 2**20
-"""Of clusters of many groups, and of agents that allow many factories."""
+"""The limit of clusters of many groups, and of agents that allow many factories."""
 
 CALIBRATED = 4 * 2**20
-"""Of requests that may hold a calibration: four factors a block."""
+"""The limit of requests that may hold a calibration: four factors a block."""
 
 MAX_FORM_BYTES = 8 * 1024
 MAX_FORM_FIELDS = 10
 FORM = "application/x-www-form-urlencoded"
+
+T = TypeVar("T")
+Q = TypeVar("Q", bound=BaseModel)
+
 _SIZE = "pipeplan.size"
+"""The key of the route's `BodySize` in a request's ASGI scope."""
+
+_Parameters = dict[str, bool]
+"""A route's query parameters, and whether each may come several times."""
+
+_KNOWN: dict[Any, _Parameters] = {}
+"""The parameters of the routes that were asked so far, by their endpoints."""
 
 
 async def context(request: Request) -> Context:
@@ -50,13 +59,13 @@ async def context(request: Request) -> Context:
 
 
 class BodySize:
-    """Declares how large a body the route takes: so many bytes, and never more than the general limit."""
+    """Declares the most bytes that a body of the route may have; the general limit holds besides."""
 
     def __init__(self, most_bytes: int | None) -> None:
         self.most_bytes = most_bytes
 
     async def __call__(self, request: Request) -> None:
-        """Leaves word for whatever reads the body."""
+        """Tells whatever reads the body."""
         request.scope[_SIZE] = self
 
 
@@ -68,7 +77,8 @@ def takes(most_bytes: int | None) -> Any:
 async def body(request: Request) -> bytes:
     """The request's body. Raises TooLargeError beyond the limit, before or while it is read, and 415 unless it is JSON.
 
-    Asking for JSON by name keeps other sites' pages out: a browser sends it across sites only after asking first.
+    The demand for JSON's media type keeps other sites' pages out: a browser sends that across sites only after a
+    preflight request, which the service refuses.
     """
     return await _received(request, "application/json", "the body")
 
@@ -86,32 +96,24 @@ async def form(request: Request) -> dict[str, str]:
 async def _received(request: Request, kind: str, what: str) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} must be sent as {kind}")
-    limit_bytes, source = _limit(request)
+    size: BodySize = request.scope[_SIZE]
+    limit_bytes = limit_of(request.app, size)
+    source = "this address's limit" if limit_bytes == size.most_bytes else "PIPEPLAN_MAX_BODY_BYTES"
     too_large = TooLargeError(f"{what} must have at most {limit_bytes} bytes ({source})")
-    parsing = _context(request).parsing
-    declared = _declared_bytes(request)
-    if declared > limit_bytes:
+
+    # What cannot be taken is refused before it is received. A request need not declare its size.
+    declared = request.headers.get("content-length", "")
+    declared_bytes = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
+    if declared_bytes > limit_bytes:
         raise too_large
-    parsing.require_room(declared)
+    _context(request).parsing.require_room(declared_bytes)
+
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
         if len(content) > limit_bytes:
             raise too_large
     return bytes(content)
-
-
-def _limit(request: Request) -> tuple[int, str]:
-    """The limit of the request's route, and where it comes from."""
-    size: BodySize = request.scope[_SIZE]
-    limit_bytes = limit_of(request.app, size)
-    return limit_bytes, "this address's limit" if limit_bytes == size.most_bytes else "PIPEPLAN_MAX_BODY_BYTES"
-
-
-def _declared_bytes(request: Request) -> int:
-    """What the request says of its body's size; 0 where it says nothing."""
-    text = request.headers.get("content-length", "")
-    return int(text[:20]) if text.isascii() and text.isdigit() else 0
 
 
 def _context(request: Request) -> Context:
@@ -153,18 +155,18 @@ def require_sizes(app: FastAPI) -> None:
 
 
 def size_of(route: RouteContext) -> BodySize | None:
-    """What the route declares."""
+    """The size that the route declares; None where it declares none."""
     return next((one.call for one in _dependencies(route) if isinstance(one.call, BodySize)), None)
 
 
 def limit_of(app: FastAPI, size: BodySize) -> int:
-    """The bytes that a body may have."""
+    """The most bytes that a body of this size may have."""
     general: int = app.state.max_body_bytes
     return general if size.most_bytes is None else min(size.most_bytes, general)
 
 
 def reads_body(route: RouteContext) -> bool:
-    """Whether the route, or something that it depends on, reads a body."""
+    """Whether the route or one of its dependencies reads a body."""
     return any(one.call in (body, form) for one in _dependencies(route))
 
 
@@ -177,22 +179,14 @@ def _dependencies(route: RouteContext) -> Iterator[Dependant]:
 
 
 def raw_json(text: str) -> Response:
-    """A stored document, sent as it is."""
+    """A stored document as it is."""
     return Response(text, media_type="application/json")
 
 
 def mark_created(response: Response, new: bool, location: str) -> None:
-    """201 and where it is, or 200 for what was there before."""
+    """Sets 201 for what is new, 200 for what was there before, and its location."""
     response.status_code = HTTPStatus.CREATED if new else HTTPStatus.OK
     response.headers["Location"] = location
-
-
-Q = TypeVar("Q", bound=BaseModel)
-
-_Parameters = dict[str, bool]
-"""A route's query parameters: whether each may come several times."""
-
-_KNOWN: dict[Any, _Parameters] = {}
 
 
 async def known_parameters(request: Request) -> None:
@@ -200,7 +194,9 @@ async def known_parameters(request: Request) -> None:
     route = request.scope["route"]
     if not request.scope["query_string"] or not isinstance(route, APIRoute):
         return
-    known = _known(route)
+    if route.endpoint not in _KNOWN:
+        _KNOWN[route.endpoint] = _parameters(route.dependant)
+    known = _KNOWN[route.endpoint]
     seen = set()
     for name, value in request.query_params.multi_items():
         if name not in known:
@@ -215,7 +211,7 @@ KnownParameters = Depends(known_parameters)
 
 
 def asked_for(kind: type[Q], query_string: bytes) -> Q | None:
-    """The query that the text of an address holds; None where the route has to say what is wrong with it."""
+    """The query that an address holds; None for one that is wrong, which the route then answers."""
     pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     given = dict(pairs)
     if len(given) < len(pairs):
@@ -227,18 +223,12 @@ def asked_for(kind: type[Q], query_string: bytes) -> Q | None:
 
 
 def page_response(page: Page[Any]) -> Response:
-    """A page, as it goes over the wire: it is ours, and not validated once more."""
+    """A page as it goes over the wire. We have made it ourselves: it is not validated again."""
     return Response(page.model_dump_json(), media_type="application/json")
 
 
-def _known(route: APIRoute) -> _Parameters:
-    if route.endpoint not in _KNOWN:
-        _KNOWN[route.endpoint] = _parameters(route.dependant)
-    return _KNOWN[route.endpoint]
-
-
 def _parameters(dependant: Dependant) -> _Parameters:
-    """Those of a route, or of what it depends on."""
+    """The parameters of a route, and of all that it depends on."""
     found: _Parameters = {}
     for field in dependant.query_params:
         kind = field.field_info.annotation

@@ -1,4 +1,4 @@
-"""Settings of the service: from options, PIPEPLAN_* in the environment, a TOML file; the former before the latter."""
+"""Settings of the service: from options, else from PIPEPLAN_* in the environment, else from a TOML file."""
 
 import os
 import sys
@@ -17,7 +17,13 @@ DEFAULT_PORT = 8437
 
 def default_database_url() -> str:
     """SQLite in the user's data folder: the same database wherever the service is started."""
-    return f"sqlite:///{_data_folder() / 'pipeplan.sqlite3'}"
+    if sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        folder = Path.home() / "Library" / "Application Support"
+    else:
+        folder = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return f"sqlite:///{folder / 'pipeplan' / 'pipeplan.sqlite3'}"
 
 
 def _names(value: object) -> object:
@@ -126,9 +132,10 @@ class Settings(BaseSettings):
 
     @property
     def demands_tokens(self) -> bool:
-        """Whether every request needs a token: always where others than this machine's own users can ask.
+        """Whether every request needs a token: always where others than this machine's own users can reach the service.
 
-        A name of others' is one: behind a proxy on this machine the service listens on it alone, too.
+        An allowed host beyond this machine means that they can, wherever the service listens: behind a proxy on this
+        machine it listens on this machine alone.
         """
         reachable = (self.host, *self.allowed_hosts)
         return self.require_tokens or not all(is_loopback(name) for name in reachable)
@@ -147,11 +154,3 @@ def load_settings(*, config: Path | None = None, **chosen: Any) -> Settings:
 def resolve_settings(*, config: Path | None = None, **chosen: Any) -> Resolved[Settings]:
     """The same, with where each comes from."""
     return resolve(Settings, chosen, config)
-
-
-def _data_folder() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "pipeplan"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "pipeplan"
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "pipeplan"

@@ -1,58 +1,50 @@
-"""Earlier: documents that were stored before a rule was there. Lists must show them all the same.
-
-DocumentCache: immutable documents as they are sent, those that were asked for last, up to so many bytes.
-"""
+"""Stored documents: how those that are older than a rule are read, and the cache of those that are sent often."""
 
 import json
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from pipeplan.documents.names import on_one_line
 
 T = TypeVar("T")
-
-
-def read_stored(adapter: TypeAdapter[T], text: str) -> T:
-    """A stored task or request. Names that no request may hold any more come with escapes.
-
-    A profile with such a name cannot be read: no planner is ever given what was changed here.
-    """
-    try:
-        return adapter.validate_json(text)
-    except ValidationError:
-        return adapter.validate_json(json.dumps(_printable(json.loads(text))))
-
-
-def _printable(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the names of its calibration, if it holds one, as one line each."""
-    asked = document.get("request", document)
-    calibration = asked.get("calibration")
-    if calibration is None:
-        return document
-    model = {"name": on_one_line(calibration["model"]["name"])}
-    asked["calibration"] = calibration | {"model": model, "device": on_one_line(calibration["device"])}
-    return document
-
-
 Noun = Literal["profiles", "clusters", "plans"]
 
 MAX_BYTES = 32 * 2**20
 MAX_AGE_S = 30.0
-"""How long a document is taken to be there still: another process may have pruned it."""
+"""How long a document counts as still stored: another process may have pruned it."""
 
 LARGEST_SHARE = 1 / 8
-"""Of the whole, the most that one document may take."""
+"""The most of the cache that one document may take."""
+
+
+def read_stored(adapter: TypeAdapter[T], text: str) -> T:
+    """A stored task or request, one from before names had to be printable too: lists must show them all the same.
+
+    Such names, which only a calibration holds, are escaped. No planner ever gets what is changed here: the profile that
+    it belongs to has the same name, and cannot be read.
+    """
+    try:
+        return adapter.validate_json(text)
+    except ValidationError:
+        document = json.loads(text)
+        asked = document.get("request", document)
+        calibration = asked.get("calibration")
+        if calibration is not None:
+            model = {"name": on_one_line(calibration["model"]["name"])}
+            asked["calibration"] = calibration | {"model": model, "device": on_one_line(calibration["device"])}
+        return adapter.validate_json(json.dumps(document))
 
 
 class DocumentCache:
-    """A document never changes, so that what is here is right; only whether it is still stored has to be asked anew.
+    """Immutable documents as they are sent: those that were asked for last, up to so many bytes.
 
-    May be used by several threads.
+    A document never changes, so the cache never holds a wrong one; only whether it is still stored has to be asked
+    again. Several threads may use it.
     """
 
     def __init__(
@@ -70,7 +62,7 @@ class DocumentCache:
         self._bytes = 0
 
     def get(self, noun: Noun, identity: str) -> bytes | None:
-        """The document, if it was read not long ago."""
+        """The document, if it was read within the last `max_age_s`."""
         with self._lock:
             entry = self._entries.get((noun, identity))
             if entry is None or self._now_s() - entry[1] > self._max_age_s:
@@ -79,13 +71,13 @@ class DocumentCache:
             return entry[0]
 
     def known(self, noun: Noun, identities: Iterable[str]) -> dict[str, bytes]:
-        """Those of the documents that are here, by id, for who knows that they are stored."""
+        """The documents that are in the cache, by id, for a caller who knows that they are stored."""
         with self._lock:
             found = {identity: self._entries.get((noun, identity)) for identity in identities}
         return {identity: entry[0] for identity, entry in found.items() if entry is not None}
 
     def put(self, noun: Noun, identity: str, content: bytes) -> None:
-        """Keeps a document that has just been read; the longest unused ones make room."""
+        """Keeps a document that has just been read; those that were unused for the longest time make room."""
         if len(content) > self._max_bytes * LARGEST_SHARE:
             return
         with self._lock:

@@ -1,4 +1,7 @@
-"""The tables. Documents are kept as the JSON text that is sent; columns beside it hold what lists and queues need."""
+"""Tables: what the database holds.
+
+Documents are kept as the JSON text that is sent; the columns beside it hold what lists and queues need.
+"""
 
 from datetime import UTC, datetime
 
@@ -25,7 +28,7 @@ from sqlalchemy import (
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A moment with its zone, always UTC: SQLite keeps no zone, so that it is taken off and put back on."""
+    """A moment in UTC. SQLite keeps no time zone: it is taken off on the way in and put back on the way out."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -38,7 +41,7 @@ class UtcTime(TypeDecorator[datetime]):
         return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """The moment as the program knows it."""
+        """The moment as the program uses it."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -56,7 +59,7 @@ metadata = MetaData(
 
 
 def _sequence() -> Column[int]:
-    """The order in which rows came in: what lists go by, and queues."""
+    """The order in which rows came in, which lists and queues follow."""
     return Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
 
 
@@ -73,7 +76,7 @@ def _time(name: str, *, nullable: bool = False) -> Column[datetime]:
 
 
 def _orders(*columns: str, filters: tuple[str, ...] = ()) -> list[Index]:
-    """What lists go by, `sequence` telling equal rows apart; after a filter's column where these are named."""
+    """The indexes of the orders of lists; `sequence` tells equal rows apart. Columns of `filters` come before them."""
     starts: list[tuple[str, ...]] = [(column,) for column in filters] or [()]
     return [Index(None, *start, column, "sequence") for start in starts for column in columns]
 

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from pipeplan.documents.files import parse
 from pipeplan.documents.identity import canonical_json, content_id
 from pipeplan.documents.profile import Profile
+from planner_service.documents.drawings import LEFT, RIGHT, BlockColumn, time_chart
 from planner_service.overview.openapi import PROFILE
 from tests.service.documents import profile_document
 
@@ -104,3 +105,11 @@ def test_a_profile_that_does_not_exist_is_a_404(http: TestClient) -> None:
     answer = http.get("/v1/profiles/nothing")
     assert answer.status_code == 404
     assert answer.json()["detail"] == "there is no profile nothing"
+
+
+def test_the_one_bar_of_a_chart_stands_in_its_middle() -> None:
+    """The cluster drawing in the same file once gave LEFT a second value, and the chart's bars and axis moved."""
+    chart = time_chart([BlockColumn(name="only", parts=(("forward", 1.0),))])
+    assert chart is not None
+    (bar,) = chart.bars
+    assert bar.x + bar.width / 2 == pytest.approx((84.0 + 1150.0) / 2) == pytest.approx((LEFT + RIGHT) / 2)

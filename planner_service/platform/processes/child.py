@@ -1,9 +1,7 @@
-"""What a child process says to whoever asks it, pickled, through its standard output.
+"""A child process: it reads questions from standard input and answers on standard output, one after the other.
 
-A child process: questions come in on standard input, answers go out on standard output, one after the other.
-
-Nothing is shared with whoever asks: ending the process ends the work, whatever it is at. It ends by itself with its
-standard input: a service that is killed leaves none behind.
+Questions and messages are pickled. The process shares nothing with its parent: to end it ends its work, whatever it is
+doing. It also ends by itself when its standard input ends, so a service that is killed leaves none behind.
 """
 
 import os
@@ -20,13 +18,23 @@ from typing import BinaryIO, Generic, TypeVar
 
 from pipeplan.errors import PipeplanError
 
+Q = TypeVar("Q")
 N = TypeVar("N")
 A = TypeVar("A")
+
+Tell = Callable[[N], None]
+"""Takes news of the work at hand."""
+
+TELL_S = 0.1
+"""The least time between two pieces of news."""
+
+OUT_OF_MEMORY = 77
+"""The exit status of a process that could not even take its question in."""
 
 
 @dataclass(frozen=True, slots=True)
 class News(Generic[N]):
-    """How far the child is."""
+    """How far the work is."""
 
     content: N
 
@@ -40,36 +48,24 @@ class Done(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What was asked raised this."""
+    """The error that the question raised."""
 
     error: PipeplanError
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """The memory that the process may have was not enough."""
+    """The work needs more memory than the process may have."""
 
 
 Message = News[N] | Done[A] | Refused | Exhausted
-"""Any number of News, then one of the others."""
-
-
-Q = TypeVar("Q")
-
-Tell = Callable[[N], None]
-"""Takes news of the work at hand."""
-
-TELL_S = 0.1
-"""News is passed on no more often."""
-
-OUT_OF_MEMORY = 77
-"""The status of a process that could not even take its question in."""
+"""What a child says of one question: any number of News, then one of the others."""
 
 
 def serve(answer: Callable[[Q, Tell[N]], A], *, memory_bytes: int, cpu_s: float = 0.0) -> None:
     """Answers until standard input ends. An answer that takes more processor time than `cpu_s` ends the process.
 
-    0 is no limit. The end is the default of the timer's signal: no code of ours has to run for it.
+    0 is no limit. The timer's signal ends the process by its default action: none of our code has to run for that.
     """
     limit_memory(memory_bytes)
     sys.excepthook = _end
@@ -77,22 +73,39 @@ def serve(answer: Callable[[Q, Tell[N]], A], *, memory_bytes: int, cpu_s: float 
     os.dup2(2, 1)  # what a library prints must not come between the answers
     questions: SimpleQueue[Q] = SimpleQueue()
     threading.Thread(target=_receive, args=(sys.stdin.buffer, questions), daemon=True).start()
+
+    told_s = 0.0
+
+    def tell(news: N) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if now_s - told_s >= TELL_S:
+            told_s = now_s
+            _send(output, News(news))
+
+    message: Message[N, A]
     while True:
         question = questions.get()
+        told_s = -TELL_S  # the first news of each question is sent at once
         _limit_cpu(cpu_s)
-        message = _message(answer, question, output)
+        try:
+            message = Done(answer(question, tell))
+        except PipeplanError as error:
+            message = Refused(error)
+        except MemoryError:
+            message = Exhausted()
         _limit_cpu(0.0)
         del question
         _send(output, message)
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Lets this process have so much memory of its own and no more, where the system can hold it to that."""
+    """Limits the memory that this process may have of its own, where the system can enforce that."""
     if limit_bytes == 0 or sys.platform == "win32":
         return
     import resource
 
-    # What is written to counts; the address space alone says little of threads' stacks and mapped libraries.
+    # On Linux only memory that is written to counts: threads' stacks and mapped libraries take address space alone.
     for limit in (resource.RLIMIT_DATA,) if sys.platform == "linux" else (resource.RLIMIT_AS,):
         _, hard = resource.getrlimit(limit)
         most = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
@@ -105,12 +118,13 @@ def _limit_cpu(limit_s: float) -> None:
 
 
 def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A fault of ours: reported on standard error, and the end. At once: the other thread holds standard input."""
+    """Reports a fault of ours and ends the process at once: the other thread holds standard input."""
     sys.__excepthook__(kind, error, trace)
     os._exit(1)
 
 
 def _receive(source: BinaryIO, questions: "SimpleQueue[Q]") -> None:
+    """Takes questions in, and ends the process with its standard input."""
     try:
         while True:
             questions.put(pickle.load(source))
@@ -119,25 +133,7 @@ def _receive(source: BinaryIO, questions: "SimpleQueue[Q]") -> None:
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     finally:
-        os._exit(0)  # at once: the work at hand is nobody's any more
-
-
-def _message(answer: Callable[[Q, Tell[N]], A], question: Q, output: BinaryIO) -> Message[N, A]:
-    told_s = -TELL_S
-
-    def tell(news: N) -> None:
-        nonlocal told_s
-        now_s = time.monotonic()
-        if now_s - told_s >= TELL_S:
-            told_s = now_s
-            _send(output, News(news))
-
-    try:
-        return Done(answer(question, tell))
-    except PipeplanError as error:
-        return Refused(error)
-    except MemoryError:
-        return Exhausted()
+        os._exit(0)  # at once: nobody waits for the work at hand any more
 
 
 def _send(output: BinaryIO, message: Message[N, A]) -> None:

@@ -1,9 +1,9 @@
-"""Workers: what answers one question at a time, as whoever asks sees it.
-
-Pools: questions are answered by a few workers, and every answer can be given up at once.
+"""Pools: a few workers answer questions, one at a time each, and every answer can be given up at once.
 
 submit ──▶ queue (bounded) ──▶ a worker (kept warm, ended when idle) ──▶ Ticket.future
                 └──────── Ticket.cancel: leaves the queue, or ends the worker ────────┘
+
+A `WorkerProcess` is a worker in a process of its own; `child` is its other end.
 """
 
 import os
@@ -32,16 +32,21 @@ Q_contra = TypeVar("Q_contra", contravariant=True)
 N_co = TypeVar("N_co", covariant=True)
 A_co = TypeVar("A_co", covariant=True)
 
+IDLE_S = 60.0
+"""How long a worker without work is kept."""
+
+RETRY_AFTER_S = 2.0
+
 
 class PoolWorker(Protocol[Q_contra, N_co, A_co]):
-    """What answers one question at a time. `kill` may be called by another thread and ends the answer at hand."""
+    """What answers one question at a time. Another thread may call `kill`, which ends the answer at hand."""
 
     @property
     def alive(self) -> bool:
         """Whether it can be asked."""
 
     def ask(self, question: Q_contra, observe: Callable[[N_co], None]) -> A_co:
-        """The answer. Raises what the question raises, and an error that says so where the worker itself ends."""
+        """The answer. Raises what the question raises, and an error of its own where the worker ends."""
 
     def kill(self) -> None:
         """Ends it without waiting."""
@@ -61,7 +66,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildProcess:
-    """A module to execute as a process, what it is given, and how its end is worded: `how` names signal or status."""
+    """A module to run as a process, its arguments, and the error for its end, with the signal or status in words."""
 
     program: str
     arguments: tuple[str, ...]
@@ -69,7 +74,7 @@ class ChildProcess:
 
 
 class WorkerProcess(Generic[Q, N, A]):
-    """A process of its own."""
+    """A worker in a process of its own."""
 
     def __init__(self, child: ChildProcess) -> None:
         self._child = child
@@ -93,13 +98,15 @@ class WorkerProcess(Generic[Q, N, A]):
         return self._process.poll() is None
 
     def ask(self, question: Q, observe: Callable[[N], None]) -> A:
-        """Sends the question and follows what comes back."""
-        assert self._process.stdin is not None
+        """Sends the question, passes the news on, and gives the answer."""
+        assert self._process.stdin is not None and self._process.stdout is not None
         try:
             pickle.dump(question, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
             self._process.stdin.flush()
-            while isinstance(message := self._receive(), News):
+            message: Message[N, A] = pickle.load(self._process.stdout)
+            while isinstance(message, News):
                 observe(message.content)
+                message = pickle.load(self._process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise self._ended() from error
         match message:
@@ -114,47 +121,34 @@ class WorkerProcess(Generic[Q, N, A]):
                 assert_never(message)
 
     def kill(self) -> None:
-        """Ends the process, whatever it is at."""
+        """Ends the process, whatever it is doing."""
         self._process.kill()
 
     def close(self) -> None:
-        """Ends the process and takes leave of it."""
+        """Ends the process, waits for its end, and closes its pipes."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was not sent any more
+                with suppress(OSError):  # a part of the question may not have been sent
                     pipe.close()
 
-    def _receive(self) -> Message[N, A]:
-        assert self._process.stdout is not None
-        message: Message[N, A] = pickle.load(self._process.stdout)
-        return message
-
     def _ended(self) -> PipeplanError:
+        """The error of a process that has ended without an answer, by its exit status."""
         status = self._process.wait()
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        return self._child.ended(_end_of(status), how)
-
-
-def _end_of(status: int) -> End:
-    if status == -signal.SIGKILL:
-        return End.KILLED
-    if status in (-signal.SIGABRT, OUT_OF_MEMORY):
-        return End.OUT_OF_MEMORY
-    if status == -getattr(signal, "SIGPROF", 0):
-        return End.OUT_OF_TIME
-    return End.CRASHED
-
-
-IDLE_S = 60.0
-"""How long a worker is kept that has nothing to do."""
-
-RETRY_AFTER_S = 2.0
+        end = End.CRASHED
+        if status == -signal.SIGKILL:
+            end = End.KILLED
+        elif status in (-signal.SIGABRT, OUT_OF_MEMORY):
+            end = End.OUT_OF_MEMORY
+        elif status == -getattr(signal, "SIGPROF", 0):
+            end = End.OUT_OF_TIME
+        return self._child.ended(end, how)
 
 
 def unobserved(_news: object) -> None:
-    """For whoever does not follow the work."""
+    """For a caller that does not follow the work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +161,7 @@ class Words:
 
 @dataclass(slots=True, eq=False)
 class Ticket(Generic[Q, N, A]):
-    """A question that was taken. `future` is done with the answer, with what was raised, or cancelled."""
+    """A question that a pool has taken. `future` ends with the answer, with what was raised, or cancelled."""
 
     question: Q
     observe: Callable[[N], None]
@@ -177,7 +171,7 @@ class Ticket(Generic[Q, N, A]):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cancel(self) -> None:
-        """Gives the answer up: nothing of the work goes on. May be called at any time, by any thread."""
+        """Gives the answer up, and ends the work on it. Any thread may call it, at any time."""
         with self._lock:
             self._cancelled = True
             if self._worker is not None:
@@ -190,23 +184,23 @@ class Ticket(Generic[Q, N, A]):
         return self._cancelled
 
     def hold(self, worker: PoolWorker[Q, N, A]) -> bool:
-        """The worker works for this question from now on; not where it was cancelled before."""
+        """Gives the question to a worker; False where it was cancelled before."""
         with self._lock:
             if not self._cancelled:
                 self._worker = worker
             return not self._cancelled
 
     def release(self) -> bool:
-        """The worker works for it no longer; says whether it was left alone."""
+        """Takes the question from its worker; False where it was cancelled, which ended the worker."""
         with self._lock:
             self._worker = None
             return not self._cancelled
 
 
 class Pool(Generic[Q, N, A]):
-    """Workers, at most so many at a time, and a queue before them.
+    """At most so many workers, and a queue before them.
 
-    A worker starts when it is needed first; one that ends, or that was stopped, is replaced when it is needed next.
+    A worker starts when it is first needed. One that has ended is replaced when the next one is needed.
     """
 
     def __init__(
@@ -232,13 +226,13 @@ class Pool(Generic[Q, N, A]):
 
     @property
     def free(self) -> int:
-        """How many more questions would be worked on at once."""
+        """How many more questions would find a worker at once."""
         with self._lock:
             return 0 if self._closed else max(0, self.workers - len(self._tickets))
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is worked on, and nothing waits."""
+        """Whether no question is worked on or waits."""
         with self._lock:
             return not self._tickets
 
@@ -258,7 +252,7 @@ class Pool(Generic[Q, N, A]):
             self._require_room()
 
     def close(self) -> None:
-        """Stops all work and ends every worker; nothing is taken any more."""
+        """Stops all work and ends every worker; no question is taken any more."""
         with self._lock:
             self._closed = True
             tickets, idle = tuple(self._tickets), tuple(self._idle)
@@ -279,7 +273,18 @@ class Pool(Generic[Q, N, A]):
             raise UnavailableError(f"{self.workers} {self._words.at_work} and {waiting} wait already", RETRY_AFTER_S)
 
     def _work(self, ticket: Ticket[Q, N, A]) -> A:
-        worker = self._take()
+        """The answer to the question, by an idle worker or a new one, which is kept if it is still alive afterwards."""
+        worker = None
+        with self._lock:
+            while worker is None and self._idle:
+                _, idle = self._idle.pop()
+                if idle.alive:
+                    worker = idle
+                else:
+                    idle.close()
+        if worker is None:
+            worker = self._start()
+
         held = ticket.hold(worker)
         try:
             if not held:
@@ -290,33 +295,24 @@ class Pool(Generic[Q, N, A]):
                 raise UnavailableError(self._words.stopped, RETRY_AFTER_S) from None
             raise
         finally:
-            self._give_back(worker, intact=not held or ticket.release())
-
-    def _take(self) -> PoolWorker[Q, N, A]:
-        with self._lock:
-            while self._idle:
-                _, worker = self._idle.pop()
-                if worker.alive:
-                    return worker
+            intact = not held or ticket.release()
+            with self._lock:
+                kept = intact and worker.alive and not self._closed
+                if kept:
+                    self._idle.append((time.monotonic(), worker))
+                    self._watch_idle()
+            if not kept:
                 worker.close()
-        return self._start()
-
-    def _give_back(self, worker: PoolWorker[Q, N, A], *, intact: bool) -> None:
-        with self._lock:
-            if intact and worker.alive and not self._closed:
-                self._idle.append((time.monotonic(), worker))
-                self._watch_idle()
-                return
-        worker.close()
 
     def _watch_idle(self) -> None:
+        """Has idle workers retired later, unless that is planned already."""
         if self._timer is None and self._idle:
             self._timer = threading.Timer(self._idle_s, self._retire)
             self._timer.daemon = True
             self._timer.start()
 
     def _retire(self) -> None:
-        """Ends the workers that have had nothing to do for long."""
+        """Ends the workers that have been idle for long."""
         latest_s = time.monotonic() - self._idle_s
         with self._lock:
             retired = [worker for since_s, worker in self._idle if since_s <= latest_s]
