@@ -1,10 +1,9 @@
-"""Posed: a plan's problem by the texts of its documents, which are read where it is solved and nowhere before.
+"""Solver process: answers planners' questions, one after the other.
 
-What a solver's process is asked, and what it answers.
+    python -m planner_service.plans.solver_process MEMORY_BYTES     0: no limit
 
-A solver's process: planners' questions, answered one after the other.
-
-python -m planner_service.plans.solver_process MEMORY_BYTES     0: no limit
+It also defines what such a process is asked and what it answers. A question may carry a plan's problem as `Posed`: the
+texts of its documents, which are read where the problem is solved and nowhere before.
 """
 
 import sys
@@ -53,13 +52,6 @@ class Posed:
         self.problem()
 
 
-def _profile(field: str, content: str) -> Profile:
-    try:
-        return parse(Profile, content)
-    except InvalidInputError as error:  # it was stored before the rule was there
-        raise InvalidInputError(f"{field}.{error.field}", error.rule, error.value) from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerQuestion:
     """What a planner is asked. `pose` makes the problem where the planner is: to read its documents takes a while."""
@@ -70,14 +62,14 @@ class PlannerQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The planner's answer, and how many seconds it took for it."""
+    """The planner's answer, and how many seconds it took."""
 
     answer: Answer
     solve_time_s: float
 
 
 Ask = Callable[[str, PlanningProblem, Observer], Answer]
-"""A planner's name, a problem and who listens in, the answer out."""
+"""Solves: a planner's name, a problem and an observer of the search -> the answer."""
 
 
 def main(ask: Ask = solve) -> None:
@@ -90,6 +82,13 @@ def main(ask: Ask = solve) -> None:
         return Answered(answer=answer, solve_time_s=time.perf_counter() - start_s)
 
     serve(answered, memory_bytes=int(sys.argv[1]))
+
+
+def _profile(field: str, content: str) -> Profile:
+    try:
+        return parse(Profile, content)
+    except InvalidInputError as error:  # it was stored before the rule was there
+        raise InvalidInputError(f"{field}.{error.field}", error.rule, error.value) from error
 
 
 if __name__ == "__main__":
