@@ -1,4 +1,4 @@
-"""One plan's page: the plan, its predicted schedule, what it was made from, its runs and what became of it."""
+"""Page of one plan: the plan, its predicted schedule, what it was made from, its runs and aliases."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -74,7 +74,9 @@ def show_plan(services: Services, request: Request, plan_id: str) -> HTMLRespons
 def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_ALTERNATIVES) -> PlanView:
     """Gathers the page's content. Raises NotFoundError."""
     plan = plans.get(context, plan_id)
-    batches = _drawn_batches(plan)
+    # Enough batches to show the steady state, and no more than the service plays.
+    enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
+    batches = min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
     return PlanView(
         summary=plans.summary(context, plan_id),
         plan=plan,
@@ -103,14 +105,8 @@ def _busy_by_stage(plan: Plan) -> tuple[float | None, ...]:
     return tuple(fmean(fraction for worker, fraction in placed if worker.stage == stage) for stage in range(plan.depth))
 
 
-def _drawn_batches(plan: Plan) -> int:
-    """Enough for the steady state to be seen, and no more than may be played."""
-    enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
-    return min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
-
-
 def _drawings(plan: Plan, batches: int) -> tuple[Drawing, ...]:
-    """All of it, and its beginning alone where bars would be too narrow to be told apart."""
+    """The whole timeline, after its beginning alone if the whole one's bars are too narrow to tell apart."""
     timeline = predict(plan, batches=batches)
     window = last_batches(timeline, batches)
     beginning_s = readable_s(timeline, window)
