@@ -6,7 +6,6 @@ from typing import get_args
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from pipeplan.programs.timeline import Timeline
 from pipeplan.protocol.jobs import JobState
 from pipeplan.protocol.runs import Run, RunQuery
 from pipeplan.simulation.report import RunReport
@@ -63,16 +62,8 @@ def run_view(context: Context, run_id: str) -> RunView:
     """Gathers the page's content. Raises NotFoundError."""
     run = runs.get(context, run_id)
     timelines = runs.timelines(context, run_id) if run.report is not None else {}
-    return RunView(
-        run=run,
-        schedule=plans.summary(context, run.plan_id).schedule,
-        drawings=_drawings(timelines),
-        losses=None if run.report is None else loss_chart(run.report),
-    )
 
-
-def _drawings(timelines: dict[str, Timeline]) -> tuple[Drawing, ...]:
-    """Both timelines at their ends, where the pipeline is warm, on one scale: the longer one is drawn longer."""
+    # Both at their ends, where the pipeline is warm, on one scale: the longer one is drawn longer.
     windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
     readable = [readable_s(timeline, windows[name]) for name, timeline in timelines.items()]
     dense = any(span_s < windows[name].span_s for name, span_s in zip(windows, readable, strict=True))
@@ -81,7 +72,14 @@ def _drawings(timelines: dict[str, Timeline]) -> tuple[Drawing, ...]:
     else:
         longest_s = max((window.span_s for window in windows.values()), default=0.0)
         windows = {name: DrawnWindow(start_s=window.start_s, span_s=longest_s) for name, window in windows.items()}
-    return tuple(draw(timeline, windows[name], title=name.capitalize()) for name, timeline in timelines.items())
+    drawings = [draw(timeline, windows[name], title=name.capitalize()) for name, timeline in timelines.items()]
+
+    return RunView(
+        run=run,
+        schedule=plans.summary(context, run.plan_id).schedule,
+        drawings=tuple(drawings),
+        losses=None if run.report is None else loss_chart(run.report),
+    )
 
 
 def loss_chart(report: RunReport) -> LossChart | None:

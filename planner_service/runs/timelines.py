@@ -147,16 +147,26 @@ def read(connection: Connection, run_id: str, head_text: str, window: TimelineWi
     order = (run_chunks.c.series, run_chunks.c.part)
     chunks: list[list[InstructionRows]] = [[] for _ in described["lanes"]]
     for row in connection.execute(select(*columns).where(_sharing(run_id, window)).order_by(*order)):
-        chunks[row.series].append(_within(unpack_rows(row.content), window))
+        rows = unpack_rows(row.content)
+        if window is not None:
+            begun = rows.start_s < window.stop_s
+            places = np.flatnonzero(begun & ((rows.end_s > window.start_s) | (rows.start_s >= window.start_s)))
+            rows = InstructionRows(
+                instructions=[rows.instructions[place] for place in places.tolist()],
+                start_s=rows.start_s[places],
+                end_s=rows.end_s[places],
+                memory_bytes=rows.memory_bytes[places],
+            )
+        chunks[row.series].append(rows)
     lanes = tuple(
         Lane(
             rank=worker["rank"],
             stage=worker["stage"],
             replica=worker["replica"],
-            instructions=tuple(text for rows in of_lane for text in rows.instructions),
-            start_s=tuple(moment_s for rows in of_lane for moment_s in rows.start_s.tolist()),
-            end_s=tuple(moment_s for rows in of_lane for moment_s in rows.end_s.tolist()),
-            memory_bytes=tuple(held for rows in of_lane for held in rows.memory_bytes.tolist()),
+            instructions=tuple(text for chunk in of_lane for text in chunk.instructions),
+            start_s=tuple(moment_s for chunk in of_lane for moment_s in chunk.start_s.tolist()),
+            end_s=tuple(moment_s for chunk in of_lane for moment_s in chunk.end_s.tolist()),
+            memory_bytes=tuple(held for chunk in of_lane for held in chunk.memory_bytes.tolist()),
         )
         for worker, of_lane in zip(described["lanes"], chunks, strict=True)
     )
@@ -255,20 +265,6 @@ def _sharing(run_id: str, window: TimelineWindow | None) -> ColumnElement[bool]:
         return lanes
     start_ns, stop_ns = nanoseconds(np.array([window.start_s, window.stop_s])).tolist()
     return and_(lanes, run_chunks.c.first <= stop_ns, run_chunks.c.last >= start_ns)
-
-
-def _within(rows: InstructionRows, window: TimelineWindow | None) -> InstructionRows:
-    """The rows of which any instant lies in the window."""
-    if window is None:
-        return rows
-    begun = rows.start_s < window.stop_s
-    places = np.flatnonzero(begun & ((rows.end_s > window.start_s) | (rows.start_s >= window.start_s)))
-    return InstructionRows(
-        instructions=[rows.instructions[place] for place in places.tolist()],
-        start_s=rows.start_s[places],
-        end_s=rows.end_s[places],
-        memory_bytes=rows.memory_bytes[places],
-    )
 
 
 def _beyond(moments_s: Floats, whole_ns: Integers) -> Integers:

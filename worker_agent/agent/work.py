@@ -95,11 +95,14 @@ class LeasedWork:
         """Returns when the process has ended. Raises why it must be stopped before."""
         started_s = looked_s = time.monotonic()
         draining_s: float | None = None
+        # A job that shares files must stop before the service may give it to others, whose files are the same.
+        shares = lease.gang is not None or self.settings.shared_dir is not None
+        early_s = max(lease.expires_in_s / 10, 2 * _LOOK_S)
         while not child.ended:
             time.sleep(_LOOK_S)
             now_s = time.monotonic()
             _require_wanted(heart)
-            if self._fenced(lease, heart, now_s):
+            if shares and heart.cut_off_at(now_s) and now_s >= heart.ends_s - early_s:
                 child.kill()
                 raise CancelledError("cut off from the service until its lease ran out: stopped, others may have it")
 
@@ -119,12 +122,6 @@ class LeasedWork:
         child.finish_reading()
         heart.finish()
         _require_wanted(heart)
-
-    def _fenced(self, lease: Lease, heart: Heart, now_s: float) -> bool:
-        """Whether the job must stop before the service may give it to others, whose files are the same."""
-        shares = lease.gang is not None or self.settings.shared_dir is not None
-        early_s = max(lease.expires_in_s / 10, 2 * _LOOK_S)
-        return shares and heart.cut_off_at(now_s) and now_s >= heart.ends_s - early_s
 
     def _require_within_limits(self, child: JobProcess, elapsed_s: float, folder: Path | None) -> None:
         """Raises RunFailedError where the job exceeds a limit of the settings; of disk where a folder is given."""
