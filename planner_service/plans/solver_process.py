@@ -92,4 +92,7 @@ def _profile(field: str, content: str) -> Profile:
 
 
 if __name__ == "__main__":
-    main()
+    # Under its own name: what this process pickles as `__main__.Answered`, the service could not read.
+    from planner_service.plans import solver_process
+
+    solver_process.main()
