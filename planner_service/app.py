@@ -41,6 +41,21 @@ from planner_service.runs.jobs import RUN
 
 register(PROFILE, LINKS, PLAN, RUN)
 
+ROUTERS = (
+    documents.profile_router,
+    documents.cluster_router,
+    plans.router,
+    aliases.router,
+    jobs.router,
+    events.router,
+    runs.router,
+    agents.router,
+    access.router,
+    overview.router,
+    overview.metrics_router,
+)
+"""The routers of the API. No route of theirs takes a parameter that it does not know."""
+
 DESCRIPTION = (
     "Profiles, clusters, plans, jobs and runs. Documents are stored by content: the same content has the same id. "
     "Errors are problem details (RFC 9457); wrong input, malformed JSON among it, is a 422 that names field, rule "
@@ -51,22 +66,18 @@ DESCRIPTION = (
 def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, solve: Solve | None = None) -> FastAPI:
     """The application; on start-up it brings its database to the present tables.
 
-    Plans are made by solver processes; by `solve` in this one where it is given.
+    Solver processes make the plans; if `solve` is given, it makes them in this process.
     """
-    database = Database(
-        settings.database_url,
-        pool_size=settings.database_pool_size,
-        pool_timeout_s=settings.database_pool_timeout_s,
-    )
+    context = _context(settings, now, solve)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         try:
-            prepare(settings, app.state.context)
+            prepare(settings, context)
             async with app.state.background.running():
                 yield
         finally:
-            database.close()
+            context.database.close()
 
     app = FastAPI(
         title="pipeplan",
@@ -78,60 +89,30 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
         openapi_url=None,
     )
     app.state.max_body_bytes = settings.max_body_bytes
-    app.state.context = Context(
-        database=database,
-        solve=solve or solve_here,
-        now=now,
-        lease_s=settings.lease_s,
-        max_attempts=settings.max_attempts,
-        token_key=settings.token_key,
-        longest_search_s=settings.plan_job_deadline_s,
-        parsing=_parsing(settings),
-    )
+    app.state.context = context
+
     start = partial(solver_process, settings.solver_memory_bytes) if solve is None else partial(FunctionSolver, solve)
-    app.state.background = Background(app.state.context, start, _bounds(settings))
+    bounds = WorkBounds(
+        solvers=settings.solver_processes,
+        queue=settings.solver_queue,
+        streams=settings.event_streams,
+        deadline_s=settings.solve_deadline_s,
+    )
+    app.state.background = Background(context, start, bounds)
     app.state.feed = app.state.background.feed
-    app.state.context.absence.back(now(), settings.lease_s)
-    for router in (
-        documents.profile_router,
-        documents.cluster_router,
-        plans.router,
-        aliases.router,
-        jobs.router,
-        events.router,
-        runs.router,
-        agents.router,
-        access.router,
-        overview.router,
-        overview.metrics_router,
-    ):
+    context.absence.back(now(), settings.lease_s)
+
+    for router in ROUTERS:
         app.include_router(router, dependencies=[KnownParameters])
     app.include_router(access.login_router)
     pages.install(app)
     problems.install(app, pages.problem_page)
     openapi.install(app)
-    stored_metrics.watch(app.state.context)
+    stored_metrics.watch(context)
     _add_middleware(app, settings)
     require_scopes(app)
     require_sizes(app)
     return app
-
-
-def _add_middleware(app: FastAPI, settings: Settings) -> None:
-    """What a request passes before its route, from the innermost out: the last one added is met first."""
-    app.add_middleware(
-        Express,
-        context=app.state.context,
-        lanes=[documents.PROFILE, documents.CLUSTER, plans.DOCUMENT],
-        lists=[plans.LIST],
-    )
-    app.add_middleware(Head)
-    app.state.admission = _admission(settings, app.state.context)
-    app.add_middleware(Door, admission=app.state.admission)
-    app.add_middleware(RequestLimits, body_timeout_s=settings.body_timeout_s)
-    app.add_middleware(Guard, hosts=settings.hosts)
-    app.add_middleware(SecurityHeaders)
-    app.add_middleware(Access, metrics=app.state.context.metrics)
 
 
 def prepare(settings: Settings, context: Context) -> None:
@@ -141,32 +122,51 @@ def prepare(settings: Settings, context: Context) -> None:
         stored_tokens.require_any_valid(context, settings.host)
 
 
-def _bounds(settings: Settings) -> WorkBounds:
-    return WorkBounds(
-        solvers=settings.solver_processes,
-        queue=settings.solver_queue,
-        streams=settings.event_streams,
-        deadline_s=settings.solve_deadline_s,
+def _context(settings: Settings, now: Callable[[], datetime], solve: Solve | None) -> Context:
+    """What routes and services work with: the database, the limits and the readers of large documents."""
+    database = Database(
+        settings.database_url,
+        pool_size=settings.database_pool_size,
+        pool_timeout_s=settings.database_pool_timeout_s,
+    )
+    return Context(
+        database=database,
+        solve=solve or solve_here,
+        now=now,
+        lease_s=settings.lease_s,
+        max_attempts=settings.max_attempts,
+        token_key=settings.token_key,
+        longest_search_s=settings.plan_job_deadline_s,
+        parsing=Parsing(
+            ParsingLimits(
+                parsers=settings.parser_processes,
+                queue=settings.parser_queue,
+                memory_bytes=settings.parser_memory_bytes,
+                cpu_s=settings.parser_cpu_s,
+            )
+        ),
     )
 
 
-def _parsing(settings: Settings) -> Parsing:
-    limits = ParsingLimits(
-        parsers=settings.parser_processes,
-        queue=settings.parser_queue,
-        memory_bytes=settings.parser_memory_bytes,
-        cpu_s=settings.parser_cpu_s,
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """Adds what a request passes before its route, from the innermost out: a request meets the last one added first."""
+    app.add_middleware(
+        Express,
+        context=app.state.context,
+        lanes=[documents.PROFILE, documents.CLUSTER, plans.DOCUMENT],
+        lists=[plans.LIST],
     )
-    return Parsing(limits)
-
-
-def _admission(settings: Settings, context: Context) -> Admission:
-    per_s = settings.requests_per_s
-    failures = settings.failed_tokens_per_min
-    return Admission(
-        identities=Identities(context),
+    app.add_middleware(Head)
+    per_s, failures = settings.requests_per_s, settings.failed_tokens_per_min
+    app.state.admission = Admission(
+        identities=Identities(app.state.context),
         demanded=settings.demands_tokens,
         requests=Rates(per_s, max(1.0, per_s)) if per_s else None,
         failures=Rates(failures / 60, max(1.0, failures)),
         login_page=pages.login_page,
     )
+    app.add_middleware(Door, admission=app.state.admission)
+    app.add_middleware(RequestLimits, body_timeout_s=settings.body_timeout_s)
+    app.add_middleware(Guard, hosts=settings.hosts)
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(Access, metrics=app.state.context.metrics)

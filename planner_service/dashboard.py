@@ -1,4 +1,4 @@
-"""The dashboard's pages: what is added to the application. Every page asks for the scope `read`."""
+"""Dashboard: the pages that the application shows to people. Every page asks for the scope `read`."""
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
@@ -28,7 +28,7 @@ def install(app: FastAPI) -> None:
 
 
 def login_page(request: Request, way_back: str, failed: str | None) -> HTMLResponse:
-    """Where a token is entered; `way_back` is where it leads to, `failed` why the last try did not."""
+    """Where a person enters a token. `way_back` is the page to show then, `failed` why the last try failed."""
     return page(request, "platform/login.html", way_back=way_back, failed=failed)
 
 

@@ -1,13 +1,13 @@
-"""Members: the agents that do one job together, a row a node, each with a token and a lease of its own.
-
-Gangs: agents that do one job together. Each has a lease of its own; they end together.
+"""Gangs: the agents that do one job together. Each has a row, a token and a lease of its own; they end together.
 
     given ──asks──▶ joined ──its part is done──▶ done
       │               └────lost the others──────▶ lost
       └───its lease runs out: the whole attempt ends
 
-A member that lost the others does not end the attempt at once: the one that was the cause may still say what it was.
-The attempt ends when all have ended, or when the lease of one that is still at it runs out.
+A member that lost the others does not end the attempt at once: the member that was the cause may still report it.
+The attempt ends when all members have ended, or when the lease of one that still works runs out.
+
+A member belongs to one lease of its job, which the fence names (`leases`). Members of an earlier fence count no more.
 """
 
 import secrets
@@ -22,8 +22,11 @@ from pipeplan.protocol.jobs import Job
 from planner_service.platform.context import Context
 from planner_service.platform.tables import jobs, members
 
+PATIENCE = 6
+"""The others must stop 1/PATIENCE of a lease's length after a member was lost: the cause is reported by then."""
+
 MemberState = Literal["given", "joined", "done", "lost"]
-"""Not told of it yet; at work; its part is done; it lost the others, or was lost by them."""
+"""Has not heard of its part yet; works on it; has done it; lost the others, or was lost by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +50,30 @@ class Member:
         return self.state in ("given", "joined")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A job and its holder: the owner of the lease's token, one of several where `member` is given."""
+
+    job: Job
+    result_id: str | None
+    member: Member | None = None
+
+
 def give(connection: Connection, given: Sequence[Member]) -> None:
-    """Makes these the job's members, in place of those of an earlier lease."""
+    """Stores the job's members, in place of those of an earlier lease."""
     connection.execute(delete(members).where(members.c.job_id == given[0].job_id))
     names = Member.__dataclass_fields__
     connection.execute(insert(members), [{name: getattr(member, name) for name in names} for member in given])
 
 
 def of_job(connection: Connection, job_id: str, fence: int) -> list[Member]:
-    """The members of a lease, by node rank. The transaction must hold the job."""
+    """The members of the lease with this fence, by node rank. The transaction must hold the job."""
     query = select(members).where(members.c.job_id == job_id, members.c.fence == fence).order_by(members.c.node_rank)
     return [_member(row) for row in connection.execute(query)]
 
 
 def part_of(connection: Connection, agent: str, instance: str) -> Member | None:
-    """The part that this process was given and has not ended; it asks for work, and does not know of it."""
+    """The part that this process was given and has not ended: it asks for work, so it does not know of the part."""
     query = (
         select(members)
         .join(jobs, (jobs.c.id == members.c.job_id) & (jobs.c.fence == members.c.fence))
@@ -79,7 +91,7 @@ def part_of(connection: Connection, agent: str, instance: str) -> Member | None:
 
 
 def change(connection: Connection, member: Member, **values: Any) -> None:
-    """Writes down what has become of a member."""
+    """Changes these columns of a member's row."""
     connection.execute(
         update(members)
         .where(
@@ -91,23 +103,6 @@ def change(connection: Connection, member: Member, **values: Any) -> None:
     )
 
 
-def _member(row: Row[Any]) -> Member:
-    return Member(**{name: getattr(row, name) for name in Member.__dataclass_fields__})
-
-
-PATIENCE = 6
-"""Others are told to stop after so many parts of a lease's length: the cause has been reported by then."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
-    """A job in the hands of a token's owner, who is one of several where it has a `member`."""
-
-    job: Job
-    result_id: str | None
-    member: Member | None = None
-
-
 def member_of(connection: Connection, job: Job, token: str) -> Member | None:
     """The member of the job's latest lease whose token this is."""
     if not job.agents:
@@ -117,7 +112,7 @@ def member_of(connection: Connection, job: Job, token: str) -> Member | None:
 
 
 def renew(context: Context, connection: Connection, hold: Hold, now: datetime) -> str | None:
-    """Renews a member's lease. Returns why it should stop, where another has lost its part for some time."""
+    """Renews a member's lease. Returns why it should stop if another member was lost some time ago."""
     if hold.member is None:
         return None
     if hold.member.working:
@@ -131,13 +126,13 @@ def renew(context: Context, connection: Connection, hold: Hold, now: datetime) -
 
 
 def expires_at(connection: Connection, job: Job) -> datetime | None:
-    """When the first lease runs out of those members who are at it; None where there are none."""
+    """When the first lease of a working member runs out; None where no member works."""
     parts = of_job(connection, job.id, job.fence)
     return min((part.expires_at for part in parts if part.working), default=None)
 
 
 def late(connection: Connection, job: Job, now: datetime) -> str | None:
-    """Who of a gang let its lease run out."""
+    """Which members of a gang let their lease run out; None for a job without a gang."""
     if not job.agents:
         return None
     parts = of_job(connection, job.id, job.fence)
@@ -147,14 +142,18 @@ def late(connection: Connection, job: Job, now: datetime) -> str | None:
 
 
 def done(connection: Connection, hold: Hold, now: datetime) -> None:
-    """A member is through with its part."""
+    """Ends a member's part as done."""
     if hold.member is not None:
         change(connection, hold.member, state="done", ended_at=now)
 
 
 def lost(connection: Connection, hold: Hold, error: str, now: datetime) -> bool:
-    """A member's part has come to nothing; says whether the attempt has ended with it. Alone it always has."""
+    """Ends a member's part as lost. Returns whether the attempt has ended with it: always so for an agent alone."""
     if hold.member is None:
         return True
     change(connection, hold.member, state="lost", error=error, ended_at=now)
     return expires_at(connection, hold.job) is None
+
+
+def _member(row: Row[Any]) -> Member:
+    return Member(**{name: getattr(row, name) for name in Member.__dataclass_fields__})

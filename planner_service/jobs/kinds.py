@@ -17,30 +17,22 @@ from planner_service.agents.needs import Needs
 from planner_service.platform.context import Context
 
 
-def _no_check(_context: Context, _task: Any) -> None:
-    """Every task that can be read can be done."""
-
-
-def _nothing_beside(_connection: Connection, _job_id: str, _task: Any, _now: datetime) -> Mapping[str, str]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobKind:
-    """One kind of job, by the `kind` of its tasks and results.
+    """One kind of job, by the `kind` of its tasks and results. What is None, the kind does without.
 
-    - `needs`: what a task asks of agents. Raises InvalidInputError where it cannot be done as asked.
     - `check`: raises InvalidInputError for a task that nobody could do; before anything is written.
-    - `begin`: what is stored beside the job when it is enqueued, in the same transaction. Returns ids for its row.
-    - `pack`: a result -> the form in which it is stored; a module's function, which another process can import.
-    - `store`: stores a packed result in the transaction that ends the job. Returns ids for its row.
-    - `by_service`: no agent does it, the service itself does; an attempt that was lost is made again without a pause.
+    - `needs`: what a task asks of agents. Raises InvalidInputError where it cannot be done as asked.
+    - `begin`: stores what belongs to a new job, in the transaction that enqueues it. Returns ids for the job's row.
+    - `pack`: turns a result into the form in which it is stored; a module's function, which another process can import.
+    - `store`: stores a packed result in the transaction that ends the job. Returns ids for the job's row.
+    - `by_service`: the service itself does the job, no agent. A lost attempt is repeated without a pause.
     """
 
     name: str
-    needs: Callable[[Connection, Any], Needs]
-    check: Callable[[Context, Any], None] = _no_check
-    begin: Callable[[Connection, str, Any, datetime], Mapping[str, str]] = _nothing_beside
+    check: Callable[[Context, Any], None] | None = None
+    needs: Callable[[Connection, Any], Needs] | None = None
+    begin: Callable[[Connection, str, Any, datetime], Mapping[str, str]] | None = None
     pack: Callable[[Any], Any] | None = None
     store: Callable[[Context, Connection, Job, Any], Mapping[str, str]] | None = None
     by_service: bool = False
@@ -50,7 +42,7 @@ _KINDS: dict[str, JobKind] = {}
 
 
 def register(*kinds: JobKind) -> None:
-    """Makes kinds known to this process's queue. Whoever wires the application does it, once."""
+    """Makes kinds known to this process's queue. `app` does it, once."""
     _KINDS.update({kind.name: kind for kind in kinds})
 
 
@@ -62,7 +54,7 @@ def kind_of(name: str) -> JobKind:
 
 
 def packers() -> dict[str, Callable[[Any], Any]]:
-    """By kind, what packs its results."""
+    """By kind, the function that packs its results."""
     return {name: kind.pack for name, kind in _KINDS.items() if kind.pack is not None}
 
 

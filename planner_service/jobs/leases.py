@@ -1,9 +1,20 @@
 """Leases: which job an agent gets that asks for work. Every choice is one transaction.
 
 An agent alone gets the oldest job that it can do, in one statement. A job for several nodes is given to all of its
-agents at once, when the last of those that it needs asks for work and the others have asked lately: nobody holds a part
-of it while it waits for the rest, so that no two such jobs wait for each other. An agent that could take part in one
-that waits takes no job that came after it: it would wait for ever where there is always something smaller to do.
+agents at once, when the last of those that it needs asks for work and the others have asked lately. No agent holds a
+part of such a job while it waits for the rest, so two of these jobs never wait for each other. An agent that could take
+part in a waiting job for several nodes takes no job that came after it. Otherwise that job would wait for ever wherever
+there is always something smaller to do.
+
+A lease's fence is a number in the job's row that counts the leases ever given on the job, whoever got them. Every new
+lease raises it by one (`store.take_oldest`, `store.give_again`). Of two holders, the one with the higher fence is
+right. Where it is compared:
+
+- `gangs.of_job` and `gangs.part_of` find only members with the fence of the job's latest lease.
+- `plans.jobs.is_held` asks whether the service's own lease of a job is still the latest.
+- The agent's `Mark` in a process's environment tells the processes of one lease from those of another.
+
+Reports and heartbeats do not send it: they prove their lease by its token (`service._held`).
 """
 
 import secrets
@@ -22,7 +33,6 @@ from planner_service.events import service as events
 from planner_service.jobs import gangs as members
 from planner_service.jobs import store as storage
 from planner_service.jobs.gangs import Member
-from planner_service.jobs.store import WaitingNeeds
 from planner_service.platform.context import Context, found
 
 REFUSED_AT_ONCE = 50
@@ -51,17 +61,47 @@ def give(context: Context, connection: Connection, request: LeaseRequest, now: d
     agent = agents.asking(connection, request)
     expires_at = now + timedelta(seconds=context.lease_s)
     asking = _Asking(request=request, agent=agent, now=now, expires_at=expires_at)
-    lease = _given_before(context, connection, asking) or _take(context, connection, asking)
-    if lease is None and agent is not None:
-        known_agents.asked(connection, agent.name, now)
-    return lease
+    lease = _given_before(context, connection, asking)
+    if lease is not None:
+        return lease
+
+    choice = _choice(context, connection, asking)
+    token = _token()
+    job = storage.take_oldest(
+        connection,
+        kinds=request.kinds,
+        agent=request.agent,
+        instance=request.instance,
+        token=token,
+        now=now,
+        expires_at=expires_at,
+        needs_ids=tuple(choice.needs),
+        before=choice.before,
+    )
+    if job is None:
+        if agent is not None:
+            known_agents.asked(connection, agent.name, now)
+        return None
+
+    needs = read(storage.needs_of(connection, job.id) or "{}")
+    gang = None
+    if needs.nodes > 1 and agent is not None:
+        parts = _assemble(context, connection, asking, agent, job, needs, token)
+        job = found("job", job.id, storage.get(connection, job.id))
+        own = next(part.node_rank for part in parts if part.token == token)
+        gang = _gang(connection, parts, own)
+    elif agent is not None:
+        known_agents.given(connection, (agent.name,), job.id)
+    events.record_job(connection, job, now)
+    return Lease(job=job, token=token, expires_in_s=context.lease_s, gang=gang)
 
 
 def _given_before(context: Context, connection: Connection, asking: _Asking) -> Lease | None:
-    """What the agent has and does not know of: its part in a gang, or an answer that was lost on its way."""
+    """What the agent has and does not know of: its part in a gang, or a job whose lease was lost on its way."""
     if asking.agent is None:
         return None
     name, instance = asking.agent.name, asking.agent.told.instance
+
     part = members.part_of(connection, name, instance)
     if part is not None:
         claim = found("job", part.job_id, storage.claim(connection, part.job_id))
@@ -70,6 +110,7 @@ def _given_before(context: Context, connection: Connection, asking: _Asking) -> 
         parts = members.of_job(connection, part.job_id, part.fence)
         gang = _gang(connection, parts, part.node_rank)
         return Lease(job=claim.job, token=part.token, expires_in_s=context.lease_s, gang=gang)
+
     job_id = storage.held_by(connection, name, instance)
     if job_id is None:
         return None
@@ -80,56 +121,41 @@ def _given_before(context: Context, connection: Connection, asking: _Asking) -> 
     return Lease(job=job, token=token, expires_in_s=context.lease_s)
 
 
-def _take(context: Context, connection: Connection, asking: _Asking) -> Lease | None:
-    choice = _choice(context, connection, asking)
-    token = _token()
-    job = storage.take_oldest(
-        connection,
-        kinds=asking.request.kinds,
-        agent=asking.request.agent,
-        instance=asking.request.instance,
-        token=token,
-        now=asking.now,
-        expires_at=asking.expires_at,
-        needs_ids=tuple(choice.needs),
-        before=choice.before,
-    )
-    if job is None:
-        return None
-    needs = read(storage.needs_of(connection, job.id) or "{}")
-    gang = None
-    if needs.nodes > 1 and asking.agent is not None:
-        parts = _assemble(context, connection, asking, asking.agent, job, needs, token)
-        job = found("job", job.id, storage.get(connection, job.id))
-        own = next(part.node_rank for part in parts if part.token == token)
-        gang = _gang(connection, parts, own)
-    elif asking.agent is not None:
-        known_agents.given(connection, (asking.agent.name,), job.id)
-    events.record_job(connection, job, asking.now)
-    return Lease(job=job, token=token, expires_in_s=context.lease_s, gang=gang)
-
-
 def _choice(context: Context, connection: Connection, asking: _Asking) -> _Choice:
+    """Sorts what waits in the queue: what the agent can take now, and what it must leave room for."""
     waiting = [(group, read(group.needs)) for group in storage.waiting(connection)]
-    if asking.agent is None:
-        alone = {group.needs_id: needs for group, needs in waiting if _fits_anybody(needs, asking.request.agent)}
+    agent = asking.agent
+    if agent is None:
+        # It never said what it can do: it takes what is for one node, unless the job names other agents.
+        name = asking.request.agent
+        alone = {
+            group.needs_id: needs
+            for group, needs in waiting
+            if needs.nodes == 1 and (not needs.agents or name in needs.agents)
+        }
         return _Choice(needs=alone, before=None)
+
     fitting: dict[str, Needs] = {}
     before: list[int] = []
     for group, needs in waiting:
-        if needs.lacks(asking.agent) is not None:
-            _refuse(context, connection, asking, group, needs)
-        elif needs.nodes == 1 or _free(context, connection, asking, asking.agent, needs):
+        if needs.lacks(agent) is not None:
+            heard = known_agents.heard_since(connection, asking.now - timedelta(days=1))
+            if all(needs.refused(other) is not None for other in heard):
+                _refuse(connection, group.needs_id, agent, asking.now)
+        elif needs.nodes == 1 or _free(context, connection, asking, agent, needs):
             fitting[group.needs_id] = needs
-        elif 1 + len(needs.others(asking.agent, agents.alive(context, connection, asking.now))) >= needs.nodes:
+        elif 1 + len(needs.others(agent, agents.alive(context, connection, asking.now))) >= needs.nodes:
             first = storage.first_due(connection, group.needs_id, asking.now)
             before += [] if first is None else [first]
     return _Choice(needs=fitting, before=min(before, default=None))
 
 
-def _fits_anybody(needs: Needs, name: str) -> bool:
-    """Whether an agent that never said what it can do may take it: alone, and none other is named."""
-    return needs.nodes == 1 and (not needs.agents or name in needs.agents)
+def _refuse(connection: Connection, needs_id: str, agent: KnownAgent, now: datetime) -> None:
+    """Ends jobs that name a factory which no agent heard of in the last day allows: nobody will ever take them."""
+    for job in storage.needing(connection, needs_id, REFUSED_AT_ONCE):
+        reason = refusal(job.task, agent.told.allow)
+        storage.end(connection, job.id, state="failed", error=str(reason), now=now)
+        events.record_job(connection, found("job", job.id, storage.get(connection, job.id)), now)
 
 
 def _free(
@@ -173,17 +199,6 @@ def _gang(connection: Connection, parts: Sequence[Member], node_rank: int) -> Ga
     first = found("agent", parts[0].agent, known_agents.get(connection, parts[0].agent)).told
     names = tuple(part.agent for part in parts)
     return Gang(node_rank=node_rank, agents=names, address=first.address, port=first.port)
-
-
-def _refuse(context: Context, connection: Connection, asking: _Asking, group: WaitingNeeds, needs: Needs) -> None:
-    """Ends jobs that name a factory which no agent heard of in the last day allows: nobody will ever take them."""
-    heard = known_agents.heard_since(connection, asking.now - timedelta(days=1))
-    if asking.agent is None or any(needs.refused(agent) is None for agent in heard):
-        return
-    for job in storage.needing(connection, group.needs_id, REFUSED_AT_ONCE):
-        reason = refusal(job.task, asking.agent.told.allow)
-        storage.end(connection, job.id, state="failed", error=str(reason), now=asking.now)
-        events.record_job(connection, found("job", job.id, storage.get(connection, job.id)), asking.now)
 
 
 def _token() -> str:

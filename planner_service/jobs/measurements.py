@@ -1,4 +1,4 @@
-"""The kinds of jobs that measure: a model's profile, and the links between devices. Both leave documents."""
+"""Measurements: the kinds of jobs that measure a model's profile or the links between devices. Both leave documents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +37,11 @@ def pack_links(result: LinksResult) -> PackedCluster:
     return packed_cluster(result.cluster)
 
 
+def _needs(_connection: Connection, task: ProfileTask | LinksTask) -> Needs:
+    nodes = task.nodes if isinstance(task, LinksTask) else 1
+    return Needs(nodes=nodes, processes=task.devices, agents=task.agents, factories=factories_of(task))
+
+
 def _store_profile(context: Context, connection: Connection, _job: Job, kept: ProfileKept) -> Mapping[str, str]:
     profiles.add(connection, kept.profile, context.now())
     clusters.add(connection, kept.cluster, context.now())
@@ -48,13 +53,5 @@ def _store_links(context: Context, connection: Connection, _job: Job, cluster: P
     return {"cluster_id": cluster.id}
 
 
-def _profile_needs(_connection: Connection, task: ProfileTask) -> Needs:
-    return Needs(processes=task.devices, agents=task.agents, factories=factories_of(task))
-
-
-def _links_needs(_connection: Connection, task: LinksTask) -> Needs:
-    return Needs(nodes=task.nodes, processes=task.devices, agents=task.agents)
-
-
-PROFILE = JobKind(name="profile", needs=_profile_needs, pack=pack_profile, store=_store_profile)
-LINKS = JobKind(name="links", needs=_links_needs, pack=pack_links, store=_store_links)
+PROFILE = JobKind(name="profile", needs=_needs, pack=pack_profile, store=_store_profile)
+LINKS = JobKind(name="links", needs=_needs, pack=pack_links, store=_store_links)

@@ -1,7 +1,4 @@
-"""The jobs: the queue by state.
-
-One job's page: what it is at, and the buttons that end it or try it again.
-"""
+"""Pages of the jobs: the queue by state, and one job's page with the buttons that end it or try it again."""
 
 from http import HTTPStatus
 from typing import get_args
@@ -16,6 +13,7 @@ from planner_service.platform.pages import OwnPage, page, query_of
 from planner_service.platform.requests import Services
 
 STATES: tuple[JobState, ...] = get_args(JobState)
+RETRIED: tuple[JobState, ...] = ("failed", "cancelled", "dead")
 
 router = APIRouter()
 
@@ -24,9 +22,6 @@ router = APIRouter()
 def list_jobs(services: Services, request: Request) -> HTMLResponse:
     """A page of the jobs that pass the address's filters."""
     return page(request, "jobs/jobs.html", jobs=jobs.page(services, query_of(JobQuery, request)), states=STATES)
-
-
-RETRIED: tuple[JobState, ...] = ("failed", "cancelled", "dead")
 
 
 @router.get("/jobs/{job_id}")

@@ -10,12 +10,12 @@ from pipeplan.protocol.jobs import Completion, PartResult, parse_completion
 from planner_service.jobs.gangs import Hold
 
 Packers = Mapping[str, Callable[[Any], Any]]
-"""By kind of job, what packs its results (`kinds.packers`)."""
+"""By kind of job, the function that packs its results (`kinds.packers`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedReport:
-    """A completion with its result as it is stored. `result_id` tells the result from others."""
+    """A completion with its result as it is stored. `result_id` is the hash of the result's content."""
 
     token: str
     report_id: str | None
@@ -30,7 +30,7 @@ def read(packers: Packers, content: bytes) -> PackedReport:
 
 
 def report_of(packers: Packers, completion: Completion) -> PackedReport:
-    """Packs a completion, seconds of work for a large one. Raises InvalidInputError for what could not be shown."""
+    """Packs a completion; a large one takes seconds. Raises InvalidInputError for what could not be shown."""
     result = completion.result
     return PackedReport(
         token=completion.token,
@@ -42,7 +42,7 @@ def report_of(packers: Packers, completion: Completion) -> PackedReport:
 
 
 def require_whole(hold: Hold, kind: str) -> None:
-    """Raises InvalidInputError for what is not the result of this job, or not of the member that has it."""
+    """Raises InvalidInputError unless this is the job's kind of result and its holder is the one that has it."""
     require(kind == hold.job.task.kind, "result.kind", f"must be {hold.job.task.kind}", kind)
     first = hold.member is None or hold.member.node_rank == 0
     require(first, "result.kind", "must be part: node rank 0 has the result", kind)

@@ -32,11 +32,6 @@ from planner_service.platform.requests import CALIBRATED, GENERAL_LIMIT, SMALL, 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-async def _report(services: Services, content: Body) -> PackedReport:
-    """What an agent reports, packed where large documents are read."""
-    return await services.parsing.read(partial(results.read, packers()), content)
-
-
 @router.post("", dependencies=[scope("plan"), takes(CALIBRATED)], status_code=201, response_model=Job)
 def enqueue_job(
     services: Services, task: Annotated[Task, Depends(sent(parse_task))], key: OnceKey, caller: Caller
@@ -89,6 +84,11 @@ def beat(
 ) -> HeartbeatAnswer:
     """Renews the lease, and tells of progress; the answer says whether to go on."""
     return jobs.heartbeat(services, job_id, heartbeat)
+
+
+async def _report(services: Services, content: Body) -> PackedReport:
+    """What an agent reports, packed where large documents are read."""
+    return await services.parsing.read(partial(results.read, packers()), content)
 
 
 @router.post("/{job_id}/complete", dependencies=[scope("agent"), takes(GENERAL_LIMIT)])

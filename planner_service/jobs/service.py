@@ -6,8 +6,9 @@
       └──handed back────┘                                retry:  failed, dead or cancelled ──▶ queued
 
 A lease that has run out may still be renewed or reported on by its owner, as long as nobody has taken the job since:
-work that is done is not thrown away. Every lease has its own token, and only the job's latest one counts. A job for
-several nodes has a lease and a token for each; they end together (`gangs`).
+work that is done is not thrown away. Every lease has its own token, and only the job's latest one counts. Every lease
+also has a number, the job's fence (`leases` says where it is compared). A job for several nodes has a lease and a token
+for each; they end together (`gangs`).
 """
 
 import secrets
@@ -36,6 +37,7 @@ from pipeplan.protocol.listing import Page
 from planner_service.agents import needs
 from planner_service.agents import service as agents
 from planner_service.agents import store as known_agents
+from planner_service.agents.needs import Needs
 from planner_service.events import service as events
 from planner_service.jobs import gangs, kinds, leases, results
 from planner_service.jobs import store as storage
@@ -47,21 +49,23 @@ from planner_service.platform.listing import Cut
 
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
-"""What lies between an attempt's last sign of life and the next: twice as much every time."""
+"""The pause from an attempt's last sign of life to the next attempt: the first one, then doubled up to the longest."""
 
 
 def enqueue(context: Context, task: Task, *, asked_by: str | None = None) -> Job:
     """Appends a job. Raises InvalidInputError for what its kind refuses, as a plan that is not stored."""
     kind = kind_of(task.kind)
-    kind.check(context, task)
+    if kind.check is not None:
+        kind.check(context, task)
     now = context.now()
     with context.database.write() as connection:
         job_id = secrets.token_hex(16)
-        asked = kind.needs(connection, task)
+        asked = Needs() if kind.needs is None else kind.needs(connection, task)
         enough = not asked.agents or len(asked.agents) >= asked.nodes
         require(enough, "agents", f"must name at least {asked.nodes} agents, as many as nodes, or none", asked.agents)
         storage.add(connection, job_id=job_id, task=task, now=now, needs=needs.stored(asked), asked_by=asked_by)
-        storage.name_beside(connection, job_id, kind.begin(connection, job_id, task, now))
+        if kind.begin is not None:
+            storage.name_beside(connection, job_id, kind.begin(connection, job_id, task, now))
         return _told(connection, job_id, now)
 
 
@@ -92,10 +96,18 @@ def page(context: Context, query: JobQuery) -> Page[Job]:
 
 
 def lease(context: Context, request: LeaseRequest) -> Lease | None:
-    """Gives the oldest job that it can do to the agent; None where nothing is to be done."""
+    """Gives the agent the oldest job that it can do; None where there is nothing for it."""
     now = context.now()
     with _noticing(context):
-        if not _may_have_work(context, request, now):
+        with context.database.read() as connection:  # most requests for work find none: they only read
+            work = storage.any_due(connection, request.kinds, now) or (
+                now >= context.absence.until and storage.any_expired(connection, now)
+            )
+            if not work and request.instance is not None:
+                known = known_agents.get(connection, request.agent)
+                restarted = known is not None and known.told.instance != request.instance
+                work = restarted or not agents.is_fresh(context, known, now)
+        if not work:
             return None
         with context.database.write() as connection:
             _settle(context, connection, now)
@@ -107,7 +119,9 @@ def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer
     now = context.now()
     with _noticing(context), context.database.write() as connection:
         hold = _held(context, connection, job_id, beat.token, now)
-        _seen(context, connection, hold, now)
+        name = hold.member.agent if hold.member else hold.job.agent
+        if name is not None:
+            known_agents.seen(connection, name, now)
         if hold.job.state == "cancelled":
             return HeartbeatAnswer(expires_in_s=0.0, cancelled=True)
         _require_running(hold)
@@ -129,7 +143,7 @@ def complete(context: Context, job_id: str, completion: Completion) -> Job:
 
 
 def take(context: Context, job_id: str, report: PackedReport) -> Job:
-    """The same of a completion that is packed."""
+    """`complete` for a completion that is packed already."""
     now = context.now()
     with _noticing(context), context.database.write() as connection:
         hold = _held(context, connection, job_id, report.token, now)
@@ -137,16 +151,21 @@ def take(context: Context, job_id: str, report: PackedReport) -> Job:
             return hold.job
         if hold.job.state == "succeeded" and report.result_id == hold.result_id:
             return hold.job
-        if isinstance(report.kept, PartResult):
-            _end_part(connection, hold, now)
+
+        is_part = isinstance(report.kept, PartResult)
+        if is_part:
+            has_part = hold.member is not None and hold.member.node_rank > 0
+            require(has_part, "result.kind", "must be the job's result", "part")
+            if hold.job.state != "succeeded":  # node rank 0 may have ended the job before this part ends
+                _require_running(hold)
         else:
             _require_running(hold)
             results.require_whole(hold, report.kind)
             beside = kinds.store(context, connection, hold.job, report.kept)
             storage.succeed(connection, job_id, result_id=report.result_id, beside=beside, now=now)
-            gangs.done(connection, hold, now)
+        gangs.done(connection, hold, now)
         storage.take_report(connection, report.report_id, job_id, now)
-        return _told(connection, job_id, now) if not isinstance(report.kept, PartResult) else hold.job
+        return hold.job if is_part else _told(connection, job_id, now)
 
 
 def fail(context: Context, job_id: str, failure: Failure) -> Job:
@@ -170,7 +189,7 @@ def fail(context: Context, job_id: str, failure: Failure) -> Job:
 
 
 def conclude(context: Context, job_id: str, token: str, end: Callable[[Connection, Job], None]) -> Job:
-    """Ends a job that the service does itself: `end` writes down what it came to, in the same transaction."""
+    """Ends a job that the service does itself: `end` stores its outcome in the same transaction."""
     now = context.now()
     with _noticing(context), context.database.write() as connection:
         hold = _held(context, connection, job_id, token, now)
@@ -180,7 +199,7 @@ def conclude(context: Context, job_id: str, token: str, end: Callable[[Connectio
 
 
 def release(context: Context, job_id: str, handed_back: Release) -> Job:
-    """Puts a job back that its owner does not finish. A repetition of what was taken before is taken again."""
+    """Puts back a job that its owner does not finish. A repetition of what was taken before is taken again."""
     now = context.now()
     with _noticing(context), context.database.write() as connection:
         known = storage.report_taken(connection, handed_back.report_id)
@@ -202,13 +221,14 @@ def cancel(context: Context, job_id: str) -> Job:
         if job.state == "cancelled":
             return job
         if job.state not in ("queued", "leased"):
-            raise ConflictError(f"job {job_id} has {_ended_as(job)}: it cannot be cancelled any more")
+            ended = "been given up" if job.state == "dead" else job.state
+            raise ConflictError(f"job {job_id} has {ended}: it cannot be cancelled any more")
         storage.end(connection, job_id, state="cancelled", error="cancelled on request", now=now)
         return _told(connection, job_id, now)
 
 
 def retry(context: Context, job_id: str) -> Job:
-    """Puts a job back that has failed, died or been cancelled, with all its attempts; one under way stays as it is."""
+    """Puts back a job that has failed, died or been cancelled, with all its attempts; one under way stays as it is."""
     now = context.now()
     with context.database.write() as connection:
         _settle(context, connection, now)
@@ -245,7 +265,7 @@ def _settle(context: Context, connection: Connection, now: datetime) -> None:
 
 
 def _again(context: Context, connection: Connection, job: Job, reason: str, now: datetime, *, since: datetime) -> None:
-    """Ends an attempt: the job goes back to its place, to be tried after a pause, or is given up after the last."""
+    """Ends an attempt: the job goes back to its place and is tried after a pause; after the last attempt it is dead."""
     if job.attempts >= context.max_attempts:
         error = f"given up after {job.attempts} attempts: {reason}"
         storage.end(connection, job.id, state="dead", error=error, now=now)
@@ -265,40 +285,15 @@ def _noticing(context: Context) -> Iterator[None]:
         raise
 
 
-def _may_have_work(context: Context, request: LeaseRequest, now: datetime) -> bool:
-    """Whether it is worth writing: most requests for work find none, and only read."""
-    with context.database.read() as connection:
-        if storage.any_due(connection, request.kinds, now):
-            return True
-        if now >= context.absence.until and storage.any_expired(connection, now):
-            return True
-        if request.instance is None:
-            return False
-        known = known_agents.get(connection, request.agent)
-        return not agents.is_fresh(context, known, now) or (
-            known is not None and known.told.instance != request.instance
-        )
-
-
-def _seen(context: Context, connection: Connection, hold: Hold, now: datetime) -> None:
-    name = hold.member.agent if hold.member else hold.job.agent
-    if name is not None:
-        known_agents.seen(connection, name, now)
-
-
 def _told(connection: Connection, job_id: str, now: datetime) -> Job:
-    """The job as it is now, of which those who follow it are told."""
+    """The job as it is now; its followers are told."""
     job = found("job", job_id, storage.get(connection, job_id))
     events.record_job(connection, job, now)
     return job
 
 
-def _ended_as(job: Job) -> str:
-    return "been given up" if job.state == "dead" else job.state
-
-
 def _held(context: Context, connection: Connection, job_id: str, token: str, now: datetime) -> Hold:
-    """The job, if the token is that of its latest lease."""
+    """The job, if the token is that of its latest lease. Raises LeaseLostError otherwise."""
     _settle(context, connection, now)
     claim = found("job", job_id, storage.claim(connection, job_id))
     if claim.token is not None and secrets.compare_digest(claim.token.encode(), token.encode()):
@@ -317,19 +312,11 @@ def _is_repetition(connection: Connection, hold: Hold, report_id: str | None) ->
 
 
 def _require_running(hold: Hold) -> None:
-    """Raises LeaseLostError where the job has ended; one that was put back is still its last owner's to report on.
+    """Raises LeaseLostError where the job has ended. The last owner of a job that was put back may still report on it.
 
-    Not so a gang's: its members do not come back all, and one alone can do nothing.
+    A gang's member may not: not all of its members come back, and one alone can do nothing.
     """
     if hold.job.state == "leased" or (hold.job.state == "queued" and hold.member is None):
         return
     state = "another attempt waits" if hold.job.state == "queued" else hold.job.state
     raise LeaseLostError(f"job {hold.job.id} has ended ({state}): nothing more is taken for it")
-
-
-def _end_part(connection: Connection, hold: Hold, now: datetime) -> None:
-    """A gang's member is through. It may say so after the first has ended the job."""
-    require(hold.member is not None and hold.member.node_rank > 0, "result.kind", "must be the job's result", "part")
-    if hold.job.state != "succeeded":
-        _require_running(hold)
-    gangs.done(connection, hold, now)

@@ -1,6 +1,7 @@
-"""Jobs: the queue, and who holds what. Changes of state are the services' to decide; here they are written down.
+"""Store of the jobs: the queue, who holds what, and the ids of the reports that were taken.
 
-Reports: the ids of those that were taken, so that a repetition is known as one.
+The services decide on changes of state; here they are written down. `reports` keeps the id of every report that was
+taken, which tells a repetition from a new one. `jobs.fence` counts the leases of a job (`leases` says what for).
 """
 
 import json
@@ -41,7 +42,7 @@ class WaitingNeeds:
     first: int
 
 
-# What every report asks for, made once: to build a statement takes longer than to execute it.
+# The statements of every report, made once: to build a statement takes longer than to execute it.
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("asked_id"))
 _CLAIM = _BY_ID.with_for_update()
 _EXPIRED = (
@@ -89,7 +90,7 @@ def add(
 
 
 def name_beside(connection: Connection, job_id: str, beside: Mapping[str, str]) -> None:
-    """Writes down what was made with the job, as `run_id`."""
+    """Writes the ids of what was made with the job, such as `run_id`, into its row."""
     if beside:
         _set(connection, job_id, **beside)
 
@@ -125,7 +126,7 @@ def claim(connection: Connection, job_id: str) -> Claim | None:
 
 
 def waiting(connection: Connection) -> list[WaitingNeeds]:
-    """What is needed by jobs in the queue: a step through an index for each, however many jobs there are."""
+    """What jobs in the queue need: one step through an index for each need, however many jobs there are."""
     found: list[WaitingNeeds] = []
     last = ""
     while True:
@@ -177,11 +178,11 @@ def take_oldest(
     needs_ids: Sequence[str] | None = None,
     before: int | None = None,
 ) -> Job | None:
-    """Leases the oldest queued job to the agent; None where there is none. One statement.
+    """Leases the oldest queued job to the agent, under the job's next fence; None where there is none. One statement.
 
-    Only jobs with one of the needs are looked at where any are given, and only those whose place is `before` another.
-    SQLite's writers take turns and its compiler leaves FOR UPDATE out; on PostgreSQL rows that others are just
-    taking are skipped.
+    `needs_ids` limits the choice to jobs with one of these needs, `before` to jobs whose place is before that one.
+    SQLite's writers take turns, and its compiler leaves FOR UPDATE out. On PostgreSQL, rows that others are just taking
+    are skipped.
     """
     oldest = select(jobs.c.sequence).where(jobs.c.state == "queued", jobs.c.kind.in_(kinds), _due(now))
     if needs_ids is not None:
@@ -212,7 +213,7 @@ def take_oldest(
 
 
 def held_by(connection: Connection, agent: str, instance: str) -> str | None:
-    """The id of the job that this process was given alone and has not ended; it asks for work, and knows of none."""
+    """The id of the job that this process was given alone and has not ended: it asks for work, so it knows of none."""
     query = select(jobs.c.id).where(
         jobs.c.state == "leased", jobs.c.agent == agent, jobs.c.instance == instance, jobs.c.gang.is_(None)
     )
@@ -220,17 +221,17 @@ def held_by(connection: Connection, agent: str, instance: str) -> str | None:
 
 
 def give_again(connection: Connection, job_id: str, *, token: str, expires_at: datetime, now: datetime) -> None:
-    """Leases the job anew to who has it: under a new token, as the same attempt."""
+    """Leases the job anew to the agent that has it: under a new token and the next fence, as the same attempt."""
     _set(connection, job_id, token=token, fence=jobs.c.fence + 1, lease_expires_at=expires_at, updated_at=now)
 
 
 def give_to_gang(connection: Connection, job_id: str, agents: Sequence[str]) -> None:
-    """The job is these agents', whose tokens are their own."""
+    """Makes these agents the job's gang. Each has a token of its own, the job none."""
     _set(connection, job_id, token=None, instance=None, agent=agents[0], gang=json.dumps(list(agents)))
 
 
 def expired(connection: Connection, now: datetime) -> list[Job]:
-    """The jobs whose lease has run out, but for those that others are just changing."""
+    """The jobs whose lease has run out, except those that others are just changing."""
     return [_job(row) for row in connection.execute(_EXPIRED, {"moment": now})]
 
 
@@ -241,7 +242,7 @@ def any_expired(connection: Connection, now: datetime) -> bool:
 
 
 def requeue(connection: Connection, job_id: str, now: datetime, *, not_before: datetime | None = None) -> None:
-    """Puts the job back in its place in the queue. The token stays: until somebody takes the job, it is its owner's."""
+    """Puts the job back in its place in the queue. The token stays: the last owner may report until another lease."""
     _set(connection, job_id, state="queued", lease_expires_at=None, not_before=not_before, updated_at=now)
 
 
@@ -264,7 +265,7 @@ def hand_back(connection: Connection, job_id: str, now: datetime) -> None:
 
 
 def retry(connection: Connection, job_id: str, now: datetime) -> None:
-    """Puts a job that has ended without a result back, as if it had never been tried."""
+    """Puts back a job that has ended without a result, as if it had never been tried."""
     _set(
         connection,
         job_id,
@@ -283,7 +284,7 @@ def retry(connection: Connection, job_id: str, now: datetime) -> None:
 
 
 def extend(connection: Connection, job_id: str, progress: Progress | None, expires_at: datetime, now: datetime) -> Job:
-    """The owner is alive: the lease goes on, and its progress is kept where it tells of any. The job as it is now."""
+    """Extends the lease of an owner that is alive, and keeps its progress if it reports any. The job as it is now."""
     told = None if progress is None else progress.model_dump_json()
     values = {"asked_id": job_id, "until": expires_at, "moment": now, "told": told}
     return _job(connection.execute(_EXTEND, values).one())
@@ -297,7 +298,7 @@ def succeed(
     now: datetime,
     beside: Mapping[str, str | None],
 ) -> None:
-    """Ends the job with its result; `beside` are columns that name what it left, as `profile_id`."""
+    """Ends the job with its result; `beside` are columns that name what it left, such as `profile_id`."""
     _set(
         connection,
         job_id,
@@ -312,6 +313,19 @@ def succeed(
 def end(connection: Connection, job_id: str, *, state: JobState, error: str | None, now: datetime) -> None:
     """Ends the job without a result."""
     _set(connection, job_id, state=state, error=error, lease_expires_at=None, updated_at=now)
+
+
+def report_taken(connection: Connection, report_id: str | None) -> str | None:
+    """The id of the job that the report was taken for; None for one that was not. The transaction must hold its job."""
+    if report_id is None:
+        return None
+    return connection.execute(select(reports.c.job_id).where(reports.c.id == report_id)).scalar_one_or_none()
+
+
+def take_report(connection: Connection, report_id: str | None, job_id: str, now: datetime) -> None:
+    """Keeps a report's id, in the transaction of what the report does. A report without an id is not kept."""
+    if report_id is not None:
+        connection.execute(insert(reports).values(id=report_id, job_id=job_id, created_at=now))
 
 
 def _due(now: datetime) -> ColumnElement[bool]:
@@ -347,16 +361,3 @@ def _job(row: Row[Any]) -> Job:
 
 
 _LISTING = Listing(table=jobs, query=select(jobs), item=_job, sorts={"created_at": jobs.c.sequence})
-
-
-def report_taken(connection: Connection, report_id: str | None) -> str | None:
-    """The id of the job that the report was taken for; None for one that was not. The transaction must hold its job."""
-    if report_id is None:
-        return None
-    return connection.execute(select(reports.c.job_id).where(reports.c.id == report_id)).scalar_one_or_none()
-
-
-def take_report(connection: Connection, report_id: str | None, job_id: str, now: datetime) -> None:
-    """Keeps a report's id, in the transaction of what it does. One that names none is not kept."""
-    if report_id is not None:
-        connection.execute(insert(reports).values(id=report_id, job_id=job_id, created_at=now))

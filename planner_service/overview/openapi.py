@@ -1,6 +1,6 @@
-"""The request examples of the API's description. They work as they stand, in this order.
+"""OpenAPI: the API's description, with examples of requests that work as they stand, in their order.
 
-The API's description. Bodies are read by our own rules, so that what they hold is added to what FastAPI knows.
+The service reads bodies by its own rules. What they hold is therefore added here to what FastAPI knows.
 """
 
 from copy import deepcopy
@@ -36,26 +36,22 @@ DATA = "worker_agent.models.text:random_tokens?vocab_size=50257"
 TOKEN = "the token of the lease"
 
 
-def _block(name: str, *, forward_s: float, weight_bytes: int) -> Block:
-    measurements = tuple(
-        Measurement(
-            microbatch_size=size,
-            forward_s=forward_s * size,
-            backward_s=2 * forward_s * size,
-            input_bytes=size * MIB,
-            output_bytes=size * MIB,
-            activation_bytes=4 * size * MIB,
-        )
-        for size in (1, 2)
+MEASUREMENTS = tuple(
+    Measurement(
+        microbatch_size=size,
+        forward_s=0.004 * size,
+        backward_s=2 * 0.004 * size,
+        input_bytes=size * MIB,
+        output_bytes=size * MIB,
+        activation_bytes=4 * size * MIB,
     )
-    return Block(name=name, weight_bytes=weight_bytes, measurements=measurements)
-
-
+    for size in (1, 2)
+)
 PROFILE = Profile(
     model=Model(name="gpt2-small-4", spec=MODEL),
     device=DEVICE,
     dtype="float32",
-    blocks=tuple(_block(f"block{i}", forward_s=0.004, weight_bytes=12 * MIB) for i in range(4)),
+    blocks=tuple(Block(name=f"block{i}", weight_bytes=12 * MIB, measurements=MEASUREMENTS) for i in range(4)),
 )
 CLUSTER = Cluster(device=DEVICE, levels=(Level(size=2, bandwidth_bytes_per_s=3e11, latency_s=5e-6),))
 PLAN_REQUEST = PlanRequest(
@@ -81,35 +77,6 @@ REGISTRATION = {
     "allow": ["hf:*", "worker_agent.models.text:random_tokens"],
 }
 PROFILE_TASK = {"kind": "profile", "model": MODEL, "microbatch_sizes": [1, 2], "devices": 2}
-
-
-def request_examples(solve: Solve) -> dict[str, dict[str, Any]]:
-    """By path: the examples by name. The run's plan is what the planner answers to the plan's example."""
-    run_task = {"kind": "run", "plan_id": _plan_id(solve), "model": MODEL, "data": DATA, "steps": 20}
-    result = {"kind": "profile", "profile": asdict(PROFILE), "cluster": asdict(CLUSTER)}
-    progress = Progress(done=3, total=10, message="block 3 of 10").model_dump()
-    return {
-        "/v1/profiles": {"profile": asdict(PROFILE)},
-        "/v1/clusters": {"cluster": asdict(CLUSTER)},
-        "/v1/plans": {"plan": PLAN_REQUEST.model_dump(mode="json")},
-        "/v1/jobs": {"profile": PROFILE_TASK, "links": {"kind": "links", "devices": 8, "nodes": 2}, "run": run_task},
-        "/v1/aliases/{name}": {"alias": {"plan_id": run_task["plan_id"]}},
-        "/v1/jobs/lease": {"lease": {"agent": "node-1", "kinds": ["profile", "run"]}},
-        "/v1/agents": {"agent": REGISTRATION},
-        "/v1/agents/{agent_id}/heartbeat": {"heartbeat": {"instance": INSTANCE, "draining": False}},
-        "/v1/jobs/{job_id}/release": {"release": {"token": TOKEN}},
-        "/v1/jobs/{job_id}/heartbeat": {"heartbeat": {"token": TOKEN, "progress": progress}},
-        "/v1/jobs/{job_id}/complete": {"complete": {"token": TOKEN, "result": result}},
-        "/v1/tokens": {"token": {"name": "ci", "scopes": ["plan"], "expires_in_s": 7_776_000}},
-        "/v1/jobs/{job_id}/fail": {"fail": {"token": TOKEN, "error": "rank 1 ran out of memory at F3"}},
-    }
-
-
-def _plan_id(solve: Solve) -> str:
-    options = PLAN_REQUEST.options
-    problem = PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=PLAN_REQUEST.batch_size, options=options)
-    answer = solve(PLAN_REQUEST.planner, problem)
-    return content_id(answer) if isinstance(answer, Plan) else "0" * 32
 
 
 REQUEST_ID = "X-Request-ID"
@@ -144,8 +111,26 @@ DERIVED = {
     "depth": {"type": "integer", "description": "stages"},
     "width": {"type": ["integer", "null"], "description": "replicas, where all stages have the same"},
 }
+"""What a plan's document adds to the plan."""
+
 SOLVE_TIME = {"type": "number", "description": "seconds that the planner took for this answer"}
 
+PROBLEMS = {
+    "401": "A valid token is needed",
+    "403": "The token does not have the scope, or another site's page asks",
+    "414": "The address is too long",
+    "429": "Asked too often",
+    "431": "The headers are too large",
+    "500": "The service failed",
+    "503": "Not now; try again",
+}
+"""The problems that every operation may answer with."""
+
+PROBLEM_EXAMPLES = {
+    "404": problem_of(NotFoundError("there is no plan 0123456789abcdef0123456789abcdef")),
+    "409": problem_of(ConflictError("job 0123456789abcdef0123456789abcdef has succeeded already")),
+    "422": problem_of(InvalidInputError("batch_size", "must be a whole number of at least 1", 0)),
+}
 
 router = APIRouter(include_in_schema=False)
 
@@ -168,7 +153,34 @@ def install(app: FastAPI) -> None:
     app.include_router(router)
 
 
+def request_examples(solve: Solve) -> dict[str, dict[str, Any]]:
+    """By path, the examples by name. The run's plan is the planner's answer to the plan's example."""
+    asked = PLAN_REQUEST
+    problem = PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=asked.batch_size, options=asked.options)
+    answer = solve(asked.planner, problem)
+    plan_id = content_id(answer) if isinstance(answer, Plan) else "0" * 32
+    run_task = {"kind": "run", "plan_id": plan_id, "model": MODEL, "data": DATA, "steps": 20}
+    result = {"kind": "profile", "profile": asdict(PROFILE), "cluster": asdict(CLUSTER)}
+    progress = Progress(done=3, total=10, message="block 3 of 10").model_dump()
+    return {
+        "/v1/profiles": {"profile": asdict(PROFILE)},
+        "/v1/clusters": {"cluster": asdict(CLUSTER)},
+        "/v1/plans": {"plan": PLAN_REQUEST.model_dump(mode="json")},
+        "/v1/jobs": {"profile": PROFILE_TASK, "links": {"kind": "links", "devices": 8, "nodes": 2}, "run": run_task},
+        "/v1/aliases/{name}": {"alias": {"plan_id": plan_id}},
+        "/v1/jobs/lease": {"lease": {"agent": "node-1", "kinds": ["profile", "run"]}},
+        "/v1/agents": {"agent": REGISTRATION},
+        "/v1/agents/{agent_id}/heartbeat": {"heartbeat": {"instance": INSTANCE, "draining": False}},
+        "/v1/jobs/{job_id}/release": {"release": {"token": TOKEN}},
+        "/v1/jobs/{job_id}/heartbeat": {"heartbeat": {"token": TOKEN, "progress": progress}},
+        "/v1/jobs/{job_id}/complete": {"complete": {"token": TOKEN, "result": result}},
+        "/v1/tokens": {"token": {"name": "ci", "scopes": ["plan"], "expires_in_s": 7_776_000}},
+        "/v1/jobs/{job_id}/fail": {"fail": {"token": TOKEN, "error": "rank 1 ran out of memory at F3"}},
+    }
+
+
 def _described(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's description of the application, completed."""
     context: Context = app.state.context
     description = get_openapi(
         title=app.title,
@@ -178,24 +190,48 @@ def _described(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=False,
     )
     schemas = description.setdefault("components", {}).setdefault("schemas", {})
-    bodies = _add_schemas(schemas)
+    inputs = [(name, "validation", TypeAdapter(kind)) for name, kind in (BODIES | OTHERS).items()]
+    by_key, shared = TypeAdapter.json_schemas(inputs, ref_template=REFERENCE + "{model}")  # type: ignore[arg-type]
+    schemas.update(shared.get("$defs", {}))
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
     _add_plan_answers(schemas, description["paths"])
     _add_scopes(app, description)
+
     examples = request_examples(context.solve)
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
-            if method in ("post", "put") and path in bodies:
-                operation["requestBody"] = _request_body(bodies[path], examples[path])
+            if method in ("post", "put") and path in BODIES:
+                named = {name: {"value": value} for name, value in examples[path].items()}
+                body = {"schema": by_key[path, "validation"], "examples": named}
+                operation["requestBody"] = {"required": True, "content": {JSON: body}}
             takes_id = "{" in path or path in TAKES_IDS
             _set_problems(operation, takes_body="requestBody" in operation, takes_id=takes_id)
-            _tell_the_id(operation)
+            for response in operation["responses"].values():
+                header = {"description": "in the log", "schema": {"type": "string"}}
+                response.setdefault("headers", {})[REQUEST_ID] = header
             _drop_nulls(operation)
     return description
 
 
-def _tell_the_id(operation: dict[str, Any]) -> None:
-    for response in operation["responses"].values():
-        response.setdefault("headers", {})[REQUEST_ID] = {"description": "in the log", "schema": {"type": "string"}}
+def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
+    """Adds the schemas of a plan's document and of a planner's answer, which the routes send as text."""
+    document = deepcopy(schemas["Plan"])
+    document["properties"] |= DERIVED
+    document["required"] = [*document["required"], *DERIVED]
+    answer = deepcopy(document)
+    answer["properties"]["solve_time_s"] = SOLVE_TIME
+    no = deepcopy(schemas["Infeasible"])
+    no["properties"] |= {"feasible": {"type": "boolean", "const": False}, "solve_time_s": SOLVE_TIME}
+    schemas |= {"PlanDocument": document, "PlanAnswer": answer, "NoPlanAnswer": no}
+    schemas["Page_Plan_"]["properties"]["items"]["items"] = _reference("PlanDocument")
+    both = {"oneOf": [_reference("PlanAnswer"), _reference("NoPlanAnswer")]}
+    created, got = paths["/v1/plans"]["post"], paths["/v1/plans/{plan_id}"]["get"]
+    created["responses"]["201"] = _response("A new plan", _reference("PlanAnswer"))
+    created["responses"]["200"] = _response("The plan was there before, or no plan fits", both)
+    pointed = paths["/v1/aliases/{name}/plan"]["get"]
+    for operation in (got, pointed):
+        operation["responses"]["200"] = _response("The plan", _reference("PlanDocument"))
 
 
 def _drop_nulls(operation: dict[str, Any]) -> None:
@@ -226,52 +262,10 @@ def _add_scopes(app: FastAPI, description: dict[str, Any]) -> None:
             operation["x-scopes"] = sorted(name for demand in demands_of(route) for name in demand)
 
 
-def _add_schemas(schemas: dict[str, Any]) -> dict[str, Any]:
-    """Adds the schemas of what comes in; returns every body's."""
-    kinds = BODIES | OTHERS
-    inputs = [(name, "validation", TypeAdapter(kind)) for name, kind in kinds.items()]
-    by_key, shared = TypeAdapter.json_schemas(inputs, ref_template=REFERENCE + "{model}")  # type: ignore[arg-type]
-    schemas.update(shared.get("$defs", {}))
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
-    return {path: by_key[path, "validation"] for path in BODIES}
-
-
-def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
-    document = deepcopy(schemas["Plan"])
-    document["properties"] |= DERIVED
-    document["required"] = [*document["required"], *DERIVED]
-    answer = deepcopy(document)
-    answer["properties"]["solve_time_s"] = SOLVE_TIME
-    no = deepcopy(schemas["Infeasible"])
-    no["properties"] |= {"feasible": {"type": "boolean", "const": False}, "solve_time_s": SOLVE_TIME}
-    schemas |= {"PlanDocument": document, "PlanAnswer": answer, "NoPlanAnswer": no}
-    schemas["Page_Plan_"]["properties"]["items"]["items"] = _reference("PlanDocument")
-    both = {"oneOf": [_reference("PlanAnswer"), _reference("NoPlanAnswer")]}
-    created, got = paths["/v1/plans"]["post"], paths["/v1/plans/{plan_id}"]["get"]
-    created["responses"]["201"] = _response("A new plan", _reference("PlanAnswer"))
-    created["responses"]["200"] = _response("The plan was there before, or no plan fits", both)
-    pointed = paths["/v1/aliases/{name}/plan"]["get"]
-    for operation in (got, pointed):
-        operation["responses"]["200"] = _response("The plan", _reference("PlanDocument"))
-
-
-def _request_body(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
-    named = {name: {"value": value} for name, value in examples.items()}
-    return {"required": True, "content": {JSON: {"schema": schema, "examples": named}}}
-
-
 def _set_problems(operation: dict[str, Any], *, takes_body: bool, takes_id: bool) -> None:
     """The problems that the operation may answer with; FastAPI's own form of a 422 is never sent."""
     responses = operation["responses"]
-    problems = {
-        "401": "A valid token is needed",
-        "403": "The token does not have the scope, or another site's page asks",
-        "414": "The address is too long",
-        "429": "Asked too often",
-        "431": "The headers are too large",
-    }
-    problems |= {"500": "The service failed", "503": "Not now; try again"}
+    problems = dict(PROBLEMS)
     if responses.pop("422", None) or takes_body:
         problems["422"] = "The input breaks a rule: field, rule and value are named"
     if takes_id:
@@ -284,22 +278,13 @@ def _set_problems(operation: dict[str, Any], *, takes_body: bool, takes_id: bool
         problems["415"] = "The body is not sent as JSON"
     elif takes_id and "heartbeat" not in operation["operationId"]:
         problems["409"] = "The present state does not allow it"
+
     for status, text in problems.items():
-        content = {"schema": _reference("Problem"), "example": _example(int(status), text)}
+        phrase = HTTPStatus(int(status)).phrase
+        problem = PROBLEM_EXAMPLES.get(status) or Problem(title=phrase, status=int(status), detail=text)
+        example = problem.model_dump(mode="json") | {"request_id": "5f2b0c9e1d7a4c36a8e4f1b7d2c90e35"}
+        content = {"schema": _reference("Problem"), "example": example}
         responses[status] = {"description": text, "content": {MEDIA_TYPE: content}}
-
-
-def _example(status: int, text: str) -> dict[str, Any]:
-    """A problem as it is answered with this status."""
-    if status == HTTPStatus.UNPROCESSABLE_ENTITY:
-        problem = problem_of(InvalidInputError("batch_size", "must be a whole number of at least 1", 0))
-    elif status == HTTPStatus.NOT_FOUND:
-        problem = problem_of(NotFoundError("there is no plan 0123456789abcdef0123456789abcdef"))
-    elif status == HTTPStatus.CONFLICT:
-        problem = problem_of(ConflictError("job 0123456789abcdef0123456789abcdef has succeeded already"))
-    else:
-        problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=text)
-    return problem.model_dump(mode="json") | {"request_id": "5f2b0c9e1d7a4c36a8e4f1b7d2c90e35"}
 
 
 def _response(text: str, schema: dict[str, Any]) -> dict[str, Any]:

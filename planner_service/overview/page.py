@@ -1,4 +1,4 @@
-"""The first page: what is under way, and the newest plans and runs."""
+"""Page of the overview, the first page: what is under way, and the newest plans and runs."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse

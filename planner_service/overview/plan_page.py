@@ -1,4 +1,4 @@
-"""One plan's page: the plan, its predicted schedule, what it was made from, its runs and what became of it."""
+"""Page of one plan: the plan, its predicted schedule, what it was made from, its runs and aliases."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -74,7 +74,18 @@ def show_plan(services: Services, request: Request, plan_id: str) -> HTMLRespons
 def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_ALTERNATIVES) -> PlanView:
     """Gathers the page's content. Raises NotFoundError."""
     plan = plans.get(context, plan_id)
-    batches = _drawn_batches(plan)
+    # Enough batches to show the steady state, and no more than the service plays.
+    enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
+    batches = min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
+    drawings: tuple[Drawing, ...] = ()
+    if batches:
+        timeline = predict(plan, batches=batches)
+        window = last_batches(timeline, batches)
+        drawings = (draw(timeline, window, title=f"The first {batches} batches"),)
+        beginning_s = readable_s(timeline, window)
+        if beginning_s < window.span_s:  # the whole one's bars are too narrow to tell apart
+            drawings = (draw(timeline, window.head(beginning_s), title="How it begins"), *drawings)
+
     return PlanView(
         summary=plans.summary(context, plan_id),
         plan=plan,
@@ -83,7 +94,7 @@ def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_AL
         memory=tuple((name, tuple(held)) for name, held in memory_items(plan)),
         front=pareto_chart(plan),
         busy=_busy_by_stage(plan),
-        drawings=_drawings(plan, batches) if batches else (),
+        drawings=drawings,
         streams=plans.streams(context, plan_id, 1) if batches and plan.workers <= MOST_SHOWN_WORKERS else None,
         alternatives=plan.alternatives[:shown_alternatives],
         hidden_alternatives=max(len(plan.alternatives) - shown_alternatives, 0),
@@ -101,20 +112,3 @@ def _busy_by_stage(plan: Plan) -> tuple[float | None, ...]:
         return (None,) * plan.depth
     placed = list(zip(plan.placement, fractions, strict=True))
     return tuple(fmean(fraction for worker, fraction in placed if worker.stage == stage) for stage in range(plan.depth))
-
-
-def _drawn_batches(plan: Plan) -> int:
-    """Enough for the steady state to be seen, and no more than may be played."""
-    enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
-    return min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
-
-
-def _drawings(plan: Plan, batches: int) -> tuple[Drawing, ...]:
-    """All of it, and its beginning alone where bars would be too narrow to be told apart."""
-    timeline = predict(plan, batches=batches)
-    window = last_batches(timeline, batches)
-    beginning_s = readable_s(timeline, window)
-    whole = draw(timeline, window, title=f"The first {batches} batches")
-    if beginning_s >= window.span_s:
-        return (whole,)
-    return (draw(timeline, window.head(beginning_s), title="How it begins"), whole)

@@ -1,7 +1,4 @@
-"""Whether the service is alive, and whether it can work.
-
-The metrics of this process, in Prometheus' text form.
-"""
+"""Routes of the overview: whether the service is alive and can work, and this process's metrics for Prometheus."""
 
 from typing import Literal
 
@@ -14,7 +11,10 @@ from planner_service.platform.metrics import MEDIA_TYPE
 from planner_service.platform.migrations import head, revision_of
 from planner_service.platform.requests import Services
 
+EXAMPLE = 'pipeplan_http_requests_total{method="GET",route="/v1/plans/{plan_id}",status="200"} 17.0\n'
+
 router = APIRouter(tags=["health"])
+metrics_router = APIRouter(tags=["health"], dependencies=[scope("read")])
 
 
 class Health(BaseModel):
@@ -42,11 +42,6 @@ def readyz(services: Services) -> Readiness:
     if revision != head():
         raise ServiceError(f"the database is at revision {revision}, not at {head()}: run `pipeplan db upgrade`")
     return Readiness(revision=head())
-
-
-metrics_router = APIRouter(tags=["health"], dependencies=[scope("read")])
-
-EXAMPLE = 'pipeplan_http_requests_total{method="GET",route="/v1/plans/{plan_id}",status="200"} 17.0\n'
 
 
 @metrics_router.get(

@@ -1,7 +1,4 @@
-"""Metrics that live in the database, and those that the database's connections are asked for.
-
-Retention: what is old goes, what is pinned stays, and what went is said.
-"""
+"""Overview: the metrics that live in the database, and retention, which removes what is old and not pinned."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +16,17 @@ from planner_service.platform.metrics import Stored
 ALIVE_S = 90.0
 """An agent that was heard of within so many seconds is alive."""
 
+ROWS = 500
+"""The most rows of one transaction: the service's other writers wait for no more."""
+
+ATTEMPTS = 20
+"""How often a transaction is tried whose rows are used again meanwhile."""
+
+YEAR_S = 365 * 86_400
+MAX_AGE_S = 1000 * YEAR_S
+
+Begin = Callable[[], AbstractContextManager[Connection]]
+
 
 def watch(context: Context) -> None:
     """Connects the context's metrics to its database."""
@@ -35,7 +43,7 @@ def watch(context: Context) -> None:
 
 
 def stored(context: Context) -> Stored | None:
-    """What the database tells of now; None where it cannot be read."""
+    """What the database says now; None if it cannot be read."""
     alive_since = context.now() - timedelta(seconds=ALIVE_S)
     try:
         with context.database.read() as connection:
@@ -47,21 +55,11 @@ def stored(context: Context) -> Stored | None:
         return None
 
 
-ROWS = 500
-"""Rows of a transaction: the service's own writers wait for no more."""
-
-ATTEMPTS = 20
-YEAR_S = 365 * 86_400
-MAX_AGE_S = 1000 * YEAR_S
-
-Begin = Callable[[], AbstractContextManager[Connection]]
-
-
 def prune(context: Context, older_than_s: float, *, dry_run: bool = False) -> dict[str, int]:
-    """Removes what is older and not pinned; says how much of each. With `dry_run` all of it is taken back at the end.
+    """Removes what is older and not pinned; returns how much of each. With `dry_run` all of it is rolled back.
 
-    Pinned is a plan with a run that is kept, or at which an alias has pointed since then; a profile or cluster that a
-    kept plan was made from, that a kept job gave, or that a job will plan with. The history of aliases and the tokens
+    A plan is pinned if a run of it is kept or an alias has pointed at it since then. A profile or cluster is pinned if
+    a kept plan was made from it, a kept job gave it, or a job will plan with it. The history of aliases and the tokens
     are never removed.
     """
     require(0 < older_than_s <= MAX_AGE_S, "older_than", "must be above 0 s and at most 1000 years", older_than_s)
@@ -75,18 +73,16 @@ def prune(context: Context, older_than_s: float, *, dry_run: bool = False) -> di
 
 
 def _all(begin: Begin, remove: Remove, before: datetime) -> int:
-    total = 0
-    while removed := _some(begin, remove, before):
-        total += removed
-    return total
-
-
-def _some(begin: Begin, remove: Remove, before: datetime) -> int:
-    """One transaction's worth. What is used again between the look and the removal is looked at anew."""
-    for _ in range(ATTEMPTS):
+    """Removes all that one remover finds, a bounded number of rows per transaction."""
+    total = attempts = 0
+    while attempts < ATTEMPTS:
         try:
             with begin() as connection:
-                return remove(connection, before, ROWS)
-        except ConflictError:
+                removed = remove(connection, before, ROWS)
+        except ConflictError:  # used again between the look and the removal: look anew
+            attempts += 1
             continue
+        if not removed:
+            return total
+        total, attempts = total + removed, 0
     raise UnavailableError("what is to be removed is used again all the time; try again when less is going on")

@@ -1,16 +1,15 @@
-"""Counts for the metrics: of rows that an index finds, never of a whole table.
+"""Store of the overview: counts for the metrics, and the removers of retention.
 
-Retention: what is older than a moment and nobody needs goes, a bounded number of rows at a time.
-
-Every function removes at most `limit` rows and returns how many it did; a plan goes after the runs of it, a profile and
-a cluster after the plans made from them.
+Counts are of rows that an index finds, never of a whole table. A remover removes what is older than a moment and nobody
+needs. It removes at most `limit` rows and returns how many. A plan goes after its runs, a profile and a cluster after
+the plans made from them.
 """
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, delete, func, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, select
 
 from pipeplan.protocol.jobs import PlanTask
 from pipeplan.protocol.plans import PlanRequest
@@ -18,7 +17,14 @@ from planner_service.platform.stored import read_stored
 from planner_service.platform.tables import UtcTime, agents, alias_moves, aliases, clusters, jobs, plans, profiles, runs
 
 PENDING = ("queued", "leased")
-"""Jobs that have not ended: as many as there is work, however many have ended."""
+"""The states of jobs that have not ended: these rows stay few, however many have ended."""
+
+ENDED = ("succeeded", "failed", "cancelled", "dead")
+
+Remove = Callable[[Connection, datetime, int], int]
+"""Removes rows from before a moment, at most so many; returns how many."""
+
+_TASK, _REQUEST = TypeAdapter(PlanTask), TypeAdapter(PlanRequest)
 
 
 def jobs_by_kind_and_state(connection: Connection) -> dict[tuple[str, str], int]:
@@ -32,13 +38,6 @@ def agents_alive(connection: Connection, since: datetime) -> int:
     """How many agents were heard of since then."""
     query = select(func.count()).select_from(agents).where(agents.c.last_seen_at >= since)
     return connection.execute(query).scalar_one()
-
-
-_TASK, _REQUEST = TypeAdapter(PlanTask), TypeAdapter(PlanRequest)
-
-ENDED = ("succeeded", "failed", "cancelled", "dead")
-
-Remove = Callable[[Connection, datetime, int], int]
 
 
 def remove_runs(connection: Connection, before: datetime, limit: int) -> int:
@@ -57,7 +56,14 @@ def remove_jobs(connection: Connection, before: datetime, limit: int) -> int:
 
 def remove_plans(connection: Connection, before: datetime, limit: int) -> int:
     """Plans made before the moment of which no run is left, and at which no alias has pointed since."""
-    needed = (select(runs.c.plan_id), select(aliases.c.plan_id), _pointed_at_since(before))
+    # An alias that has moved away since then keeps its plan: one step back must stay possible.
+    left_at = func.lead(alias_moves.c.moved_at, type_=UtcTime()).over(
+        partition_by=alias_moves.c.name, order_by=alias_moves.c.sequence
+    )
+    moves = select(alias_moves.c.plan_id, left_at.label("left_at")).subquery()
+    left_plans = select(moves.c.plan_id).where(moves.c.plan_id.is_not(None), moves.c.left_at >= before)
+
+    needed = (select(runs.c.plan_id), select(aliases.c.plan_id), left_plans)
     return _remove(connection, plans, and_(plans.c.created_at < before, *(plans.c.id.not_in(n) for n in needed)), limit)
 
 
@@ -68,7 +74,7 @@ def remove_profiles(connection: Connection, before: datetime, limit: int) -> int
 
 
 def remove_clusters(connection: Connection, before: datetime, limit: int) -> int:
-    """Clusters stored before the moment, likewise."""
+    """Clusters stored before the moment that no plan was made from, that no job that is left gave or will plan with."""
     named = {request.cluster_id for request in _requests(connection)}
     return _remove_documents(connection, clusters, plans.c.cluster_id, jobs.c.cluster_id, named, before, limit)
 
@@ -86,24 +92,15 @@ REMOVERS: dict[str, Remove] = {
     "clusters": remove_clusters,
     "agents": remove_agents,
 }
-"""What goes, in the order in which it may."""
+"""By noun, the removers, in the order in which they must run."""
 
 
 def _ended(before: datetime) -> ColumnElement[bool]:
     return and_(jobs.c.state.in_(ENDED), jobs.c.updated_at < before)
 
 
-def _pointed_at_since(before: datetime) -> Select[tuple[str]]:
-    """The plans from which an alias has moved away since the moment: one step back must stay possible."""
-    left_at = func.lead(alias_moves.c.moved_at, type_=UtcTime()).over(
-        partition_by=alias_moves.c.name, order_by=alias_moves.c.sequence
-    )
-    moves = select(alias_moves.c.plan_id, left_at.label("left_at")).subquery()
-    return select(moves.c.plan_id).where(moves.c.plan_id.is_not(None), moves.c.left_at >= before)
-
-
 def _requests(connection: Connection) -> Iterable[PlanRequest]:
-    """What plan jobs that have not ended ask for, and kept plans that were asked for with several profiles."""
+    """The requests of plan jobs that have not ended, and of kept plans that were asked for with several profiles."""
     waiting = select(jobs.c.task).where(jobs.c.kind == "plan", jobs.c.state.not_in(ENDED))
     for task in connection.execute(waiting).scalars():
         yield read_stored(_TASK, task).request

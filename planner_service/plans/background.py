@@ -1,4 +1,4 @@
-"""Background: what works beside the requests in a process of the service: solvers, plan jobs, followers."""
+"""Background: the work of a service's process beside its requests: solvers, plan jobs, followers of events."""
 
 import asyncio
 import time
@@ -14,6 +14,8 @@ from planner_service.plans.solver import Solver, solver_pool
 from planner_service.platform.context import Context
 
 TIDY_S = 600.0
+"""How often the answers that are kept for repeated requests are pruned."""
+
 LOOK_S = 0.05
 
 
@@ -34,15 +36,12 @@ class Background:
         self.bounds = bounds
         self.pool = solver_pool(start, solvers=bounds.solvers, queue=bounds.queue)
         self.feed = Feed(context, followers=bounds.streams)
-        self.runner = PlanRunner(context, self.pool, told=self._told)
+        self.runner = PlanRunner(context, self.pool, told=self.feed.hint)
         self._context = context
-
-    def _told(self, job_id: str) -> None:
-        self.feed.hint(("job", job_id))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Works as long as the block."""
+        """Works until the block ends."""
         tasks = [asyncio.create_task(work) for work in (self.runner.run(), self._tidy())]
         try:
             yield
@@ -59,9 +58,9 @@ class Background:
         self._context.parsing.close()
 
     def wind_down(self, within_s: float) -> None:
-        """The service is stopping: ends streams at once, and after a while the searches that requests still wait for.
+        """Ends streams at once, and after `within_s` at most the searches that requests still wait for.
 
-        Blocks meanwhile; another thread than the event loop's calls it.
+        Blocks meanwhile: never call it in the event loop's thread.
         """
         self.feed.close()
         until_s = time.monotonic() + within_s

@@ -1,7 +1,7 @@
 """Comparisons: what differs between plans, and why one is faster.
 
-A plan's workers compute for `compute_s_per_sample` each sample, all together, and are busy with it for a share of their
-time, so that
+All workers of a plan together compute for `compute_s_per_sample` each sample, and are busy with it for a share of their
+time:
 
     samples/s = workers x busy share / compute seconds a sample
 
@@ -11,7 +11,6 @@ The ratio of two plans' speeds is the product of the ratios of these three.
 from collections.abc import Sequence
 
 from pipeplan.documents.plan import Plan
-from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
 from pipeplan.schedules.registry import schedule_named
 from planner_service.plans import service as plans
@@ -37,59 +36,57 @@ def alternatives(context: Context, plan_id: str) -> Alternatives:
 
 
 def comparison(compared: Sequence[tuple[str, Plan]]) -> Comparison:
-    """The comparison of the plans, each with the id under which it is stored, with the first."""
+    """The plans, each with the id under which it is stored, compared with the first of them."""
     facts = [_facts(plan_id, plan) for plan_id, plan in compared]
-    fastest = max(facts, key=_rate)
-    return Comparison(
-        plans=tuple(facts),
-        differences=tuple(_differences(facts)),
-        speeds=tuple(_speed(one, facts[0]) for one in facts),
-        fastest=fastest.id,
-    )
-
-
-def _differences(facts: list[PlanFacts]) -> list[Difference]:
-    found = []
+    differences = []
     for name in PlanFacts.model_fields:
         values = tuple(getattr(one, name) for one in facts)
         if name not in _NOT_COMPARED and any(value != values[0] for value in values):
-            found.append(Difference(field=name, values=values))
-    return found
+            differences.append(Difference(field=name, values=values))
+    return Comparison(
+        plans=tuple(facts),
+        differences=tuple(differences),
+        speeds=tuple(_speed(one, facts[0]) for one in facts),
+        fastest=max(facts, key=_rate).id,
+    )
 
 
 def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
+    """How many times as fast as the first the plan is, and which of the three factors make it so."""
     if not _rate(first) or not plan.compute_s_per_sample or not first.busy_fraction:
         return Speed(id=plan.id, ratio=None, because=())
-    workers = plan.workers / first.workers
-    busy = plan.busy_fraction / first.busy_fraction
-    compute = first.compute_s_per_sample / plan.compute_s_per_sample
+
+    shares = f"workers compute for {plan.busy_fraction:.1%} of the time against {first.busy_fraction:.1%}"
+    slowest = f"the slowest stage, {plan.slowest_stage}, takes {1e3 * plan.slowest_stage_time_s:.4g} ms a microbatch"
+    busy = f"{shares}; {slowest} against {1e3 * first.slowest_stage_time_s:.4g} ms"
+
+    plan_ms, first_ms = 1e3 * plan.compute_s_per_sample, 1e3 * first.compute_s_per_sample
+    compute = f"{plan_ms:.4g} ms of compute a sample against {first_ms:.4g}"
+    if plan.recomputing_stages != first.recomputing_stages:
+        counts = f"{len(plan.recomputing_stages)} stages recompute against {len(first.recomputing_stages)}"
+        compute = f"{compute}; {counts}"
+
     factors = (
-        Factor(name="workers", ratio=workers, text=f"{plan.workers} workers against {first.workers}"),
-        Factor(name="busy", ratio=busy, text=_busy_text(plan, first)),
-        Factor(name="compute", ratio=compute, text=_compute_text(plan, first)),
+        Factor(
+            name="workers",
+            ratio=plan.workers / first.workers,
+            text=f"{plan.workers} workers against {first.workers}",
+        ),
+        Factor(name="busy", ratio=plan.busy_fraction / first.busy_fraction, text=busy),
+        Factor(name="compute", ratio=first.compute_s_per_sample / plan.compute_s_per_sample, text=compute),
     )
     kept = tuple(factor for factor in factors if abs(factor.ratio - 1.0) > 1e-9)
     return Speed(id=plan.id, ratio=_rate(plan) / _rate(first), because=kept)
 
 
-def _busy_text(plan: PlanFacts, first: PlanFacts) -> str:
-    shares = f"workers compute for {plan.busy_fraction:.1%} of the time against {first.busy_fraction:.1%}"
-    slowest = f"the slowest stage, {plan.slowest_stage}, takes {1e3 * plan.slowest_stage_time_s:.4g} ms a microbatch"
-    return f"{shares}; {slowest} against {1e3 * first.slowest_stage_time_s:.4g} ms"
-
-
-def _compute_text(plan: PlanFacts, first: PlanFacts) -> str:
-    times = (
-        f"{1e3 * plan.compute_s_per_sample:.4g} ms of compute a sample against {1e3 * first.compute_s_per_sample:.4g}"
-    )
-    if plan.recomputing_stages == first.recomputing_stages:
-        return times
-    counts = f"{len(plan.recomputing_stages)} stages recompute against {len(first.recomputing_stages)}"
-    return f"{times}; {counts}"
-
-
 def _facts(plan_id: str, plan: Plan) -> PlanFacts:
-    compute_s = sum(_compute_s(plan, index) / costs.microbatch_size for index, costs in enumerate(plan.costs))
+    split = plan.split_backward or schedule_named(plan.schedule).splits_backward
+    compute_of_stages_s = []
+    for stage, costs in zip(plan.stages, plan.costs, strict=True):
+        backward_s = costs.backward_input_s + costs.backward_weight_s if split else costs.backward_s
+        recompute_s = costs.recompute_s if stage.recompute else 0.0
+        compute_of_stages_s.append((costs.forward_s + backward_s + recompute_s) / costs.microbatch_size)
+    compute_s = sum(compute_of_stages_s)
     slowest = max(range(plan.depth), key=lambda index: plan.stages[index].time_s)
     played = plan.simulated
     rate = plan.throughput_samples_per_s if played is None else played.throughput_samples_per_s
@@ -124,15 +121,6 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         busy_fraction=rate * compute_s / plan.workers,
         stages=plan.stages,
     )
-
-
-def _compute_s(plan: Plan, index: int) -> float:
-    """A stage's compute, a microbatch."""
-    costs: StageCosts = plan.costs[index]
-    split = plan.split_backward or schedule_named(plan.schedule).splits_backward
-    backward_s = costs.backward_input_s + costs.backward_weight_s if split else costs.backward_s
-    recompute_s = costs.recompute_s if plan.stages[index].recompute else 0.0
-    return costs.forward_s + backward_s + recompute_s
 
 
 def _rate(facts: PlanFacts) -> float:

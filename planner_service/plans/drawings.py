@@ -1,13 +1,11 @@
-"""Memory drawing: what a worker holds, as one bar of parts. Pure geometry; the template writes the SVG.
+"""Drawings of a plan. All of this is pure geometry; the templates write the SVG.
 
-Stage drawing: a model's blocks in a row, cut into a plan's stages. Pure geometry; the template writes the SVG.
-
-Pareto chart: throughput against memory, the front's plans as dots. Pure geometry; the template writes the SVG.
-
-Schedule drawing: a timeline as rows of bars, a row a rank. Pure geometry; the template writes the SVG.
+memory_bar     what a worker holds, as one bar of parts
+stage_drawing  the model's blocks in a row, cut into stages
+pareto_chart   throughput against memory, the plans of the front as dots
+draw           a timeline as rows of bars, a row a rank
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from pipeplan.documents.plan import Plan, Stage, StageMemory
@@ -56,17 +54,16 @@ def memory_bar(plan: Plan, most_bytes: float) -> MemoryBar:
 
 
 def items(stage: Stage) -> list[tuple[str, int]]:
-    """What the memory is made of, without what is 0; one item where the planner did not take it apart."""
+    """The items of the memory that are not 0; a single item if the planner did not split it."""
     if stage.memory is None:
         return [("all-of-it", stage.memory_bytes)]
     held = [(item.name.replace("_", "-"), getattr(stage.memory, item.name)) for item in fields(StageMemory)]
     return [(name, held_bytes) for name, held_bytes in held if held_bytes]
 
 
-STAGE_HEIGHT = 46.0
 LETTER_WIDTH = 7.0
 MAX_DRAWN = 400
-"""Beyond so many stages each would be narrower than three points."""
+"""With more stages each would be narrower than three points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +95,20 @@ def stage_drawing(plan: Plan) -> StageDrawing | None:
     pieces = []
     for index, stage in enumerate(plan.stages):
         x, end = WIDTH * stage.start / blocks, WIDTH * stage.stop / blocks
+        shown = f"{stage.start}" if stage.stop == stage.start + 1 else f"{stage.start}–{stage.stop - 1}"
+        replicas = f"{stage.replicas} replicas" if stage.replicas > 1 else "1 replica"
+        recompute = ", recomputing" if stage.recompute else ""
+        device = f" on {stage.device}" if stage.device else ""
+        title = (
+            f"Stage {index}: blocks {shown}, {replicas}{device}{recompute}, "
+            f"{seconds(stage.time_s)} a microbatch, {size(stage.memory_bytes)} a worker"
+        )
         pieces.append(
             Piece(
                 x=x,
                 width=end - x,
-                title=_title(index, stage),
-                blocks=_fitting(_range(stage), end - x),
+                title=title,
+                blocks=_fitting(shown, end - x),
                 replicas=_fitting(f"× {stage.replicas}" if stage.replicas > 1 else "", end - x),
                 slowest=stage.time_s == slowest_s > 0,
                 share=stage.time_s / slowest_s if slowest_s > 0 else 0.0,
@@ -112,25 +117,11 @@ def stage_drawing(plan: Plan) -> StageDrawing | None:
     return StageDrawing(pieces=tuple(pieces))
 
 
-def _title(index: int, stage: Stage) -> str:
-    replicas = f"{stage.replicas} replicas" if stage.replicas > 1 else "1 replica"
-    recompute = ", recomputing" if stage.recompute else ""
-    device = f" on {stage.device}" if stage.device else ""
-    return (
-        f"Stage {index}: blocks {_range(stage)}, {replicas}{device}{recompute}, "
-        f"{seconds(stage.time_s)} a microbatch, {size(stage.memory_bytes)} a worker"
-    )
-
-
-def _range(stage: Stage) -> str:
-    return f"{stage.start}" if stage.stop == stage.start + 1 else f"{stage.start}–{stage.stop - 1}"
-
-
 def _fitting(text: str, width: float) -> str:
+    """The text, or none where it is wider than its piece."""
     return text if LETTER_WIDTH * len(text) + 4 <= width else ""
 
 
-CHART_HEIGHT = 240.0
 LEFT, RIGHT, TOP, BOTTOM = 92.0, 1140.0, 14.0, 206.0
 
 
@@ -193,7 +184,7 @@ READABLE_BARS = 64
 NARROWEST_TEXT = 9.0
 BAR_LETTER_WIDTH = 6.5
 JOINED_GAP = 0.6
-"""Bars of one kind that are nearer than this are drawn as one: thousands of slivers would look the same."""
+"""Slivers of one kind with a smaller gap are drawn as one bar: thousands of them would look the same."""
 
 KINDS = {
     "Forward": "Forward",
@@ -209,12 +200,12 @@ KINDS = {
     "Send": "Send",
     "Receive": "Waiting for data (bubble)",
 }
-"""What is told apart, by the instruction's name, in the legend's order."""
+"""The kinds of bars, by the instruction's name, in the legend's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionBar:
-    """One instruction, or several of a kind that are too close to be told apart."""
+    """One instruction, or several of one kind that are too close to tell apart."""
 
     x: float
     width: float
@@ -287,8 +278,13 @@ def readable_s(timeline: Timeline, window: DrawnWindow) -> float:
 
 def draw(timeline: Timeline, window: DrawnWindow, *, title: str) -> Drawing:
     """The part of the timeline that the window shows."""
+    replicated = any(lane.replica for lane in timeline.lanes)
     rows = tuple(
-        ScheduleRow(y=AXIS_HEIGHT + i * ROW_HEIGHT, label=_label(timeline, lane), bars=_bars(lane, window))
+        ScheduleRow(
+            y=AXIS_HEIGHT + i * ROW_HEIGHT,
+            label=f"{lane.rank}: stage {lane.stage}" + (f".{lane.replica}" if replicated else ""),
+            bars=_bars(lane, window),
+        )
         for i, lane in enumerate(timeline.lanes[:MAX_ROWS])
     )
     kinds = {bar.kind for row in rows for bar in row.bars}
@@ -302,55 +298,39 @@ def draw(timeline: Timeline, window: DrawnWindow, *, title: str) -> Drawing:
     )
 
 
-def _label(timeline: Timeline, lane: Lane) -> str:
-    replicated = any(other.replica for other in timeline.lanes)
-    return f"{lane.rank}: stage {lane.stage}" + (f".{lane.replica}" if replicated else "")
-
-
 def _bars(lane: Lane, window: DrawnWindow) -> tuple[InstructionBar, ...]:
+    """The lane's bars. Slivers of one kind that nearly touch become one bar, titled by the first and the last."""
     bars: list[InstructionBar] = []
-    for bar in _single_bars(lane, window):
-        if bars and _same_blot(bars[-1], bar):
-            first = bars.pop()
-            bars.append(
-                InstructionBar(
-                    x=first.x,
-                    width=bar.x + bar.width - first.x,
-                    kind=bar.kind,
-                    title=f"{first.title.partition(' … ')[0]} … {bar.title}",
-                    text="",
-                )
-            )
-        else:
-            bars.append(bar)
-    return tuple(bars)
-
-
-def _single_bars(lane: Lane, window: DrawnWindow) -> Iterator[InstructionBar]:
     for text, event in zip(lane.instructions, lane.events(), strict=True):
         if event.end_s <= event.start_s or not window.shows(event):
             continue
         x, end = window.x(event.start_s), window.x(event.end_s)
+        width = end - x
         kind = _kind(event.instruction)
-        label = "" if kind in ("Send", "Receive") else _numbers(event.instruction)
-        fits = end - x >= max(NARROWEST_TEXT, BAR_LETTER_WIDTH * len(label) + 2)
         title = f"{text}: {1e3 * (event.end_s - event.start_s):.4g} ms"
-        yield InstructionBar(x=x, width=end - x, kind=kind, title=title, text=label if fits else "")
+        label = "" if kind in ("Send", "Receive") else ",".join(str(k) for k in microbatches_of(event.instruction))
+        if width < max(NARROWEST_TEXT, BAR_LETTER_WIDTH * len(label) + 2):
+            label = ""
 
-
-def _same_blot(first: InstructionBar, second: InstructionBar) -> bool:
-    slivers = first.width < NARROWEST_TEXT / 3 or second.width < NARROWEST_TEXT / 3
-    return slivers and first.kind == second.kind and second.x - (first.x + first.width) < JOINED_GAP
+        first = bars[-1] if bars else None
+        if (
+            first is not None
+            and first.kind == kind
+            and min(first.width, width) < NARROWEST_TEXT / 3
+            and x - (first.x + first.width) < JOINED_GAP
+        ):
+            bars.pop()
+            title = f"{first.title.partition(' … ')[0]} … {title}"
+            x, width, label = first.x, x + width - first.x, ""
+        bars.append(InstructionBar(x=x, width=width, kind=kind, title=title, text=label))
+    return tuple(bars)
 
 
 def _kind(instruction: Instruction) -> str:
+    """Under which of `KINDS` the instruction is drawn."""
     name = type(instruction).__name__
     if name in KINDS:
         return name
     if isinstance(instruction, StartReduce):
         return "ReduceGradients"
     return "Send" if name.startswith("Send") else "Receive"
-
-
-def _numbers(instruction: Instruction) -> str:
-    return ",".join(str(k) for k in microbatches_of(instruction))

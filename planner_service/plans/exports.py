@@ -20,6 +20,14 @@ MEDIA_TYPES = tuple(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A format, and why it cannot express the plan where it cannot."""
+
+    name: str
+    refusal: str | None
+
+
 def export(context: Context, plan_id: str, name: str, target_version: str | None = None) -> tuple[Format, str]:
     """The plan in a format, for a version of its target.
 
@@ -32,30 +40,21 @@ def export(context: Context, plan_id: str, name: str, target_version: str | None
     return chosen, chosen.write(_source(context, plan_id, plan))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """A format, and why it cannot express the plan where it cannot."""
-
-    name: str
-    refusal: str | None
-
-
 def offers(context: Context, plan_id: str, plan: Plan) -> tuple[Offer, ...]:
     """All formats, for this plan. Raises NotFoundError."""
     source = _source(context, plan_id, plan)
-    return tuple(Offer(name=name, refusal=_refusal(name, one, source)) for name, one in FORMATS.items())
-
-
-def _refusal(name: str, one: Format, source: ExportSource) -> str | None:
-    """Why the format cannot express the plan. A trace is not played to find out."""
-    try:
-        if name == "chrome-trace":
-            plans.require_playable(source.plan, BATCHES)
-        else:
-            one.write(source)
-    except InvalidInputError as error:
-        return f"{error.field} {error.rule}" if error.field != "format" else error.rule
-    return None
+    offered = []
+    for name, one in FORMATS.items():
+        refusal = None
+        try:
+            if name == "chrome-trace":  # a trace is not played to find out
+                plans.require_playable(plan, BATCHES)
+            else:
+                one.write(source)
+        except InvalidInputError as error:
+            refusal = f"{error.field} {error.rule}" if error.field != "format" else error.rule
+        offered.append(Offer(name=name, refusal=refusal))
+    return tuple(offered)
 
 
 def _source(context: Context, plan_id: str, plan: Plan) -> ExportSource:

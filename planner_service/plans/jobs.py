@@ -1,9 +1,9 @@
-"""Plan jobs: plans that are asked for as jobs, each transaction of them. `plan_runner` does them, in any process.
+"""Plan jobs: plans that are asked for as jobs, which the service's own solvers do.
 
-Plan runner: does the plan jobs that wait, in this process's solvers, under leases like any agent's.
-
-Every process of the service has one; who leases a job does it. A process that dies lets its leases run out, and the
-jobs go to another, or to itself after its start. A job that is cancelled through whichever process ends its search.
+The functions are the transactions of a plan job. `PlanRunner` does the jobs that wait, in this process's solvers, under
+leases like any agent's. Every process of the service has one, and who leases a job does it. A process that dies lets
+its leases run out, and the jobs go to another process, or to itself after its start. A job that is cancelled through
+any process ends its search.
 """
 
 import asyncio
@@ -24,14 +24,29 @@ from pipeplan.errors import DeadlineError, LeaseLostError, PipeplanError, Servic
 from pipeplan.planners.problem import SearchProgress as Search
 from pipeplan.protocol.jobs import Failure, Heartbeat, Job, Lease, LeaseRequest, PlanTask, Progress, Release
 from pipeplan.protocol.plans import PlanRequest
-from planner_service.agents.needs import Needs
+from planner_service.events.store import Subject
 from planner_service.jobs import service as jobs
 from planner_service.jobs import store as storage
 from planner_service.jobs.kinds import JobKind
 from planner_service.plans import service as plans
-from planner_service.plans.solver import SolverPool, SolverTicket
-from planner_service.plans.solver_process import Answered, PlannerQuestion, Posed
+from planner_service.plans.questions import Answered, PlannerQuestion, Posed
+from planner_service.plans.solver import SolverPool
 from planner_service.platform.context import Context
+
+T = TypeVar("T")
+LOG = logging.getLogger("pipeplan.plans")
+
+POLL_S = 1.0
+"""How often the runner looks at the queue if nobody says that there is something new."""
+
+LOOK_S = 0.5
+"""How often it looks whether a search has ended or its job is still held."""
+
+TELL_S = 1.0
+"""How often it reports new progress at most."""
+
+AWAY_S = 1.0
+"""How long it waits before it asks a database again that is away."""
 
 
 def _check(context: Context, task: PlanTask) -> None:
@@ -40,11 +55,7 @@ def _check(context: Context, task: PlanTask) -> None:
     context.parsing.read_stored(Posed.check, asked, asked.size)
 
 
-def _needs(_connection: Connection, _task: PlanTask) -> Needs:
-    return Needs()
-
-
-PLAN = JobKind(name="plan", needs=_needs, check=_check, by_service=True)
+PLAN = JobKind(name="plan", check=_check, by_service=True)
 """The kind of job that asks a planner. The service's own solvers do it."""
 
 
@@ -70,7 +81,7 @@ def beat(context: Context, lease: Lease, progress: Progress | None) -> bool:
 
 
 def is_held(context: Context, lease: Lease) -> bool:
-    """Whether the job is still leased, and under this very lease. Writes nothing."""
+    """Whether the job is still leased, and under this very lease, by its fence. Writes nothing."""
     with context.database.read() as connection:
         job = storage.get(connection, lease.job.id)
     return job is not None and job.state == "leased" and job.fence == lease.job.fence
@@ -107,30 +118,10 @@ def answer_of(context: Context, job: Job) -> plans.Created | None:
     return plans.Created(answer=answer, plan_id=job.plan_id, new=True, solve_time_s=job.solve_time_s or 0.0)
 
 
-def _request(job: Job) -> PlanRequest:
-    if not isinstance(job.task, PlanTask):
-        raise LookupError(f"job {job.id} is of kind {job.task.kind}")
-    return job.task.request
-
-
-T = TypeVar("T")
-
-POLL_S = 1.0
-"""How often the queue is looked at where nobody says that there is something new."""
-
-LOOK_S = 0.5
-TELL_S = 1.0
-AWAY_S = 1.0
-LOG = logging.getLogger("pipeplan.plans")
-
-
 class PlanRunner:
-    """Leases plan jobs while solvers are free.
+    """Leases plan jobs while solvers are free. `told` hears of every job whose end has just been stored."""
 
-    `told` hears of the jobs whose end has just been written down.
-    """
-
-    def __init__(self, context: Context, pool: SolverPool, *, told: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, context: Context, pool: SolverPool, *, told: Callable[[Subject], None] = lambda _: None) -> None:
         self.deadline_s = context.longest_search_s
         self._told = told
         self._context = context
@@ -144,12 +135,18 @@ class PlanRunner:
         self._new.set()
 
     async def run(self) -> None:
-        """Works until it is cancelled; what it is at then goes back to the queue."""
+        """Works until it is cancelled; the jobs at hand then go back to the queue."""
         try:
             while True:
                 self._new.clear()
                 with suppress(ServiceError):  # the database is away: what waits there waits
-                    await self._start_all()
+                    while len(self._tasks) < self._pool.workers and self._pool.free:
+                        lease = await asyncio.to_thread(take, self._context, self._name)
+                        if lease is None:
+                            break
+                        task = asyncio.create_task(self._work(lease))
+                        self._tasks.add(task)
+                        task.add_done_callback(self._ended)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):  # `wait_for` loses a cancellation that comes with the news
                         await self._new.wait()
@@ -158,15 +155,6 @@ class PlanRunner:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
-
-    async def _start_all(self) -> None:
-        while len(self._tasks) < self._pool.workers and self._pool.free:
-            lease = await asyncio.to_thread(take, self._context, self._name)
-            if lease is None:
-                return
-            task = asyncio.create_task(self._work(lease))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -191,45 +179,42 @@ class PlanRunner:
         except PipeplanError as error:
             failure = Failure(token=lease.token, error=str(error)[:4000])
             await self._say(partial(jobs.fail, self._context, lease.job.id, failure))
-        self._told(lease.job.id)
+        self._told(("job", lease.job.id))
 
     async def _solve(self, lease: Lease) -> Answered | None:
-        """The planner's answer; None where nobody waits for it any more."""
-        load = partial(posed, self._context, lease)
-        asked = await asyncio.to_thread(load)
+        """The planner's answer; None where nobody waits for it any more. Renews the lease during the search."""
+        asked = await asyncio.to_thread(partial(posed, self._context, lease))
         heard: list[Search] = []
         question = PlannerQuestion(planner=asked.request.planner, pose=asked.problem)
         ticket = self._pool.submit(question, heard.append)
         try:
-            return await self._follow(lease, ticket, heard)
+            future = asyncio.wrap_future(ticket.future)
+            loop = asyncio.get_running_loop()
+            begun_s = beaten_s = loop.time()
+            told: Search | None = None
+            interval_s = self._context.lease_s / 3
+            while True:
+                await asyncio.wait({future}, timeout=min(LOOK_S, interval_s))
+                if future.done():
+                    return future.result()
+                now_s = loop.time()
+                if now_s - begun_s > self.deadline_s:
+                    future.cancel()
+                    raise DeadlineError(f"the planner has not answered within {self.deadline_s:g} s")
+
+                newest = heard[-1] if heard else None
+                heard[:-1] = []
+                news = newest is not told and now_s - beaten_s >= TELL_S
+                if news or now_s - beaten_s >= interval_s:
+                    beaten_s, told = now_s, newest
+                    goes_on = await self._ask(partial(beat, self._context, lease, _progress(newest)))
+                else:
+                    goes_on = await self._ask(partial(is_held, self._context, lease))
+                if not goes_on:
+                    future.cancel()
+                    return None
         finally:
             ticket.cancel()
-
-    async def _follow(self, lease: Lease, ticket: SolverTicket, heard: list[Search]) -> Answered | None:
-        future = asyncio.wrap_future(ticket.future)
-        loop = asyncio.get_running_loop()
-        begun_s = beaten_s = loop.time()
-        told: Search | None = None
-        interval_s = self._context.lease_s / 3
-        while True:
-            await asyncio.wait({future}, timeout=min(LOOK_S, interval_s))
-            if future.done():
-                return future.result()
-            now_s = loop.time()
-            if now_s - begun_s > self.deadline_s:
-                future.cancel()
-                raise DeadlineError(f"the planner has not answered within {self.deadline_s:g} s")
-            newest = heard[-1] if heard else None
-            heard[:-1] = []
-            news = newest is not told and now_s - beaten_s >= TELL_S
-            if news or now_s - beaten_s >= interval_s:
-                beaten_s, told = now_s, newest
-                goes_on = await self._ask(partial(beat, self._context, lease, _progress(newest)))
-            else:
-                goes_on = await self._ask(partial(is_held, self._context, lease))
-            if not goes_on:
-                future.cancel()
-                return None
 
     async def _ask(self, question: Callable[[], bool]) -> bool:
         """Whether the job goes on; a database that is away ends no search."""
@@ -241,7 +226,7 @@ class PlanRunner:
             return True
 
     async def _say(self, word: Callable[[], T]) -> None:
-        """Says a last word until it is taken: the lease runs out where that takes too long."""
+        """Repeats a last word until the service takes it: the lease runs out if that takes too long."""
         while True:
             try:
                 await asyncio.to_thread(word)
@@ -260,3 +245,9 @@ def _progress(search: Search | None) -> Progress | None:
     best = "no plan yet" if search.best_s is None else f"{1 / search.best_s:,.4g} samples/s"
     bound = f", none beyond {1 / search.bound_s:,.4g}" if search.bound_s > 0 else ""
     return Progress(done=done, total=100, message=f"{best}{bound}; {search.open_shapes} combinations open")
+
+
+def _request(job: Job) -> PlanRequest:
+    if not isinstance(job.task, PlanTask):
+        raise LookupError(f"job {job.id} is of kind {job.task.kind}")
+    return job.task.request

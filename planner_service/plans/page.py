@@ -1,7 +1,4 @@
-"""The plan history.
-
-Plans side by side: what differs first, why one is faster, their stages and their memory drawn on one scale.
-"""
+"""Pages of the plans: their history, and plans side by side: what differs, why one is faster, stages and memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -22,6 +19,15 @@ from planner_service.platform.context import Context
 from planner_service.platform.pages import page, query_of
 from planner_service.platform.requests import Services
 
+MOST = 4
+"""The most plans that one page compares."""
+
+NEGLIGIBLE = 0.005
+"""A factor that is nearer to 1 is not worth a word."""
+
+NEAR = 1e-6
+"""Quantities that differ by less, as a share, are the same for a reader."""
+
 router = APIRouter()
 
 
@@ -29,20 +35,7 @@ router = APIRouter()
 def history(services: Services, request: Request) -> HTMLResponse:
     """A page of the plans that pass the address's filters."""
     query = query_of(PlanQuery, request)
-    return page(
-        request,
-        "plans/plans.html",
-        plans=plans.page(services, query),
-        schedules=schedule_names(),
-    )
-
-
-MOST = 4
-NEGLIGIBLE = 0.005
-"""A factor that is nearer to 1 is not worth a word."""
-
-NEAR = 1e-6
-"""Quantities that differ by less, as a share, are the same for a reader."""
+    return page(request, "plans/plans.html", plans=plans.page(services, query), schedules=schedule_names())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +150,24 @@ def comparison(context: Context, plan_ids: tuple[str, ...]) -> ComparisonView:
     identified = list(zip(plan_ids, found, strict=True))
     compared = comparisons.comparison(identified)
     fastest = plan_ids.index(compared.fastest)
-    rows = [_row(quantity, found, compared.plans) for quantity in _QUANTITIES]
+    pairs = list(zip(found, compared.plans, strict=True))
+    rows = []
+    for quantity in _QUANTITIES:
+        ranks = [quantity.rank(*pair) for pair in pairs] if quantity.rank else []
+        best = tuple(
+            place for place, rank in enumerate(ranks) if rank <= min(ranks) + NEAR * abs(min(ranks)) < max(ranks)
+        )
+        values = tuple(quantity.shown(*pair) for pair in pairs)
+        rows.append(ComparedRow(label=quantity.label, values=values, best=best))
+
+    held = [plan.stages[fullest(plan)].memory or StageMemory() for plan in found]
+    memory_rows = []
+    for item in fields(StageMemory):
+        sizes = [getattr(memory, item.name) for memory in held]
+        if any(sizes):
+            label = item.name.replace("_", " ").capitalize()
+            memory_rows.append(ComparedRow(label=label, values=tuple(size(value) for value in sizes)))
+
     most_bytes = max(plan.stages[fullest(plan)].memory_bytes for plan in found)
     return ComparisonView(
         summaries=tuple(plans.summary(context, plan_id) for plan_id in plan_ids),
@@ -167,36 +177,17 @@ def comparison(context: Context, plan_ids: tuple[str, ...]) -> ComparisonView:
         equal=tuple(row for row in rows if not row.differs),
         stages=tuple(stage_drawing(plan) for plan in found),
         memory=tuple(memory_bar(plan, most_bytes) for plan in found),
-        memory_rows=_memory_rows(found),
+        memory_rows=tuple(memory_rows),
         one_model=len({plan.model.name for plan in found}) == 1,
     )
 
 
-def _row(quantity: _Quantity, found: list[Plan], facts: tuple[PlanFacts, ...]) -> ComparedRow:
-    pairs = list(zip(found, facts, strict=True))
-    ranks = [quantity.rank(*pair) for pair in pairs] if quantity.rank else []
-    best = tuple(place for place, rank in enumerate(ranks) if rank <= min(ranks) + NEAR * abs(min(ranks)) < max(ranks))
-    return ComparedRow(label=quantity.label, values=tuple(quantity.shown(*pair) for pair in pairs), best=best)
-
-
 def _against(fastest: tuple[str, Plan], other: tuple[str, Plan]) -> Against:
-    """The strongest factor first."""
+    """How much faster the fastest plan is than another, and why, the strongest factor first."""
     slower, speed = comparisons.comparison([other, fastest]).speeds
     factors = sorted(speed.because, key=lambda factor: -abs(log(factor.ratio)))
     told = [factor for factor in factors if abs(factor.ratio - 1) > NEGLIGIBLE]
     ratio = None if speed.ratio is None or speed.ratio < 1 + NEGLIGIBLE else times(speed.ratio)
     return Against(
         plan_id=slower.id, ratio=ratio, reasons=tuple(f"{factor.text} ({times(factor.ratio)})" for factor in told)
-    )
-
-
-def _memory_rows(found: list[Plan]) -> tuple[ComparedRow, ...]:
-    """By item, what a worker of every plan's fullest stage holds."""
-    held = [plan.stages[fullest(plan)].memory or StageMemory() for plan in found]
-    rows = (
-        (item.name.replace("_", " ").capitalize(), [getattr(memory, item.name) for memory in held])
-        for item in fields(StageMemory)
-    )
-    return tuple(
-        ComparedRow(label=label, values=tuple(size(value) for value in values)) for label, values in rows if any(values)
     )

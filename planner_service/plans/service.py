@@ -17,22 +17,22 @@ from pipeplan.simulation.predict import predict, program_of
 from pipeplan.simulation.trace import chrome_trace
 from planner_service.documents.store import clusters, profiles
 from planner_service.plans import store as storage
-from planner_service.plans.solver_process import Answered, Posed
+from planner_service.plans.questions import Answered, Posed
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 from planner_service.platform.stored import Noun
 
 NOUN: Noun = "plans"
-"""What the cache of documents calls them."""
+"""The name of plans in the cache of documents."""
 
 MAX_PLAYED_INSTRUCTIONS = 500_000
-"""The most that one request may have generated and played: a few seconds of one core."""
+"""The most that the service generates and plays for one request: a few seconds of one core."""
 
 MAX_COUNT = 2**63 - 1
-"""What the database's columns hold."""
+"""The largest integer of the database's columns."""
 
 MAX_TIME_LIMIT_S = 60.0
-"""How long one request may have a solver search."""
+"""How long a solver may search for one request."""
 
 INSTRUCTIONS_A_MICROBATCH = 7
 """Forward, recomputation, backward, and two tensors in and out: the most that a worker executes for one."""
@@ -58,12 +58,35 @@ def create(context: Context, request: PlanRequest) -> Created:
         return keep(context, connection, request, answered)
 
 
+def posed(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME_LIMIT_S) -> Posed:
+    """What the request asks, unread. Raises InvalidInputError for what is not stored, or may take too long."""
+    limit_s = request.options.time_limit_s
+    rule = f"must be at most {longest_s:g} s here (with `Prefer: respond-async` more)"
+    require(limit_s is None or limit_s <= longest_s, "options.time_limit_s", rule, limit_s)
+    with context.database.read() as connection:
+        profile = _profile(connection, "profile_id", request.profile_id)
+        others = tuple(_profile(connection, "other_profile_ids", other) for other in request.other_profile_ids)
+        cluster = clusters.content(connection, request.cluster_id)
+    if cluster is None:
+        raise InvalidInputError("cluster_id", "must be the id of a stored cluster", request.cluster_id)
+    return Posed(request=request, profile=profile, cluster=cluster, other_profiles=others)
+
+
 def keep(
     context: Context, connection: Connection, request: PlanRequest, answered: Answered, *, asked_by: str | None = None
 ) -> Created:
     """Stores what a planner answered, and who asked. Raises InvalidInputError for predictions that are not finite."""
     answer = answered.answer
-    _require_storable(answer, request)
+    # A profile's extreme quantities can make predictions that are no finite numbers.
+    counts = (answer.batch_size, answer.microbatches) if isinstance(answer, Plan) else ()
+    try:
+        canonical_json(answer)
+        storable = all(count <= MAX_COUNT for count in counts)
+    except ValueError:
+        storable = False
+    rule = "must be a profile whose quantities give finite predictions"
+    require(storable, "profile_id", rule, request.profile_id)
+
     context.metrics.observe_solve(request.planner, answered.solve_time_s)
     if not isinstance(answer, Plan):
         return Created(answer=answer, plan_id=None, new=False, solve_time_s=answered.solve_time_s)
@@ -159,32 +182,6 @@ def require_playable(plan: Plan, batches: int) -> None:
     most = playable_batches(plan)
     rule = f"must be at most {most} for this plan of {plan.workers} workers" if most else "cannot be played: too large"
     require(batches <= most, "batches", rule, batches)
-
-
-def _require_storable(answer: Answer, request: PlanRequest) -> None:
-    """Raises InvalidInputError where a profile's extreme quantities made predictions that are no finite numbers."""
-    counts = (answer.batch_size, answer.microbatches) if isinstance(answer, Plan) else ()
-    try:
-        canonical_json(answer)
-        storable = all(count <= MAX_COUNT for count in counts)
-    except ValueError:
-        storable = False
-    rule = "must be a profile whose quantities give finite predictions"
-    require(storable, "profile_id", rule, request.profile_id)
-
-
-def posed(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME_LIMIT_S) -> Posed:
-    """What the request asks, unread. Raises InvalidInputError for what is not stored, or may take too long."""
-    limit_s = request.options.time_limit_s
-    rule = f"must be at most {longest_s:g} s here (with `Prefer: respond-async` more)"
-    require(limit_s is None or limit_s <= longest_s, "options.time_limit_s", rule, limit_s)
-    with context.database.read() as connection:
-        profile = _profile(connection, "profile_id", request.profile_id)
-        others = tuple(_profile(connection, "other_profile_ids", other) for other in request.other_profile_ids)
-        cluster = clusters.content(connection, request.cluster_id)
-    if cluster is None:
-        raise InvalidInputError("cluster_id", "must be the id of a stored cluster", request.cluster_id)
-    return Posed(request=request, profile=profile, cluster=cluster, other_profiles=others)
 
 
 def _profile(connection: Connection, field: str, profile_id: str) -> str:

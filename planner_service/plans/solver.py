@@ -1,4 +1,4 @@
-"""Solvers: what answers a planner's questions, one at a time: a process of its own, or a function in this one."""
+"""Solvers: what answers planners' questions, one at a time: a process of its own, or a function in this process."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import TypeAlias
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import SolverError
 from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress
-from planner_service.plans.solver_process import Answered, PlannerQuestion
+from planner_service.plans.questions import Answered, PlannerQuestion
 from planner_service.platform.context import Solve
 from planner_service.platform.processes.pool import (
     IDLE_S,
@@ -42,15 +42,6 @@ def solver_pool(start: Callable[[], Solver], *, solvers: int, queue: int, idle_s
     return Pool(start, WORDS, workers=solvers, queue=queue, idle_s=idle_s)
 
 
-def _ended(memory_bytes: int, end: End, how: str) -> SolverError:
-    if end is End.KILLED:
-        return SolverError("the solver's process was killed: most likely the machine ran out of memory")
-    if end is End.OUT_OF_MEMORY and memory_bytes:
-        allowed = f"the {memory_bytes:,} bytes that a solver may have (PIPEPLAN_SOLVER_MEMORY_BYTES)"
-        return SolverError(f"the search needed more memory than {allowed}")
-    return SolverError(f"the solver's process ended {how} and gave no answer; the service's log has what it said")
-
-
 class FunctionSolver:
     """A function in this process; it cannot be ended, and its answer is dropped instead."""
 
@@ -59,7 +50,7 @@ class FunctionSolver:
         self.alive = True
 
     def ask(self, question: PlannerQuestion, observe: Observer) -> Answered:
-        """Calls it."""
+        """Calls the function."""
         problem = question.pose()
         start_s = time.perf_counter()
         answer = self._solve(question.planner, problem)
@@ -79,3 +70,12 @@ def solve_here(planner: str, problem: PlanningProblem) -> Answer:
     from pipeplan.planners.solve import solve
 
     return solve(planner, problem)
+
+
+def _ended(memory_bytes: int, end: End, how: str) -> SolverError:
+    if end is End.KILLED:
+        return SolverError("the solver's process was killed: most likely the machine ran out of memory")
+    if end is End.OUT_OF_MEMORY and memory_bytes:
+        allowed = f"the {memory_bytes:,} bytes that a solver may have (PIPEPLAN_SOLVER_MEMORY_BYTES)"
+        return SolverError(f"the search needed more memory than {allowed}")
+    return SolverError(f"the solver's process ended {how} and gave no answer; the service's log has what it said")

@@ -1,8 +1,4 @@
-"""Posed: a plan's problem by the texts of its documents, which are read where it is solved and nowhere before.
-
-What a solver's process is asked, and what it answers.
-
-A solver's process: planners' questions, answered one after the other.
+"""Solver process: answers planners' questions, one after the other.
 
 python -m planner_service.plans.solver_process MEMORY_BYTES     0: no limit
 """
@@ -10,74 +6,15 @@ python -m planner_service.plans.solver_process MEMORY_BYTES     0: no limit
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import parse
 from pipeplan.documents.plan import Answer
-from pipeplan.documents.profile import Profile
-from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Observer, PlanningProblem
 from pipeplan.planners.solve import solve
-from pipeplan.protocol.plans import PlanRequest
+from planner_service.plans.questions import Answered, PlannerQuestion
 from planner_service.platform.processes.child import serve
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Posed:
-    """A request, and the stored documents that it names. A short request may name profiles of many megabytes."""
-
-    request: PlanRequest
-    profile: str
-    cluster: str
-    other_profiles: tuple[str, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """How many characters there are to read."""
-        return len(self.profile) + len(self.cluster) + sum(map(len, self.other_profiles))
-
-    def problem(self) -> PlanningProblem:
-        """The problem. Raises InvalidInputError for documents that do not go together."""
-        return PlanningProblem(
-            profile=_profile("profile_id", self.profile),
-            cluster=parse(Cluster, self.cluster),
-            batch_size=self.request.batch_size,
-            options=self.request.options,
-            other_profiles=tuple(_profile("other_profile_ids", other) for other in self.other_profiles),
-            calibration=self.request.calibration,
-        )
-
-    def check(self) -> None:
-        """Raises InvalidInputError for documents that do not go together."""
-        self.problem()
-
-
-def _profile(field: str, content: str) -> Profile:
-    try:
-        return parse(Profile, content)
-    except InvalidInputError as error:  # it was stored before the rule was there
-        raise InvalidInputError(f"{field}.{error.field}", error.rule, error.value) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerQuestion:
-    """What a planner is asked. `pose` makes the problem where the planner is: to read its documents takes a while."""
-
-    planner: str
-    pose: Callable[[], PlanningProblem]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """The planner's answer, and how many seconds it took for it."""
-
-    answer: Answer
-    solve_time_s: float
-
-
 Ask = Callable[[str, PlanningProblem, Observer], Answer]
-"""A planner's name, a problem and who listens in, the answer out."""
+"""Solves: a planner's name, a problem and an observer of the search -> the answer."""
 
 
 def main(ask: Ask = solve) -> None:
@@ -92,5 +29,15 @@ def main(ask: Ask = solve) -> None:
     serve(answered, memory_bytes=int(sys.argv[1]))
 
 
+def _profile(field: str, content: str) -> Profile:
+    try:
+        return parse(Profile, content)
+    except InvalidInputError as error:  # it was stored before the rule was there
+        raise InvalidInputError(f"{field}.{error.field}", error.rule, error.value) from error
+
+
 if __name__ == "__main__":
-    main()
+    # Under its own name: what this process pickles as `__main__.Answered`, the service could not read.
+    from planner_service.plans import solver_process
+
+    solver_process.main()

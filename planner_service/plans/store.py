@@ -1,7 +1,8 @@
-"""Plans, by their content. A plan never changes; how it was asked for, and when, stands beside it."""
+"""Store of the plans, by their content. A plan never changes; how and when it was asked for stands beside it."""
 
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -21,9 +22,8 @@ from planner_service.platform.tables import clusters, plans
 _SUMMARY = [column for column in plans.c if column.name not in ("content", "request")]
 
 _REQUEST = TypeAdapter(PlanRequest)
-
 _CONTENT = select(plans.c.content).where(plans.c.id == bindparam("asked_id"))
-"""Made once: to build a statement takes longer than to execute it."""
+"""The statement is made once: to build it takes longer than to execute it."""
 
 
 def add(
@@ -38,10 +38,8 @@ def add(
     plan_id = content_id(plan)
     if summary(connection, plan_id) is not None:
         return False
-    on = connection.execute(
-        select(clusters.c.device_name, clusters.c.devices).where(clusters.c.id == request.cluster_id)
-    )
-    cluster = on.one_or_none()
+    query = select(clusters.c.device_name, clusters.c.devices).where(clusters.c.id == request.cluster_id)
+    cluster = connection.execute(query).one_or_none()
     if cluster is None:
         raise ConflictError(f"cluster {request.cluster_id} was removed while the plan was made")
     row = insert(plans).values(
@@ -107,7 +105,7 @@ def contents(connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
 
 
 def _filters(query: PlanQuery) -> list[Filter]:
-    """The likeliest to leave few rows first."""
+    """The filters, those first that usually leave the fewest rows."""
     return [
         equal("profile_id", plans.c.profile_id, query.profile_id),
         equal("cluster_id", plans.c.cluster_id, query.cluster_id),
@@ -128,14 +126,10 @@ def _summary(row: Row[Any]) -> PlanSummary:
     return PlanSummary.model_construct(**renamed, **values)
 
 
-def _id(row: Row[Any]) -> str:
-    return str(row.id)
-
-
 _SORTS = {
     "created_at": plans.c.created_at,
     "throughput": plans.c.throughput_samples_per_s,
     "memory": plans.c.memory_bytes,
 }
 _SUMMARIES = Listing(table=plans, query=select(*_SUMMARY), item=_summary, sorts=_SORTS)
-_IDS = Listing(table=plans, query=select(plans.c.id), item=_id, sorts=_SORTS)
+_IDS = Listing(table=plans, query=select(plans.c.id), item=attrgetter("id"), sorts=_SORTS)

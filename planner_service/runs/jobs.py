@@ -1,4 +1,4 @@
-"""The kind of job that runs a plan. Its run begins with the job, and has measured something when the job succeeds."""
+"""Run jobs: the kind of job that executes a plan. The run is made with the job; its end stores what was measured."""
 
 import secrets
 from collections.abc import Mapping

@@ -1,9 +1,4 @@
-"""Loss chart: the losses of a run by step, as a line. Pure geometry; the template writes the SVG.
-
-One run's page: what was predicted and what was measured, side by side.
-
-The runs.
-"""
+"""Pages of the runs: their list, and one run with what was predicted and what was measured, side by side."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -11,7 +6,6 @@ from typing import get_args
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from pipeplan.programs.timeline import Timeline
 from pipeplan.protocol.jobs import JobState
 from pipeplan.protocol.runs import Run, RunQuery
 from pipeplan.simulation.report import RunReport
@@ -23,15 +17,17 @@ from planner_service.platform.pages import page, query_of
 from planner_service.platform.requests import Services
 from planner_service.runs import service as runs
 
-WIDTH = 1160.0
-HEIGHT = 240.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 1140.0, 12.0, 208.0
 MAX_POINTS = 1000
+DRAWN_BATCHES = 3
+STATES: tuple[JobState, ...] = get_args(JobState)
+
+router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossChart:
-    """The line's points as SVG has them, and the axes."""
+    """The losses of a run by step: the line's points as SVG has them, and the axes."""
 
     points: str
     steps: tuple[Tick, ...]
@@ -40,13 +36,61 @@ class LossChart:
     last: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What the page shows; drawings and losses are there once the run has succeeded."""
+
+    run: Run
+    schedule: str
+    drawings: tuple[Drawing, ...]
+    losses: LossChart | None
+
+
+@router.get("/runs")
+def list_runs(services: Services, request: Request) -> HTMLResponse:
+    """A page of the runs that pass the address's filters."""
+    return page(request, "runs/runs.html", runs=runs.page(services, query_of(RunQuery, request)), states=STATES)
+
+
+@router.get("/runs/{run_id}")
+def show_run(services: Services, request: Request, run_id: str) -> HTMLResponse:
+    """One run."""
+    return page(request, "runs/run.html", view=run_view(services, run_id))
+
+
+def run_view(context: Context, run_id: str) -> RunView:
+    """Gathers the page's content. Raises NotFoundError."""
+    run = runs.get(context, run_id)
+    timelines = runs.timelines(context, run_id) if run.report is not None else {}
+
+    # Both at their ends, where the pipeline is warm, on one scale: the longer one is drawn longer.
+    windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
+    readable = [readable_s(timeline, windows[name]) for name, timeline in timelines.items()]
+    dense = any(span_s < windows[name].span_s for name, span_s in zip(windows, readable, strict=True))
+    if dense:  # bars would be too narrow to tell apart: as much of both ends as can be read
+        windows = {name: window.tail(max(readable)) for name, window in windows.items()}
+    else:
+        longest_s = max((window.span_s for window in windows.values()), default=0.0)
+        windows = {name: DrawnWindow(start_s=window.start_s, span_s=longest_s) for name, window in windows.items()}
+    drawings = [draw(timeline, windows[name], title=name.capitalize()) for name, timeline in timelines.items()]
+
+    return RunView(
+        run=run,
+        schedule=plans.summary(context, run.plan_id).schedule,
+        drawings=tuple(drawings),
+        losses=None if run.report is None else loss_chart(run.report),
+    )
+
+
 def loss_chart(report: RunReport) -> LossChart | None:
-    """The chart; None where there is nothing to draw a line through."""
+    """The chart; None where there is nothing to draw a line through. Pure geometry: the template writes the SVG."""
     if len(report.losses) < 2:
         return None
     every = -(-len(report.losses) // MAX_POINTS)
     values = list(enumerate(report.losses, start=report.first_step))[::every]
-    low, high = _range([loss for _, loss in values])
+    low, high = min(loss for _, loss in values), max(loss for _, loss in values)
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    low, high = low - margin, high + margin
     first, last = values[0][0], values[-1][0]
 
     def x(step: int) -> float:
@@ -62,66 +106,3 @@ def loss_chart(report: RunReport) -> LossChart | None:
         first=report.losses[0],
         last=report.losses[-1],
     )
-
-
-def _range(losses: list[float]) -> tuple[float, float]:
-    low, high = min(losses), max(losses)
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    return low - margin, high + margin
-
-
-DRAWN_BATCHES = 3
-
-
-router = APIRouter()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """What the page shows; drawings and losses are there once the run has succeeded."""
-
-    run: Run
-    schedule: str
-    drawings: tuple[Drawing, ...]
-    losses: LossChart | None
-
-
-@router.get("/runs/{run_id}")
-def show_run(services: Services, request: Request, run_id: str) -> HTMLResponse:
-    """One run."""
-    return page(request, "runs/run.html", view=run_view(services, run_id))
-
-
-def run_view(context: Context, run_id: str) -> RunView:
-    """Gathers the page's content. Raises NotFoundError."""
-    run = runs.get(context, run_id)
-    timelines = runs.timelines(context, run_id) if run.report is not None else {}
-    return RunView(
-        run=run,
-        schedule=plans.summary(context, run.plan_id).schedule,
-        drawings=_drawings(timelines),
-        losses=None if run.report is None else loss_chart(run.report),
-    )
-
-
-def _drawings(timelines: dict[str, Timeline]) -> tuple[Drawing, ...]:
-    """Both at their ends, where the pipeline is warm, on one scale, so that the longer one is longer."""
-    windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
-    readable = [readable_s(timeline, windows[name]) for name, timeline in timelines.items()]
-    longest_s = max((window.span_s for window in windows.values()), default=0.0)
-    dense = any(span_s < windows[name].span_s for name, span_s in zip(windows, readable, strict=True))
-    span_s = max(readable) if dense else longest_s
-
-    def shown(window: DrawnWindow) -> DrawnWindow:
-        return window.tail(span_s) if dense else DrawnWindow(start_s=window.start_s, span_s=span_s)
-
-    return tuple(draw(timeline, shown(windows[name]), title=name.capitalize()) for name, timeline in timelines.items())
-
-
-STATES: tuple[JobState, ...] = get_args(JobState)
-
-
-@router.get("/runs")
-def list_runs(services: Services, request: Request) -> HTMLResponse:
-    """A page of the runs that pass the address's filters."""
-    return page(request, "runs/runs.html", runs=runs.page(services, query_of(RunQuery, request)), states=STATES)

@@ -48,19 +48,16 @@ def get_run_timeline(services: Services, run_id: str, start: Start = None, stop:
     `batches` is the whole run's. A lane that does nothing in the window is there, empty. One answer holds at most
     250,000 instructions; where there are more, the refusal says so, and which seconds there are.
     """
-    return raw_json(canonical_json(runs.timeline(services, run_id, _window(start, stop))))
+    window = None
+    if start is not None or stop is not None:
+        start_s = -math.inf if start is None else start
+        stop_s = math.inf if stop is None else stop
+        require(start_s < stop_s, "start", f"must be less than stop ({stop_s:g})", start_s)
+        window = TimelineWindow(start_s=start_s, stop_s=stop_s)
+    return raw_json(canonical_json(runs.timeline(services, run_id, window)))
 
 
 @router.get("/{run_id}/trace")
 def get_run_trace(services: Services, run_id: str) -> Response:
     """The predicted and the measured timeline side by side, as a Chrome trace; of a very long run, the end of both."""
     return raw_json(runs.trace(services, run_id))
-
-
-def _window(start_s: float | None, stop_s: float | None) -> TimelineWindow | None:
-    if start_s is None and stop_s is None:
-        return None
-    start_s = -math.inf if start_s is None else start_s
-    stop_s = math.inf if stop_s is None else stop_s
-    require(start_s < stop_s, "start", f"must be less than stop ({stop_s:g})", start_s)
-    return TimelineWindow(start_s=start_s, stop_s=stop_s)

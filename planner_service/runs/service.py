@@ -16,7 +16,7 @@ from planner_service.plans import service as plans
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 from planner_service.runs import store as storage
-from planner_service.runs.timelines import Extent, TimelineWindow, extent_of, read, read_losses
+from planner_service.runs.timelines import TimelineWindow, extent_of, read, read_losses
 
 MAX_INSTRUCTIONS = 250_000
 """The most that one answer holds of a timeline: some 20 MB of JSON, and a second of one core."""
@@ -59,7 +59,12 @@ def timeline(context: Context, run_id: str, window: TimelineWindow | None = None
         head = _head(connection, run_id)
         extent = extent_of(connection, run_id, window)
         asked = None if window is None else f"[{window.start_s:g}, {window.stop_s:g})"
-        require(extent.instructions <= MAX_INSTRUCTIONS, "start", _too_large(extent), asked)
+        span = f"the {extent.instructions} instructions there span {extent.first_s:g} to {extent.last_s:g} s"
+        rule = (
+            f"must, with stop, name a window of at most {MAX_INSTRUCTIONS} instructions ({span}): "
+            "ask for less, as in ?start=0&stop=60"
+        )
+        require(extent.instructions <= MAX_INSTRUCTIONS, "start", rule, asked)
         return read(connection, run_id, head, window)
 
 
@@ -67,7 +72,16 @@ def timelines(context: Context, run_id: str) -> dict[str, Timeline]:
     """What was predicted for the run's batches, and what was measured; of a very long run, the last of both."""
     run = get(context, run_id)
     with context.database.read() as connection:
-        measured = _last(connection, run_id, _head(connection, run_id))
+        head = _head(connection, run_id)
+        whole = extent_of(connection, run_id)
+        if whole.instructions <= MAX_INSTRUCTIONS:
+            measured = read(connection, run_id, head)
+        else:  # the end of it, with the batches that this share of the time had
+            share = MAX_INSTRUCTIONS / whole.instructions / 2
+            start_s = whole.last_s - share * (whole.last_s - whole.first_s)
+            last = read(connection, run_id, head, TimelineWindow(start_s=start_s, stop_s=math.inf))
+            measured = replace(last, batches=max(1, round(share * last.batches)))
+
     plan = plans.get(context, run.plan_id)
     batches = min(measured.batches, plans.playable_batches(plan))
     if not batches or run.report is None:
@@ -86,22 +100,3 @@ def _head(connection: Connection, run_id: str) -> str:
     if head is None:
         raise NotFoundError(f"run {run_id} has no timeline: it is {state}")
     return head
-
-
-def _last(connection: Connection, run_id: str, head: str) -> Timeline:
-    """The timeline's end, as much of it as one answer holds, with the batches that this share of the time had."""
-    whole = extent_of(connection, run_id)
-    if whole.instructions <= MAX_INSTRUCTIONS:
-        return read(connection, run_id, head)
-    share = MAX_INSTRUCTIONS / whole.instructions / 2
-    start_s = whole.last_s - share * (whole.last_s - whole.first_s)
-    last = read(connection, run_id, head, TimelineWindow(start_s=start_s, stop_s=math.inf))
-    return replace(last, batches=max(1, round(share * last.batches)))
-
-
-def _too_large(extent: Extent) -> str:
-    span = f"the {extent.instructions} instructions there span {extent.first_s:g} to {extent.last_s:g} s"
-    return (
-        f"must, with stop, name a window of at most {MAX_INSTRUCTIONS} instructions ({span}): "
-        "ask for less, as in ?start=0&stop=60"
-    )

@@ -1,4 +1,4 @@
-"""Runs: made with their job, whose state is theirs; report and timeline come in with its end."""
+"""Store of the runs. A run is made with its job, whose state it has; report and timeline arrive at the job's end."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -46,11 +46,6 @@ _RUN: Select[Any] = select(
 ).join_from(runs, jobs, jobs.c.id == runs.c.job_id)
 
 
-def add(connection: Connection, *, run_id: str, job_id: str, plan_id: str, now: datetime) -> None:
-    """A run that has not started yet."""
-    connection.execute(insert(runs).values(id=run_id, job_id=job_id, plan_id=plan_id, created_at=now))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRun:
     """What a run measured, in the form in which it is kept."""
@@ -61,8 +56,13 @@ class PackedRun:
     chunks: tuple[Chunk, ...]
 
 
+def add(connection: Connection, *, run_id: str, job_id: str, plan_id: str, now: datetime) -> None:
+    """Stores a run that has not started yet."""
+    connection.execute(insert(runs).values(id=run_id, job_id=job_id, plan_id=plan_id, created_at=now))
+
+
 def measured(result: RunResult) -> PackedRun:
-    """Packs a result, seconds of work for a large one, so that a transaction need not wait for it.
+    """Packs a result outside of any transaction: a large one takes seconds.
 
     Raises InvalidInputError where the timeline's numbers are beyond what is kept.
     """
@@ -75,7 +75,7 @@ def measured(result: RunResult) -> PackedRun:
 
 
 def finish(connection: Connection, run_id: str, end: PackedRun) -> None:
-    """The run has measured this."""
+    """Stores what the run has measured."""
     timelines.store(connection, run_id, end.chunks)
     connection.execute(
         update(runs)
@@ -92,11 +92,26 @@ def finish(connection: Connection, run_id: str, end: PackedRun) -> None:
 def get(connection: Connection, run_id: str) -> Run | None:
     """The run, with its report once there is one."""
     row = connection.execute(_RUN.where(runs.c.id == run_id)).one_or_none()
-    return None if row is None else _run(row, timelines.read_losses(connection, run_id))
+    if row is None:
+        return None
+    losses = timelines.read_losses(connection, run_id)
+    return Run(
+        id=row.id,
+        job_id=row.job_id,
+        plan_id=row.plan_id,
+        task=RunTask.model_validate_json(row.task),
+        state=row.state,
+        agent=row.agent,
+        progress=None if row.progress is None else Progress.model_validate_json(row.progress),
+        error=row.error,
+        report=None if row.report is None else replace(parse(RunReport, row.report), losses=losses),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
 
 
 def timeline_head(connection: Connection, run_id: str) -> tuple[JobState, str | None] | None:
-    """The run's state, and what the chunks of its timeline belong to, if it has one (yet); None without such a run."""
+    """The run's state, and the head of its timeline if it has one yet; None if there is no such run."""
     query = select(jobs.c.state, runs.c.timeline_head).join_from(runs, jobs, jobs.c.id == runs.c.job_id)
     row = connection.execute(query.where(runs.c.id == run_id)).one_or_none()
     return None if row is None else (row.state, row.timeline_head)
@@ -116,22 +131,6 @@ def page(connection: Connection, query: RunQuery) -> Page[RunSummary]:
 def _summary(row: Row[Any]) -> RunSummary:
     values = {name: getattr(row, name) for name in RunSummary.model_fields if name != "model"}
     return RunSummary(model=row.model_name, **values)
-
-
-def _run(row: Row[Any], losses: tuple[float, ...]) -> Run:
-    return Run(
-        id=row.id,
-        job_id=row.job_id,
-        plan_id=row.plan_id,
-        task=RunTask.model_validate_json(row.task),
-        state=row.state,
-        agent=row.agent,
-        progress=None if row.progress is None else Progress.model_validate_json(row.progress),
-        error=row.error,
-        report=None if row.report is None else replace(parse(RunReport, row.report), losses=losses),
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
 
 
 _LISTING = listing.Listing(

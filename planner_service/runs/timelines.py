@@ -1,15 +1,13 @@
-"""Series: columns of numbers and of instructions as few bytes, and back exactly.
+"""Timelines and losses of runs, stored in chunks of a few thousand rows. Each says what it spans, so windows are cheap.
 
-What repeats is stored once. An instruction is a template, such as `F%d@%d`, and its numbers; rows are ordered by
-template, so that alike stands beside alike; numbers become differences to the one before; then byte planes (all lowest
-bytes, all second ones, ...), of which zlib leaves little but the measurements' noise. Every column is packed by itself.
-Times are whole nanoseconds, as clocks give them, and beside them by how many steps of a float each differs from that:
-none for what was measured, few for what was computed.
-The first byte of a chunk says in which of these formats it is; a format, once released, stays readable.
+Everything comes back exactly as it was stored, to the last bit, from few bytes. What repeats is stored once. An
+instruction is a template, such as `F%d@%d`, and its numbers. Rows are ordered by template, so that like stands beside
+like. Numbers become differences to the one before, then byte planes (all lowest bytes, all second ones, ...), of which
+zlib leaves little but the measurements' noise. Every column is packed by itself. Times are whole nanoseconds, as clocks
+give them, and beside them by how many steps of a float each differs from that: none for measured times, few for
+computed ones.
 
-Timelines and losses of runs: chunks of a few thousand rows, each with what it spans, so that windows are cheap.
-
-Everything comes back exactly as it was stored, to the last bit.
+The first byte of a chunk names its format. A format, once released, stays readable.
 """
 
 import json
@@ -31,13 +29,19 @@ from planner_service.platform.tables import run_chunks
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+ROWS = 8192
+"""Rows of a chunk: some 40 KB of a timeline."""
+
+LOSSES = -1
+"""The series of the losses; a lane's is its place in the timeline."""
+
 FORMAT = 1
 LEVEL = 6
 NS_PER_S = 10**9
 LARGEST_S = 2.0**62 / NS_PER_S
 
 _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,17})(?![0-9])")
-"""What int() and str() give back as it stood, and 64 bits hold."""
+"""The numbers that int() and str() give back unchanged, and that 64 bits hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,131 +52,6 @@ class InstructionRows:
     start_s: Floats
     end_s: Floats
     memory_bytes: Integers
-
-
-def pack_rows(rows: InstructionRows) -> bytes:
-    """The rows as a chunk."""
-    split = [_split(text) for text in rows.instructions]
-    templates = sorted({template for template, _ in split})
-    ids = {template: number for number, template in enumerate(templates)}
-    kinds = np.array([ids[template] for template, _ in split], dtype=np.int64)
-    order = np.argsort(kinds, kind="stable")
-    start_ns, end_ns = nanoseconds(rows.start_s), nanoseconds(rows.end_s)
-    gaps_ns = start_ns - np.concatenate(([0], end_ns[:-1]))
-    return _framed(
-        json.dumps(templates).encode(),
-        _packed(kinds),
-        _packed(_number_steps(split, templates)),
-        _packed(gaps_ns[order]),
-        _packed((end_ns - start_ns)[order]),
-        _packed(_beyond(rows.start_s, start_ns)),
-        _packed(_beyond(rows.end_s, end_ns)),
-        _packed(_steps(rows.memory_bytes[order])),
-    )
-
-
-def unpack_rows(chunk: bytes) -> InstructionRows:
-    """The rows of a chunk."""
-    texts, *columns = _unframed(chunk)
-    templates: list[str] = json.loads(texts)
-    kinds, numbers, gaps_ns, durations_ns, start_steps, end_steps, memory_steps = map(_unpacked, columns)
-    place = np.empty(len(kinds), dtype=np.int64)
-    place[np.argsort(kinds, kind="stable")] = np.arange(len(kinds))
-    durations_ns = durations_ns[place]
-    end_ns = np.cumsum(gaps_ns[place] + durations_ns)
-    return InstructionRows(
-        instructions=_joined(templates, kinds, numbers, place),
-        start_s=_seconds(end_ns - durations_ns, start_steps),
-        end_s=_seconds(end_ns, end_steps),
-        memory_bytes=np.cumsum(memory_steps)[place],
-    )
-
-
-def nanoseconds(moments_s: Floats) -> Integers:
-    """The nearest whole nanoseconds; those of moments beyond 64 bits of them are as far as these reach."""
-    return np.rint(np.clip(moments_s, -LARGEST_S, LARGEST_S) * NS_PER_S).astype(np.int64)
-
-
-def pack_floats(values: Sequence[float]) -> bytes:
-    """Numbers as a chunk: every bit of them is kept."""
-    return _framed(_packed(np.array(values, dtype=np.float64).view(np.int64)))
-
-
-def unpack_floats(chunk: bytes) -> tuple[float, ...]:
-    """The numbers of a chunk."""
-    (column,) = _unframed(chunk)
-    return tuple(_unpacked(column).view(np.float64).tolist())
-
-
-def _beyond(moments_s: Floats, whole_ns: Integers) -> Integers:
-    return moments_s.view(np.int64) - (whole_ns / NS_PER_S).view(np.int64)
-
-
-def _seconds(whole_ns: Integers, steps: Integers) -> Floats:
-    return ((whole_ns / NS_PER_S).view(np.int64) + steps).view(np.float64)
-
-
-def _split(text: str) -> tuple[str, list[int]]:
-    """The template of a text, in the notation of the operator %, and the numbers in it."""
-    return _NUMBER.sub("%d", text.replace("%", "%%")), [int(number) for number in _NUMBER.findall(text)]
-
-
-def _number_steps(split: Sequence[tuple[str, list[int]]], templates: Sequence[str]) -> Integers:
-    """Template by template, and within it number by number: the differences from row to row."""
-    numbers: dict[str, list[list[int]]] = {template: [] for template in templates}
-    for template, values in split:
-        numbers[template].append(values)
-    columns = [_steps(column) for rows in numbers.values() for column in np.array(rows, dtype=np.int64).T]
-    return np.concatenate(columns) if columns else np.empty(0, dtype=np.int64)
-
-
-def _joined(templates: Sequence[str], kinds: Integers, number_steps: Integers, place: Integers) -> list[str]:
-    """The texts, in execution order."""
-    texts: list[str] = []
-    read = 0
-    for template, rows in zip(templates, np.bincount(kinds, minlength=len(templates)).tolist(), strict=True):
-        slots = template.replace("%%", "").count("%d")
-        columns = number_steps[read : read + slots * rows].reshape(slots, rows).cumsum(axis=1)
-        read += slots * rows
-        texts += [template % tuple(row) for row in columns.T.tolist()] if slots else [template % ()] * rows
-    return [texts[row] for row in place.tolist()]
-
-
-def _steps(values: Integers) -> Integers:
-    return np.diff(values, prepend=np.int64(0))
-
-
-def _packed(values: Integers) -> bytes:
-    """Byte planes of the numbers, the sign in the lowest bit so that small negative numbers are small."""
-    unsigned = ((values << 1) ^ (values >> 63)).astype("<u8")
-    return zlib.compress(unsigned.view(np.uint8).reshape(-1, 8).T.tobytes(), LEVEL)
-
-
-def _unpacked(column: bytes) -> Integers:
-    planes = np.frombuffer(zlib.decompress(column), dtype=np.uint8).reshape(8, -1)
-    unsigned = np.ascontiguousarray(planes.T).view("<u8").reshape(-1)
-    return (unsigned >> np.uint64(1)).astype(np.int64) ^ -(unsigned & np.uint64(1)).astype(np.int64)
-
-
-def _framed(*columns: bytes) -> bytes:
-    lengths = struct.pack(f"<BB{len(columns)}I", FORMAT, len(columns), *(len(column) for column in columns))
-    return lengths + b"".join(columns)
-
-
-def _unframed(chunk: bytes) -> list[bytes]:
-    version, count = struct.unpack_from("<BB", chunk)
-    if version != FORMAT:
-        raise ValueError(f"a chunk of format {version} cannot be read, only {FORMAT}")
-    lengths = struct.unpack_from(f"<{count}I", chunk, 2)
-    stops = np.cumsum((2 + 4 * count, *lengths)).tolist()
-    return [chunk[start:stop] for start, stop in pairwise(stops)]
-
-
-ROWS = 8192
-"""Rows of a chunk: some 40 KB of a timeline."""
-
-LOSSES = -1
-"""The series of the losses; a lane's is its place in the timeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +84,7 @@ class Extent:
 
 
 def head(timeline: Timeline) -> str:
-    """What the chunks leave out: which worker every lane is, and what a batch holds."""
+    """What the chunks leave out: which worker every lane is, and how large and how many the batches are."""
     lanes = [{"rank": lane.rank, "stage": lane.stage, "replica": lane.replica} for lane in timeline.lanes]
     return json.dumps({"batch_size": timeline.batch_size, "batches": timeline.batches, "lanes": lanes})
 
@@ -213,14 +92,20 @@ def head(timeline: Timeline) -> str:
 def chunks_of(timeline: Timeline) -> Iterator[Chunk]:
     """The timeline's chunks. Raises InvalidInputError where numbers are beyond what is kept."""
     for series, lane in enumerate(timeline.lanes):
-        rows = _rows(series, lane)
+        try:
+            memory_bytes: Integers = np.array(lane.memory_bytes, dtype=np.int64)
+        except OverflowError as error:
+            largest = max(lane.memory_bytes, key=abs)
+            raise InvalidInputError(f"timeline.lanes.{series}.memory_bytes", "must fit in 64 bits", largest) from error
+        start_s, end_s = np.array(lane.start_s, dtype=np.float64), np.array(lane.end_s, dtype=np.float64)
+
         for part, start in enumerate(range(0, len(lane.instructions), ROWS)):
             some = slice(start, start + ROWS)
             packed = InstructionRows(
-                instructions=rows.instructions[some],
-                start_s=rows.start_s[some],
-                end_s=rows.end_s[some],
-                memory_bytes=rows.memory_bytes[some],
+                instructions=lane.instructions[some],
+                start_s=start_s[some],
+                end_s=end_s[some],
+                memory_bytes=memory_bytes[some],
             )
             moments_ns = nanoseconds(np.concatenate((packed.start_s, packed.end_s)))
             yield Chunk(
@@ -260,14 +145,32 @@ def read(connection: Connection, run_id: str, head_text: str, window: TimelineWi
     described = json.loads(head_text)
     columns = (run_chunks.c.series, run_chunks.c.content)
     order = (run_chunks.c.series, run_chunks.c.part)
-    lanes: list[list[InstructionRows]] = [[] for _ in described["lanes"]]
+    chunks: list[list[InstructionRows]] = [[] for _ in described["lanes"]]
     for row in connection.execute(select(*columns).where(_sharing(run_id, window)).order_by(*order)):
-        lanes[row.series].append(_within(unpack_rows(row.content), window))
-    return Timeline(
-        lanes=tuple(_lane(worker, rows) for worker, rows in zip(described["lanes"], lanes, strict=True)),
-        batch_size=described["batch_size"],
-        batches=described["batches"],
+        rows = unpack_rows(row.content)
+        if window is not None:
+            begun = rows.start_s < window.stop_s
+            places = np.flatnonzero(begun & ((rows.end_s > window.start_s) | (rows.start_s >= window.start_s)))
+            rows = InstructionRows(
+                instructions=[rows.instructions[place] for place in places.tolist()],
+                start_s=rows.start_s[places],
+                end_s=rows.end_s[places],
+                memory_bytes=rows.memory_bytes[places],
+            )
+        chunks[row.series].append(rows)
+    lanes = tuple(
+        Lane(
+            rank=worker["rank"],
+            stage=worker["stage"],
+            replica=worker["replica"],
+            instructions=tuple(text for chunk in of_lane for text in chunk.instructions),
+            start_s=tuple(moment_s for chunk in of_lane for moment_s in chunk.start_s.tolist()),
+            end_s=tuple(moment_s for chunk in of_lane for moment_s in chunk.end_s.tolist()),
+            memory_bytes=tuple(held for chunk in of_lane for held in chunk.memory_bytes.tolist()),
+        )
+        for worker, of_lane in zip(described["lanes"], chunks, strict=True)
     )
+    return Timeline(lanes=lanes, batch_size=described["batch_size"], batches=described["batches"])
 
 
 def read_losses(connection: Connection, run_id: str, start: int = 0, stop: int | None = None) -> tuple[float, ...]:
@@ -282,6 +185,80 @@ def read_losses(connection: Connection, run_id: str, start: int = 0, stop: int |
     return losses[max(start - read_from, 0) : None if stop is None else stop - read_from]
 
 
+def pack_rows(rows: InstructionRows) -> bytes:
+    """The rows as a chunk."""
+    # A template is the text in the notation of the operator %, its numbers left out.
+    split = [
+        (_NUMBER.sub("%d", text.replace("%", "%%")), [int(number) for number in _NUMBER.findall(text)])
+        for text in rows.instructions
+    ]
+    templates = sorted({template for template, _ in split})
+    ids = {template: number for number, template in enumerate(templates)}
+    kinds = np.array([ids[template] for template, _ in split], dtype=np.int64)
+    order = np.argsort(kinds, kind="stable")
+    start_ns, end_ns = nanoseconds(rows.start_s), nanoseconds(rows.end_s)
+    gaps_ns = start_ns - np.concatenate(([0], end_ns[:-1]))
+
+    # Template by template, and within it number by number: the differences from row to row.
+    numbers: dict[str, list[list[int]]] = {template: [] for template in templates}
+    for template, values in split:
+        numbers[template].append(values)
+    number_steps = [_steps(column) for of_one in numbers.values() for column in np.array(of_one, dtype=np.int64).T]
+
+    return _framed(
+        json.dumps(templates).encode(),
+        _packed(kinds),
+        _packed(np.concatenate(number_steps) if number_steps else np.empty(0, dtype=np.int64)),
+        _packed(gaps_ns[order]),
+        _packed((end_ns - start_ns)[order]),
+        _packed(_beyond(rows.start_s, start_ns)),
+        _packed(_beyond(rows.end_s, end_ns)),
+        _packed(_steps(rows.memory_bytes[order])),
+    )
+
+
+def unpack_rows(chunk: bytes) -> InstructionRows:
+    """The rows of a chunk."""
+    texts, *columns = _unframed(chunk)
+    templates: list[str] = json.loads(texts)
+    kinds, number_steps, gaps_ns, durations_ns, start_steps, end_steps, memory_steps = map(_unpacked, columns)
+
+    by_template: list[str] = []
+    read_steps = 0
+    for template, count in zip(templates, np.bincount(kinds, minlength=len(templates)).tolist(), strict=True):
+        slots = template.replace("%%", "").count("%d")
+        numbers = number_steps[read_steps : read_steps + slots * count].reshape(slots, count).cumsum(axis=1)
+        read_steps += slots * count
+        by_template += [template % tuple(row) for row in numbers.T.tolist()] if slots else [template % ()] * count
+
+    place = np.empty(len(kinds), dtype=np.int64)  # of every row in execution order, among the rows by template
+    place[np.argsort(kinds, kind="stable")] = np.arange(len(kinds))
+    durations_ns = durations_ns[place]
+    end_ns = np.cumsum(gaps_ns[place] + durations_ns)
+    return InstructionRows(
+        instructions=[by_template[row] for row in place.tolist()],
+        start_s=_seconds(end_ns - durations_ns, start_steps),
+        end_s=_seconds(end_ns, end_steps),
+        memory_bytes=np.cumsum(memory_steps)[place],
+    )
+
+
+def nanoseconds(moments_s: Floats) -> Integers:
+    """The nearest whole nanoseconds; moments beyond 64 bits of them become the farthest that these reach."""
+    return np.rint(np.clip(moments_s, -LARGEST_S, LARGEST_S) * NS_PER_S).astype(np.int64)
+
+
+def pack_floats(values: Sequence[float]) -> bytes:
+    """Numbers as a chunk: every bit of them is kept."""
+    return _framed(_packed(np.array(values, dtype=np.float64).view(np.int64)))
+
+
+def unpack_floats(chunk: bytes) -> tuple[float, ...]:
+    """The numbers of a chunk."""
+    (column,) = _unframed(chunk)
+    return tuple(_unpacked(column).view(np.float64).tolist())
+
+
 def _sharing(run_id: str, window: TimelineWindow | None) -> ColumnElement[bool]:
     lanes = and_(run_chunks.c.run_id == run_id, run_chunks.c.series > LOSSES)
     if window is None:
@@ -290,40 +267,40 @@ def _sharing(run_id: str, window: TimelineWindow | None) -> ColumnElement[bool]:
     return and_(lanes, run_chunks.c.first <= stop_ns, run_chunks.c.last >= start_ns)
 
 
-def _within(rows: InstructionRows, window: TimelineWindow | None) -> InstructionRows:
-    if window is None:
-        return rows
-    begun = rows.start_s < window.stop_s
-    places = np.flatnonzero(begun & ((rows.end_s > window.start_s) | (rows.start_s >= window.start_s)))
-    return InstructionRows(
-        instructions=[rows.instructions[place] for place in places.tolist()],
-        start_s=rows.start_s[places],
-        end_s=rows.end_s[places],
-        memory_bytes=rows.memory_bytes[places],
-    )
+def _beyond(moments_s: Floats, whole_ns: Integers) -> Integers:
+    """By how many steps of a float the moments differ from their whole nanoseconds."""
+    return moments_s.view(np.int64) - (whole_ns / NS_PER_S).view(np.int64)
 
 
-def _rows(series: int, lane: Lane) -> InstructionRows:
-    try:
-        memory_bytes: Integers = np.array(lane.memory_bytes, dtype=np.int64)
-    except OverflowError as error:
-        largest = max(lane.memory_bytes, key=abs)
-        raise InvalidInputError(f"timeline.lanes.{series}.memory_bytes", "must fit in 64 bits", largest) from error
-    return InstructionRows(
-        instructions=lane.instructions,
-        start_s=np.array(lane.start_s, dtype=np.float64),
-        end_s=np.array(lane.end_s, dtype=np.float64),
-        memory_bytes=memory_bytes,
-    )
+def _seconds(whole_ns: Integers, steps: Integers) -> Floats:
+    return ((whole_ns / NS_PER_S).view(np.int64) + steps).view(np.float64)
 
 
-def _lane(worker: dict[str, int], chunks: Sequence[InstructionRows]) -> Lane:
-    return Lane(
-        rank=worker["rank"],
-        stage=worker["stage"],
-        replica=worker["replica"],
-        instructions=tuple(text for rows in chunks for text in rows.instructions),
-        start_s=tuple(moment_s for rows in chunks for moment_s in rows.start_s.tolist()),
-        end_s=tuple(moment_s for rows in chunks for moment_s in rows.end_s.tolist()),
-        memory_bytes=tuple(held for rows in chunks for held in rows.memory_bytes.tolist()),
-    )
+def _steps(values: Integers) -> Integers:
+    return np.diff(values, prepend=np.int64(0))
+
+
+def _packed(values: Integers) -> bytes:
+    """Compressed byte planes. The sign is the lowest bit, to keep small negative numbers small."""
+    unsigned = ((values << 1) ^ (values >> 63)).astype("<u8")
+    return zlib.compress(unsigned.view(np.uint8).reshape(-1, 8).T.tobytes(), LEVEL)
+
+
+def _unpacked(column: bytes) -> Integers:
+    planes = np.frombuffer(zlib.decompress(column), dtype=np.uint8).reshape(8, -1)
+    unsigned = np.ascontiguousarray(planes.T).view("<u8").reshape(-1)
+    return (unsigned >> np.uint64(1)).astype(np.int64) ^ -(unsigned & np.uint64(1)).astype(np.int64)
+
+
+def _framed(*columns: bytes) -> bytes:
+    lengths = struct.pack(f"<BB{len(columns)}I", FORMAT, len(columns), *(len(column) for column in columns))
+    return lengths + b"".join(columns)
+
+
+def _unframed(chunk: bytes) -> list[bytes]:
+    version, count = struct.unpack_from("<BB", chunk)
+    if version != FORMAT:
+        raise ValueError(f"a chunk of format {version} cannot be read, only {FORMAT}")
+    lengths = struct.unpack_from(f"<{count}I", chunk, 2)
+    stops = np.cumsum((2 + 4 * count, *lengths)).tolist()
+    return [chunk[start:stop] for start, stop in pairwise(stops)]

@@ -16,8 +16,8 @@ from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress,
 from pipeplan.planners.solve import solve
 from pipeplan.protocol.plans import PlanRequest
 from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans.questions import Answered, PlannerQuestion, Posed
 from planner_service.plans.solver import FunctionSolver, SolverPool, SolverTicket, solver_pool, solver_process
-from planner_service.plans.solver_process import Answered, PlannerQuestion, Posed
 from planner_service.platform.processes.pool import WorkerProcess
 
 PROBLEM = PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16)

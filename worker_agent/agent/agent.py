@@ -1,4 +1,4 @@
-"""Agent: takes jobs from the service, one at a time, and reports what came of them."""
+"""Agent: takes jobs from the service, one at a time, and reports how they end."""
 
 import secrets
 import threading
@@ -23,8 +23,8 @@ _LOOK_S = 0.1
 class NodeAgent:
     """One node's agent.
 
-    `stop` may be called from a signal handler: the job at hand has `drain_s` to end, then it is handed back; called
-    again, it is handed back at once.
+    `stop` may be called from a signal handler. The job at hand then has `drain_s` to end before it is handed back. A
+    second call hands it back at once.
     """
 
     def __init__(self, settings: AgentSettings, client: AgentClient, log: Log) -> None:
@@ -34,18 +34,17 @@ class NodeAgent:
         self._stops = 0
         self._instance = secrets.token_hex(16)
         self._spool = Spool(settings.work_dir / "spool")
-        self._waits_for_service = False
         self._says_draining = False
 
     def stop(self) -> None:
-        """Ends `serve`: once more, at once."""
+        """Ends `serve` once the job at hand has ended or is handed back; called again, at once."""
         self._stops += 1  # no Event: its lock may be held by the very thread that a signal interrupts
 
     def serve(self) -> None:
         """Works until it is stopped. While the service is out of reach it waits, and says so once.
 
-        It asks for work only when it has nothing left to report: whatever the service then knows it to have, it has
-        never heard of.
+        It asks for work only when it has nothing left to report. A job that the service then takes to be this agent's
+        is one that the agent has never heard of.
         """
         left = kill_left_behind(self._settings.work_dir)
         if left:
@@ -53,19 +52,24 @@ class NodeAgent:
         port = Port(self._settings.rendezvous_port)
         try:
             told = registration(self._settings, instance=self._instance, port=port.number)
-            registered = False
+            request = LeaseRequest(agent=self._settings.name, instance=self._instance)
+            registered = waiting = False
             while not self._stops:
                 lease = None
                 try:
                     if not registered:
                         self._client.register(told)
                         registered = True
-                    lease = self._next()
-                    self._waits_for_service = False
+                    if not self._spool.deliver(self._client.report, lambda _: None):
+                        raise ServiceError("reports wait to be delivered")
+                    lease = self._client.lease(request)
+                    waiting = False
                 except NotFoundError:  # the service has another database than before
                     registered = False
                 except (ServiceError, TooManyRequestsError) as error:
-                    self._say_waiting(error)
+                    if not waiting:
+                        self._log(f"waiting for the service: {error}")
+                    waiting = True
                 if lease is None:
                     self._pause(self._settings.poll_s)
                 else:
@@ -74,16 +78,6 @@ class NodeAgent:
             port.close()
         self._spool.deliver(self._client.report, self._log)
 
-    def _next(self) -> Lease | None:
-        if not self._spool.deliver(self._client.report, lambda _: None):
-            raise ServiceError("reports wait to be delivered")
-        return self._client.lease(LeaseRequest(agent=self._settings.name, instance=self._instance))
-
-    def _say_waiting(self, error: PipeplanError) -> None:
-        if not self._waits_for_service:
-            self._log(f"waiting for the service: {error}")
-        self._waits_for_service = True
-
     def _pause(self, duration_s: float) -> None:
         """Waits, unless the agent stops."""
         deadline_s = time.monotonic() + duration_s
@@ -91,17 +85,17 @@ class NodeAgent:
             time.sleep(min(left_s, _LOOK_S))
 
     def _urgency(self) -> Urgency:
-        if self._stops == 1:
-            self._say_draining()
-        return "none" if not self._stops else "drain" if self._stops == 1 else "now"
-
-    def _say_draining(self) -> None:
-        """Says so to the service, once, without waiting for it."""
+        if not self._stops:
+            return "none"
+        if self._stops > 1:
+            return "now"
         if not self._says_draining:
             self._says_draining = True
             threading.Thread(target=self._tell_draining, name="drain", daemon=True).start()
+        return "drain"
 
     def _tell_draining(self) -> None:
+        """Tells the service that this agent drains. A thread of its own does: the job at hand does not wait for it."""
         self._log(f"draining: the job at hand has {self._settings.drain_s:g} s to end")
         try:
             self._client.present(self._settings.name, Presence(instance=self._instance, draining=True))
@@ -109,11 +103,13 @@ class NodeAgent:
             self._log(f"the service does not hear that this agent drains: {error}")
 
     def _work(self, lease: Lease) -> None:
-        """Does one job and reports its end; whatever happens to it is not the agent's end.
+        """Does one job and reports its end. Whatever happens to the job, the agent goes on.
 
-        A service out of reach is no failure of the job: the report waits in the spool, and goes out when it is back.
+        A service out of reach is no failure of the job: the report waits in the spool until the service is back.
         """
-        self._log(_described(lease))
+        task, gang = lease.job.task, lease.gang
+        what = f"job {lease.job.id}: {task.kind} {getattr(task, 'model', '')}".rstrip()
+        self._log(what if gang is None else f"{what}, node {gang.node_rank} of {gang.nodes} ({', '.join(gang.agents)})")
         work = LeasedWork(settings=self._settings, client=self._client, urgency=self._urgency)
         try:
             result = work.perform(lease)
@@ -121,8 +117,12 @@ class NodeAgent:
             self._report(lease, completion(lease, result, report_id), report_id, "done")
         except (LeaseLostError, CancelledError, ServiceError) as error:
             self._log(f"job {lease.job.id}: {error}")
-        except HandedBackError as error:
-            self._hand_back(lease, str(error))
+        except HandedBackError as reason:
+            self._log(f"job {lease.job.id}: handed back: {reason}")
+            try:
+                self._client.release(lease)
+            except PipeplanError as error:
+                self._log(f"job {lease.job.id}: goes back when its lease runs out: {error}")
         except StoppedError as error:
             self._fail(lease, str(error), retry=True)
         except PipeplanError as error:
@@ -140,29 +140,11 @@ class NodeAgent:
         self._log(f"job {lease.job.id}: {said}")
         try:
             self._spool.add(report, report_id)
-        except OSError as error:
-            self._log(f"job {lease.job.id}: its report is not kept on the disk ({error.strerror})")
-            self._send(lease, report)
-            return
-        self._spool.deliver(self._client.report, self._log)
-
-    def _send(self, lease: Lease, report: SpooledReport) -> None:
-        try:
-            self._client.report(report.path, report.body)
-        except PipeplanError as error:
-            self._log(f"job {lease.job.id}: could not be reported: {error}")
-
-    def _hand_back(self, lease: Lease, reason: str) -> None:
-        self._log(f"job {lease.job.id}: handed back: {reason}")
-        try:
-            self._client.release(lease)
-        except PipeplanError as error:
-            self._log(f"job {lease.job.id}: goes back when its lease runs out: {error}")
-
-
-def _described(lease: Lease) -> str:
-    task = lease.job.task
-    what = f"job {lease.job.id}: {task.kind} {getattr(task, 'model', '')}".rstrip()
-    if lease.gang is None:
-        return what
-    return f"{what}, node {lease.gang.node_rank} of {lease.gang.nodes} ({', '.join(lease.gang.agents)})"
+        except OSError as full:
+            self._log(f"job {lease.job.id}: its report is not kept on the disk ({full.strerror})")
+            try:
+                self._client.report(report.path, report.body)
+            except PipeplanError as error:
+                self._log(f"job {lease.job.id}: could not be reported: {error}")
+        else:
+            self._spool.deliver(self._client.report, self._log)

@@ -1,8 +1,7 @@
-"""Processes: all of a job's, found by a mark in their environment, wherever they have gone.
+"""Child: a job's process and everything that it starts, followed by the agent and ended by it.
 
-A process that a job starts inherits the mark, even in a session of its own and after its parent has died.
-
-Child: a job's process and everything that it starts, followed by the agent and ended by it.
+All of a job's processes carry a mark in their environment. A process that a job starts inherits the mark, even in a
+session of its own and after its parent has died: the mark finds it wherever it has gone.
 """
 
 import os
@@ -21,14 +20,22 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.jobs import Progress
 
 VARIABLE = "PIPEPLAN_JOB"
+"""The environment variable that carries the mark."""
+
+LOST_PEER = 75
+"""The exit status of a job that ended because of another node: another attempt may go well."""
+
 _PROC = Path("/proc")
 _LOOK_S = 0.02
 _LONGEST_S = 10.0
+_STOP_S = 5.0
+_ERROR = "error: "
+_LINE_CHARACTERS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Whose a process is: the agent's folder, the agent's process, the job and which lease of it."""
+    """Whose a process is: the agent's folder, the agent's process, the job and which lease of it, by its fence."""
 
     work_dir: Path
     agent: int
@@ -51,7 +58,7 @@ def kill_marked(mark: Mark) -> None:
 
 
 def kill_left_behind(work_dir: Path) -> int:
-    """Ends what jobs of earlier agents on this folder have left, whose agents are gone; returns how many there were."""
+    """Ends the processes that jobs of earlier agents on this folder have left; returns how many there were."""
     end = f":{work_dir}".encode()
     prefix = f"{VARIABLE}=".encode()
 
@@ -66,40 +73,9 @@ def kill_left_behind(work_dir: Path) -> int:
     return len(found)
 
 
-def _marked(wanted: Callable[[bytes], bool]) -> list[int]:
-    found = []
-    for path in _PROC.glob("[0-9]*/environ"):
-        process = int(path.parent.name)
-        if process != os.getpid() and any(wanted(value) for value in _variables(path)):
-            found.append(process)
-    return found
-
-
-def _variables(path: Path) -> list[bytes]:
-    try:
-        return [value for value in path.read_bytes().split(b"\0") if value.startswith(VARIABLE.encode())]
-    except OSError:  # it has ended, or is another user's
-        return []
-
-
-def _kill(process: int) -> None:
-    try:
-        os.kill(process, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-LOST_PEER = 75
-"""The exit status of a job that ended because of another node: another attempt may go well."""
-
-_ERROR = "error: "
-_STOP_S = 5.0
-_LINE_CHARACTERS = 65_536
-
-
 @dataclass(slots=True)
 class JobProcess:
-    """A job's process: its newest progress, what it printed last on standard error, and how much in all."""
+    """A job's process, with its newest progress, its last lines on standard error, and how much it printed in all."""
 
     process: subprocess.Popen[str]
     mark: Mark
@@ -116,11 +92,11 @@ class JobProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether its process is through."""
+        """Whether its process has ended."""
         return self.process.poll() is not None
 
     def stop(self) -> None:
-        """Ends the process, which ends its own; then whatever is left of the job, wherever it has gone."""
+        """Ends the process, which ends the ones it started; then whatever is left of the job."""
         if not self.ended:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -145,7 +121,7 @@ class JobProcess:
         self.finish_reading()
         if self.process.returncode < 0:
             return f"the job's process was killed by {signal.Signals(-self.process.returncode).name}"
-        # torch and Python itself may warn on standard error once our own last word is said
+        # torch and Python itself may still warn on standard error after our own last word
         said = [line for line in self.errors if line.startswith(_ERROR)] or self.errors
         return said[-1].removeprefix(_ERROR) if said else "the job's process said nothing"
 
@@ -167,7 +143,7 @@ class JobProcess:
                 self.errors = [*self.errors[-20:], line.strip()[:4000]]
 
     def _lines(self, stream: IO[str] | None) -> Iterator[str]:
-        """Lines, or the pieces of those that are too long to be ours."""
+        """The stream's lines; those that are too long to be ours come in pieces."""
         while stream is not None and (line := stream.readline(_LINE_CHARACTERS)):
             self.printed += len(line)
             yield line
@@ -191,3 +167,25 @@ def start(folder: Path, mark: Mark, environment: Mapping[str, str]) -> JobProces
     child = JobProcess(process, mark)
     child.read()
     return child
+
+
+def _marked(wanted: Callable[[bytes], bool]) -> list[int]:
+    """The processes with a mark that is wanted, but for this one."""
+    found = []
+    for path in _PROC.glob("[0-9]*/environ"):
+        try:
+            variables = path.read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is another user's
+            continue
+        marks = (variable for variable in variables if variable.startswith(VARIABLE.encode()))
+        process = int(path.parent.name)
+        if process != os.getpid() and any(wanted(mark) for mark in marks):
+            found.append(process)
+    return found
+
+
+def _kill(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,6 +1,6 @@
-"""The agent's client: takes work from the service and reports under the lease.
+"""Client of the agent: takes work from the service and reports under the lease.
 
-Heart: renews a lease from a thread of its own, so that a service that does not answer never holds up its agent.
+`Heart` renews a lease from a thread of its own: a service that does not answer never holds up the agent.
 """
 
 import threading
@@ -17,11 +17,14 @@ from pipeplan.protocol.agents import Agent, Presence, Registration
 from pipeplan.protocol.jobs import Heartbeat, HeartbeatAnswer, Job, Lease, LeaseRequest, Progress, Release
 
 PATIENCE_S = 2.0
-"""How long a report is sent again before it waits for the next time; it lies in the spool meanwhile."""
+"""How long a report is sent again before it waits, in the spool, for the next delivery."""
+
+_TELL_S = 0.3
+_LEAST_S = 0.1
 
 
 class AgentClient:
-    """A service by its URL. Every method raises what the service tells of, ServiceError if it is out of reach.
+    """A service by its URL. Every method raises the error that the service reports, ServiceError if it is out of reach.
 
     LeaseLostError says that the job is no longer this agent's: stop, and report nothing more.
     """
@@ -82,30 +85,11 @@ class AgentClient:
         return parse_plan(self._connection.get(f"/v1/plans/{plan_id}"))
 
 
-def is_cut_off(error: PipeplanError) -> bool:
-    """Whether this node may be cut off, and others not: nothing answered, not even that the service is not there.
-
-    A refused connection, or any answer, comes from where the service is: it is away for others, too.
-    """
-    cause: BaseException | None = error.__cause__
-    if not isinstance(cause, httpx.TransportError):
-        return False
-    while cause is not None:
-        if isinstance(cause, ConnectionRefusedError) or "Connection refused" in str(cause):
-            return False
-        cause = cause.__cause__ or cause.__context__
-    return True
-
-
-_TELL_S = 0.3
-_LEAST_S = 0.1
-
-
 class Heart:
-    """Beats until it is stopped, or the service says that it should not.
+    """Beats until it is stopped, or the service says that the job should stop.
 
-    `ends_s` is when the lease runs out, by this node's clock, counted from when the last renewal was asked for: it is
-    never later than the service thinks. `cut_off`: the last try found nobody who could say that the service is away.
+    `ends_s` is when the lease runs out by this node's clock, counted from the request of the last renewal: never later
+    than by the service's clock. `cut_off`: the last try found nobody who could say that the service is away.
     """
 
     def __init__(self, client: AgentClient, lease: Lease, progress: Callable[[], Progress | None]) -> None:
@@ -127,7 +111,7 @@ class Heart:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops; a beat that is under way is left to itself."""
+        """Stops, without waiting for a beat that is under way."""
         self._stop.set()
 
     @property
@@ -136,12 +120,12 @@ class Heart:
         return self.cancelled or self.lost is not None or self.stop_reason is not None
 
     def cut_off_at(self, now_s: float) -> bool:
-        """Whether nobody has answered lately: the last try failed so, or the present one waits for long."""
+        """Whether nobody has answered lately: the last try found nobody, or the present one has waited for long."""
         asked_s = self._asked_s
         return self.cut_off or (asked_s is not None and now_s - asked_s > self._lease.expires_in_s / 6)
 
     def finish(self) -> None:
-        """Tells of the last progress, once the job's process has ended."""
+        """Reports the last progress, once the job's process has ended."""
         self.stop()
         self._thread.join(_TELL_S)
         if self._progress() != self._told and not self.over and not self.cut_off:
@@ -157,7 +141,7 @@ class Heart:
                 self._beat()
 
     def _beat(self) -> None:
-        """One renewal. A service out of reach does not stop the work: the end is reported when it is back."""
+        """Renews once. A service out of reach does not stop the work: the end is reported when it is back."""
         progress, asked_s = self._progress(), time.monotonic()
         self._asked_s = asked_s
         try:
@@ -172,3 +156,18 @@ class Heart:
             self.ends_s = asked_s + answer.expires_in_s
         finally:
             self._asked_s = None
+
+
+def is_cut_off(error: PipeplanError) -> bool:
+    """Whether this node may be cut off while others are not: nothing answered at all.
+
+    A refused connection, or any answer, comes from the service's machine: the service is away for others, too.
+    """
+    cause: BaseException | None = error.__cause__
+    if not isinstance(cause, httpx.TransportError):
+        return False
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError) or "Connection refused" in str(cause):
+            return False
+        cause = cause.__cause__ or cause.__context__
+    return True

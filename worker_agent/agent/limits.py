@@ -38,7 +38,7 @@ class JobLimits:
     def apply(self) -> None:
         """Limits this process and all that it starts. They write no core files.
 
-        Of memory what a process may write to counts: CUDA reserves more addresses than any machine has memory.
+        Only memory that a process may write to counts: CUDA reserves more addresses than any machine has memory.
         """
         memory = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
         wanted = (
@@ -58,15 +58,13 @@ class JobLimits:
 
 def without_secrets(environment: Mapping[str, str], *, token: str | None, keep: Sequence[str] = ()) -> dict[str, str]:
     """The variables that a job sees: none of pipeplan's own, and none that looks like a secret but those to keep."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if (name in keep or not _looks_secret(name, value)) and not (token and token in value)
-    }
-
-
-def _looks_secret(name: str, value: str) -> bool:
-    return name.startswith(_OURS) or bool(_SECRET_NAME.search(name)) or bool(_SECRET_VALUE.search(value))
+    seen = {}
+    for name, value in environment.items():
+        looks_secret = name.startswith(_OURS) or _SECRET_NAME.search(name) or _SECRET_VALUE.search(value)
+        holds_token = token and token in value
+        if (name in keep or not looks_secret) and not holds_token:
+            seen[name] = value
+    return seen
 
 
 def hide_from_jobs() -> None:

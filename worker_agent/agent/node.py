@@ -1,4 +1,4 @@
-"""Node: what an agent tells of the node that it is on. `python -m worker_agent.agent.node` prints the GPUs as JSON."""
+"""Node: what an agent reports of its node. `python -m worker_agent.agent.node` prints the GPUs as JSON."""
 
 import contextlib
 import fcntl
@@ -26,12 +26,12 @@ MOST_ON_CORES = 64
 _SHARED_MARK = ".pipeplan-folder"
 _ASK_S = 120.0
 _ADDRESS_OF = 0x8915
-"""SIOCGIFADDR."""
+"""SIOCGIFADDR: asks an interface for its address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """The GPUs that torch finds, all taken to be as the first; none: count 0."""
+    """The GPUs that torch finds, all taken to be like the first; `count` is 0 if there are none."""
 
     count: int
     name: str = ""
@@ -63,7 +63,7 @@ class Port:
 
 
 def registration(settings: AgentSettings, *, instance: str, port: int) -> Registration:
-    """What this node's agent says of itself. Raises InvalidInputError if the shared folder cannot be used."""
+    """What this node's agent reports of itself. Raises InvalidInputError if the shared folder cannot be used."""
     gpus = find_gpus()
     return Registration(
         name=settings.name,
@@ -84,7 +84,7 @@ def registration(settings: AgentSettings, *, instance: str, port: int) -> Regist
 
 
 def address_towards(url: str) -> str:
-    """This node's address on the way to a service: nothing is sent."""
+    """This node's address on the way to a service. Nothing is sent."""
     parts = urlsplit(url)
     try:
         found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)
@@ -110,14 +110,14 @@ def interface_of(address: str) -> str | None:
 
 
 def use_interface_towards(address: str, port: int) -> None:
-    """Lets gloo use the way to an address. It asks for the host's own name otherwise, which often means loopback."""
+    """Makes gloo use the interface towards an address. By default it asks for the host's name, often the loopback's."""
     name = interface_of(address_towards(f"tcp://{address}:{port}"))
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def folder_id(folder: Path, proposed: str) -> str:
-    """What names a shared folder: whoever comes first writes it down there, so that all who see it say the same."""
+    """The name of a shared folder: who comes first writes it into the folder, and all who see the folder read it."""
     mark = folder / _SHARED_MARK
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,19 +145,15 @@ def find_gpus() -> Gpus:
 
 
 def _ask_torch() -> Gpus:
+    """The GPUs, in the process that loads torch."""
     import torch
 
     if not torch.cuda.is_available() or torch.cuda.device_count() == 0:
         return Gpus(count=0)
     first = torch.cuda.get_device_properties(0)
-    return Gpus(
-        count=torch.cuda.device_count(), name=first.name, memory_bytes=first.total_memory, driver=_driver_version()
-    )
-
-
-def _driver_version() -> str | None:
-    path = Path("/sys/module/nvidia/version")
-    return path.read_text(encoding="utf-8").strip() if path.exists() else None
+    version_file = Path("/sys/module/nvidia/version")
+    driver = version_file.read_text(encoding="utf-8").strip() if version_file.exists() else None
+    return Gpus(count=torch.cuda.device_count(), name=first.name, memory_bytes=first.total_memory, driver=driver)
 
 
 def _version(package: str) -> str:

@@ -1,6 +1,6 @@
 """Settings of a node's agent: from options, PIPEPLAN_AGENT_* in the environment, a TOML file, in this order.
 
-Allow: the factories that a node's operator lets jobs name. The service cannot name code of its own choosing.
+They include the factories that the node's operator allows jobs to name: the service cannot run code of its choice.
 """
 
 import platform

@@ -1,4 +1,4 @@
-"""Spool: reports on their way to the service, a file each, so that neither its absence nor the agent's end loses one.
+"""Spool: reports on their way to the service, a file each. Neither the service's absence nor the agent's end loses one.
 
     spool/00000001732193000000000000-<report id>.json     written aside, flushed, renamed: there is a whole one or none
     spool/refused/...                                     what the service does not take, with the reason beside it
@@ -21,7 +21,7 @@ from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, No
 from pipeplan.protocol.jobs import AgentResult, Completion, Failure, Lease
 
 Send = Callable[[str, str], object]
-"""Posts a body to a path. Raises what the service tells of."""
+"""Posts a body to a path. Raises the error that the service reports."""
 
 Log = Callable[[str], None]
 REFUSED_KEPT = 100
@@ -74,14 +74,18 @@ class Spool:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-        _flush(self._folder)
+        renamed = os.open(self._folder, os.O_RDONLY)  # the new name, too, is on the disk once the folder is flushed
+        try:
+            os.fsync(renamed)
+        finally:
+            os.close(renamed)
 
     def pending(self) -> list[Path]:
         """The reports that the service has not taken yet, the oldest first."""
         return sorted(self._folder.glob("*.json"))
 
     def deliver(self, send: Send, log: Log) -> bool:
-        """Sends what is there. Says whether all of it has found its end; the rest waits for another time.
+        """Sends the pending reports. Returns whether none is left; the rest waits for the next delivery.
 
         What the service will never take (the job has passed on, or is gone) is put aside with the reason.
         """
@@ -117,11 +121,3 @@ class Spool:
 
 def _report(lease: Lease, verb: str, content: Completion | Failure) -> SpooledReport:
     return SpooledReport(job_id=lease.job.id, path=f"/v1/jobs/{lease.job.id}/{verb}", body=content.model_dump_json())
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

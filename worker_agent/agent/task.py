@@ -1,6 +1,6 @@
 """Task: one job of an agent, in a process of its own: `python -m worker_agent.agent.task FOLDER AGENT`.
 
-The agent, told by its process id, reads progress from its standard output, a JSON line each, the result from
+AGENT is the agent's process id. The agent reads progress from its standard output, a JSON line each, the result from
 FOLDER/result.json, and why it failed from its standard error.
 """
 
@@ -54,7 +54,7 @@ def write_task(
 def perform(folder: Path) -> None:
     """Does the task in a folder and writes its result. Raises what goes wrong.
 
-    A result that is there already is of an earlier attempt, whose agent ended before it could report it: it stands.
+    A result that is there already stands: it is from an earlier attempt, whose agent ended before it could report.
     """
     if (folder / "result.json").exists():
         return
@@ -64,9 +64,18 @@ def perform(folder: Path) -> None:
         use_interface_towards(place.address, place.port)
     result: AgentResult
     if (folder / "profile.json").exists():
-        result = _profile(parse(ProfileTask, read_text(folder / "profile.json")))
+        from worker_agent.profiler.job import ProfileJob
+        from worker_agent.profiler.launch import measure
+
+        profile_task = parse(ProfileTask, read_text(folder / "profile.json"))
+        profile, cluster = measure(ProfileJob(task=profile_task), _tell)
+        result = ProfileResult(profile=profile, cluster=cluster)
     elif (folder / "links.json").exists():
-        result = _links(folder, parse(LinksTask, read_text(folder / "links.json")), place)
+        from worker_agent.profiler.node_links import measure_cluster
+
+        links_task = parse(LinksTask, read_text(folder / "links.json"))
+        links = measure_cluster(folder, links_task, place)
+        result = PartResult() if links is None else LinksResult(cluster=links)
     else:
         result = _run(folder, parse(RunTask, read_text(folder / "run.json")), place)
     aside = folder / "result.part"
@@ -74,26 +83,12 @@ def perform(folder: Path) -> None:
     aside.replace(folder / "result.json")
 
 
-def _profile(task: ProfileTask) -> ProfileResult:
-    from worker_agent.profiler.job import ProfileJob
-    from worker_agent.profiler.launch import measure
-
-    profile, cluster = measure(ProfileJob(task=task), _tell)
-    return ProfileResult(profile=profile, cluster=cluster)
-
-
-def _links(folder: Path, task: LinksTask, place: Place | None) -> LinksResult | PartResult:
-    from worker_agent.profiler.node_links import measure_cluster
-
-    cluster = measure_cluster(folder, task, place)
-    return PartResult() if cluster is None else LinksResult(cluster=cluster)
-
-
 def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartResult:
-    """Goes on from an earlier attempt's newest checkpoint, but not from one of the last step.
+    """Trains, from an earlier attempt's newest checkpoint on, but not from a checkpoint of the last step.
 
-    With that one the training is done, but its timeline is lost: the steps since the checkpoint before it, all of
-    them if there is none, are done again to measure them. Among several nodes the first one decides where they begin.
+    With a checkpoint of the last step the training is done, but its timeline is lost. The steps since the checkpoint
+    before it, or all steps if there is none, are then done again to measure them. Among several nodes the first one
+    decides where they begin.
     """
     from worker_agent.runtime.job import RunJob, holding
     from worker_agent.runtime.run import execute, resumed, take_part

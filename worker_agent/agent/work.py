@@ -49,15 +49,27 @@ class LeasedWork:
         task = lease.job.task
         require(task.kind != "plan", "kind", "must be a kind of job that agents do", task.kind)
         require_allowed(task, self.settings.allow)  # type: ignore[arg-type]
-        plan = self._plan(task) if isinstance(task, RunTask) else None
-        folder = self._folder(lease)
+        plan = None
+        if isinstance(task, RunTask):
+            planned = self.client.plan(task.plan_id)
+            require_allowed_schedule(planned.schedule, self.settings.allow)
+            plan = dump(plan_document(planned))
+        # A gang's attempt has a folder of its own, because the node's place in it may be another one.
+        attempt = f"{lease.job.id}-{lease.job.fence}"
+        folder = self.settings.work_dir / (lease.job.id if lease.gang is None else attempt)
         limits = JobLimits(
             memory_bytes=self.settings.max_memory_bytes,
             open_files=self.settings.max_open_files,
             processes=self.settings.max_processes,
             nice=self.settings.nice,
         )
-        write_task(folder, task, plan, limits=limits, place=_place(lease), out=self._out(lease, folder))
+        gang, place = lease.gang, None
+        if gang is not None:
+            place = Place(
+                node_rank=gang.node_rank, nodes=gang.nodes, address=gang.address, port=gang.port, meeting=attempt
+            )
+        write_task(folder, task, plan, limits=limits, place=place, out=self._out(lease, folder))
+
         mark = Mark(work_dir=self.settings.work_dir, agent=os.getpid(), job=lease.job.id, fence=lease.job.fence)
         environment = without_secrets(os.environ, token=self.settings.token, keep=self.settings.keep_environment)
         child = start(folder, mark, environment)
@@ -74,17 +86,6 @@ class LeasedWork:
             raise RunFailedError(child.reason())
         return _result(lease, folder)
 
-    def _plan(self, task: RunTask) -> str:
-        """The plan's document. Raises InvalidInputError for a schedule that this node does not run."""
-        plan = self.client.plan(task.plan_id)
-        require_allowed_schedule(plan.schedule, self.settings.allow)
-        return dump(plan_document(plan))
-
-    def _folder(self, lease: Lease) -> Path:
-        """Where the job's files are; a gang's attempt has a folder of its own, because its place in it is another."""
-        name = lease.job.id if lease.gang is None else f"{lease.job.id}-{lease.job.fence}"
-        return self.settings.work_dir / name
-
     def _out(self, lease: Lease, folder: Path) -> Path:
         """Where a run keeps its checkpoints: beside its other files, or for all nodes in the folder that they share."""
         if lease.gang is None or not isinstance(lease.job.task, RunTask):
@@ -98,49 +99,46 @@ class LeasedWork:
         """Returns when the process has ended. Raises why it must be stopped before."""
         started_s = looked_s = time.monotonic()
         draining_s: float | None = None
+        # A job that shares files must stop before the service may give it to others, whose files are the same.
+        shares = lease.gang is not None or self.settings.shared_dir is not None
+        early_s = max(lease.expires_in_s / 10, 2 * _LOOK_S)
         while not child.ended:
             time.sleep(_LOOK_S)
             now_s = time.monotonic()
             _require_wanted(heart)
-            if self._fenced(lease, heart, now_s):
+            if shares and heart.cut_off_at(now_s) and now_s >= heart.ends_s - early_s:
                 child.kill()
                 raise CancelledError("cut off from the service until its lease ran out: stopped, others may have it")
-            draining_s = draining_s or (now_s if self.urgency() == "drain" else None)
-            self._require_time(draining_s, now_s)
-            self._require_within(child, now_s - started_s)
-            if self.settings.max_disk_bytes is not None and now_s - looked_s > _DISK_S:
-                looked_s = now_s
-                self._require_disk(folder)
+
+            urgency = self.urgency()
+            if urgency == "now":
+                raise HandedBackError("the agent ends at once")
+            draining_s = draining_s or (now_s if urgency == "drain" else None)
+            if draining_s is not None and now_s - draining_s >= self.settings.drain_s:
+                drain_s = self.settings.drain_s
+                raise HandedBackError(f"the agent drains, and the job did not end within {drain_s:g} s")
+
+            looks = now_s - looked_s > _DISK_S
+            looked_s = now_s if looks else looked_s
+            self._require_within_limits(child, now_s - started_s, folder if looks else None)
         if self.urgency() == "now":  # whoever stops a node's service stops the job's process with it: no failure
             raise HandedBackError("the agent ends at once")
         child.finish_reading()
         heart.finish()
         _require_wanted(heart)
 
-    def _fenced(self, lease: Lease, heart: Heart, now_s: float) -> bool:
-        """Whether the job must stop before the service may give it to others, whose files are the same."""
-        shares = lease.gang is not None or self.settings.shared_dir is not None
-        early_s = max(lease.expires_in_s / 10, 2 * _LOOK_S)
-        return shares and heart.cut_off_at(now_s) and now_s >= heart.ends_s - early_s
-
-    def _require_time(self, draining_s: float | None, now_s: float) -> None:
-        if self.urgency() == "now":
-            raise HandedBackError("the agent ends at once")
-        if draining_s is not None and now_s - draining_s >= self.settings.drain_s:
-            raise HandedBackError(f"the agent drains, and the job did not end within {self.settings.drain_s:g} s")
-
-    def _require_within(self, child: JobProcess, elapsed_s: float) -> None:
+    def _require_within_limits(self, child: JobProcess, elapsed_s: float, folder: Path | None) -> None:
+        """Raises RunFailedError where the job exceeds a limit of the settings; of disk where a folder is given."""
         settings = self.settings
         if settings.max_job_s is not None and elapsed_s > settings.max_job_s:
             raise RunFailedError(f"the job took longer than this agent allows, {settings.max_job_s:g} s (max_job_s)")
         if child.printed > settings.max_output_bytes:
             most = settings.max_output_bytes
             raise RunFailedError(f"the job printed more than this agent allows, {most} bytes (max_output_bytes)")
-
-    def _require_disk(self, folder: Path) -> None:
-        most = self.settings.max_disk_bytes
-        if most is not None and folder_bytes(folder) > most:
-            raise RunFailedError(f"the job's folder took more than this agent allows, {most} bytes (max_disk_bytes)")
+        disk_bytes = settings.max_disk_bytes
+        if disk_bytes is not None and folder is not None and folder_bytes(folder) > disk_bytes:
+            allowed = f"{disk_bytes} bytes (max_disk_bytes)"
+            raise RunFailedError(f"the job's folder took more than this agent allows, {allowed}")
 
 
 def _require_wanted(heart: Heart) -> None:
@@ -150,14 +148,6 @@ def _require_wanted(heart: Heart) -> None:
         raise CancelledError("cancelled")
     if heart.stop_reason is not None:
         raise StoppedError(f"stopped: {heart.stop_reason}")
-
-
-def _place(lease: Lease) -> Place | None:
-    gang = lease.gang
-    if gang is None:
-        return None
-    meeting = f"{lease.job.id}-{lease.job.fence}"
-    return Place(node_rank=gang.node_rank, nodes=gang.nodes, address=gang.address, port=gang.port, meeting=meeting)
 
 
 def _result(lease: Lease, folder: Path) -> AgentResult:

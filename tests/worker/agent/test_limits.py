@@ -14,8 +14,8 @@ from worker_agent.agent.limits import JobLimits, folder_bytes, without_secrets
 
 SHOWN = """
 import resource, os
-from worker_agent.agent.limits import Limits
-Limits(memory_bytes=2**31, open_files=128, processes=1000, nice=3).apply()
+from worker_agent.agent.limits import JobLimits
+JobLimits(memory_bytes=2**31, open_files=128, processes=1000, nice=3).apply()
 kinds = (resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE)
 print([resource.getrlimit(kind)[1] for kind in kinds], os.nice(0))
 """
@@ -29,8 +29,8 @@ def test_a_jobs_process_is_limited_and_writes_no_core_files() -> None:
 
 RESERVED = """
 import mmap
-from worker_agent.agent.limits import Limits
-Limits(memory_bytes=2**30).apply()
+from worker_agent.agent.limits import JobLimits
+JobLimits(memory_bytes=2**30).apply()
 MAP_NORESERVE = 0x4000
 reserved = mmap.mmap(-1, 2**36, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, prot=mmap.PROT_READ)
 try:

@@ -1,0 +1,61 @@
+"""Questions: what a solver's process is asked, and what it answers.
+
+They stand apart from `solver_process`, which runs as a program of its own: what is pickled between processes must be
+found under the same name on both sides. A question may carry a plan's problem as `Posed`: the texts of its documents,
+which are read where the problem is solved and nowhere before.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse
+from pipeplan.documents.plan import Answer
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.protocol.plans import PlanRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posed:
+    """A request, and the stored documents that it names. A short request may name profiles of many megabytes."""
+
+    request: PlanRequest
+    profile: str
+    cluster: str
+    other_profiles: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many characters there are to read."""
+        return len(self.profile) + len(self.cluster) + sum(map(len, self.other_profiles))
+
+    def problem(self) -> PlanningProblem:
+        """The problem. Raises InvalidInputError for documents that do not go together."""
+        return PlanningProblem(
+            profile=_profile("profile_id", self.profile),
+            cluster=parse(Cluster, self.cluster),
+            batch_size=self.request.batch_size,
+            options=self.request.options,
+            other_profiles=tuple(_profile("other_profile_ids", other) for other in self.other_profiles),
+            calibration=self.request.calibration,
+        )
+
+    def check(self) -> None:
+        """Raises InvalidInputError for documents that do not go together."""
+        self.problem()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerQuestion:
+    """What a planner is asked. `pose` makes the problem where the planner is: to read its documents takes a while."""
+
+    planner: str
+    pose: Callable[[], PlanningProblem]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The planner's answer, and how many seconds it took."""
+
+    answer: Answer
+    solve_time_s: float
