@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
 from pipeplan.documents.plan import Answer
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.protocol.plans import PlanRequest
 
@@ -59,3 +61,10 @@ class Answered:
 
     answer: Answer
     solve_time_s: float
+
+
+def _profile(field: str, content: str) -> Profile:
+    try:
+        return parse(Profile, content)
+    except InvalidInputError as error:  # it was stored before the rule was there
+        raise InvalidInputError(f"{field}.{error.field}", error.rule, error.value) from error

@@ -29,15 +29,5 @@ def main(ask: Ask = solve) -> None:
     serve(answered, memory_bytes=int(sys.argv[1]))
 
 
-def _profile(field: str, content: str) -> Profile:
-    try:
-        return parse(Profile, content)
-    except InvalidInputError as error:  # it was stored before the rule was there
-        raise InvalidInputError(f"{field}.{error.field}", error.rule, error.value) from error
-
-
 if __name__ == "__main__":
-    # Under its own name: what this process pickles as `__main__.Answered`, the service could not read.
-    from planner_service.plans import solver_process
-
-    solver_process.main()
+    main()
