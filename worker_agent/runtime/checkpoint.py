@@ -3,7 +3,7 @@
 checkpoints/step-20/
     stage-0.safetensors          the stage's weights, frozen ones and buffers by their names in the whole model
     stage-0.state                older weight versions still needed, the optimizer's states, the loss scale
-    stage-0.json, manifest.json  which of them are whole (`manifest`)
+    stage-0.json, manifest.json  which of these files are whole (`manifest`)
 """
 
 import json
@@ -28,7 +28,7 @@ Buffers = Mapping[str, Tensor]
 class Untrained(Mapping[str, Tensor]):
     """The persistent buffers and the frozen parameters of some blocks by their names in the whole model.
 
-    They are what they are when they are asked for: a module may put another tensor in a buffer's place.
+    Every look-up gives what is there now: a module may put another tensor in a buffer's place.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> None:
