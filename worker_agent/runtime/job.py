@@ -315,10 +315,8 @@ def holding(root: Path) -> Iterator[None]:
             deadline_s = time.monotonic() + LEFT_OVER_S
             while not _take(alive, fcntl.LOCK_EX, root):
                 if time.monotonic() > deadline_s:
-                    rule = (
-                        "must be free, and ranks of an earlier run, whose launcher is gone, still live: end them first"
-                    )
-                    raise InvalidInputError("out", rule, str(root))
+                    rule = "must be free, and ranks of an earlier run, whose launcher is gone, still live"
+                    raise InvalidInputError("out", f"{rule}: end them first", str(root))
                 time.sleep(_LOOK_S)
         finally:
             os.close(alive)

@@ -102,8 +102,8 @@ class RunMeasurements:
             return self.ends()
         columns = ("instructions", "start_s", "end_s", "memory_bytes")
         lanes = tuple(
-            replace(lane, **{name: getattr(lane, name)[first:] for name in columns})
-            for lane, first in ((result.lane, result.first_instructions) for result in self._results)
+            replace(each.lane, **{name: getattr(each.lane, name)[each.first_instructions :] for name in columns})
+            for each in self._results
         )
         return replace(self.ends(), lanes=lanes, batches=self.window)
 
