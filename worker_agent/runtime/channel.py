@@ -222,7 +222,12 @@ class Outbox:
         for tensor, size in zip(tensors, self._ahead.sizes, strict=True):
             if tensor.nbytes:
                 through_host = self._lines.through_host and tensor.device.type != "cpu"
-                payload = _bytes_of(tensor.cpu() if through_host else tensor)
+                payload = tensor.cpu() if through_host else tensor
+                if (
+                    payload.is_complex() or payload.is_neg()
+                ):  # by value: a lazy conjugate or negative is a view of others
+                    payload = payload.resolve_conj().resolve_neg()
+                payload = payload.detach().contiguous().view(-1).view(torch.uint8)
             else:
                 payload = self._filler(tensors)
             message += self._post(payload, size)
@@ -269,13 +274,6 @@ class Outbox:
         for work, _ in self._pending.popleft():
             if work is not None:
                 work.wait()
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """A tensor's numbers, in order, as bytes: what a lazy conjugate or negative stands for, not what it looks at."""
-    if tensor.is_complex() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

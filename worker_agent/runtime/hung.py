@@ -101,25 +101,26 @@ class Hunter:
             except ProcessLookupError:
                 continue  # one that has ended is torchrun's matter
 
-            reason = self._reason(rank, status, process)
+            place = (STARTING, 0.0, 0, 0)
+            if status:
+                place = (status.instruction, status.started_s, status.activity, status.finished)
+            pulse_s = status.pulse_s if status else 0.0
+            seen = self._seen.setdefault(rank, Seen(pulse_s, self._clock_s, place, self._clock_s))
+            if seen.pulse_s != pulse_s:
+                seen.pulse_s, seen.pulse_since_s = pulse_s, self._clock_s
+            if seen.place != place:
+                seen.place, seen.place_since_s = place, self._clock_s
+
+            reason = self._reason(rank, status, seen, process)
             if reason is not None:
                 self._ended.add(rank)
                 write(self._job.directory.failure(rank), RankFailure(kind="hung", message=reason))
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
 
-    def _reason(self, rank: int, status: Status | None, process: int) -> str | None:
+    def _reason(self, rank: int, status: Status | None, seen: Seen, process: int) -> str | None:
         """Why a rank is hung; None if it is not."""
-        now_s, instruction = self._clock_s, status.instruction if status else STARTING
-        pulse_s, place = 0.0, (STARTING, 0.0, 0, 0)
-        if status:
-            pulse_s, place = status.pulse_s, (instruction, status.started_s, status.activity, status.finished)
-        seen = self._seen.setdefault(rank, Seen(pulse_s, now_s, place, now_s))
-        if seen.pulse_s != pulse_s:
-            seen.pulse_s, seen.pulse_since_s = pulse_s, now_s
-        if seen.place != place:
-            seen.place, seen.place_since_s = place, now_s
-
+        instruction = status.instruction if status else STARTING
         silent_s = self._clock_s - seen.pulse_since_s
         if instruction >= 0 and silent_s > SILENT_S:
             return f"hung: no sign of life for {silent_s:.0f} s"
@@ -134,7 +135,17 @@ class Hunter:
         stream = self._begun[1].streams[rank]
         held = holdup(status, stream.instructions)
         limit_s = self._limit_s(stream, held)
-        return None if limit_s is None or busy_s <= limit_s else _sentence(held, stream, busy_s)
+        if limit_s is None or busy_s <= limit_s:
+            return None
+
+        if held.activity is Activity.DATA:
+            return f"hung: {busy_s:.0f} s at its data"
+        if held.activity is Activity.CHECKPOINT:
+            return f"hung: {busy_s:.0f} s at its checkpoint"
+        if held.on_device:
+            at = format_instruction(stream.instructions[held.unfinished.start])
+            return f"hung: {busy_s:.0f} s in one instruction of its device, {at}, with its host"
+        return f"hung: {busy_s:.0f} s in one instruction"
 
     def _reason_beside_stream(self, seen: Seen, silent_s: float, process: int) -> str | None:
         """Why a rank that is at no instruction is hung; None if it is not."""
@@ -193,20 +204,8 @@ def hunting(job: RunJob, here: Sequence[int]) -> Iterator[None]:
         yield
 
 
-def _sentence(held: Holdup, stream: Stream, busy_s: float) -> str:
-    match held.activity:
-        case Activity.DATA:
-            return f"hung: {busy_s:.0f} s at its data"
-        case Activity.CHECKPOINT:
-            return f"hung: {busy_s:.0f} s at its checkpoint"
-    if held.on_device:
-        at = format_instruction(stream.instructions[held.unfinished.start])
-        return f"hung: {busy_s:.0f} s in one instruction of its device, {at}, with its host"
-    return f"hung: {busy_s:.0f} s in one instruction"
-
-
 def _predicted_s(costs: StageCosts, instruction: Instruction) -> float:
-    """No less than the plan predicts for an instruction: any part of a backward counts as the whole."""
+    """At least what the plan predicts for an instruction: any part of a backward counts as the whole."""
     match instruction:
         case Forward():
             return costs.forward_s
@@ -221,7 +220,7 @@ def _predicted_s(costs: StageCosts, instruction: Instruction) -> float:
 
 
 def _starting(rank: int) -> int | None:
-    """The process of a rank that has not said which it is: the child of this one with its number."""
+    """The process of a rank that has not reported yet: the child of this process with the rank's number."""
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
             with suppress(OSError):

@@ -17,7 +17,7 @@ from worker_agent.engine.processes import Place
 from worker_agent.models.spec import parse_spec
 from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.launch import join, launch
-from worker_agent.runtime.manifest import Manifest, newest
+from worker_agent.runtime.manifest import newest
 from worker_agent.runtime.measured import RunMeasurements
 from worker_agent.runtime.watch import OnProgress
 
@@ -125,26 +125,24 @@ def resumed(job: RunJob, *, before: int | None = None, tell: Callable[[str], Non
         return job
     if found.defects:
         tell(f"{'; '.join(map(str, found.defects))}: going on from step-{found.manifest.step}")
-    _require_same(job, found.manifest)
-    return replace(job, first_step=found.manifest.step)
 
-
-def _require_same(job: RunJob, found: Manifest) -> None:
-    """Raises InvalidInputError unless the checkpoint is of what the job goes on with."""
-    rule, own = "must be the one that wrote the checkpoint", job.manifest(found.step)
-    for key, given in own.plan.items() if own.plan_id != found.plan_id else ():
-        require(given == found.plan.get(key), "plan", f"{rule}, whose {key} is {found.plan.get(key)}", given)
-    require(own.plan_id == found.plan_id, "plan", f"{rule}, {found.plan_id}", own.plan_id)
+    # The checkpoint must be of what the job goes on with.
+    its, own = found.manifest, job.manifest(found.manifest.step)
+    rule = "must be the one that wrote the checkpoint"
+    for key, given in own.plan.items() if own.plan_id != its.plan_id else ():
+        require(given == its.plan.get(key), "plan", f"{rule}, whose {key} is {its.plan.get(key)}", given)
+    require(own.plan_id == its.plan_id, "plan", f"{rule}, {its.plan_id}", own.plan_id)
     for field in ("model", "data", "seed"):
-        given, written = getattr(own, field), getattr(found, field)
+        given, written = getattr(own, field), getattr(its, field)
         same = given == written
         if not same and field != "seed":  # SPECs may name the same, with the same options, in other words
             one, other = (parse_spec(str(text), field=field) for text in (given, written))
             same = (one.target, one.options) == (other.target, other.options)
         require(same, field, f"{rule}, {written}", given)
-    rule = f"must be given: it was {found.steps}, the steps that the checkpoint's run was to have"
+    rule = f"must be given: it was {its.steps}, the steps that the checkpoint's run was to have"
     decays = job.lr_schedule != "constant" and job.decay_steps is None
-    require(not decays or job.steps == found.steps, "decay_steps", rule, None)
+    require(not decays or job.steps == its.steps, "decay_steps", rule, None)
+    return replace(job, first_step=its.step)
 
 
 def _write(path: Path, text: str) -> None:
