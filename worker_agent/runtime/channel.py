@@ -223,9 +223,7 @@ class Outbox:
             if tensor.nbytes:
                 through_host = self._lines.through_host and tensor.device.type != "cpu"
                 payload = tensor.cpu() if through_host else tensor
-                if (
-                    payload.is_complex() or payload.is_neg()
-                ):  # by value: a lazy conjugate or negative is a view of others
+                if payload.is_complex() or payload.is_neg():  # else a lazy conjugate sends what it is a view of
                     payload = payload.resolve_conj().resolve_neg()
                 payload = payload.detach().contiguous().view(-1).view(torch.uint8)
             else:

@@ -1,8 +1,8 @@
 """Status: where each rank is, in a small file that outlives it. A rank writes it, the launcher reads it.
 
-`holdup` reads a status as what the rank is at: the first instruction that its device has not finished. On a GPU the host
-hands instructions over and runs ahead. While the device has some of them to do, the rank is at those, wherever its host
-waits. On a CPU the device has finished whatever the host has.
+`holdup` reads a status as what the rank is at: the first instruction that its device has not finished. On a GPU the
+host hands instructions over and runs ahead. While the device has some of them to do, the rank is at those, wherever its
+host waits. On a CPU the device has finished whatever the host has.
 
 Nothing here imports torch: a rank gives its first sign of life before it does (`start`).
 """
