@@ -153,7 +153,7 @@ class Hunter:
         with suppress(OSError):
             stopped = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
 
-        # The import of a large library gives no sign of life either: silence counts late, unless the process is stopped.
+        # Importing a large library gives no sign of life either: silence counts late, but soon of a stopped process.
         if not stopped:
             seen.stopped_since_s = None
             is_silent = silent_s > STARTING_S
