@@ -10,6 +10,7 @@ from pipeplan.documents.plan import Plan, Stage, Worker
 from pipeplan.documents.profile import Model
 from pipeplan.documents.stage_costs import unit_costs
 from pipeplan.errors import InvalidInputError
+from pipeplan.simulation.predict import program_of
 from tests.worker.runtime.plans import make_plan
 
 
@@ -27,7 +28,6 @@ def test_an_interleaved_plan_has_a_worker_for_several_stages() -> None:
 @pytest.mark.parametrize(
     ("changes", "law"),
     [
-        ({"schedule": "1f1b"}, "chunks: must divide the 4 stages, and is 1 but for 1f1b-interleaved"),
         ({"chunks": 3}, "chunks: must divide the 4 stages"),
         ({"chunks": 0}, "chunks: must be a whole number of at least 1"),
         ({"chunks": 1}, "placement: must place each of the 4 replicas"),
@@ -72,3 +72,8 @@ def test_a_plan_without_warnings_has_the_id_and_the_document_from_before_there_w
     assert plan_document(warned)["warnings"] == ("look here",)
     assert parse_plan(dump(plan_document(warned))) == warned
     assert parse_plan(dump(plan_document(plan))) == plan
+
+
+def test_a_schedule_whose_ranks_have_one_stage_is_refused_for_a_plan_with_several() -> None:
+    with pytest.raises(InvalidInputError, match="chunks: must be 1 for 1f1b, in which a rank has one stage, got 2"):
+        program_of(replace(interleaved(), schedule="1f1b"), batches=1)

@@ -1,13 +1,15 @@
-"""Late: numbers that the device computes and the host looks at: read when they have long been there.
+"""Among stages: what a worker exchanges with the other stages before an update.
 
-Reading one at once would wait for everything that the device still has to do, and leave it without work after that.
+Tied parameters are those that several stages hold. Each stage has a copy; the copies' gradients are summed before every
+update. All copies start from the same seed and take the same update of the same sum: they stay equal bit for bit, and
+the checkpoint of every stage holds its copy under the parameter's one name in the whole model.
 
-Tied: parameters that several stages hold. Each stage has a copy; their gradients are summed before every update.
+The norm is that of the whole model's gradient, over all stages. It clips the gradient, and finds the updates that a
+loss scale has made overflow.
 
-All copies start from the same seed and take the same update of the same sum: they stay equal bit for bit, and the
-checkpoint of every stage holds its copy under the parameter's one name in the whole model.
-
-Among stages: what a worker agrees on with the other stages before an update.
+`Late` holds numbers that the device computes and the host looks at. The host reads them some batches later, when they
+have long been there: reading one at once would wait for everything that the device still has to do, and leave the
+device without work after that.
 """
 
 import math
@@ -28,7 +30,13 @@ from worker_agent.runtime.job import LossScale
 from worker_agent.runtime.weights import Weights
 
 Look = Callable[[float], None]
-"""Takes the number. It may raise."""
+"""Takes a late number. It may raise."""
+
+Stages = tuple[int, ...]
+"""Stages that share parameters, in order."""
+
+_ALMOST_NOTHING = 1e-6
+"""What torch's clip_grad_norm_ adds to a norm before it divides by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +48,9 @@ class _Number:
 
 
 class Late:
-    """Numbers on their way to the host, read `lag` batches later; with a lag of 0 at once.
+    """Numbers on their way to the host, read `lag` batches later.
 
-    0 is for devices on which a call returns when its work is done.
+    With a lag of 0 they are read at once: for devices on which a call returns when its work is done.
     """
 
     def __init__(self, lag: int) -> None:
@@ -51,14 +59,23 @@ class Late:
         self._under_way: deque[_Number] = deque()
 
     def add(self, value: Tensor, look: Look, *, batch: int | None = None) -> None:
-        """Has a number looked at that belongs to this batch, counted from 1; None is the one at hand."""
+        """Has `look` take a number of this batch, counted from 1; None stands for the batch at hand."""
         if self._lag == 0:
             look(float(value))
             return
-        self._under_way.append(_on_its_way(self._done + 1 if batch is None else batch, value, look))
+        batch = self._done + 1 if batch is None else batch
+        if value.device.type != "cuda":
+            self._under_way.append(_Number(batch, value, None, look))
+            return
+
+        on_host = torch.empty_like(value, device="cpu", pin_memory=True)
+        on_host.copy_(value, non_blocking=True)
+        there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        there.record()
+        self._under_way.append(_Number(batch, on_host, there, look))
 
     def batch_done(self, batch: int) -> None:
-        """The device has been given everything of so many batches: looks at what is old enough."""
+        """Everything of so many batches has been handed to the device: looks at what is old enough."""
         self._done = max(self._done, batch)
         while self._under_way and self._under_way[0].batch <= self._done - self._lag:
             self._look()
@@ -73,19 +90,6 @@ class Late:
         if number.there is not None:
             number.there.synchronize()
         number.look(float(number.value))
-
-
-def _on_its_way(batch: int, value: Tensor, look: Look) -> _Number:
-    if value.device.type != "cuda":
-        return _Number(batch, value, None, look)
-    on_host = torch.empty_like(value, device="cpu", pin_memory=True)
-    on_host.copy_(value, non_blocking=True)
-    there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    there.record()
-    return _Number(batch, on_host, there, look)
-
-
-Stages = tuple[int, ...]
 
 
 def stages_of(plan: Plan, chain: Chain) -> dict[nn.Parameter, Stages]:
@@ -119,17 +123,13 @@ def open_tied_groups(program: Program, tied: Iterable[Stages], rank: int) -> dic
     return own
 
 
-_ALMOST_NOTHING = 1e-6
-"""What torch's clip_grad_norm_ adds to a norm before it divides by it."""
-
-
 class StagesTogether:
     """The exchanges of one worker with the other stages, and what follows from them for its next update.
 
-    `homes` are the stages that hold each weight, `groups` this worker's partners by the stages that share some.
-    `counted` says of every weight whether its gradient counts here: of replicas and of stages that share it, one does.
-    Gradients of a norm above `clip_norm` are scaled to it. With a `loss_scale` gradients are divided by it, and updates
-    left out where they overflowed.
+    `homes` are the stages that hold each weight. `groups` are this worker's process groups, by the stages that share
+    weights. `counted` says of every weight whether the norm takes its gradient from here: of all replicas and stages
+    that hold a weight, one counts. Gradients of a norm above `clip_norm` are scaled to it. With a `loss_scale`
+    gradients are divided by it, and an update whose gradients overflowed is left out.
     """
 
     def __init__(
@@ -172,10 +172,10 @@ class StagesTogether:
         return self._loss_scale.scale if self._loss_scale else 1.0
 
     def agree_on_norm(self) -> None:
-        """Scales what the next update takes by the norm of the whole model's mean gradient, or has it left out.
+        """Scales what the next update takes by the norm of the whole model's mean gradient, or leaves the update out.
 
-        With a loss scale the host must know whether an update is left out, and waits for the norm. Without one the
-        device scales by itself; where the norm is not a number a RunFailedError follows on all ranks.
+        With a loss scale the host must know whether the update is left out, and waits for the norm. Without one the
+        device scales by itself; if the norm is not finite, a RunFailedError follows on all ranks.
         """
         pairs = zip(self._weights.gradients(), self._counted, strict=True)
         squares = squared_norm((g for g, counted in pairs if counted and g is not None), self._device)

@@ -1,13 +1,16 @@
-"""Channels: tensors from stage to stage. Every directed edge and kind is first in, first out, for itself.
+"""Channels: move tensors from stage to stage. Every directed edge and kind is first in, first out, for itself.
 
-With gloo all edges are in the group of all ranks, in which their messages bear a tag: a further group has connections,
-and threads that wake up a hundred times a second. NCCL knows no tags: there every edge has a group for its tensors.
+With gloo all edges share the group of all ranks, and tags tell their messages apart: each further group would have its
+own connections, and threads that wake up a hundred times a second. NCCL knows no tags: there every edge has a group for
+its tensors.
 
 A notice announces every message: 16 bytes, from processor to processor, with the number of the message's layout. A
 layout says how many tensors there are, their shapes and types; one that is new on the edge follows its notice. So a
-message may differ from the one before in any way. Receives are posted ahead, of notices and of tensors, into memory
-that is allocated once and used again: as many bytes as the largest message so far had. Before a message that does not
-fit there, the sender fills what the receiver has posted ahead with one byte each.
+message may differ from the one before in any way.
+
+Receives of notices and of tensors are posted ahead, into memory that is allocated once and used again: as many bytes as
+the largest message so far had. Before a message that does not fit there, the sender fills each receive that is posted
+ahead with one byte.
 
     sender     notice 0, layout 0, payload   notice 0, payload   notice 1, layout 1, 1 byte, 1 byte, payload
     receiver   knows nothing, posts payload  2 posted ahead      1 does not fit: empties both, posts payload
@@ -27,6 +30,9 @@ from torch import Tensor
 
 RECEIVES_AHEAD = 2
 
+PAYLOAD, NOTICE, LAYOUT = range(3)
+"""The parts of an edge."""
+
 Sizes = tuple[int, ...]
 """The bytes of a message's tensors."""
 
@@ -36,6 +42,10 @@ class Work(Protocol):
 
     def wait(self) -> object:
         """Until it is through, or on a GPU until all that is enqueued later will find it through."""
+
+
+Posted = tuple[Work | None, Tensor]
+"""A transfer with its tensor, which must stay until it is through."""
 
 
 class Wire(Protocol):
@@ -49,7 +59,7 @@ class Wire(Protocol):
 
 
 class GroupWire:
-    """A process group of torch's as a wire, asked directly: `isend` and `irecv` check each time what is known here."""
+    """A process group of torch as a wire, called directly: `isend` and `irecv` check each time what is known here."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -62,10 +72,6 @@ class GroupWire:
     def receive(self, tensor: Tensor, source: int, tag: int) -> Work | None:
         """Starts to receive into the tensor."""
         return self._group.recv([tensor], self._places[source], tag)
-
-
-Posted = tuple[Work | None, Tensor]
-"""A transfer with its tensor, which must stay until it is through."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,12 +87,8 @@ class ChannelEdge:
     stage: int = 0
 
     def tag(self, part: int) -> int:
-        """What tells its messages from those of other edges between the two ranks, and its parts from each other."""
+        """Tells its messages from those of other edges between the two ranks, and its parts from each other."""
         return 3 * (2 * self.stage + self.gradients) + part
-
-
-PAYLOAD, NOTICE, LAYOUT = range(3)
-"""The parts of an edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +135,10 @@ def open_lines(edges: Iterable[ChannelEdge], rank: int) -> dict[ChannelEdge, Cha
     """The lines of the edges that touch a rank. Every rank makes all groups, in the same order.
 
     NCCL takes a message into memory of just its size: what comes must be known before a receive is posted. The first
-    use of a group of NCCL's waits for the other rank, so that all edges meet at once, before any instruction.
+    use of an NCCL group waits for the other rank. So all edges meet here, before any instruction.
     """
     if dist.get_backend() != "nccl":
-        world = GroupWire(_world())
+        world = GroupWire(_made(dist.group.WORLD))
         return {edge: ChannelLines(world, world) for edge in edges if rank in (edge.source, edge.target)}
     notices = GroupWire(_made(dist.new_group(backend="gloo", group_desc="notices")))
     lines = {}
@@ -149,7 +151,7 @@ def open_lines(edges: Iterable[ChannelEdge], rank: int) -> dict[ChannelEdge, Cha
 
 
 def meet(lines: Mapping[ChannelEdge, ChannelLines], rank: int, device: torch.device) -> None:
-    """Sends a byte over every edge, in an order that all ranks share: nobody waits for one who waits for him."""
+    """Sends a byte over every edge, in an order that all ranks share: no two ranks wait for each other."""
     for edge in sorted(lines):
         wire, byte = lines[edge].tensors, torch.zeros(1, dtype=torch.uint8, device=device)
         sends = edge.source == rank
@@ -157,10 +159,6 @@ def meet(lines: Mapping[ChannelEdge, ChannelLines], rank: int, device: torch.dev
         work = work if sends else wire.receive(byte, edge.source, edge.tag(PAYLOAD))
         if work is not None:
             work.wait()
-
-
-def _world() -> dist.ProcessGroup:
-    return _made(dist.group.WORLD)
 
 
 def _made(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -216,12 +214,22 @@ class Outbox:
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Hands the tensors over, in order."""
         message, sizes = self._announce(tensors)
+
         if not self._ahead.fits(sizes):
             for size in self._ahead.sizes * self._ahead.posted:
                 message += self._post(self._filler(tensors), size)
             self._ahead.empty(sizes)
         for tensor, size in zip(tensors, self._ahead.sizes, strict=True):
-            message += self._post(self._payload(tensor) if tensor.nbytes else self._filler(tensors), size)
+            if tensor.nbytes:
+                through_host = self._lines.through_host and tensor.device.type != "cpu"
+                payload = tensor.cpu() if through_host else tensor
+                if payload.is_complex() or payload.is_neg():  # else a lazy conjugate sends what it is a view of
+                    payload = payload.resolve_conj().resolve_neg()
+                payload = payload.detach().contiguous().view(-1).view(torch.uint8)
+            else:
+                payload = self._filler(tensors)
+            message += self._post(payload, size)
+
         self._ahead.pass_on()
         self._pending.append(message)
         while len(self._pending) > self._window:
@@ -232,19 +240,6 @@ class Outbox:
         while self._pending:
             self._finish_oldest()
 
-    def _finish_oldest(self) -> None:
-        for work, _ in self._pending.popleft():
-            if work is not None:
-                work.wait()
-
-    def _payload(self, tensor: Tensor) -> Tensor:
-        through_host = self._lines.through_host and tensor.device.type != "cpu"
-        return _bytes_of(tensor.cpu() if through_host else tensor)
-
-    def _filler(self, tensors: Sequence[Tensor]) -> Tensor:
-        device = torch.device("cpu") if self._lines.through_host else tensors[0].device
-        return torch.zeros(1, dtype=torch.uint8, device=device)
-
     def _announce(self, tensors: Sequence[Tensor]) -> tuple[list[Posted], Sizes]:
         """Sends a message's notice; returns what it sent, and the bytes of the tensors."""
         kind = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
@@ -252,8 +247,11 @@ class Outbox:
         if known is not None:
             notice, sizes = known
             return [self._say(notice, NOTICE)], sizes
+
         layouts = layouts_of(tensors)
-        number, text, sizes = len(self._announced), _written(layouts), _sizes(layouts)
+        described = json.dumps([[list(layout.shape), str(layout.dtype).removeprefix("torch.")] for layout in layouts])
+        text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
+        number, sizes = len(self._announced), _sizes(layouts)
         self._announced[kind] = (torch.tensor([number, 0]), sizes)
         return [self._say(torch.tensor([number, text.numel()]), NOTICE), self._say(text, LAYOUT)], sizes
 
@@ -265,6 +263,15 @@ class Outbox:
         if posted_bytes == 0:
             return []
         return [(self._lines.tensors.send(memory, self._edge.target, self._edge.tag(PAYLOAD)), memory)]
+
+    def _filler(self, tensors: Sequence[Tensor]) -> Tensor:
+        device = torch.device("cpu") if self._lines.through_host else tensors[0].device
+        return torch.zeros(1, dtype=torch.uint8, device=device)
+
+    def _finish_oldest(self) -> None:
+        for work, _ in self._pending.popleft():
+            if work is not None:
+                work.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,13 +299,28 @@ class Inbox:
 
     def receive(self) -> Message:
         """Waits for the next message."""
-        layouts, sizes = self._next_layouts()
+        work, notice = self._notices.popleft()
+        if work is not None:
+            work.wait()
+        number, size = notice.tolist()
+        if size:  # the layout is new on this edge, and follows
+            text = torch.empty(size, dtype=torch.uint8)
+            work = self._lines.notices.receive(text, self._edge.source, self._edge.tag(LAYOUT))
+            if work is not None:
+                work.wait()
+            described: list[tuple[list[int], str]] = json.loads(text.numpy().tobytes())
+            new = tuple(Layout(tuple(shape), getattr(torch, dtype)) for shape, dtype in described)
+            self._layouts.append((new, _sizes(new)))
+        self._listen()
+        layouts, sizes = self._layouts[int(number)]
+
         if not self._ahead.fits(sizes):
             while self._posted:
                 self._arrived()
             self._ahead.empty(sizes)
             self._free.clear()
             self._post()
+
         memory = self._arrived()
         for _ in range(self._ahead.pass_on()):
             self._post()
@@ -312,21 +334,6 @@ class Inbox:
         if tuple(memory.nbytes for memory in message.memory) == self._ahead.sizes:
             self._free.append(message.memory)
 
-    def _next_layouts(self) -> tuple[Layouts, Sizes]:
-        work, notice = self._notices.popleft()
-        if work is not None:
-            work.wait()
-        number, size = notice.tolist()
-        if size:
-            text = torch.empty(size, dtype=torch.uint8)
-            described = self._lines.notices.receive(text, self._edge.source, self._edge.tag(LAYOUT))
-            if described is not None:
-                described.wait()
-            layouts = _read(text)
-            self._layouts.append((layouts, _sizes(layouts)))
-        self._listen()
-        return self._layouts[int(number)]
-
     def _listen(self) -> None:
         """Posts the receives of notices ahead."""
         while self._unannounced and len(self._notices) < RECEIVES_AHEAD:
@@ -336,12 +343,18 @@ class Inbox:
             self._unannounced -= 1
 
     def _post(self) -> None:
-        sizes = self._ahead.sizes
-        memory = self._free.pop() if self._free else tuple(self._new(size) for size in sizes)
-        self._posted.append([(self._receive(m) if m.nbytes else None, m) for m in memory])
-
-    def _receive(self, memory: Tensor) -> Work | None:
-        return self._lines.tensors.receive(memory, self._edge.source, self._edge.tag(PAYLOAD))
+        """Posts the receive of a message, into memory that is free or new."""
+        if self._free:
+            memory = self._free.pop()
+        else:
+            through_host = self._lines.through_host
+            device = torch.device("cpu") if through_host else self._device
+            pinned = through_host and self._device.type == "cuda"
+            memory = tuple(
+                torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned) for size in self._ahead.sizes
+            )
+        wire, source, tag = self._lines.tensors, self._edge.source, self._edge.tag(PAYLOAD)
+        self._posted.append([(wire.receive(m, source, tag) if m.nbytes else None, m) for m in memory])
 
     def _arrived(self) -> tuple[Tensor, ...]:
         """The memory of the oldest posted receive, once what was sent is in it."""
@@ -351,28 +364,6 @@ class Inbox:
                 work.wait()
         return tuple(memory for _, memory in message)
 
-    def _new(self, size_bytes: int) -> Tensor:
-        if self._lines.through_host:
-            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
-
 
 def _sizes(layouts: Layouts) -> Sizes:
     return tuple(layout.bytes for layout in layouts)
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """A tensor's numbers, in order, as bytes: what a lazy conjugate or negative stands for, not what it looks at."""
-    if tensor.is_complex() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def _written(layouts: Layouts) -> Tensor:
-    text = json.dumps([[list(layout.shape), str(layout.dtype).removeprefix("torch.")] for layout in layouts])
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def _read(text: Tensor) -> Layouts:
-    described: list[tuple[list[int], str]] = json.loads(text.numpy().tobytes())
-    return tuple(Layout(tuple(shape), getattr(torch, dtype)) for shape, dtype in described)

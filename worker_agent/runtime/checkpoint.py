@@ -3,7 +3,7 @@
 checkpoints/step-20/
     stage-0.safetensors          the stage's weights, frozen ones and buffers by their names in the whole model
     stage-0.state                older weight versions still needed, the optimizer's states, the loss scale
-    stage-0.json, manifest.json  which of them are whole (`manifest`)
+    stage-0.json, manifest.json  which of these files are whole (`manifest`)
 """
 
 import json
@@ -28,7 +28,7 @@ Buffers = Mapping[str, Tensor]
 class Untrained(Mapping[str, Tensor]):
     """The persistent buffers and the frozen parameters of some blocks by their names in the whole model.
 
-    They are what they are when they are asked for: a module may put another tensor in a buffer's place.
+    Every look-up gives what is there now: a module may put another tensor in a buffer's place.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> None:
@@ -95,7 +95,19 @@ def load_stage(
         state, _ = _load(directory / state_file)
     except (OSError, SafetensorError) as error:
         raise InvalidInputError("resume", f"must have readable checkpoint files ({error})", str(directory)) from error
-    _require_same(newest, {slot.name: slot.parameter for slot in weights.slots} | dict(buffers))
+
+    # The checkpoint must hold the model's tensors, with their shapes and types.
+    own = {slot.name: slot.parameter for slot in weights.slots} | dict(buffers)
+    rule = "must be of the model that wrote the checkpoint"
+    for name in sorted(own.keys() ^ newest.keys()):
+        where = "the checkpoint" if name in newest else "the model"
+        raise InvalidInputError("model", f"{rule}: only {where} has this tensor", name)
+    for name, tensor in own.items():
+        if (tensor.shape, tensor.dtype) != (newest[name].shape, newest[name].dtype):
+            saved = f"{tuple(newest[name].shape)} of {newest[name].dtype}"
+            given = f"{tuple(tensor.shape)} of {tensor.dtype}"
+            raise InvalidInputError(f"model.{name}", f"{rule}, {saved}", given)
+
     weights.load_version(int(metadata["newest"]), newest)
     for version in json.loads(metadata["older"]):
         weights.load_version(version, _under(f"version/{version}/", state))
@@ -105,19 +117,6 @@ def load_stage(
     with torch.no_grad():
         for name, buffer in buffers.items():
             buffer.copy_(newest[name])
-
-
-def _require_same(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Raises InvalidInputError unless the checkpoint holds the model's tensors, with their shapes and types."""
-    rule = "must be of the model that wrote the checkpoint"
-    for name in sorted(own.keys() ^ found.keys()):
-        where = "the checkpoint" if name in found else "the model"
-        raise InvalidInputError("model", f"{rule}: only {where} has this tensor", name)
-    for name, tensor in own.items():
-        if (tensor.shape, tensor.dtype) != (found[name].shape, found[name].dtype):
-            saved = f"{tuple(found[name].shape)} of {found[name].dtype}"
-            given = f"{tuple(tensor.shape)} of {tensor.dtype}"
-            raise InvalidInputError(f"model.{name}", f"{rule}, {saved}", given)
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

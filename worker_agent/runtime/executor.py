@@ -1,4 +1,4 @@
-"""Executor: the one loop over a stream's instructions. A schedule is the stream's business, not its."""
+"""Executor: the one loop over a stream's instructions. It knows no schedule: the order is the stream's alone."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -44,7 +44,7 @@ Feed = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What the executor tells others: the instruction it is at, an update with its loss, a checkpoint's moment."""
+    """Whom the executor calls: at every instruction, after an update with its loss, and for a checkpoint."""
 
     on_instruction: Callable[[int, Instruction], None]
     on_update: Callable[[int, Tensor | None], None]
@@ -54,7 +54,8 @@ class Hooks:
 class Executor:
     """Executes the stream of one stage. Between instructions all state is in the stage, the weights and the mail.
 
-    `among_stages` is there where the stream has exchanges among stages.
+    `inputs` are there on the first stage, `targets` on the last one, `replicas` where the stage has several, and
+    `among_stages` where the stream has exchanges among stages.
     `update_microbatches` is the number of microbatches whose mean gradient makes an update on this worker.
     """
 
@@ -100,14 +101,9 @@ class Executor:
         run_together([self], self._instructions)
         self._mail.flush()
 
-    def step(self, instruction: Instruction) -> None:
+    def step(self, instruction: Instruction) -> None:  # noqa: C901 (one case an instruction)
         """Executes the next instruction of its stream, which is this one."""
         retired = next(self._retiring)
-        self._execute(instruction, retired)
-        for version in retired:
-            self._weights.retire(version, keep=not self._exchanged and not isinstance(instruction, Checkpoint))
-
-    def _execute(self, instruction: Instruction, retired: Sequence[int]) -> None:  # noqa: C901 (one case an instruction)
         match instruction:
             case Forward(microbatch=k, version=version):
                 self._weights.use(version)
@@ -129,12 +125,18 @@ class Executor:
                 self._mail.send_gradient(peer, self._outgoing_gradients.pop(k))
             case RecvGradient(microbatch=k, peer=peer):
                 self._gradients[k] = self._mail.receive_gradient(k, peer)
-            case StartReduce():
-                self._start_reduce(instruction)
+            case StartReduce(version=version, source=source):
+                if source in (None, self._rank):
+                    self._completes = instruction
+                else:
+                    self._among_replicas.expect(version, source)
+                    self._exchanged[version] = []
             case ReduceGradients():
                 self._reduce(instruction)
-            case ReduceTied() | ReduceNorm():
-                self._exchange_among_stages(instruction)
+            case ReduceTied(stages=stages):
+                self._among_other_stages.sum_tied(stages)
+            case ReduceNorm():
+                self._among_other_stages.agree_on_norm()
             case Update(version=version):
                 self._stage.end_minibatch()
                 self._weights.update(version, keep_base=version - 1 not in retired)
@@ -144,32 +146,41 @@ class Executor:
                 self._hooks.on_checkpoint(instruction)
             case _:
                 assert_never(instruction)
+        for version in retired:
+            self._weights.retire(version, keep=not self._exchanged and not isinstance(instruction, Checkpoint))
 
     def _forward(self, k: int) -> None:
-        outputs = self._stage.forward(k, self._inputs_of(k), self._targets(k) if self._targets else None)
+        if self._inputs is None:
+            inputs = tuple(t.detach().requires_grad_(carries_gradient(t)) for t in self._received.pop(k))
+        else:
+            fed = self._inputs(k)
+            inputs = fed if isinstance(fed, tuple) else (fed,)
+        outputs = self._stage.forward(k, inputs, self._targets(k) if self._targets else None)
         if self._stage.criterion is None:
             self._outgoing[k] = outputs
         else:
             self._losses.append(outputs[0])
 
-    def _inputs_of(self, k: int) -> Tensors:
-        if self._inputs is None:
-            return tuple(t.detach().requires_grad_(carries_gradient(t)) for t in self._received.pop(k))
-        inputs = self._inputs(k)
-        return inputs if isinstance(inputs, tuple) else (inputs,)
-
     def _backward(self, k: int) -> None:
+        """The stage's backward. If it completes the gradients of an exchange, these are on their way at its end."""
         if self._stage.criterion is None:
-            gradients: Sequence[Tensor] = self._gradients.pop(k)
+            gradients: Tensors = tuple(self._gradients.pop(k))
         else:
-            gradients = [torch.full_like(self._losses[-1], self._loss_scale() / self._update_microbatches)]
-        to_inputs = self._exchanging_backward(k, tuple(gradients))
+            loss_scale = self._among_stages.loss_scale if self._among_stages else 1.0
+            gradients = (torch.full_like(self._losses[-1], loss_scale / self._update_microbatches),)
+
+        started, self._completes = self._completes, None
+        if started is None:
+            self._gathers = True
+            to_inputs = self._stage.backward(k, gradients)
+        else:
+            with self._among_replicas.exchanging(started.version, self._weights.graded, started.source):
+                to_inputs = self._stage.backward(k, gradients)
+            self._note_exchanged(started.version)
+
         if self._inputs is None:
             self._outgoing_gradients[k] = to_inputs
         self._mail.release(k, kept=self._stage.kept_storages(k))
-
-    def _loss_scale(self) -> float:
-        return self._among_stages.loss_scale if self._among_stages else 1.0
 
     def _backward_weight(self, microbatches: Sequence[int]) -> None:
         started, self._completes = self._completes, None
@@ -183,34 +194,10 @@ class Executor:
         for k in microbatches:
             self._mail.release(k)
 
-    def _exchanging_backward(self, k: int, gradients: Tensors) -> Tensors:
-        """The stage's backward. If it completes the gradients of an exchange, these are on their way at its end."""
-        started, self._completes = self._completes, None
-        if started is None:
-            self._gathers = True
-            return self._stage.backward(k, gradients)
-        with self._among_replicas.exchanging(started.version, self._weights.graded, started.source):
-            to_inputs = self._stage.backward(k, gradients)
-        self._note_exchanged(started.version)
-        return to_inputs
-
     def _note_exchanged(self, version: int) -> None:
         """The gradients for a version are on their way: what comes now is for the next one."""
         self._exchanged[version], self._losses = self._losses, []
         self._gathers = False
-
-    @property
-    def _among_replicas(self) -> Replicas:
-        if self._replicas is None:
-            raise ScheduleError("a gradient exchange on a stage without replicas")
-        return self._replicas
-
-    def _start_reduce(self, start: StartReduce) -> None:
-        if start.source in (None, self._rank):
-            self._completes = start
-        else:
-            self._among_replicas.expect(start.version, start.source)
-            self._exchanged[start.version] = []
 
     def _reduce(self, exchange: ReduceGradients) -> None:
         replicas = self._among_replicas
@@ -219,16 +206,20 @@ class Executor:
             replicas.give(exchange.version, self._weights.graded, exchange.source)
         self._weights.set_gradients(replicas.gradients(exchange.version, own=exchange.source == self._rank))
 
-    def _exchange_among_stages(self, instruction: ReduceTied | ReduceNorm) -> None:
+    @property
+    def _among_replicas(self) -> Replicas:
+        if self._replicas is None:
+            raise ScheduleError("a gradient exchange on a stage without replicas")
+        return self._replicas
+
+    @property
+    def _among_other_stages(self) -> StagesTogether:
         if self._among_stages is None:
             raise ScheduleError("an exchange among stages without its parts")
-        if isinstance(instruction, ReduceTied):
-            self._among_stages.sum_tied(instruction.stages)
-        else:
-            self._among_stages.agree_on_norm()
+        return self._among_stages
 
     def _take_loss(self, version: int) -> Tensor | None:
-        """Of the microbatches whose gradients made the version."""
+        """The mean loss of the microbatches whose gradients made the version."""
         losses = self._exchanged.pop(version, None)
         if losses is None:
             losses, self._losses = self._losses, []
@@ -236,7 +227,10 @@ class Executor:
         return torch.stack(losses).mean() if losses else None
 
     def held_bytes(self) -> int:
-        """Bytes of versions, sets of gradients, optimizer states, and microbatches kept whole, by input, or for p2."""
+        """Bytes of weight versions, gradients, optimizer states, and of microbatches kept whole, by input, or for p2.
+
+        p2 is the second half of a split backward (`BackwardWeight`).
+        """
         stage, weights, kept = self._stage, self._weights, self._stage.kept.values()
         graphs = sum(k.activation_bytes for k in kept if k.roots)
         inputs = sum(t.nbytes for k in kept if not k.roots for t in k.inputs)

@@ -22,7 +22,7 @@ class FeedSource(Protocol):
 
 
 class Busy(Protocol):
-    """Who is told what the host does meanwhile."""
+    """Takes note of what the host does."""
 
     def during(self, activity: Activity) -> AbstractContextManager[None]:
         """While it is active."""
@@ -37,11 +37,11 @@ class _Loaded:
 
 
 class MicrobatchFeed:
-    """Microbatches, numbered from 1, where and as the stages compute.
+    """Microbatches, numbered from 1, on the device and in the type in which the stages compute.
 
-    `order` are the numbers in the order in which they are asked for. With `ahead` the next one is loaded as soon as it
-    is known that the device has work, and copied beside that work, from pinned memory: on the same thread, so that
-    the data's own code is called in the same order as ever.
+    `order` are the numbers in the order in which they are asked for. With `ahead` the next microbatch is loaded as soon
+    as the device has work, and copied beside that work, from pinned memory. This happens on the same thread: the data's
+    own code is always called in the same order.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MicrobatchFeed:
         return targets
 
     def load_ahead(self) -> None:
-        """The device has work: loads the next microbatch, unless it is there."""
+        """Loads the next microbatch, unless it is there; called when the device has work."""
         if not self._ahead or self._next is not None:
             return
         number = next(self._order, None)
@@ -92,7 +92,7 @@ class MicrobatchFeed:
             self._next = self._current if same else self._load(number)
 
     def _taken(self, number: int) -> _Loaded:
-        """The microbatch, there for what the current stream is given from now on."""
+        """The microbatch, ready for whatever the current CUDA stream is given from now on."""
         if self._next is not None and self._next.number == number:
             self._current, self._next = self._next, None
         elif self._current is None or self._current.number != number:

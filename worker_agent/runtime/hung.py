@@ -1,11 +1,11 @@
-"""Hung: finds ranks that neither end nor go on, and ends them, so that a run that hangs fails and says why.
+"""Hung: finds ranks that neither end nor go on, and ends them: a run that hangs fails, and says why.
 
-A rank gives a sign of life twice a second, whatever it waits for. One that gives none any more is stopped, or holds
-the interpreter. One that does, but gets no further with work that waits for nobody, is lost in the model. How far a
-rank is, its device says: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may take as
-long as the other ranks wait for them. Whoever waits for another rank is not to blame, however long it waits.
+A rank gives a sign of life twice a second, whatever it waits for. A rank that gives none any more is stopped, or holds
+the interpreter. A rank that does, but gets no further with work that waits for nobody, is lost in the model. Its device
+says how far a rank is: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may take as
+long as the other ranks wait for them. A rank that waits for another one is not to blame, however long it waits.
 
-Only time counts in which the hunter itself was looking: a machine that was suspended, or a container that was paused,
+Only time in which the hunter itself was looking counts: a machine that was suspended, or a container that was paused,
 goes on with all its ranks.
 """
 
@@ -51,7 +51,10 @@ _INTERVAL_S, _LONGEST_LOOK_S = 0.25, 1.0
 
 @dataclass(slots=True)
 class Seen:
-    """What was last seen of a rank, and since when on the hunter's clock."""
+    """What was last seen of a rank, and since when, on the hunter's clock.
+
+    `place` is its instruction, when that began, what its host does, and how many instructions its device has finished.
+    """
 
     pulse_s: float
     pulse_since_s: float
@@ -71,7 +74,7 @@ class Hunter:
         self._clock_s = 0.0
         self._seen: dict[int, Seen] = {}
         self._ended: set[int] = set()
-        self._first_batch: dict[int, int] = {}
+        self._first_batch: dict[int, int] = {}  # how many instructions a rank's first batch has
 
     @cached_property
     def _begun(self) -> tuple[RunJob, Program]:
@@ -90,55 +93,77 @@ class Hunter:
             if status is not None and status.pulse_s < self._begun_s:
                 status = None  # of an earlier attempt
             process = status.process if status else _starting(rank)
-            if process is not None and _is_alive(process):
-                reason = self._reason(rank, status, process)
-                if reason is not None:
-                    self._end(rank, process, reason)
+            if process is None:
+                continue
+            try:
+                os.kill(process, 0)
+            except ProcessLookupError:
+                continue  # one that has ended is torchrun's matter
 
-    def _reason(self, rank: int, status: Status | None, process: int) -> str | None:
+            place = (STARTING, 0.0, 0, 0)
+            if status:
+                place = (status.instruction, status.started_s, status.activity, status.finished)
+            pulse_s = status.pulse_s if status else 0.0
+            seen = self._seen.setdefault(rank, Seen(pulse_s, self._clock_s, place, self._clock_s))
+            if seen.pulse_s != pulse_s:
+                seen.pulse_s, seen.pulse_since_s = pulse_s, self._clock_s
+            if seen.place != place:
+                seen.place, seen.place_since_s = place, self._clock_s
+
+            reason = self._reason(rank, status, seen, process)
+            if reason is not None:
+                self._ended.add(rank)
+                write(self._job.directory.failure(rank), RankFailure(kind="hung", message=reason))
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+    def _reason(self, rank: int, status: Status | None, seen: Seen, process: int) -> str | None:
         """Why a rank is hung; None if it is not."""
-        seen = self._notice(rank, status)
-        silent_s = self._clock_s - seen.pulse_since_s
         instruction = status.instruction if status else STARTING
+        silent_s = self._clock_s - seen.pulse_since_s
         if instruction >= 0 and silent_s > SILENT_S:
             return f"hung: no sign of life for {silent_s:.0f} s"
         if instruction < 0:
-            reason = self._silence(seen, silent_s, process) or self._delay(seen)
+            reason = self._reason_beside_stream(seen, silent_s, process)
             if reason is not None or status is None or instruction != ENDING:
                 return reason
+
         busy_s = self._clock_s - seen.place_since_s
         if status is None or busy_s <= min(SILENT_S, self._job.timeout_s):
             return None
         stream = self._begun[1].streams[rank]
         held = holdup(status, stream.instructions)
         limit_s = self._limit_s(stream, held)
-        return None if limit_s is None or busy_s <= limit_s else _sentence(held, stream, busy_s)
+        if limit_s is None or busy_s <= limit_s:
+            return None
 
-    def _notice(self, rank: int, status: Status | None) -> Seen:
-        now_s = self._clock_s
-        pulse_s = status.pulse_s if status else 0.0
-        place = (STARTING, 0.0, 0, 0)
-        if status:
-            place = (status.instruction, status.started_s, status.activity, status.finished)
-        seen = self._seen.setdefault(rank, Seen(pulse_s, now_s, place, now_s))
-        if seen.pulse_s != pulse_s:
-            seen.pulse_s, seen.pulse_since_s = pulse_s, now_s
-        if seen.place != place:
-            seen.place, seen.place_since_s = place, now_s
-        return seen
+        if held.activity is Activity.DATA:
+            return f"hung: {busy_s:.0f} s at its data"
+        if held.activity is Activity.CHECKPOINT:
+            return f"hung: {busy_s:.0f} s at its checkpoint"
+        if held.on_device:
+            at = format_instruction(stream.instructions[held.unfinished.start])
+            return f"hung: {busy_s:.0f} s in one instruction of its device, {at}, with its host"
+        return f"hung: {busy_s:.0f} s in one instruction"
 
-    def _silence(self, seen: Seen, silent_s: float, process: int) -> str | None:
-        """Of a rank that is at no instruction: the import of a large library gives no sign of life either."""
-        if not _is_stopped(process):
+    def _reason_beside_stream(self, seen: Seen, silent_s: float, process: int) -> str | None:
+        """Why a rank that is at no instruction is hung; None if it is not."""
+        stopped = False  # by a signal, or a debugger
+        with suppress(OSError):
+            stopped = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+
+        # Importing a large library gives no sign of life either: silence counts late, but soon of a stopped process.
+        if not stopped:
             seen.stopped_since_s = None
-            return f"hung: no sign of life for {silent_s:.0f} s" if silent_s > STARTING_S else None
-        if seen.stopped_since_s is None:
-            seen.stopped_since_s = self._clock_s
-        stopped_s = self._clock_s - max(seen.stopped_since_s, seen.pulse_since_s)
-        return f"hung: no sign of life for {silent_s:.0f} s" if stopped_s > SILENT_S else None
+            is_silent = silent_s > STARTING_S
+        else:
+            if seen.stopped_since_s is None:
+                seen.stopped_since_s = self._clock_s
+            is_silent = self._clock_s - max(seen.stopped_since_s, seen.pulse_since_s) > SILENT_S
+        if is_silent:
+            return f"hung: no sign of life for {silent_s:.0f} s"
 
-    def _delay(self, seen: Seen) -> str | None:
-        """Of a rank that gives signs of life before its first instruction: the others wait for it, but not longer."""
+        # The others wait for it before its first instruction, but no longer than this.
         busy_s = self._clock_s - seen.place_since_s
         late = seen.place[0] == STARTING and busy_s > self._job.timeout_s
         return f"hung: {busy_s:.0f} s before its first instruction" if late else None
@@ -146,57 +171,40 @@ class Hunter:
     def _limit_s(self, stream: Stream, held: Holdup) -> float | None:
         """How long a rank may finish nothing of what it is at; None where it waits for others.
 
-        The first batch may take any time that the others wait: a model may be compiled in it.
+        The first batch may take as long as the others wait for it: a model may be compiled in it.
         """
         if held.activity is Activity.PEER:
             return None
-        if held.activity is not Activity.OWN or held.unfinished.start < self._first_batch_of(stream):
+        if held.activity is not Activity.OWN:
             return self._job.timeout_s
-        unfinished = stream.instructions[held.unfinished.start : held.unfinished.stop]
-        pipeline = self._begun[1].pipeline
-        costs = [self._job.plan.costs[pipeline.stage_of(stream.stage, each.chunk)] for each in unfinished]
-        predicted_s = sum(map(_predicted_s, costs, unfinished))
-        return min(max(SILENT_S, PREDICTED_TIMES * max(predicted_s, _microbatch_s(costs[0]))), self._job.timeout_s)
 
-    def _first_batch_of(self, stream: Stream) -> int:
-        """How many instructions a rank's first batch has."""
         if stream.rank not in self._first_batch:
             begun, program = self._begun
             version = (begun.first_step + 1) * program.schedule.updates_a_batch(program.pipeline, stream.stage)
-            ends = (i for i, each in enumerate(stream.instructions, 1) if _makes(each, version))
+            numbered = enumerate(stream.instructions, 1)
+            ends = (i for i, each in numbered if isinstance(each, Update) and each.version == version)
             self._first_batch[stream.rank] = next(ends, len(stream.instructions))
-        return self._first_batch[stream.rank]
+        if held.unfinished.start < self._first_batch[stream.rank]:
+            return self._job.timeout_s
 
-    def _end(self, rank: int, process: int, reason: str) -> None:
-        self._ended.add(rank)
-        write(self._job.directory.failure(rank), RankFailure(kind="hung", message=reason))
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-def _sentence(held: Holdup, stream: Stream, busy_s: float) -> str:
-    match held.activity:
-        case Activity.DATA:
-            return f"hung: {busy_s:.0f} s at its data"
-        case Activity.CHECKPOINT:
-            return f"hung: {busy_s:.0f} s at its checkpoint"
-    if held.on_device:
-        at = format_instruction(stream.instructions[held.unfinished.start])
-        return f"hung: {busy_s:.0f} s in one instruction of its device, {at}, with its host"
-    return f"hung: {busy_s:.0f} s in one instruction"
+        unfinished = stream.instructions[held.unfinished.start : held.unfinished.stop]
+        pipeline = self._begun[1].pipeline
+        costs = [self._job.plan.costs[pipeline.stage_of(stream.stage, each.chunk)] for each in unfinished]
+        microbatch_s = costs[0].forward_s + costs[0].backward_s + costs[0].recompute_s
+        predicted_s = max(sum(map(_predicted_s, costs, unfinished)), microbatch_s)
+        return min(max(SILENT_S, PREDICTED_TIMES * predicted_s), self._job.timeout_s)
 
 
-def _makes(instruction: Instruction, version: int) -> bool:
-    return isinstance(instruction, Update) and instruction.version == version
-
-
-def _microbatch_s(costs: StageCosts) -> float:
-    """A microbatch's work on a stage."""
-    return costs.forward_s + costs.backward_s + costs.recompute_s
+@contextmanager
+def hunting(job: RunJob, here: Sequence[int]) -> Iterator[None]:
+    """While it is active, ranks that hang are ended."""
+    hunter = Hunter(job, here, time.monotonic())
+    with polling(lambda: hunter.look(time.monotonic()), _INTERVAL_S, name="hunter"):
+        yield
 
 
 def _predicted_s(costs: StageCosts, instruction: Instruction) -> float:
-    """No less than the plan predicts for an instruction: any part of a backward counts as the whole."""
+    """At least what the plan predicts for an instruction: any part of a backward counts as the whole."""
     match instruction:
         case Forward():
             return costs.forward_s
@@ -210,35 +218,11 @@ def _predicted_s(costs: StageCosts, instruction: Instruction) -> float:
             return 0.0
 
 
-@contextmanager
-def hunting(job: RunJob, here: Sequence[int]) -> Iterator[None]:
-    """While it is active, ranks that hang are ended."""
-    hunter = Hunter(job, here, time.monotonic())
-    with polling(lambda: hunter.look(time.monotonic()), _INTERVAL_S, name="hunter"):
-        yield
-
-
 def _starting(rank: int) -> int | None:
-    """The process of a rank that has not said which it is: the child of this one with its number."""
+    """The process of a rank that has not reported yet: the child of this process with the rank's number."""
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
             with suppress(OSError):
                 if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():
                     return int(child)
     return None
-
-
-def _is_alive(process: int) -> bool:
-    """Whether it is there: one that has ended is torchrun's matter."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _is_stopped(process: int) -> bool:
-    """Whether a signal, or a debugger, has stopped a process."""
-    with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    return False

@@ -1,19 +1,21 @@
-"""Learning rates: a pure function of the step, so that a resumed run goes on with the rate that it would have had.
+"""Job: everything that the ranks of a run are told, the files of the run, and who may work on them.
 
-Loss scale: keeps small gradients above what float16 can hold (Micikevicius et al. 2018, section 3.2).
+`RunJob` is what the launcher writes to a file that all ranks of the run read. `RunDirectory` names the files.
 
-The loss is multiplied by it, the gradients are divided by it before the update. An update whose gradients overflowed is
-left out, on all stages, and the scale is halved; after many good ones it is doubled.
+`share` is the schedule of the learning rate. It is a pure function of the step: a resumed run goes on with the rate
+that it would have had.
 
-Lock: one run at a time in a folder.
+`LossScale` keeps small gradients above what float16 can hold (Micikevicius et al. 2018, section 3.2). The loss is
+multiplied by it, the gradients are divided by it before the update. An update whose gradients overflowed is left out,
+on all stages, and the scale is halved; after many good updates it is doubled.
+
+`holding` lets one run at a time work in a folder.
 
     run.lock      whoever launches a run holds it alone; it says who that is
     ranks/alive   every rank holds it, together with the others, for as long as it lives
 
-The ranks have one of their own because they may outlive their launcher: for half a second where it is killed, for good
-where a rank is stopped. The system lets go of a lock when its process ends, however it ends.
-
-RunJob: everything that a rank is told. The launcher writes it to a file that all ranks of a run read.
+The ranks have a lock of their own because they may outlive their launcher: for half a second where it is killed, for
+good where a rank is stopped. The system releases a lock when its process ends, however it ends.
 """
 
 import fcntl
@@ -44,130 +46,7 @@ from pipeplan.simulation.predict import long_program_of
 from worker_agent.runtime.manifest import Manifest, describe
 from worker_agent.runtime.status import status_path
 
-_DECAYS: dict[str, Callable[[float], float]] = {
-    "constant": lambda done: 1.0,
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: (1.0 + cos(pi * done)) / 2.0,
-}
-"""The share of the learning rate by how much of the decay, from 0 to 1, is done."""
-
-
-def share(schedule: str, step: int, *, warmup_steps: int, decay_steps: int) -> float:
-    """The share of the learning rate that the update of a step (from 0) takes.
-
-    It rises in a straight line, (step + 1) / warmup_steps, to 1 at the last step of the warm-up; from step
-    `warmup_steps` on, where it is 1 still, it decays to 0 at step `decay_steps` and stays there.
-    """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    decaying = max(decay_steps - warmup_steps, 1)
-    return _DECAYS[schedule](min((step - warmup_steps) / decaying, 1.0))
-
-
-INITIAL = 2.0**16
-GROWTH_STEPS = 2000
-"""So many good updates in a row double the scale. With the initial one, the numbers of torch's GradScaler."""
-
-LEAST = 2.0**-16
-"""No loss has to be made so small: a gradient that still overflows is not a matter of scale."""
-
-
-class LossScale:
-    """The scale of the loss of the batches that come, the same on every rank; part of a checkpoint."""
-
-    def __init__(self, initial: float) -> None:
-        self.scale = initial
-        self._good_steps = 0
-
-    def grow(self) -> None:
-        """After an update with finite gradients."""
-        self._good_steps += 1
-        if self._good_steps == GROWTH_STEPS:
-            self.scale, self._good_steps = 2.0 * self.scale, 0
-
-    def shrink(self) -> None:
-        """After one that was left out. Raises RunFailedError if that leads nowhere."""
-        self.scale, self._good_steps = self.scale / 2.0, 0
-        if self.scale < LEAST:
-            raise RunFailedError(f"gradients overflow with a loss scale of {2.0 * self.scale:g}: they are not finite")
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it."""
-        numbers = {"scale": self.scale, "good_steps": float(self._good_steps)}
-        return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Sets it to what `tensors` gave. Raises InvalidInputError for a checkpoint without one."""
-        require("scale" in tensors, "resume", "must be a checkpoint of a run with a loss scale", sorted(tensors))
-        self.scale, self._good_steps = float(tensors["scale"]), int(tensors["good_steps"])
-
-
 _log = logging.getLogger(__name__)
-
-LEFT_OVER_S = 10.0
-"""How long the ranks of a run whose launcher was killed are waited for."""
-
-_LOOK_S = 0.1
-
-
-@contextmanager
-def holding(root: Path) -> Iterator[None]:
-    """Holds a run's folder, which it makes where there is none.
-
-    Raises InvalidInputError that names the holder where another run has it, RunFailedError where it cannot be made.
-    """
-    try:
-        (root / "ranks").mkdir(parents=True, exist_ok=True)
-        descriptor = _open(root / "run.lock")
-    except OSError as error:
-        raise RunFailedError(f"cannot prepare the run's folder {root}: {error}") from error
-    try:
-        if not _take(descriptor, fcntl.LOCK_EX, root):
-            holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-            rule = f"must be free, and {holder or 'another run'} has it: wait for its end, or name another folder"
-            raise InvalidInputError("out", rule, str(root))
-        os.ftruncate(descriptor, 0)
-        started = datetime.now().astimezone().isoformat(timespec="seconds")
-        os.pwrite(descriptor, f"process {os.getpid()} on {node()}, since {started}\n".encode(), 0)
-        _await_ranks(root)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def live_in(root: Path) -> None:
-    """Says that a rank of this folder's run lives, until this process ends."""
-    _take(_open(root / "ranks" / "alive"), fcntl.LOCK_SH, root)
-
-
-def _await_ranks(root: Path) -> None:
-    """Raises InvalidInputError if ranks of an earlier run go on."""
-    descriptor = _open(root / "ranks" / "alive")
-    try:
-        deadline_s = time.monotonic() + LEFT_OVER_S
-        while not _take(descriptor, fcntl.LOCK_EX, root):
-            if time.monotonic() > deadline_s:
-                rule = "must be free, and ranks of an earlier run, whose launcher is gone, still live: end them first"
-                raise InvalidInputError("out", rule, str(root))
-            time.sleep(_LOOK_S)
-    finally:
-        os.close(descriptor)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-
-
-def _take(descriptor: int, kind: int, root: Path) -> bool:
-    """Whether the lock could be had at once. Says so where the file system has none: then nobody is kept out."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        _log.warning("%s: the file system has no locks (%s): two runs in this folder would not be noticed", root, error)
-    return True
-
 
 RECORDED_INSTRUCTIONS = 100_000
 """Of all ranks together, at a run's start and again at its end: some 10 MB of trace each."""
@@ -175,17 +54,36 @@ RECORDED_INSTRUCTIONS = 100_000
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "host", "nccl")
 
+INITIAL = 2.0**16
+GROWTH_STEPS = 2000
+"""So many good updates in a row double the loss scale. With the initial one, the numbers of torch's GradScaler."""
+
+LEAST = 2.0**-16
+"""No loss has to be made so small: a gradient that still overflows is not a matter of scale."""
+
+_DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: (1.0 + cos(pi * done)) / 2.0,
+}
+"""The share of the learning rate by how much of the decay is done, from 0 to 1."""
+
+LEFT_OVER_S = 10.0
+"""How long `holding` waits for the ranks of a run whose launcher was killed."""
+
+_LOOK_S = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob(TrainingOptions):
     """An execution of a plan: batches [first_step, steps) of the data, from a seed or from a checkpoint.
 
-    Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank.
-    `transport` says how GPUs' tensors travel: by NCCL ("auto"), or through the host by gloo, where ranks may share one.
-    Of a run of more than twice `recorded_batches` every instruction of so many is recorded at its start and at its end
-    (None: of as many as hold `RECORDED_INSTRUCTIONS`).
-    `tied` are the groups of stages that share weights, which the ranks find. `schedules` are those that whoever starts
-    the run named as package.module:Class: every rank loads them.
+    Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank. `transport` says how
+    GPUs' tensors travel: by NCCL ("auto"), or through the host by gloo, where several ranks may share a GPU.
+
+    Of a run with more than twice `recorded_batches` batches, every instruction is recorded of that many batches at the
+    start and at the end (None: of as many as hold `RECORDED_INSTRUCTIONS`). `tied` are the groups of stages that share
+    weights, which the ranks find.
     """
 
     plan: Plan
@@ -269,9 +167,9 @@ class RunJob(TrainingOptions):
         )
 
     def window(self, program: Program) -> int | None:
-        """Of how many batches, at the start and at the end, every instruction is recorded; None: of all of them.
+        """Of how many batches, at the start and at the end, every instruction is recorded; None: of all batches.
 
-        They are no fewer than fill the pipeline.
+        They are never fewer than fill the pipeline.
         """
         a_batch = sum(len(stream.instructions) for stream in program.streams) / self.batches
         asked = int(RECORDED_INSTRUCTIONS / a_batch) if self.recorded_batches is None else self.recorded_batches
@@ -279,7 +177,7 @@ class RunJob(TrainingOptions):
         return window if self.batches > 2 * window else None
 
     def program(self) -> Program:
-        """What the ranks execute; of a long run the instructions are made when they are asked for."""
+        """What the ranks execute. The instructions of a long run are made when they are asked for."""
         return long_program_of(
             self.plan,
             batches=self.batches,
@@ -295,7 +193,7 @@ class RunDirectory:
 
     plan.json  timeline.json  run.json  steps.csv  trace.json  checkpoints/step-K/        for the user
     logs/rank-N.log                                  what each rank printed
-    run.lock  ranks/alive                            who works here (`lock`)
+    run.lock  ranks/alive                            who works here (`holding`)
     ranks/job.json                                   between launcher and ranks, and of each rank:
     ranks/rank-N.status  rank-N.batches  rank-N.result.json  rank-N.failure.json
     """
@@ -349,8 +247,106 @@ def write_job(job: RunJob) -> Path:
 
 
 def read_job(path: Path) -> RunJob:
-    """The job that `write_job` wrote, with the schedules that its starter named loaded."""
+    """The job that `write_job` wrote, once the schedules that its starter named are loaded."""
     text = path.read_bytes()
     for reference in json.loads(text).get("schedules", ()):
         load(reference)
     return read_record(RunJob, text)
+
+
+def share(schedule: str, step: int, *, warmup_steps: int, decay_steps: int) -> float:
+    """The share of the learning rate that the update of a step (from 0) takes.
+
+    It rises in a straight line, (step + 1) / warmup_steps, to 1 at the last step of the warm-up; from step
+    `warmup_steps` on, where it is 1 still, it decays to 0 at step `decay_steps` and stays there.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    decaying = max(decay_steps - warmup_steps, 1)
+    return _DECAYS[schedule](min((step - warmup_steps) / decaying, 1.0))
+
+
+class LossScale:
+    """The scale of the loss of the batches that come, the same on every rank; part of a checkpoint."""
+
+    def __init__(self, initial: float) -> None:
+        self.scale = initial
+        self._good_steps = 0
+
+    def grow(self) -> None:
+        """After an update with finite gradients."""
+        self._good_steps += 1
+        if self._good_steps == GROWTH_STEPS:
+            self.scale, self._good_steps = 2.0 * self.scale, 0
+
+    def shrink(self) -> None:
+        """After an update that was left out. Raises RunFailedError if no smaller scale would help."""
+        self.scale, self._good_steps = self.scale / 2.0, 0
+        if self.scale < LEAST:
+            raise RunFailedError(f"gradients overflow with a loss scale of {2.0 * self.scale:g}: they are not finite")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it."""
+        numbers = {"scale": self.scale, "good_steps": float(self._good_steps)}
+        return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Sets it to what `tensors` gave. Raises InvalidInputError for a checkpoint without one."""
+        require("scale" in tensors, "resume", "must be a checkpoint of a run with a loss scale", sorted(tensors))
+        self.scale, self._good_steps = float(tensors["scale"]), int(tensors["good_steps"])
+
+
+@contextmanager
+def holding(root: Path) -> Iterator[None]:
+    """Holds a run's folder, which it makes where there is none.
+
+    Raises InvalidInputError naming the holder where another run has the folder, RunFailedError where it cannot be made.
+    """
+    try:
+        (root / "ranks").mkdir(parents=True, exist_ok=True)
+        descriptor = _open(root / "run.lock")
+    except OSError as error:
+        raise RunFailedError(f"cannot prepare the run's folder {root}: {error}") from error
+    try:
+        if not _take(descriptor, fcntl.LOCK_EX, root):
+            holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+            rule = f"must be free, and {holder or 'another run'} has it: wait for its end, or name another folder"
+            raise InvalidInputError("out", rule, str(root))
+        os.ftruncate(descriptor, 0)
+        started = datetime.now().astimezone().isoformat(timespec="seconds")
+        os.pwrite(descriptor, f"process {os.getpid()} on {node()}, since {started}\n".encode(), 0)
+
+        # Ranks of an earlier run may outlive their launcher.
+        alive = _open(root / "ranks" / "alive")
+        try:
+            deadline_s = time.monotonic() + LEFT_OVER_S
+            while not _take(alive, fcntl.LOCK_EX, root):
+                if time.monotonic() > deadline_s:
+                    rule = "must be free, and ranks of an earlier run, whose launcher is gone, still live"
+                    raise InvalidInputError("out", f"{rule}: end them first", str(root))
+                time.sleep(_LOOK_S)
+        finally:
+            os.close(alive)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def live_in(root: Path) -> None:
+    """Says that a rank of this folder's run lives, until this process ends."""
+    _take(_open(root / "ranks" / "alive"), fcntl.LOCK_SH, root)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def _take(descriptor: int, kind: int, root: Path) -> bool:
+    """Whether the lock could be taken at once. Warns where the file system has no locks: then nobody is kept out."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _log.warning("%s: the file system has no locks (%s): two runs in this folder would not be noticed", root, error)
+    return True

@@ -1,4 +1,4 @@
-"""Launch: starts a run's ranks on this node through torchrun's own agent, watches them, and tells who failed."""
+"""Launch: starts a run's ranks on this node through torchrun's own agent, watches them, and says which one failed."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from worker_agent.models.spec import described
 from worker_agent.runtime.hung import hunting
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.manifest import clear
-from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, Status, holdup, read_status
+from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, holdup, read_status
 from worker_agent.runtime.watch import OnProgress, watching
 
 _LOOK_S = 0.1
@@ -41,19 +41,6 @@ def launch(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> 
     that a rank found; OtherNodeError if the cause is on another node. No process is left when it returns.
     """
     directory = job.directory
-    path = _prepare(job)
-    _run_ranks(job, path, on_progress, place)
-    found = [_result(directory.result(rank), place) for rank in range(job.plan.workers)]
-    missing = [rank for rank, result in enumerate(found) if result is None]
-    if missing:
-        why = f"rank {missing[0]} ended without a result; log: {directory.log(missing[0])}"
-        raise RunFailedError(why, rank=missing[0])
-    return tuple(result for result in found if result is not None)
-
-
-def _prepare(job: RunJob) -> Path:
-    """Makes the folder ready: the job is there, and nothing that an earlier attempt left unfinished."""
-    directory = job.directory
     try:
         path = write_job(job)
         for stale in (*directory.ranks.glob("rank-*"), *directory.root.glob("logs/rank-*.log")):
@@ -61,7 +48,23 @@ def _prepare(job: RunJob) -> Path:
         clear(directory.checkpoints, after=job.first_step)
     except OSError as error:
         raise RunFailedError(f"cannot prepare the run's folder {directory.root}: {error}") from error
-    return path
+
+    _run_ranks(job, path, on_progress, place)
+
+    found: list[RankResult | None] = []
+    pause = threading.Event()
+    for rank in range(job.plan.workers):
+        # Over the network a file of another node may take a while to be seen.
+        for _ in range(_SEEN_WITHIN if place else 0):
+            if directory.result(rank).exists():
+                break
+            pause.wait(_LOOK_S)
+        found.append(read_result(directory.result(rank)))
+    missing = [rank for rank, result in enumerate(found) if result is None]
+    if missing:
+        why = f"rank {missing[0]} ended without a result; log: {directory.log(missing[0])}"
+        raise RunFailedError(why, rank=missing[0])
+    return tuple(result for result in found if result is not None)
 
 
 def join(job: RunJob, on_progress: OnProgress, place: Place) -> None:
@@ -85,16 +88,6 @@ def _run_ranks(job: RunJob, path: Path, on_progress: OnProgress, place: Place | 
         if place is None:
             raise
         raise OtherNodeError(f"the nodes did not meet at {place.address}:{place.port}: {described(error)}") from error
-
-
-def _result(path: Path, place: Place | None) -> RankResult | None:
-    """A rank's result. Over the network a file of another node may take a while to be seen."""
-    pause = threading.Event()
-    for _ in range(_SEEN_WITHIN if place else 0):
-        if path.exists():
-            break
-        pause.wait(_LOOK_S)
-    return read_result(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,33 +124,46 @@ class _End:
 def _culprit(
     job: RunJob, failures: Mapping[int, ProcessFailure], here: Iterable[int], place: Place | None
 ) -> RunFailedError | InvalidInputError:
-    """What the launcher raises. Ranks that torchrun does not count among the failed ones have ended with status 0."""
+    """What the launcher raises, once a rank has failed: it names the likeliest cause and where that rank was.
+
+    Ranks that torchrun does not count among the failed ones have ended with status 0.
+    """
     codes = {rank: failure.exitcode for rank, failure in failures.items()}
     codes |= {rank: 0 for rank in here if rank not in codes and not job.directory.result(rank).exists()}
     ends = [
         _End(rank=rank, exit_code=code, said=read_failure(job.directory.failure(rank))) for rank, code in codes.items()
     ]
-    worst = max(ends, key=lambda end: end.suspicion)  # of several the first: torchrun found it failed before others
+    worst = max(ends, key=lambda end: end.suspicion)  # of several the first one that torchrun found failed
     if worst.said is not None and worst.said.kind == "input":
         return invalid_input(worst.said)
     program = job.program()
     if place is None and ends[0].suspicion == 0 and worst.suspicion <= 1:
         worst = _late(job, program, ends) or worst
-    log = job.directory.log(worst.rank)
+
+    stream, log = program.streams[worst.rank], job.directory.log(worst.rank)
+    status = read_status(job.directory.status(worst.rank))
+    if status is None or status.instruction in (STARTING, MEETING):
+        at = "while it started"
+    else:
+        ending = status.instruction == ENDING
+        where = "its end" if ending else format_instruction(stream.instructions[status.instruction])
+        at = f"at {where} after {max(status.batches_done, job.first_step)} of {job.steps} steps"
+    name = f"rank {worst.rank} (stage {stream.stage}, replica {stream.replica})"
     elsewhere = place is not None and (worst.suspicion == 0 or worst.exit_code == -signal.SIGTERM)
     return (OtherNodeError if elsewhere else RunFailedError)(
-        f"{_name(program, worst.rank)} {_ending(worst, log)} {_place(job, program, worst.rank)}; log: {log}",
-        rank=worst.rank,
+        f"{name} {_ending(worst, log)} {at}; log: {log}", rank=worst.rank
     )
 
 
 def _late(job: RunJob, program: Program, ends: Sequence[_End]) -> _End | None:
-    """Of ranks of which none failed by itself, the one that longest waited for nobody: the others waited for it."""
+    """If no rank failed by itself, the one that has worked longest without waiting: the others waited for it."""
     since_s = {}
     for end in ends:
         status = read_status(job.directory.status(end.rank))
-        if status is None or not _waits(program, end.rank, status):
-            since_s[end.rank] = status.started_s if status else 0.0
+        if status is None:
+            since_s[end.rank] = 0.0
+        elif holdup(status, program.streams[end.rank].instructions).activity is not Activity.PEER:
+            since_s[end.rank] = status.started_s
     if not since_s:
         return None
     late = min(since_s, key=lambda rank: since_s[rank])
@@ -165,16 +171,8 @@ def _late(job: RunJob, program: Program, ends: Sequence[_End]) -> _End | None:
     return next(replace(end, said=said) for end in ends if end.rank == late)
 
 
-def _waits(program: Program, rank: int, status: Status) -> bool:
-    return holdup(status, program.streams[rank].instructions).activity is Activity.PEER
-
-
-def _name(program: Program, rank: int) -> str:
-    stream = program.streams[rank]
-    return f"rank {rank} (stage {stream.stage}, replica {stream.replica})"
-
-
 def _ending(end: _End, log: Path) -> str:
+    """How a rank ended, as the error says it."""
     if end.said is not None and end.hung:
         return end.said.message
     if end.exit_code < 0:
@@ -192,12 +190,3 @@ def _last_line(log: Path) -> str:
     """The last line that a rank printed: of a traceback, the error itself."""
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-
-
-def _place(job: RunJob, program: Program, rank: int) -> str:
-    status = read_status(job.directory.status(rank))
-    if status is None or status.instruction in (STARTING, MEETING):
-        return "while it started"
-    ending = status.instruction == ENDING
-    at = "its end" if ending else format_instruction(program.streams[rank].instructions[status.instruction])
-    return f"at {at} after {max(status.batches_done, job.first_step)} of {job.steps} steps"

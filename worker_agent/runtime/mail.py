@@ -1,4 +1,4 @@
-"""Mail: every channel of one rank's stage, found by what its stream's transfer instructions name."""
+"""Mail: all channels of one of a rank's stages, found by what the transfer instructions of its stream name."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.programs.footprint import footprints
-from pipeplan.programs.instructions import Instruction, RecvActivation, RecvGradient, SendActivation, SendGradient
+from pipeplan.programs.instructions import RecvActivation, RecvGradient, SendActivation, SendGradient
 from pipeplan.programs.program import Program, Stream, brief
 from pipeplan.programs.repeating import counted
 from worker_agent.runtime.channel import ChannelEdge, ChannelLines, Inbox, Message, Outbox
@@ -15,30 +15,23 @@ from worker_agent.runtime.channel import ChannelEdge, ChannelLines, Inbox, Messa
 
 def edges_of(stream: Stream) -> Counter[ChannelEdge]:
     """The edges that a stage's stream sends and receives on, with the number of messages on each."""
+    rank, stage = stream.rank, stream.stage
     messages: Counter[ChannelEdge] = Counter()
     for instruction, times in counted(stream.instructions):
-        edge = _edge(stream.rank, stream.stage, instruction)
-        if edge is not None:
-            messages[edge] += times
+        match instruction:
+            case SendActivation(peer=peer):
+                messages[ChannelEdge(rank, peer, gradients=False, stage=stage)] += times
+            case SendGradient(peer=peer):
+                messages[ChannelEdge(rank, peer, gradients=True, stage=stage)] += times
+            case RecvActivation(peer=peer):
+                messages[ChannelEdge(peer, rank, gradients=False, stage=stage - 1)] += times
+            case RecvGradient(peer=peer):
+                messages[ChannelEdge(peer, rank, gradients=True, stage=stage + 1)] += times
     return messages
 
 
-def _edge(rank: int, stage: int, instruction: Instruction) -> ChannelEdge | None:
-    match instruction:
-        case SendActivation(peer=peer):
-            return ChannelEdge(rank, peer, gradients=False, stage=stage)
-        case SendGradient(peer=peer):
-            return ChannelEdge(rank, peer, gradients=True, stage=stage)
-        case RecvActivation(peer=peer):
-            return ChannelEdge(peer, rank, gradients=False, stage=stage - 1)
-        case RecvGradient(peer=peer):
-            return ChannelEdge(peer, rank, gradients=True, stage=stage + 1)
-        case _:
-            return None
-
-
 class Mail:
-    """The outboxes and inboxes of a rank's stage, and the buffers that its microbatches hold until they are through."""
+    """The outboxes and inboxes of a rank's stage, and the received memory that its microbatches still hold."""
 
     def __init__(
         self,
@@ -56,11 +49,17 @@ class Mail:
         self._inboxes: dict[ChannelEdge, Inbox] = {}
         self._borrowed: dict[int, list[tuple[Inbox, Message]]] = {}
         for edge, messages in edges_of(stream).items():
-            if edge.source == stream.rank:
-                window = _most_in_flight(program, edge)
-                self._outboxes[edge] = Outbox(edge, lines[edge], messages=messages, window=window)
-            else:
+            if edge.source != stream.rank:
                 self._inboxes[edge] = Inbox(edge, lines[edge], messages=messages, device=device)
+                continue
+
+            # The window is the most microbatches that the earlier of the edge's two stages ever has in flight.
+            short = brief(program)
+            earlier_rank, earlier = (edge.target, edge.stage - 1) if edge.gradients else (edge.source, edge.stage)
+            theirs = short.stage_streams(short.streams[earlier_rank])[earlier // short.pipeline.span]
+            held = footprints(theirs.instructions, recompute=short.pipeline.recomputes(theirs.stage))
+            window = max(h.in_flight for h in held)
+            self._outboxes[edge] = Outbox(edge, lines[edge], messages=messages, window=window)
 
     def send_activation(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Sends a stage's outputs on."""
@@ -79,7 +78,7 @@ class Mail:
         return self._receive(microbatch, ChannelEdge(peer, self._rank, gradients=True, stage=self._stage + 1))
 
     def release(self, microbatch: int, *, kept: Set[int] = frozenset()) -> None:
-        """Gives the microbatch's buffers back, to receive others, but for messages in memory that is `kept`."""
+        """Gives the microbatch's memory back, to receive other messages; not of messages in memory that is `kept`."""
         held = []
         for inbox, message in self._borrowed.pop(microbatch, ()):
             if any(memory.data_ptr() in kept for memory in message.memory):
@@ -99,12 +98,3 @@ class Mail:
         message = inbox.receive()
         self._borrowed.setdefault(microbatch, []).append((inbox, message))
         return message.tensors
-
-
-def _most_in_flight(program: Program, edge: ChannelEdge) -> int:
-    """On the earlier of the two stages."""
-    program = brief(program)
-    rank, stage = (edge.target, edge.stage - 1) if edge.gradients else (edge.source, edge.stage)
-    stream = program.stage_streams(program.streams[rank])[stage // program.pipeline.span]
-    held = footprints(stream.instructions, recompute=program.pipeline.recomputes(stream.stage))
-    return max(h.in_flight for h in held)

@@ -1,12 +1,12 @@
-"""Manifests: which checkpoints are whole. A checkpoint counts when its manifest and every file agree to the last bit.
+"""Manifests: say which checkpoints are whole. A checkpoint counts if its manifest and every file agree to the last bit.
 
     checkpoints/step-20/
         stage-0.safetensors  stage-0.state  ...     the files of the stages (`checkpoint`)
         stage-0.json         sizes and SHA-256 of a stage's files, once they are whole
-        manifest.json        those of all stages, and what the checkpoint is of; written by whichever stage comes last
+        manifest.json        the same of all stages, and what the checkpoint is of; the stage that is last writes it
 
-A file is written aside, flushed and renamed, the manifest after all others: a process that is killed, or a disk that is
-full, at any moment leaves a checkpoint whole or without a manifest.
+A file is written aside, flushed and renamed, the manifest after all others. Whenever a process is killed, or a disk is
+full, the checkpoint is either whole or without a manifest.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Content:
 class Manifest:
     """What a checkpoint is of: `step` batches of `steps` are done, and the next one's first sample is `next_sample`.
 
-    `plan` says of the plan what a reader wants to know where two differ. `sha256` is that of the manifest without it.
+    `plan` describes the plan, for the message where two plans differ. `sha256` is the sum over all other fields.
     """
 
     plan_id: str
@@ -65,7 +65,7 @@ class Manifest:
     __pydantic_config__: ClassVar = STRICT
 
     def sealed(self, files: Mapping[str, Content]) -> "Manifest":
-        """With its files, in their names' order, and the sum over all that."""
+        """The manifest with its files, in the order of their names, and its `sha256`."""
         unsealed = replace(self, files=dict(sorted(files.items())), sha256="")
         return replace(unsealed, sha256=unsealed.sum())
 
@@ -95,7 +95,7 @@ class Newest:
 
 
 def describe(plan: Plan) -> dict[str, str]:
-    """A plan in a few words, for those who have another one."""
+    """A plan in a few words, to compare it with another one."""
     cuts = [0, *(stage.stop for stage in plan.stages)]
     return {
         "schedule": plan.schedule,
@@ -125,7 +125,7 @@ def commit(aside: Path, path: Path) -> None:
 
 
 def seal(directory: Path, manifest: Manifest, stage: int) -> None:
-    """Says that a stage's files are whole and, once those of all stages are, that the checkpoint is."""
+    """Records that a stage's files are whole and, once those of all stages are, that the checkpoint is."""
     contents = {name: asdict(content_of(directory / name)) for name in stage_files(stage)}
     _write(directory, f"stage-{stage}.json", _readable(contents), stage)
     sums = [directory / f"stage-{s}.json" for s in range(manifest.stages)]

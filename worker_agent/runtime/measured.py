@@ -1,6 +1,6 @@
-"""Batches: what each batch of a rank came to, in a file that grows by a row a batch, so that the rank does not.
+"""Measured: what each batch of a rank came to, and what all ranks of a run measured, put together.
 
-Measured: what all ranks of a run measured, put together.
+A rank writes a row a batch to a file: the file grows with the run, the rank's memory does not.
 """
 
 import csv
@@ -15,7 +15,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
+from pipeplan.programs.timeline import LaneSummary, Summary, Timeline
 from worker_agent.engine.results import RankResult
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.recorder import Spent
@@ -29,7 +29,7 @@ not compute it), and the most bytes held in it."""
 
 
 class BatchLog:
-    """Writes a rank's rows, and tells its status what they come to together."""
+    """Writes a rank's rows, and reports their sums to its status."""
 
     def __init__(self, path: Path, status: StatusWriter, first_batch: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,11 +100,15 @@ class RunMeasurements:
         """What was recorded in one piece: all of the run, or its last batches."""
         if self.window is None:
             return self.ends()
-        lanes = tuple(_from(result.lane, result.first_instructions) for result in self._results)
+        columns = ("instructions", "start_s", "end_s", "memory_bytes")
+        lanes = tuple(
+            replace(each.lane, **{name: getattr(each.lane, name)[each.first_instructions :] for name in columns})
+            for each in self._results
+        )
         return replace(self.ends(), lanes=lanes, batches=self.window)
 
     def recorded(self) -> dict[str, int]:
-        """How much that is, in batches."""
+        """How much of the run is recorded, in batches."""
         both = (self.window, self.window) if self.window is not None else (self._job.batches, 0)
         return {"first_batches": both[0], "last_batches": both[1], "left_out": self._job.batches - sum(both)}
 
@@ -121,20 +125,22 @@ class RunMeasurements:
             for result in self._results
         )
         ends = self.ends()
+
+        # The median time between two batches' ends on the input stage's first replica, as `throughput` has it.
+        first = next(i for i, lane in enumerate(ends.lanes) if lane.stage == 0 and lane.replica == 0)
+        ends_s = self._rows[first]["end_s"]
+        if len(ends_s) > 1:
+            batch_s = float(np.median(np.diff(ends_s)))
+        else:
+            batch_s = float(ends_s[0] - min(lane.start_s[0] for lane in ends.lanes))
+
         return Summary(
             lanes=tuple(lanes),
             batch_size=self._job.plan.batch_size,
             batches=self._job.batches,
             makespan_s=ends.makespan_s,
-            batch_s=self._batch_s(min(lane.start_s[0] for lane in ends.lanes)),
+            batch_s=batch_s,
         )
-
-    def _batch_s(self, start_s: float) -> float:
-        """The median time between two batches' ends on the input stage's first replica, as `throughput` has it."""
-        lanes = (result.lane for result in self._results)
-        first = next(i for i, lane in enumerate(lanes) if lane.stage == 0 and lane.replica == 0)
-        ends_s = self._rows[first]["end_s"]
-        return float(np.median(np.diff(ends_s)) if len(ends_s) > 1 else ends_s[0] - start_s)
 
     @cached_property
     def losses(self) -> tuple[float, ...]:
@@ -160,9 +166,3 @@ class RunMeasurements:
                 head = [step, self.losses[index], end_s, rate]
                 last_s = end_s
                 writer.writerow(head + [row["busy_s"] for row in rows] + [row["memory_bytes"] for row in rows])
-
-
-def _from(lane: Lane, start: int) -> Lane:
-    """What a worker did from its instruction number `start` on."""
-    columns = ("instructions", "start_s", "end_s", "memory_bytes")
-    return replace(lane, **{name: getattr(lane, name)[start:] for name in columns})

@@ -1,14 +1,14 @@
-"""Noted: what a stage's modules have noted about the data, as a checkpoint needs it.
+"""Module state: what modules keep beside their parameters, in buffers, and note about the data that passes them.
 
-A schedule without a flush forwards microbatches of later batches before the update that ends this one. What batch norm
-noted of them is not of the checkpoint's batches: a resumed run forwards them again.
+`Noted` is what a checkpoint needs of it. A schedule without a flush forwards microbatches of later batches before the
+update that ends this one. What batch norm noted of them is not of the checkpoint's batches: a resumed run forwards them
+again.
 
-Buffers: what modules keep beside their parameters, and what it was when a microbatch's forward read it.
+`Buffers` is what recomputation needs of it. A forward that runs a second time finds the buffers as the first one did:
+those of spectral norm change with every forward, and scale the weight. What the second one writes goes into copies:
+every microbatch is noted once.
 
-A forward that runs a second time, to recompute, finds the buffers as the first one did: those of spectral norm change
-with every forward, and scale the weight. What it writes goes into copies: every microbatch is noted once.
-
-Statistics: batch norm's running means and variances, as of whole minibatches.
+`MinibatchStatistics` makes batch norm's running means and variances those of whole minibatches, as GPipe does.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+Snapshot = tuple[Tensor | None, ...]
+"""What the buffers were at one moment, in their order."""
 
 
 class Noted:
@@ -44,10 +47,6 @@ class Noted:
         """What the checkpoint after so many batches holds."""
         self._taken = batches
         return self._at_end.pop(batches, self.live)
-
-
-Snapshot = tuple[Tensor | None, ...]
-"""What the buffers were at one moment, in their order."""
 
 
 @dataclass(slots=True)
@@ -79,19 +78,18 @@ class Buffers:
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
         """The buffers now."""
-        copies: dict[Tensor, Tensor] = {}  # one that several modules hold is one
-        return tuple(self._copy(place, buffers[name], copies) for place, (buffers, name) in enumerate(self._places))
-
-    def _copy(self, place: int, buffer: Tensor | None, copies: dict[Tensor, Tensor]) -> Tensor | None:
-        if buffer is None:
-            return None
-        if buffer not in copies:
-            known = self._copied.get(place)
-            if known is None or not known.holds(buffer):
-                silent = known.silent if known is not None and known.buffer is buffer else None
-                known = self._copied[place] = _Copied(buffer, buffer._version, buffer.clone(), silent)
-            copies[buffer] = known.copy
-        return copies[buffer]
+        copies: dict[Tensor, Tensor] = {}  # a buffer that several modules hold is copied once
+        snapshot: list[Tensor | None] = []
+        for place, (buffers, name) in enumerate(self._places):
+            buffer = buffers[name]
+            if buffer is not None and buffer not in copies:
+                known = self._copied.get(place)
+                if known is None or not known.holds(buffer):
+                    silent = known.silent if known is not None and known.buffer is buffer else None
+                    known = self._copied[place] = _Copied(buffer, buffer._version, buffer.clone(), silent)
+                copies[buffer] = known.copy
+            snapshot.append(None if buffer is None else copies[buffer])
+        return tuple(snapshot)
 
     @contextmanager
     def as_of(self, snapshot: Snapshot) -> Iterator[None]:
@@ -123,7 +121,7 @@ class Moments:
         self.count = total
 
     def merge(self, group: dist.ProcessGroup) -> None:
-        """Adds those of all others in the group; all have the same afterwards."""
+        """Adds the moments of all others in the group; all have the same ones afterwards."""
         sums = torch.cat([self.means * self.count, self.means.new_tensor([self.count])])
         dist.all_reduce(sums, group=group)
         means = sums[:-1] / sums[-1]
@@ -133,7 +131,7 @@ class Moments:
 
 
 class MinibatchStatistics:
-    """Running statistics of batch norm as of whole minibatches, with microbatches normalised by their own.
+    """Running statistics of batch norm over whole minibatches; a microbatch is still normalised by its own statistics.
 
     GPipe normalises by the microbatch in training, and keeps the moving averages that an evaluation uses over the whole
     minibatch (Huang et al. 2019, section 2). A minibatch is that of all replicas.
@@ -150,7 +148,7 @@ class MinibatchStatistics:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """While it is active, batch norms tell what passes them and leave their running statistics alone."""
+        """While it is active, batch norms report what passes them and leave their running statistics alone."""
         self._noting = True
         try:
             yield
@@ -177,7 +175,7 @@ class MinibatchStatistics:
         self._moments.clear()
 
     def _lend(self, norm: _BatchNorm, inputs: Any) -> None:
-        """With momentum 1 a running statistic is that of the microbatch."""
+        """Lends the layer empty statistics and a momentum of 1: what it then holds is the microbatch's own."""
         if self._noting and norm.training:
             self._own[norm] = dict(norm._buffers), norm.momentum
             for name, buffer in self._own[norm][0].items():
@@ -186,6 +184,7 @@ class MinibatchStatistics:
 
     @torch.no_grad()
     def _take(self, norm: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Takes the microbatch's statistics, and gives the layer its own ones back."""
         if norm not in self._own:
             return
         means, variances = norm.running_mean, norm.running_var

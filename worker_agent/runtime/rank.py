@@ -49,6 +49,10 @@ from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, Sta
 from worker_agent.runtime.weights import Weights, find_slots
 
 
+class PeerLostError(RunFailedError):
+    """This rank gave up because another one, which it waited for, is gone."""
+
+
 class RankPart:
     """One stage of a rank: its stream, blocks and weights. Most schedules give a rank one."""
 
@@ -103,7 +107,7 @@ class RankPart:
 
 
 class Rank:
-    """One worker of a run: its stream, and its stages. So many `processes` of the run are on its node."""
+    """One worker of a run: its stream, and its stages. `processes` is how many ranks of the run are on its node."""
 
     def __init__(
         self, job: RunJob, program: Program, chain: Chain, rank: int, device: torch.device, *, processes: int = 1
@@ -120,16 +124,19 @@ class Rank:
         """Executes the stream with all other ranks; returns what was measured."""
         streams = [part for stream in self.program.streams for part in self.program.stage_streams(stream)]
         edges = {edge for stream in streams for edge in edges_of(stream)}
+
         status.at(MEETING)
         lines = open_lines(edges, self.stream.rank)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
         groups = open_tied_groups(self.program, self.job.tied, self.stream.rank)
+
         status.at(STARTING)
         feed = self._feed(status)
         mails = [
             Mail(self.program, self.stream.rank, lines, self.device, chunk=chunk) for chunk in range(len(self.parts))
         ]
         gc.collect()
+
         status.at(MEETING)
         gc.freeze()  # a full collection over torch's own objects would stall a step
         log = BatchLog(self.job.directory.batches(self.stream.rank), status, self.job.first_step)
@@ -141,16 +148,17 @@ class Rank:
             on_batch=log.add,
             keep=self.job.window(self.program),
         )
-        among_stages = [self._among_stages(part, groups, late) for part in self.parts]
         hooks = self._hooks(status, log, feed, late)
-        executors = self._executors(mails, replicas, recorder, hooks, feed, among_stages)
+        executors = self._executors(mails, replicas, groups, recorder, hooks, feed, late)
         status.follow(recorder.finished)
+
         run_together(executors, self.stream.instructions)
         late.flush()
         status.at(ENDING)
         for mail in mails:
             mail.flush()
         dist.barrier()
+
         lane = recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica)
         log.close()
         return RankResult(
@@ -166,10 +174,11 @@ class Rank:
         self,
         mails: Sequence[Mail],
         replicas: dist.ProcessGroup | None,
+        tied: Mapping[Stages, dist.ProcessGroup],
         recorder: Recorder,
         hooks: Hooks,
         feed: MicrobatchFeed | None,
-        among_stages: Sequence[StagesTogether],
+        late: Late,
     ) -> list[Executor]:
         """One for each of the rank's stages."""
         return [
@@ -177,29 +186,26 @@ class Rank:
                 stream=part.stream,
                 stage=part.stage,
                 weights=part.weights,
-                mail=mails[chunk],
+                mail=mail,
                 replicas=replicas,
                 recorder=recorder,
                 hooks=hooks,
                 inputs=feed.inputs if feed and part.first else None,
                 targets=feed.targets if feed and part.last else None,
                 update_microbatches=self.job.plan.microbatches,
-                among_stages=among_stages[chunk],
+                among_stages=StagesTogether(
+                    part.weights,
+                    homes=part.homes,
+                    groups=tied,
+                    counted=[part.stream.replica == 0 and stages[0] == part.stream.stage for stages in part.homes],
+                    clip_norm=self.job.clip_norm,
+                    loss_scale=part.loss_scale,
+                    device=self.device,
+                    late=late,
+                ),
             )
-            for chunk, part in enumerate(self.parts)
+            for part, mail in zip(self.parts, mails, strict=True)
         ]
-
-    def _among_stages(self, part: RankPart, groups: Mapping[Stages, dist.ProcessGroup], late: Late) -> StagesTogether:
-        return StagesTogether(
-            part.weights,
-            homes=part.homes,
-            groups=groups,
-            counted=[part.stream.replica == 0 and stages[0] == part.stream.stage for stages in part.homes],
-            clip_norm=self.job.clip_norm,
-            loss_scale=part.loss_scale,
-            device=self.device,
-            late=late,
-        )
 
     def _closes_batch(self, instruction: Instruction) -> bool:
         """A batch's last update, of the last of the rank's stages."""
@@ -207,6 +213,7 @@ class Rank:
         return is_last and instruction.chunk == len(self.parts) - 1
 
     def _hooks(self, status: StatusWriter, log: BatchLog, feed: MicrobatchFeed | None, late: Late) -> Hooks:
+        """Status, losses, data, and checkpoints: all that goes on beside the stream."""
         pipeline = self.program.pipeline
 
         def on_instruction(index: int, instruction: Instruction) -> None:
@@ -217,7 +224,9 @@ class Rank:
                 self.parts[instruction.chunk].noted.forward_of(pipeline.batch_of(instruction.microbatch))
 
         def look(version: int, loss: float) -> None:
-            self._require_finite(loss, version)
+            # A loss that is not finite never becomes finite again: the run ends, with its checkpoints.
+            if not math.isfinite(loss):
+                raise RunFailedError(f"the loss is {loss} in step {version // self.updates}: try a lower learning rate")
             log.note_loss((version - 1) // self.updates, loss)
             status.note_loss(loss)
 
@@ -229,30 +238,20 @@ class Rank:
 
         def on_checkpoint(instruction: Checkpoint) -> None:
             late.flush()  # what is not finite is never saved
-            self._save(instruction)
+            if self.stream.replica > 0:
+                return
+            batches, part = instruction.version // self.updates, self.parts[instruction.chunk]
+            checkpoint.save_stage(
+                self.job.directory.checkpoints,
+                self.job.manifest(batches),
+                stage=part.stream.stage,
+                weights=part.weights,
+                buffers=part.noted.take(batches),
+                loss_scale=part.loss_scale,
+                versions=range(instruction.oldest, instruction.version + 1),
+            )
 
         return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=on_checkpoint)
-
-    def _require_finite(self, loss: float, version: int) -> None:
-        """A loss that is not a number any more never becomes one again: the run ends, with its checkpoints."""
-        if not math.isfinite(loss):
-            raise RunFailedError(f"the loss is {loss} in step {version // self.updates}: try a lower learning rate")
-
-    def _save(self, instruction: Checkpoint) -> None:
-        if self.stream.replica > 0:
-            return
-        batches = instruction.version // self.updates
-        manifest = self.job.manifest(batches)
-        part = self.parts[instruction.chunk]
-        checkpoint.save_stage(
-            self.job.directory.checkpoints,
-            manifest,
-            stage=part.stream.stage,
-            weights=part.weights,
-            buffers=part.noted.take(batches),
-            loss_scale=part.loss_scale,
-            versions=range(instruction.oldest, instruction.version + 1),
-        )
 
     def _feed(self, status: StatusWriter) -> MicrobatchFeed | None:
         """The first stage's inputs and the last one's targets, if either is here."""
@@ -276,8 +275,8 @@ class Rank:
 def require_match(job: RunJob, chain: Chain) -> None:
     """Raises InvalidInputError if the plan is for another model.
 
-    It is by its number of blocks, and where the plan knows what the same factory or family gave when it was profiled,
-    by the bytes of the stages' weights as well: other options give other ones.
+    The number of blocks must agree. If the plan's profile is of the same factory or family, the bytes of the stages'
+    weights must agree as well: with other options they are others.
     """
     blocks = job.plan.stages[-1].stop
     require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
@@ -293,7 +292,11 @@ def require_match(job: RunJob, chain: Chain) -> None:
 
 
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:
-    """Everything between the process's start and its result's file. Raises what goes wrong."""
+    """Everything between the process's start and its result's file. Raises what goes wrong.
+
+    The first rank writes down which stages share weights, before any rank is at an instruction: whoever follows the run
+    then reads the streams that it executes.
+    """
     world_size = int(os.environ["WORLD_SIZE"])
     rule = f"must be {world_size}, as many as processes were started"
     require(job.plan.workers == world_size, "plan.workers", rule, job.plan.workers)
@@ -306,29 +309,21 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
         status.at(MEETING)
         dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
         status.at(STARTING)
-        worker = _worker(job, rank, device)
+        chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
+        require_match(job, chain)
+        job = replace(job, tied=tied_groups(stages_of(job.plan, chain)))
+        program = job.program()
+        check(brief(program))
+        if rank == 0:
+            write_job(job)
+        worker = Rank(job, program, chain, rank, device, processes=int(os.environ["LOCAL_WORLD_SIZE"]))
+        del chain  # the blocks of other ranks are gone
         instructions = worker.stream.instructions
         results.write(job.directory.result(rank), worker.execute(status))
     except RuntimeError as error:
         # the connections stay open until this process has said why: else others are first to tell of a lost peer
         raise _explained(error, instructions, job.directory.status(rank), rank) from error
     dist.destroy_process_group()
-
-
-def _worker(job: RunJob, rank: int, device: torch.device) -> Rank:
-    """The worker with its part of the model; the rest is gone. Raises InvalidInputError if job and model do not fit.
-
-    The first rank writes down which stages share weights, before any rank is at an instruction: whoever follows the run
-    then reads the streams that it executes.
-    """
-    chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
-    require_match(job, chain)
-    job = replace(job, tied=tied_groups(stages_of(job.plan, chain)))
-    program = job.program()
-    check(brief(program))
-    if rank == 0:
-        write_job(job)
-    return Rank(job, program, chain, rank, device, processes=int(os.environ["LOCAL_WORLD_SIZE"]))
 
 
 def _explained(error: RuntimeError, instructions: Sequence[Instruction], status: Path, rank: int) -> PipeplanError:
@@ -349,15 +344,16 @@ def _explained(error: RuntimeError, instructions: Sequence[Instruction], status:
     return RunFailedError(f"{format_instruction(instruction)} failed: {cause}", rank=rank)
 
 
-class PeerLostError(RunFailedError):
-    """This rank gave up because another one, which it waited for, is gone."""
-
-
 def main(path: Path, status: StatusWriter) -> None:
     """The work of a process that torchrun has started (`start`), and its last words."""
     job = replace(read_job(path), out=str(path.parent.parent))  # nodes may see the folder under other names
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    _redirect_output(job.directory.log(rank))
+    log = job.directory.log(rank)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, sys.stdout.fileno())
+    os.dup2(output, sys.stderr.fileno())
+
     results.reserve(job.directory.failure(rank))
     try:
         live_in(job.directory.root)
@@ -366,10 +362,3 @@ def main(path: Path, status: StatusWriter) -> None:
         results.write(job.directory.failure(rank), failure_of(error, peer=isinstance(error, PeerLostError)))
         traceback.print_exception(error)
         raise SystemExit(1) from None
-
-
-def _redirect_output(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, sys.stdout.fileno())
-    os.dup2(descriptor, sys.stderr.fileno())

@@ -1,6 +1,6 @@
 """Recorder: when each instruction ran and what was held after it. Its result is a lane of a Timeline.
 
-Of a long run every instruction of the first and of the last batches is kept, and of each batch what it came to.
+Of a long run it keeps every instruction of the first and of the last batches, and reports what each batch came to.
 """
 
 from array import array
@@ -34,7 +34,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A batch whose times are known, in whole nanoseconds: no clock is finer, and digits beyond cost their place."""
+    """A batch whose times are known, in whole nanoseconds: no clock is finer, and more digits would only take room."""
 
     instructions: Sequence[Instruction]
     seconds: Sequence[float]
@@ -51,10 +51,10 @@ class _Kept:
 
 
 class Recorder:
-    """Two marks and a memory figure an instruction.
+    """Records two marks and a memory figure for every instruction.
 
-    `closes` says which instruction is a batch's last; `on_batch` hears what each came to, `clock.lag` batches later.
-    With `keep` no more than so many batches at the start and at the end are kept.
+    `closes` says which instruction is a batch's last; `on_batch` hears what each batch came to, `clock.lag` batches
+    later. With `keep` no more than that many batches are kept at the start, and as many at the end.
     """
 
     def __init__(

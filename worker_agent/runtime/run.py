@@ -8,17 +8,16 @@ from pathlib import Path
 from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.errors import InvalidInputError, RunFailedError, require
-from pipeplan.programs.timeline import Summary, Timeline, summarise
+from pipeplan.programs.timeline import Timeline, summarise
 from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
 from pipeplan.simulation.predict import predict, predict_ends
 from pipeplan.simulation.report import RankReport, RunReport, report_run
 from pipeplan.simulation.trace import chrome_trace
 from worker_agent.engine.processes import Place
-from worker_agent.engine.results import RankResult
 from worker_agent.models.spec import parse_spec
 from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.launch import join, launch
-from worker_agent.runtime.manifest import Manifest, newest
+from worker_agent.runtime.manifest import newest
 from worker_agent.runtime.measured import RunMeasurements
 from worker_agent.runtime.watch import OnProgress
 
@@ -35,6 +34,83 @@ class RunOutcome:
     timeline: Timeline
 
 
+def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> RunOutcome:
+    """Runs the job and writes the files of its directory that are for the user. Raises as `launch` does.
+
+    With a place it is the first of several nodes that does so, and all of them see the directory.
+    """
+    rule = "must be the blocks' own order, or none: the executor runs chains"
+    require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
+    results = launch(job, on_progress, place)
+    begun = replace(read_job(job.directory.job), out=job.out)  # the ranks have found out which stages share weights
+    measured = RunMeasurements(begun, results)
+    window, first = measured.window, begun.first_step
+    if window is None:
+        predicted = predict(begun.plan, batches=begun.batches, first_batch=first, among_stages=begun.among_stages)
+        expected = summarise(predicted)
+    else:
+        predicted, expected = predict_ends(
+            begun.plan, batches=begun.batches, window=window, first_batch=first, among_stages=begun.among_stages
+        )
+
+    ranks = (
+        RankReport(
+            rank=result.lane.rank,
+            stage=result.lane.stage,
+            replica=result.lane.replica,
+            peak_memory_bytes=result.peak_memory_bytes,
+            peak_resident_bytes=result.peak_resident_bytes,
+            device_memory=result.device_memory,
+        )
+        for result in results
+    )
+    report = report_run(
+        schedule=job.plan.schedule,
+        predicted=expected,
+        measured=measured.summary(),
+        first_step=job.first_step,
+        losses=measured.losses,
+        ranks=tuple(ranks),
+    )
+
+    document = {"plan_id": content_id(job.plan), "model": job.model, "data": job.data, "seed": job.seed}
+    root = job.directory.root
+    _write(root / PLAN, dump(plan_document(job.plan)))
+    _write(root / TIMELINE, dump(asdict(measured.timeline())))
+    _written(root / STEPS, measured.write_steps)
+    _write(root / TRACE, chrome_trace({"measured": measured.ends(), "predicted": predicted}))
+    _write(root / REPORT, dump(document | asdict(report) | {"recorded": measured.recorded()}))
+    return RunOutcome(report=report, timeline=measured.timeline())
+
+
+def take_part(job: RunJob, on_progress: OnProgress, place: Place) -> None:
+    """Runs this node's part of a job that the first node `execute`s. Raises as `launch` does."""
+    join(job, on_progress, place)
+
+
+def execute_again(job: RunJob, on_progress: OnProgress, *, restarts: int, tell: Callable[[str], None]) -> RunOutcome:
+    """`execute`; where a rank was lost, again from the newest whole checkpoint, up to `restarts` times.
+
+    `tell` hears why. Steps after that checkpoint are done again and come out the same, bit for bit: data and random
+    state belong to the step. If the last step's checkpoint is there, the run's report is still missing: the steps since
+    the checkpoint before it are done again. The outcome is that of the last start. Raises as `execute` does, once no
+    restart is left.
+    """
+    for left in reversed(range(restarts + 1)):
+        try:
+            return execute(job, on_progress)
+        except RunFailedError as error:
+            if left == 0 or error.rank is None:
+                raise
+            tell(str(error))  # at once: to look for a whole checkpoint is to read all of it
+            try:
+                job = resumed(replace(job, first_step=0), before=job.steps, tell=tell)
+            except InvalidInputError as refused:
+                raise RunFailedError(f"{error}; it cannot start again ({refused})", rank=error.rank) from error
+            tell(f"starting again from step {job.first_step} ({left - 1} restarts left)")
+    raise ValueError("restarts must be at least 0")
+
+
 def resumed(job: RunJob, *, before: int | None = None, tell: Callable[[str], None] = _log.warning) -> RunJob:
     """The job from its folder's newest whole checkpoint on; as it is, from step 0, if none was ever finished.
 
@@ -49,90 +125,24 @@ def resumed(job: RunJob, *, before: int | None = None, tell: Callable[[str], Non
         return job
     if found.defects:
         tell(f"{'; '.join(map(str, found.defects))}: going on from step-{found.manifest.step}")
-    _require_same(job, found.manifest)
-    return replace(job, first_step=found.manifest.step)
 
-
-def _require_same(job: RunJob, found: Manifest) -> None:
-    """Raises InvalidInputError unless the checkpoint is of what the job goes on with."""
-    rule, own = "must be the one that wrote the checkpoint", job.manifest(found.step)
-    for key, given in own.plan.items() if own.plan_id != found.plan_id else ():
-        require(given == found.plan.get(key), "plan", f"{rule}, whose {key} is {found.plan.get(key)}", given)
-    require(own.plan_id == found.plan_id, "plan", f"{rule}, {found.plan_id}", own.plan_id)
+    # The checkpoint must be of what the job goes on with.
+    its, own = found.manifest, job.manifest(found.manifest.step)
+    rule = "must be the one that wrote the checkpoint"
+    for key, given in own.plan.items() if own.plan_id != its.plan_id else ():
+        require(given == its.plan.get(key), "plan", f"{rule}, whose {key} is {its.plan.get(key)}", given)
+    require(own.plan_id == its.plan_id, "plan", f"{rule}, {its.plan_id}", own.plan_id)
     for field in ("model", "data", "seed"):
-        given, written = getattr(own, field), getattr(found, field)
-        require(_same_spec(given, written, field), field, f"{rule}, {written}", given)
-    rule = f"must be given: it was {found.steps}, the steps that the checkpoint's run was to have"
+        given, written = getattr(own, field), getattr(its, field)
+        same = given == written
+        if not same and field != "seed":  # SPECs may name the same, with the same options, in other words
+            one, other = (parse_spec(str(text), field=field) for text in (given, written))
+            same = (one.target, one.options) == (other.target, other.options)
+        require(same, field, f"{rule}, {written}", given)
+    rule = f"must be given: it was {its.steps}, the steps that the checkpoint's run was to have"
     decays = job.lr_schedule != "constant" and job.decay_steps is None
-    require(not decays or job.steps == found.steps, "decay_steps", rule, None)
-
-
-def _same_spec(given: object, written: object, field: str) -> bool:
-    """Whether two values are equal, or SPECs that name the same with the same options."""
-    if given == written or field == "seed":
-        return given == written
-    one, other = (parse_spec(str(text), field=field) for text in (given, written))
-    return (one.target, one.options) == (other.target, other.options)
-
-
-def execute_again(job: RunJob, on_progress: OnProgress, *, restarts: int, tell: Callable[[str], None]) -> RunOutcome:
-    """`execute`, up to `restarts` times more from the newest whole checkpoint where a rank was lost; `tell` hears why.
-
-    Steps after that checkpoint are done again and come out the same, bit for bit: data and random state belong to the
-    step. Where the last step's checkpoint is there already, its report is not: the steps since the one before are done
-    again. The outcome is that of the last start. Raises as `execute` does, once nothing is left.
-    """
-    for left in reversed(range(restarts + 1)):
-        try:
-            return execute(job, on_progress)
-        except RunFailedError as error:
-            if left == 0 or error.rank is None:
-                raise
-            tell(str(error))  # at once: to look for a whole checkpoint is to read all of it
-            job = _again(job, error, tell)
-            tell(f"starting again from step {job.first_step} ({left - 1} restarts left)")
-    raise ValueError("restarts must be at least 0")
-
-
-def _again(job: RunJob, error: RunFailedError, tell: Callable[[str], None]) -> RunJob:
-    try:
-        return resumed(replace(job, first_step=0), before=job.steps, tell=tell)
-    except InvalidInputError as refused:
-        raise RunFailedError(f"{error}; it cannot start again ({refused})", rank=error.rank) from error
-
-
-def take_part(job: RunJob, on_progress: OnProgress, place: Place) -> None:
-    """Runs this node's part of a job that the first node `execute`s. Raises as `launch` does."""
-    join(job, on_progress, place)
-
-
-def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> RunOutcome:
-    """Runs the job and writes the files of its directory that are for the user. Raises as `launch` does.
-
-    With a place it is the first of several nodes that does so, and all of them see the directory.
-    """
-    rule = "must be the blocks' own order, or none: the executor runs chains"
-    require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
-    results = launch(job, on_progress, place)
-    begun = replace(read_job(job.directory.job), out=job.out)  # the ranks have found out which stages share weights
-    measured = RunMeasurements(begun, results)
-    predicted, expected = _predicted(begun, measured.window)
-    report = report_run(
-        schedule=job.plan.schedule,
-        predicted=expected,
-        measured=measured.summary(),
-        first_step=job.first_step,
-        losses=measured.losses,
-        ranks=tuple(_rank_report(result) for result in results),
-    )
-    document = {"plan_id": content_id(job.plan), "model": job.model, "data": job.data, "seed": job.seed}
-    root = job.directory.root
-    _write(root / PLAN, dump(plan_document(job.plan)))
-    _write(root / TIMELINE, dump(asdict(measured.timeline())))
-    _written(root / STEPS, measured.write_steps)
-    _write(root / TRACE, chrome_trace({"measured": measured.ends(), "predicted": predicted}))
-    _write(root / REPORT, dump(document | asdict(report) | {"recorded": measured.recorded()}))
-    return RunOutcome(report=report, timeline=measured.timeline())
+    require(not decays or job.steps == its.steps, "decay_steps", rule, None)
+    return replace(job, first_step=its.step)
 
 
 def _write(path: Path, text: str) -> None:
@@ -148,28 +158,3 @@ def _written(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise RunFailedError(f"the training is done, but {path} cannot be written: {error}") from error
-
-
-def _predicted(job: RunJob, window: int | None) -> tuple[Timeline, Summary]:
-    """What the plan predicts for what is recorded of the run, and for all of it."""
-    if window is not None:
-        return predict_ends(
-            job.plan,
-            batches=job.batches,
-            window=window,
-            first_batch=job.first_step,
-            among_stages=job.among_stages,
-        )
-    timeline = predict(job.plan, batches=job.batches, first_batch=job.first_step, among_stages=job.among_stages)
-    return timeline, summarise(timeline)
-
-
-def _rank_report(result: RankResult) -> RankReport:
-    return RankReport(
-        rank=result.lane.rank,
-        stage=result.lane.stage,
-        replica=result.lane.replica,
-        peak_memory_bytes=result.peak_memory_bytes,
-        peak_resident_bytes=result.peak_resident_bytes,
-        device_memory=result.device_memory,
-    )

@@ -1,6 +1,10 @@
 """Stage: the blocks of one worker, and what it keeps of each microbatch from forward to backward.
 
 A block takes and returns one tensor or a tuple of tensors.
+
+    forward ... backward                            keeps the graph
+    forward ... recompute_forward, backward         keeps the inputs, then the graph for a moment
+    forward ... backward ... backward_weight        keeps, from the split backward on, what the weights' gradients need
 """
 
 from collections import Counter
@@ -30,10 +34,10 @@ Criterion = Callable[[Any, Any], Tensor]
 class Kept:
     """What one microbatch keeps: its inputs (leaves of its graph), its targets, and the graph's roots by their edges.
 
-    A root stands for an output that carries a gradient, None where nothing trainable leads to it. The outputs
-    themselves are not kept: the next stage has them, and the backward needs their place in the graph only. `split` is
-    there where the backward is split in two, `buffers` where the forward is to be run again. `activation_bytes` are
-    those of the storages that the graph keeps.
+    A root stands for an output that carries a gradient; it is None where nothing trainable leads to the output. The
+    outputs themselves are not kept: the next stage has them, and the backward needs only their place in the graph.
+    `split` is set where the backward is split in two, `buffers` where the forward is to be run again.
+    `activation_bytes` are those of the storages that the graph keeps.
     """
 
     inputs: Tensors
@@ -44,19 +48,19 @@ class Kept:
     activation_bytes: int = 0
 
     def splitting(self, *, deferring: bool) -> AbstractContextManager[None]:
-        """What is to be active in the forward with a graph and, deferring, in the backward."""
+        """The context of the forward that makes a graph and, with `deferring`, of the backward."""
         return self.split.active(deferring=deferring) if self.split else nullcontext()
 
 
 class StageBlocks:
     """Blocks [first_block, first_block + len(blocks)) of a model, the last ones with the criterion.
 
-    The random state is set from (seed, microbatch, block) before every block: a dropout mask belongs to the
-    microbatch and the block, whoever computes it and how often, so that recomputation, resumption and any partition
-    give the same. What modules note about the data is noted once a microbatch; with `minibatch_statistics` batch norm's
-    running statistics are those of minibatches.
-    With `autocast` blocks and criterion compute in that type what torch computes in it. What blocks and criterion raise
-    is a UserCodeError that names the block, with its name in `block_names`.
+    The random state is set from (seed, microbatch, block) before every block. A dropout mask belongs to the microbatch
+    and the block, whoever computes it and how often: recomputation, resumption and any partition give the same.
+
+    What modules note about the data is noted once a microbatch; with `minibatch_statistics` batch norm's running
+    statistics are those of minibatches. With `autocast` blocks and criterion compute in that type what torch's autocast
+    computes in it. What blocks and criterion raise becomes a UserCodeError that names the block by `block_names`.
     """
 
     def __init__(
@@ -98,7 +102,8 @@ class StageBlocks:
         self._places = [(m._parameters, name) for block in blocks for m in block.modules() for name in m._parameters]
         self._first_block = first_block
         self._seed = seed
-        self._generator = _default_generator(device)
+        on_gpu = device.type == "cuda"
+        self._generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
 
     def forward(self, microbatch: int, inputs: Tensors, targets: Any = None) -> Tensors:
         """The stage's outputs, or its loss if it has the criterion. Keeps the graph, with recompute the inputs."""
@@ -137,15 +142,23 @@ class StageBlocks:
                     raise error
             if not self._gradients_are_dense:
                 self._require_dense_gradients()
+
         if kept.split:
-            self._defer(microbatch, layouts_of(kept.inputs), kept.split.deferred)
+            deferred, layouts = kept.split.deferred, layouts_of(kept.inputs)
+            self.deferred[microbatch] = deferred
+            if layouts not in self._left_out_bytes:
+                storages = {address: size for call in deferred for address, size in call.storages().items()}
+                owned = self._owned_storages()
+                self._left_out_bytes[layouts] = sum(size for address, size in storages.items() if address not in owned)
+            self.deferred_bytes[microbatch] = self._left_out_bytes[layouts]
+
         given = {gradient.untyped_storage().data_ptr() for gradient in gradients}
         return tuple(_gradient_of(t, given) for t in kept.inputs if carries_gradient(t))
 
     def _failing(self, microbatch: int, kept: Kept, gradients: Tensors) -> str:
-        """In which block the backward that has just failed did so: found by doing it again, the run being at its end.
+        """In which block the backward that has just failed did so: found by doing it again, as the run is at its end.
 
-        To follow all backwards takes a call into Python for each block of each.
+        To follow every backward would take a call into Python for each block.
         """
         first, last = self._titles[0], self._titles[-1]
         place = first if first == last else f"{first} to {last}"
@@ -174,7 +187,7 @@ class StageBlocks:
         return Counter(parameter for k in microbatches for call in self.deferred[k] for parameter in call.parameters())
 
     def backward_weight(self, microbatches: Sequence[int], added: Added = lambda _: None) -> None:
-        """Adds what the backwards of these microbatches left out, and keeps nothing of them any more.
+        """Adds what the backwards of these microbatches left out, and drops what was kept for it.
 
         `added` is called as often for every parameter as `waiting` has counted.
         """
@@ -190,7 +203,7 @@ class StageBlocks:
 
     @property
     def autocasts(self) -> bool:
-        """Whether blocks compute under an autocast of ours. One of their own ends with each forward, copies and all."""
+        """Whether blocks compute under our autocast. One of their own ends with each forward, and drops its copies."""
         return self._casts is not None
 
     @property
@@ -199,7 +212,7 @@ class StageBlocks:
         return self._casts.bytes if self._casts else 0
 
     def weights_changed(self) -> None:
-        """An update has changed weights: what was cast of them is no longer theirs."""
+        """An update has changed weights: copies that were cast of them are stale."""
         if self._casts:
             self._casts.forget()
 
@@ -212,16 +225,8 @@ class StageBlocks:
         """The addresses of the memory that the microbatch's weight gradients still need."""
         return frozenset(address for call in self.deferred.get(microbatch, ()) for address in call.storages())
 
-    def _defer(self, microbatch: int, layouts: Layouts, deferred: list[Deferred]) -> None:
-        self.deferred[microbatch] = deferred
-        if layouts not in self._left_out_bytes:
-            storages = {address: size for call in deferred for address, size in call.storages().items()}
-            owned = self._owned_storages()
-            self._left_out_bytes[layouts] = sum(size for address, size in storages.items() if address not in owned)
-        self.deferred_bytes[microbatch] = self._left_out_bytes[layouts]
-
     def _parameters(self) -> Iterable[nn.Parameter]:
-        """Those of the version in use, each once."""
+        """The parameters of the version in use, each once."""
         held = (held[name] for held, name in self._places)
         return {id(parameter): parameter for parameter in held if parameter is not None}.values()
 
@@ -230,7 +235,7 @@ class StageBlocks:
 
     @torch.no_grad()
     def _run_without_graph(self, microbatch: int, kept: Kept) -> Tensors:
-        """Runs on copies of the inputs if blocks change these in place: they are to be recomputed from."""
+        """Runs on copies of the inputs if blocks change these in place: the recomputation starts from them."""
         if self._changes_inputs is False:
             before = [t._version for t in kept.inputs]
             outputs = self._run(microbatch, kept)
@@ -247,8 +252,14 @@ class StageBlocks:
 
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
         kept.split = Split(self._parameters()) if self._split_backward else None
+        layouts = layouts_of(kept.inputs)
         with kept.splitting(deferring=False):
-            outputs = self._measured(microbatch, kept)
+            if layouts in self._kept_bytes:
+                outputs = self._run(microbatch, kept)
+            else:
+                outputs, self._kept_bytes[layouts] = self._measure(microbatch, kept)
+        kept.activation_bytes = self._kept_bytes[layouts]
+
         graded = [t for t in outputs if carries_gradient(t)]
         kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in graded]
         return tuple(t.detach() for t in outputs)
@@ -260,7 +271,11 @@ class StageBlocks:
             return self._run_blocks(microbatch, kept)
 
     def _run_blocks(self, microbatch: int, kept: Kept) -> Tensors:
-        values: Any = tuple(_changeable(t) for t in kept.inputs)
+        values: Any = tuple(kept.inputs)
+        if torch.is_grad_enabled():
+            # A block may change its input in place, but no leaf of a graph: it gets a view in the same memory.
+            values = tuple(torch.ops.aten._unsafe_view(t, t.shape) if t.requires_grad else t for t in kept.inputs)
+
         i = 0
         try:
             for i, block in enumerate(self.blocks):
@@ -273,8 +288,15 @@ class StageBlocks:
                 raise error
         if self.criterion is None:
             return tuple(values)
+
         with user_code("the loss"):
-            return (_checked_loss(self.criterion(values if len(values) > 1 else values[0], kept.targets)),)
+            loss: Any = self.criterion(values if len(values) > 1 else values[0], kept.targets)
+            if not isinstance(loss, Tensor):
+                raise TypeError(f"a loss must be a tensor, and this one is {type(loss).__name__}")
+            if loss.numel() != 1 or not loss.is_floating_point():
+                shape = tuple(loss.shape)
+                raise TypeError(f"a loss must be one real number, and this one has shape {shape} of {loss.dtype}")
+            return (loss,)
 
     def _follow(self, block: int, outputs: Tensors, come_to: list[int]) -> None:
         """Has a backward note when it comes to a block's outputs."""
@@ -282,18 +304,11 @@ class StageBlocks:
             if output.grad_fn is not None:
                 output.grad_fn.register_prehook(lambda _gradients: come_to.append(block))
 
-    def _measured(self, microbatch: int, kept: Kept) -> Tensors:
-        """Runs; where inputs are of a new layout with every saved tensor seen, to count what the graph keeps."""
-        layouts = layouts_of(kept.inputs)
-        if layouts in self._kept_bytes:
-            outputs = self._run(microbatch, kept)
-        else:
-            outputs, self._kept_bytes[layouts] = self._measure(microbatch, kept)
-        kept.activation_bytes = self._kept_bytes[layouts]
-        return outputs
-
     def _measure(self, microbatch: int, kept: Kept) -> tuple[Tensors, int]:
-        """The outputs, and the bytes of the storages that the graph keeps, without the weights and copies of them."""
+        """Runs on inputs of a new layout, and looks at every tensor that the graph saves.
+
+        Returns the outputs, and the bytes of the storages that the graph keeps, without the weights and copies of them.
+        """
         owned = self._owned_storages()
         saved: dict[int, int] = {}
         copies: dict[int, int] = {}
@@ -314,22 +329,8 @@ class StageBlocks:
         return outputs, sum(saved.values())
 
 
-def _changeable(leaf: Tensor) -> Tensor:
-    """The tensor as one that a block may change in place: no leaf of the graph, in the same memory."""
-    return torch.ops.aten._unsafe_view(leaf, leaf.shape) if leaf.requires_grad and torch.is_grad_enabled() else leaf
-
-
-def _checked_loss(loss: Any) -> Tensor:
-    """Raises TypeError for what no gradient of can be taken."""
-    if not isinstance(loss, Tensor):
-        raise TypeError(f"a loss must be a tensor, and this one is {type(loss).__name__}")
-    if loss.numel() != 1 or not loss.is_floating_point():
-        raise TypeError(f"a loss must be one real number, and this one has shape {tuple(loss.shape)} of {loss.dtype}")
-    return loss
-
-
 def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor:
-    """A leaf's gradient. Through views alone it is a view of what was given, whose memory is used again."""
+    """A leaf's gradient. If it is only a view of a gradient that was given, it is copied: that memory is used again."""
     if leaf.grad is None:
         return torch.zeros_like(leaf)
     return leaf.grad.clone() if leaf.grad.untyped_storage().data_ptr() in given else leaf.grad
@@ -338,9 +339,3 @@ def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor:
 def random_seed(seed: int, microbatch: int, block: int) -> int:
     """A 63-bit seed for one block's work on one microbatch."""
     return hash((seed, microbatch, block)) & (2**63 - 1)
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator

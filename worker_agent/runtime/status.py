@@ -1,9 +1,10 @@
 """Status: where each rank is, in a small file that outlives it. A rank writes it, the launcher reads it.
 
-Holdup: what a rank is at, as its status says it: the first instruction that its device has not finished.
+`holdup` reads a status as what the rank is at: the first instruction that its device has not finished. On a GPU the
+host hands instructions over and runs ahead. While the device has some of them to do, the rank is at those, wherever its
+host waits. On a CPU the device has finished whatever the host has.
 
-On a GPU the host hands instructions over and runs ahead. While the device has some of them to do, they are what the
-rank is at, wherever its host waits. On a CPU the device has finished whatever the host has.
+Nothing here imports torch: a rank gives its first sign of life before it does (`start`).
 """
 
 import mmap
@@ -47,11 +48,11 @@ PULSE_S = 0.5
 """How often a rank gives a sign of life."""
 
 STARTING, MEETING, ENDING = -1, -2, -3
-"""Where a rank is that is at no instruction: at work of its own before the first one, waiting for all others before the
-first one, or after the last one."""
+"""Where a rank is that is at no instruction: before the first one, at work of its own (`STARTING`) or waiting for all
+others (`MEETING`); or after the last one (`ENDING`)."""
 
 EVERYTHING = 2**63 - 1
-"""So many instructions a device has finished that finishes what it is given at once."""
+"""How many instructions a device has finished that finishes at once what it is given."""
 
 
 class Activity(IntEnum):
@@ -75,8 +76,8 @@ class Status:
     `started_s` is when it came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic clock.
     Of `measured_batches`, in this process, it is known when the last was through since the start (`end_s`), how much
     compute they were (`busy_s`), and the bytes held at the last one's end and at most.
-    `activity` is what the host does at its instruction, `OWN` where that says it (`holdup`); `finished` says how many
-    instructions the device has finished.
+    `activity` is what the host does at its instruction, or `OWN` where the instruction itself says it (`holdup`).
+    `finished` is how many instructions the device has finished.
     """
 
     instruction: int
@@ -118,12 +119,12 @@ class StatusWriter:
         threading.Thread(target=self._pulse, name="pulse", daemon=True).start()
 
     def at(self, instruction: int) -> None:
-        """The rank starts this instruction of its stream, or comes to one of the places beside it."""
+        """The rank starts this instruction of its stream, or comes to `STARTING`, `MEETING` or `ENDING`."""
         struct.pack_into("<qd", self._memory, _PLACE, instruction, time.monotonic())
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
-        """While it is active, the host does this, and not what its instruction is."""
+        """While it is active, the host does this, whatever its instruction is."""
         struct.pack_into("<q", self._memory, _ACTIVITY, activity)
         try:
             yield
@@ -167,9 +168,9 @@ def read_status(path: Path) -> Status | None:
 
 @dataclass(frozen=True, slots=True)
 class Holdup:
-    """The unfinished instructions, by their places in the stream (none before the first one), and what is at hand.
+    """What a rank is at: its unfinished instructions, by their places in the stream, and what it does.
 
-    `on_device`: the host has gone on to a later instruction.
+    `unfinished` is empty before the first instruction. `on_device`: the host has gone on to a later instruction.
     """
 
     unfinished: range
@@ -189,7 +190,7 @@ def holdup(status: Status, instructions: Sequence[Instruction]) -> Holdup:
 
 
 def activity_of(instruction: Instruction) -> Activity:
-    """What an instruction is, but for the data that a forward reads."""
+    """What a rank does at an instruction; the data that a forward reads is left aside."""
     match instruction:
         case Forward() | Backward() | Recompute() | BackwardInput() | BackwardWeight() | Update():
             return Activity.OWN

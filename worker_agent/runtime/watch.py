@@ -1,7 +1,4 @@
-"""Watch: follows the ranks' status files while they run, and reports progress.
-
-Progress line: how far a run is, in words of one line.
-"""
+"""Watch: follows the ranks' status files while they run, and reports progress; says progress in one line."""
 
 import math
 from collections import deque
@@ -18,6 +15,8 @@ _INTERVAL_S = 0.2
 
 LATELY_S = 10.0
 """Rates are those of the last so many seconds."""
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +68,16 @@ class Watcher:
         if followed is None or followed.batches_done <= self._done or math.isnan(followed.loss):
             return None
         self._done = followed.batches_done
-        self._add(followed, statuses)
-        rate = self._samples_per_s()
+
+        spent_s = {rank: (s.end_s, s.busy_s) for rank, s in statuses.items() if s.measured_batches}
+        self._looks.append(_Look(followed.measured_batches, followed.end_s, spent_s))
+        while len(self._looks) > 2 and self._looks[-1].end_s - self._looks[1].end_s >= LATELY_S:
+            self._looks.popleft()
+
+        first, last = self._looks[0], self._looks[-1]
+        rate = None
+        if last.end_s > first.end_s:
+            rate = (last.batches - first.batches) * self._job.plan.batch_size / (last.end_s - first.end_s)
         rank = max(statuses, key=lambda rank: (statuses[rank].peak_memory_bytes, -rank))
         left = (self._job.steps - self._done) * self._job.plan.batch_size
         return RunProgress(
@@ -84,19 +91,8 @@ class Watcher:
             left_s=left / rate if rate else None,
         )
 
-    def _add(self, followed: Status, statuses: Mapping[int, Status]) -> None:
-        spent_s = {rank: (s.end_s, s.busy_s) for rank, s in statuses.items() if s.measured_batches}
-        self._looks.append(_Look(followed.measured_batches, followed.end_s, spent_s))
-        while len(self._looks) > 2 and self._looks[-1].end_s - self._looks[1].end_s >= LATELY_S:
-            self._looks.popleft()
-
-    def _samples_per_s(self) -> float | None:
-        first, last = self._looks[0], self._looks[-1]
-        if last.end_s <= first.end_s:
-            return None
-        return (last.batches - first.batches) * self._job.plan.batch_size / (last.end_s - first.end_s)
-
     def _bubble_fraction(self) -> float | None:
+        """The share of the ranks' time without compute between the oldest and the newest look."""
         before, after = self._looks[0].spent_s, self._looks[-1].spent_s
         busy = []
         for rank, (end_s, busy_s) in after.items():
@@ -108,9 +104,9 @@ class Watcher:
 
 @contextmanager
 def watching(job: RunJob, on_progress: OnProgress, here: Sequence[int]) -> Iterator[None]:
-    """Calls `on_progress` whenever there are more batches done.
+    """Calls `on_progress` whenever more batches are done.
 
-    It is told where the followed rank runs, of the ranks of that node: nothing is told on other nodes.
+    Only the node of the followed rank reports, and of its own ranks (`here`) only.
     """
     watcher = Watcher(job)
     if watcher.followed not in here:
@@ -130,29 +126,27 @@ def watching(job: RunJob, on_progress: OnProgress, here: Sequence[int]) -> Itera
         report()
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
 def describe(progress: RunProgress) -> str:
     """`step 120 of 1000, loss 0.1234, 512 samples/s, bubble 12 %, memory 1.2 GiB (rank 0), 0:03:12 left`."""
-    left = "" if progress.left_s is None else f", {_duration(progress.left_s)} left"
+    left = ""
+    if progress.left_s is not None:
+        minutes, seconds = divmod(round(progress.left_s), 60)
+        hours, minutes = divmod(minutes, 60)
+        left = f", {hours}:{minutes:02}:{seconds:02} left"
     return f"step {progress.done} of {progress.steps}, {describe_pace(progress)}{left}"
 
 
 def describe_pace(progress: RunProgress) -> str:
-    """The same without step and time: what is known of them of loss, samples a second, bubble, and memory."""
+    """The same without step and time: loss, samples a second, bubble, and memory, as far as they are known."""
     words = [f"loss {progress.loss:.4f}"]
     if progress.samples_per_s is not None:
-        words.append(f"{_amount(progress.samples_per_s)} samples/s")
+        rate = progress.samples_per_s
+        words.append(f"{rate:,.0f} samples/s" if rate >= 100 else f"{rate:.3g} samples/s")
     if progress.bubble_fraction is not None:
         words.append(f"bubble {100 * progress.bubble_fraction:.0f} %")
     if progress.peak_memory_bytes:
         words.append(f"memory {_bytes(progress.peak_memory_bytes)} (rank {progress.memory_rank})")
     return ", ".join(words)
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _bytes(value: float) -> str:
@@ -161,9 +155,3 @@ def _bytes(value: float) -> str:
             return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
         value /= 1024
     return f"{value:,.3g} {_UNITS[-1]}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,13 +1,15 @@
-"""Casts: under autocast, the copies of weights in 16 bits, one for each version instead of one for each microbatch.
+"""Weights: a stage's weight versions, which are its weight stash, and the update that makes the next version.
 
-torch makes such a copy at a weight's first use within a context and keeps it until the outermost context ends. Graphs
-that share one keep it once: a stage with eight microbatches in flight would hold eight copies of its weights.
+Weight stashing (PipeDream 2018, section 3.3): the backward of a microbatch uses the weights that its forward used, so a
+stage keeps the older versions that microbatches in flight still need. PipeDream-2BW (section 3.1, double buffering)
+keeps two. A schedule with flushes needs one, which is updated in place.
 
-Weights: a stage's weight versions, and the update that makes the next one.
+A version is a set of leaf parameters. A forward runs on the leaves of its version, which `Weights.use` puts into the
+modules; its backward finds the same leaves through the graph. A version in use is never written to.
 
-A version is a set of leaf parameters. A forward runs on the leaves of its version, put into the modules' places; its
-backward finds the same leaves through the graph, so that a version that is in use is never written to
-(PipeDream 2018, section 3.3, weight stashing; PipeDream-2BW, section 3.1, double buffering).
+`Casts` holds the copies of a version in 16 bits under autocast: one for each version, not one for each microbatch.
+torch makes such a copy at a weight's first use within a context, and keeps it until the outermost context ends. Graphs
+that share a copy keep it once. Otherwise a stage with eight microbatches in flight would hold eight copies.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,10 +23,15 @@ from torch import Tensor, nn
 from pipeplan.errors import require
 from worker_agent.engine.optimizers import OptimizerFactory, in_buckets
 
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+MASTER = "master_weight"
+"""What a float32 copy is called among the optimizer's states."""
+
 
 @contextmanager
 def keeping_casts() -> Iterator[None]:
-    """While it is active, the ends of other contexts leave the copies. Who changes weights has them forgotten."""
+    """While it is active, casts outlive the autocast contexts that made them. Whoever changes weights forgets them."""
     torch.autocast_increment_nesting()
     try:
         yield
@@ -34,9 +41,10 @@ def keeping_casts() -> Iterator[None]:
 
 
 class Casts:
-    """The copies of a stage's `weights`, which gives those in use; `found_bytes` is how much they were found to take.
+    """The 16-bit copies of a stage's weights under autocast.
 
-    Weights that the model itself changes in place, between forwards or within one, are cast anew in every forward.
+    `weights` gives the weights in use. `found_bytes` is how much their copies were found to take. Weights that the
+    model itself changes in place, between forwards or within one, are cast anew in every forward.
     """
 
     def __init__(self, weights: Callable[[], Iterable[Tensor]]) -> None:
@@ -60,11 +68,11 @@ class Casts:
 
     @property
     def bytes(self) -> int:
-        """The bytes of those that are there."""
+        """The bytes of the copies that are there."""
         return self.found_bytes if self._made else 0
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether what a graph keeps was made of a weight's copy alone: views of it as a rule."""
+        """Whether a tensor that a graph keeps was made of a weight's copy alone: as a rule it is a view of it."""
         node, cast = tensor.grad_fn, False
         while node is not None and len(node.next_functions) == 1:
             cast = cast or node.name() == "ToCopyBackward0"
@@ -86,8 +94,9 @@ class Casts:
 
 @cache
 def _casts_have_graphs() -> bool:
-    """Whether a copy that is made where no graph is kept can be used where one is: in early releases of torch it hides
-    its weight from the backward.
+    """Whether a copy that was made without a graph can be used where a graph is kept.
+
+    In early releases of torch such a copy hides its weight from the backward.
     """
     weight = torch.ones(1, 1, requires_grad=True)
     x = torch.ones(1, 1)
@@ -95,12 +104,6 @@ def _casts_have_graphs() -> bool:
         with torch.no_grad():
             torch.mm(x, weight)
         return torch.mm(x, weight).requires_grad
-
-
-SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-
-MASTER = "master_weight"
-"""What a float32 copy is called among the optimizer's states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +127,17 @@ def find_slots(blocks: Iterable[nn.Module], names: Mapping[Tensor, str]) -> tupl
 
 
 class Weights:
-    """The versions of one stage's trainable parameters. Gradients gather on the leaves of the version in use.
+    """The weight stash: the versions of one stage's trainable parameters.
 
-    The optimizer works on handles, parameters of its own that are pointed at the version to be made: its states
-    belong to the weights, not to a version. With `master_weights` the handle of a 16-bit parameter is a float32 copy
-    instead, which belongs to the weights as well: it takes the update, and the version to be made is rounded from it;
-    `master_bytes` are the bytes of these. The gradients of many microbatches then add up in float32 as well, on leaves
-    of 16 bits; `gradient_bytes` are the bytes of a set.
-    `learning_rate` gives the one with which a version is made, where it is not the optimizer's own all the time.
+    Gradients gather on the leaves of the version in use. The optimizer works on handles, parameters of its own that
+    point at the version to be made: its states belong to the weights, not to a version.
+
+    With `master_weights` the handle of a 16-bit parameter is a float32 copy instead, which belongs to the weights as
+    well: it takes the update, and the version to be made is rounded from it. `master_bytes` are the bytes of these
+    copies. The gradients of many microbatches then add up in float32 as well, on leaves of 16 bits; `gradient_bytes`
+    are the bytes of one set of gradients.
+
+    `learning_rate` gives the rate with which a version is made, where it is not the optimizer's own all the time.
     """
 
     def __init__(
@@ -147,7 +153,7 @@ class Weights:
         self.version_bytes = sum(slot.parameter.nbytes for slot in slots)
         self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
         first = tuple(self._graded_in_float32(slot.parameter, place) for place, slot in enumerate(slots))
-        self._versions: dict[int, tuple[nn.Parameter, ...]] = {version: first}
+        self._stash: dict[int, tuple[nn.Parameter, ...]] = {version: first}
         self._in_place = version
         self._graded: tuple[nn.Parameter, ...] = ()
         self._gathered: list[Tensor | None] | None = None
@@ -170,7 +176,7 @@ class Weights:
     @property
     def live_bytes(self) -> int:
         """The bytes of all versions that are allocated, in use or retired and waiting to be used again."""
-        return self.version_bytes * (len(self._versions) + len(self._spare))
+        return self.version_bytes * (len(self._stash) + len(self._spare))
 
     @property
     def optimizer_bytes(self) -> int:
@@ -185,14 +191,14 @@ class Weights:
         """Puts a version's leaves into the modules, for the forwards that follow."""
         if version == self._in_place:
             return
-        for slot, parameter in zip(self.slots, self._versions[version], strict=True):
+        for slot, parameter in zip(self.slots, self._stash[version], strict=True):
             for module, attribute in slot.places:
                 setattr(module, attribute, parameter)  # and not by its dictionary: some modules want to see it
         self._in_place = version
 
     def grade(self, version: int) -> None:
         """Says that a backward puts its gradients on this version's leaves."""
-        self._graded = self._versions[version]
+        self._graded = self._stash[version]
 
     @property
     def graded(self) -> tuple[nn.Parameter, ...]:
@@ -200,7 +206,7 @@ class Weights:
         return self._graded
 
     def gradients(self) -> list[Tensor | None]:
-        """What the next update takes, by slot: None where no backward reached a parameter. It leaves the leaves."""
+        """What the next update takes, by slot: None where no backward reached a parameter. The leaves lose it."""
         if self._gathered is None:
             leaves, self._graded = self._graded, ()
             self._gathered = [leaf.grad for leaf in leaves]
@@ -209,31 +215,40 @@ class Weights:
         return list(self._gathered)
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        """Says what the next update takes instead of what has gathered on the leaves, which stays there."""
+        """Sets what the next update takes, instead of what has gathered on the leaves, which stays there."""
         self._gathered = list(gradients)
 
     def scale_gradients(self, factor: Tensor) -> None:
-        """Says that the next update multiplies the gathered gradients by a number; float32 copies take it unrounded.
+        """Has the next update multiply the gathered gradients by a number; float32 copies take it unrounded.
 
         The number is on the weights' device: where that is a GPU the host does not wait for it.
         """
         self._factor = None if factor.device.type == "cpu" and float(factor) == 1.0 else factor
 
     def skip_update(self) -> None:
-        """Says that the next update makes a version that equals the one before."""
+        """Has the next update make a version that equals the one before."""
         self._skips = True
 
     @torch.no_grad()
     def update(self, version: int, *, keep_base: bool) -> None:
         """Makes `version` from version - 1 with the gathered gradients, which are then gone.
 
-        In place unless the base is still needed (`keep_base`); then into the memory of a retired version, or into
-        new memory while there is none: a few parameters at a time, in place of their gradients.
+        It is made in place, unless the base is still needed (`keep_base`). Then it goes into the memory of a retired
+        version or, while there is none, into new memory: a few parameters at a time, in place of their gradients.
         """
-        base, gradients = self._versions[version - 1], self._taken()
-        target = self._target(base, keep_base=keep_base)
-        if self.optimizer:
-            self._set_learning_rate(self.optimizer, version)
+        base, gradients = self._stash[version - 1], self.gradients()
+        self._gathered = None
+
+        # The base's own leaves, those of a retired version with its values, or none yet: `_make` makes these.
+        target: list[nn.Parameter | None] = [None] * len(base)
+        if not keep_base:
+            target = [*base]
+        elif self._spare:
+            target = [*self._copy(base)]
+
+        if self.optimizer and self._learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._learning_rate(version)
 
         def new_bytes(place: int) -> int:
             copy_bytes = base[place].nbytes if target[place] is None else 0
@@ -241,24 +256,13 @@ class Weights:
 
         for few in in_buckets(range(len(base)), new_bytes):
             self._make(few, base, target, gradients)
-        self._versions[version] = tuple(leaf for leaf in target if leaf is not None)
+
+        self._stash[version] = tuple(leaf for leaf in target if leaf is not None)
         if not keep_base:
-            del self._versions[version - 1]
+            del self._stash[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
         self._factor, self._skips = None, False
         self._optimizer_bytes = None
-
-    def _taken(self) -> list[Tensor | None]:
-        """What was gathered, which leaves the leaves. What no backward reached has none: optimizers leave it alone."""
-        taken = self.gradients()
-        self._gathered = None
-        return taken
-
-    def _target(self, base: Sequence[nn.Parameter], *, keep_base: bool) -> list[nn.Parameter | None]:
-        """The leaves of the version to be made: the base's own, those of a retired one with its values, or none yet."""
-        if keep_base and not self._spare:
-            return [None] * len(base)
-        return [*(self._copy(base) if keep_base else base)]
 
     def _make(
         self,
@@ -269,7 +273,7 @@ class Weights:
     ) -> None:
         """Steps with some gradients, rounds what has a master, and drops the gradients.
 
-        An optimizer leaves alone what has no gradient, so that few gradients are there in float32 at once.
+        An optimizer leaves alone what has no gradient: so only a few gradients are there in float32 at once.
         """
         optimizer = None if self._skips else self.optimizer
         for i in few:
@@ -278,7 +282,15 @@ class Weights:
             handle, master, gradient = self._handles[i], self._has_master[i], gradients[i]
             if not master:
                 handle.data = leaf.detach()
-            handle.grad = self._scaled(gradient.float() if master and gradient is not None else gradient)
+            if master and gradient is not None:
+                gradient = gradient.float()
+            if gradient is not None and self._factor is not None:
+                if gradient.dtype in SIXTEEN_BITS:  # else the factor would be rounded to 16 bits
+                    gradient.copy_(gradient.float().mul_(self._factor))
+                else:
+                    gradient.mul_(self._factor)
+            handle.grad = gradient
+
         if optimizer:
             optimizer.step()
         for i in few:
@@ -287,40 +299,30 @@ class Weights:
             if self._has_master[i] and optimizer and made is not None:
                 made.copy_(self._handles[i])
 
-    def _set_learning_rate(self, optimizer: torch.optim.Optimizer, version: int) -> None:
-        if self._learning_rate is not None:
-            for group in optimizer.param_groups:
-                group["lr"] = self._learning_rate(version)
-
-    def _scaled(self, gradient: Tensor | None) -> Tensor | None:
-        if gradient is None or self._factor is None:
-            return gradient
-        if gradient.dtype in SIXTEEN_BITS:  # else the factor would be rounded to as few
-            return gradient.copy_(gradient.float().mul_(self._factor))
-        return gradient.mul_(self._factor)
-
     def retire(self, version: int, *, keep: bool = True) -> None:
         """Gives a version's memory back, to be used by the next update, or (without `keep`) by anything else."""
-        if version in self._versions:
-            leaves = self._versions.pop(version)
+        if version in self._stash:
+            leaves = self._stash.pop(version)
             if keep:
                 self._spare.append(leaves)
-            else:
-                _free(leaves)
+            else:  # by hand: a `Slot` may still refer to the leaves, and must not keep the memory that is theirs alone
+                for leaf in leaves:
+                    if leaf.untyped_storage().nbytes() == leaf.nbytes:
+                        leaf.untyped_storage().resize_(0)
             self._in_place = -1 if self._in_place == version else self._in_place
 
     def version_tensors(self, version: int) -> dict[str, Tensor]:
         """A version's tensors by their names in the whole model."""
-        pairs = zip(self.slots, self._versions[version], strict=True)
+        pairs = zip(self.slots, self._stash[version], strict=True)
         return {slot.name: parameter.detach() for slot, parameter in pairs}
 
     @torch.no_grad()
     def load_version(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Adds a version, from tensors by name."""
-        leaves = self._versions.get(version) or self._copy(next(iter(self._versions.values())))
+        leaves = self._stash.get(version) or self._copy(next(iter(self._stash.values())))
         for slot, parameter in zip(self.slots, leaves, strict=True):
             parameter.copy_(tensors[slot.name])
-        self._versions[version] = leaves
+        self._stash[version] = leaves
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The optimizer's states as `state/parameter name`; of float32 copies as well."""
@@ -367,10 +369,3 @@ class Weights:
         if leaves:
             torch._foreach_copy_([leaf.detach() for leaf in leaves], [parameter.detach() for parameter in base])
         return leaves
-
-
-def _free(leaves: Iterable[nn.Parameter]) -> None:
-    """Gives the memory of leaves back that are kept by their name (`Slot`), where it is theirs alone."""
-    for leaf in leaves:
-        if leaf.untyped_storage().nbytes() == leaf.nbytes:
-            leaf.untyped_storage().resize_(0)
