@@ -1,11 +1,12 @@
 """Compile: a program's streams as columns, the form in which the engine (`play`) plays them.
 
-A column has a row an instruction: the seconds that it takes by itself, or a mark and whom the worker meets there. Two
+A column has a row an instruction: the seconds that it takes by itself, and whom the worker meets there, if anybody. Two
 workers meet at an edge (a send and its receive), several at an exchange.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, IntEnum
 
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import ScheduleError
@@ -35,12 +36,27 @@ _SENDS = (SendActivation, SendGradient)
 _GRADIENTS = (SendGradient, RecvGradient)
 _COMPLETING = (Backward, BackwardWeight)
 
-RECEIVES, SENDS_OFF, EXCHANGES, AWAITS, COMPLETES = -1.0, -2.0, -3.0, -4.0, -5.0
-"""The marks: negative numbers in the place of an instruction's seconds, where the worker meets others.
 
-At AWAITS it waits for an exchange that was begun earlier. COMPLETES is the backward that completes the gradients of an
-exchange: with its end the worker has done its part.
-"""
+class Meet(Enum):
+    """How a worker meets others at an instruction."""
+
+    RECEIVE = "waits for a tensor on an edge"
+    SEND = "hands a tensor to an edge, and goes on"
+    EXCHANGE = "waits for all members of an exchange, and for its end"
+    AWAIT = "waits for an exchange that was begun earlier"
+    COMPLETE = "completes, with its backward's end, the gradients of an exchange, and goes on"
+
+
+class Handed(IntEnum):
+    """What is handed over, in the order in which ports take it at the same instant."""
+
+    ACTIVATION = 0
+    GRADIENT = 1
+    EXCHANGE = 2
+
+
+Group = tuple[int, Handed]
+"""What is handed over at the same instant goes by stage, then by what it is; equal groups share a port."""
 
 _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
 """What tells exchanges apart: the stage whose replicas take part, or the replica whose stages do; the instruction."""
@@ -56,7 +72,7 @@ class Edge:
     number: int
     sender: int
     receiver: int
-    group: int
+    group: Group
     seconds: float
     latency_s: float
     ports: Ports
@@ -76,7 +92,7 @@ class Exchange:
     """
 
     number: int
-    group: int
+    group: Group
     seconds: float
     missing: int
     ports: Ports
@@ -88,17 +104,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A stream: for every instruction its own seconds, or a mark and the edge or exchange that it meets.
-
-    `completing_s`: the seconds of the backwards that are marked COMPLETES.
-    """
+    """A stream: for every instruction its own seconds, how it meets others (or None), and its edge or exchange."""
 
     rank: int
     overhead_s: float
     own_s: list[float]
+    meets: list[Meet | None]
     edges: list[Edge | None]
     exchanges: dict[int, Exchange]
-    completing_s: dict[int, float]
 
 
 class Compiler:
@@ -156,38 +169,42 @@ class Compiler:
             for costs in (self._costs[stage] for stage in stages)
         ]
         seconds, several = tables[0], len(tables) > 1
-        column = Column(stream.rank, self._costs[stream.stage].instruction_s, [], [], {}, {})
+        column = Column(stream.rank, self._costs[stream.stage].instruction_s, [], [], [], {})
         begun: set[int] = set()
-        met: dict[tuple[type[Instruction], int, int], tuple[float, Edge, list[int]]] = {}
+        met: dict[tuple[type[Instruction], int, int], tuple[Meet, Edge, list[int]]] = {}
         for index, instruction in enumerate(stream.instructions):
             kind = type(instruction)
             if several:
                 seconds = tables[instruction.chunk]
             taken_s = seconds.get(kind)
+            meet: Meet | None = None
             edge = None
             if taken_s is None and isinstance(instruction, _TRANSFER):
                 key = (kind, instruction.peer, instruction.chunk)
                 if key not in met:
                     met[key] = self._met(stream.rank, kind, instruction.peer, stages[instruction.chunk])
-                taken_s, edge, microbatches = met[key]
+                meet, edge, microbatches = met[key]
+                taken_s = 0.0
                 microbatches.append(instruction.microbatch)
             elif isinstance(instruction, BackwardWeight):
                 own = self._costs[stages[instruction.chunk]]
                 taken_s = len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
             elif isinstance(instruction, ReduceTied | ReduceNorm):
-                taken_s, column.exchanges[index] = EXCHANGES, self._among_stages(stream, instruction)
+                taken_s, meet = 0.0, Meet.EXCHANGE
+                column.exchanges[index] = self._among_stages(stream, instruction)
             elif isinstance(instruction, StartReduce | ReduceGradients):
-                taken_s = self._among_replicas(column, stream, index, begun)
+                taken_s, meet = 0.0, self._among_replicas(column, stream, index, begun)
             if taken_s is None:
                 raise ScheduleError(f"rank {stream.rank} cannot play {format_instruction(instruction)}")
             if index in column.exchanges and kind in _COMPLETING:
-                column.completing_s[index], taken_s = taken_s, COMPLETES
+                meet = Meet.COMPLETE
             column.own_s.append(taken_s)
+            column.meets.append(meet)
             column.edges.append(edge)
         return column
 
-    def _met(self, rank: int, kind: type[Instruction], peer: int, stage: int) -> tuple[float, Edge, list[int]]:
-        """The mark of a transfer, its edge, and where the edge lists its microbatches.
+    def _met(self, rank: int, kind: type[Instruction], peer: int, stage: int) -> tuple[Meet, Edge, list[int]]:
+        """How a transfer meets, its edge, and where the edge lists its microbatches.
 
         An edge goes out from its sender's stage: two ranks with several stages each have several edges.
         """
@@ -210,13 +227,13 @@ class Compiler:
                 number=len(self._edges),
                 sender=sender,
                 receiver=receiver,
-                group=_group(stage, 1 if gradients else 0),
+                group=(stage, Handed.GRADIENT if gradients else Handed.ACTIVATION),
                 seconds=seconds,
                 latency_s=costs.latency_s,
                 ports=ports,
             )
         edge = self._edges[key]
-        return (SENDS_OFF, edge, edge.sent) if sends else (RECEIVES, edge, edge.received)
+        return (Meet.SEND, edge, edge.sent) if sends else (Meet.RECEIVE, edge, edge.received)
 
     def _among_stages(self, stream: Stream, instruction: ReduceTied | ReduceNorm) -> Exchange:
         """The exchange in which these stages wait for one another. It is so small that it takes the latency alone."""
@@ -229,15 +246,15 @@ class Compiler:
         if key not in self._exchanges:
             self._exchanges[key] = Exchange(
                 number=len(self._exchanges),
-                group=_group(members[0], 2),
+                group=(members[0], Handed.EXCHANGE),
                 seconds=max(self._costs[stage].latency_s for stage in members),
                 missing=missing,
                 ports=(),
             )
         return self._exchanges[key]
 
-    def _among_replicas(self, column: Column, stream: Stream, index: int, begun: set[int]) -> float:
-        """Enters an exchange of a stage's replicas where the worker meets it; returns its seconds there, or the mark.
+    def _among_replicas(self, column: Column, stream: Stream, index: int, begun: set[int]) -> Meet | None:
+        """Enters an exchange of a stage's replicas where the worker meets it; returns how, None where it goes on.
 
         All replicas exchange with each other, or a `source` sends to the others.
         """
@@ -262,7 +279,7 @@ class Compiler:
             following = (*stream.instructions[index + 1 : index + 2], None)[0]  # completes the gradients
             self._exchanges[key] = Exchange(
                 number=len(self._exchanges),
-                group=_group(stage, 2),
+                group=(stage, Handed.EXCHANGE),
                 seconds=costs.reduce_s,
                 missing=1 if begins and source is not None else self._program.pipeline.replicas[stage],
                 ports=ports,
@@ -274,16 +291,11 @@ class Compiler:
             begun.add(exchange.number)
             if source in (None, stream.rank):
                 column.exchanges[index + 1] = exchange
-            return 0.0
+            return None
         if exchange.number in begun and source == stream.rank:
-            return 0.0
+            return None
         column.exchanges[index] = exchange
-        return AWAITS if exchange.number in begun else EXCHANGES
+        return Meet.AWAIT if exchange.number in begun else Meet.EXCHANGE
 
     def _port(self, out: bool, behind_a_port: int, unit: int) -> int:
         return self._ports.setdefault((out, behind_a_port, unit), len(self._ports))
-
-
-def _group(stage: int, kind: int) -> int:
-    """Ranks what is handed over at the same instant: by stage, then activations, gradients and exchanges (0, 1, 2)."""
-    return 3 * stage + kind

@@ -25,7 +25,7 @@ from pipeplan.programs.footprint import first_versions, held_counts
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane, Timeline
-from pipeplan.simulation.compile import AWAITS, COMPLETES, SENDS_OFF, Column, Compiler, Edge, Exchange, Ports
+from pipeplan.simulation.compile import Column, Compiler, Edge, Exchange, Group, Handed, Meet, Ports
 
 
 class Engine:
@@ -39,7 +39,7 @@ class Engine:
         self._edges = compiled.edges
         self._exchanges = compiled.exchanges
         self._port_free_s = [0.0] * compiled.ports
-        self._requests: list[tuple[float, int, int]] = []
+        self._requests: list[tuple[float, Group, int]] = []
         self._ready = deque(ranks)
         self.start_s: list[list[float]] = [[] for _ in ranks]
         self.end_s: list[list[float]] = [[] for _ in ranks]
@@ -69,18 +69,18 @@ class Engine:
     def _advance(self, rank: int) -> None:
         """Plays one worker as far as it can go."""
         column, starts, ends = self._columns[rank], self.start_s[rank], self.end_s[rank]
-        own_s, edges = column.own_s, column.edges
+        own_s, meets, edges, send = column.own_s, column.meets, column.edges, Meet.SEND
         now_s = ends[-1] if ends else 0.0
         for index in range(len(ends), len(own_s)):
-            seconds, edge = own_s[index], edges[index]
-            if seconds >= 0.0:
-                end_s = now_s + seconds
+            meet, edge = meets[index], edges[index]
+            if meet is None:
+                end_s = now_s + own_s[index]
             elif edge is None:
                 over_s = self._exchange(column, index, now_s)
                 if over_s is None:
                     break
                 end_s = over_s
-            elif seconds == SENDS_OFF:
+            elif meet is send:
                 end_s = now_s + column.overhead_s
                 if edge.ports:
                     heappush(self._requests, (end_s, edge.group, edge.number))
@@ -106,11 +106,11 @@ class Engine:
 
     def _exchange(self, column: Column, index: int, now_s: float) -> float | None:
         """When the exchange is over; None while some replica is missing, or it waits for its ports."""
-        exchange, mark = column.exchanges[index], column.own_s[index]
-        if mark == COMPLETES:
+        exchange, meet = column.exchanges[index], column.meets[index]
+        if meet is Meet.COMPLETE:
             # The exchange began during this backward: only its tail is left. It takes its link in one piece, which ends
             # when its parts would end, each of which waits for its gradient.
-            end_s = now_s + column.completing_s[index]
+            end_s = now_s + column.own_s[index]
             exchange.missing -= 1
             exchange.reached_s = max(exchange.reached_s, now_s, end_s + exchange.tail_s - exchange.seconds)
             if not exchange.missing:
@@ -121,7 +121,7 @@ class Engine:
             return end_s
         if exchange.end_s is not None:
             return exchange.end_s if exchange.end_s > now_s else now_s
-        if mark == AWAITS:
+        if meet is Meet.AWAIT:
             exchange.waiting.append(column.rank)
             return None
         exchange.missing -= 1
@@ -142,7 +142,7 @@ class Engine:
         """Serves the earliest request. What replicas hand over at the same instant shares ports and ends together."""
         requests = self._requests
         now_s, group, number = heappop(requests)
-        if group % 3 == 2:
+        if group[1] is Handed.EXCHANGE:
             exchange = self._exchanges[number]
             self._exchanged(exchange, self._occupied_until(exchange.ports, now_s, exchange.seconds))
             return
