@@ -72,10 +72,10 @@ class Engine:
         own_s, meets, edges, send = column.own_s, column.meets, column.edges, Meet.SEND
         now_s = ends[-1] if ends else 0.0
         for index in range(len(ends), len(own_s)):
-            meet, edge = meets[index], edges[index]
+            meet = meets[index]
             if meet is None:
                 end_s = now_s + own_s[index]
-            elif edge is None:
+            elif (edge := edges[index]) is None:
                 over_s = self._exchange(column, index, now_s)
                 if over_s is None:
                     break
