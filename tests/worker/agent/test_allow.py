@@ -4,6 +4,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import httpx
@@ -14,9 +15,16 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.jobs import Job, ProfileTask, RunTask
 from planner_service.app import create_app
 from planner_service.platform.settings import Settings
+from worker_agent.agent import settings
 from worker_agent.agent.agent import NodeAgent
 from worker_agent.agent.client import AgentClient
-from worker_agent.agent.settings import BUILT_IN, AgentSettings, load_settings, require_allowed
+from worker_agent.agent.settings import (
+    BUILT_IN,
+    AgentSettings,
+    load_settings,
+    require_allowed,
+    require_allowed_schedule,
+)
 from worker_agent.models.spec import load_factory, parse_spec
 
 MLP = "worker_agent.models.presets:mlp?width=8"
@@ -189,3 +197,16 @@ def test_an_agent_that_is_given_such_a_job_all_the_same_refuses_it(service: Test
     assert (job.state, job.error, job.attempts) == ("failed", str(refusal(task)), 1)
     assert any("model: must be a factory" in line for line in said)
     assert not (tmp_path / "work" / job_id).exists()
+
+
+def test_a_schedule_is_ours_or_installed_and_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint(name="waves", value="waves:Waves", group="pipeplan.schedules")
+    monkeypatch.setattr(settings, "installed", lambda: (entry,))
+    require_allowed_schedule("1f1b", ())
+    require_allowed_schedule("waves", ("waves:*",))
+    with pytest.raises(
+        InvalidInputError, match=r"schedule: must be allowed by this agent's operator: .* --allow waves"
+    ):
+        require_allowed_schedule("waves", ("other:*",))
+    with pytest.raises(InvalidInputError, match=r"schedule: must name a schedule that is built in, or installed"):
+        require_allowed_schedule("zigzag", ("*",))
