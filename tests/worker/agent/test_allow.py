@@ -205,7 +205,7 @@ def test_a_schedule_is_ours_or_installed_and_allowed(monkeypatch: pytest.MonkeyP
     require_allowed_schedule("1f1b", ())
     require_allowed_schedule("waves", ("waves:*",))
     with pytest.raises(
-        InvalidInputError, match=r"schedule: must be allowed by this agent's operator: .* --allow waves"
+        InvalidInputError, match=r"schedule: must be allowed by this agent's operator: .*waves"
     ):
         require_allowed_schedule("waves", ("other:*",))
     with pytest.raises(InvalidInputError, match=r"schedule: must name a schedule that is built in, or installed"):
