@@ -99,5 +99,6 @@ def _explained(directory: ProfileDirectory, failures: Mapping[int, ProcessFailur
         log = next(directory.logs.glob(f"**/{culprit}/stderr.log"), None)
         lines = [] if log is None else [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         line = re.sub(r"^\[rank\d+\]: ?", "", lines[-1]).strip() if lines else ""
-        why = f"the process ended with exit status {codes[culprit]} before its work was done ({line or 'it printed nothing'})"
+        line = line or "it printed nothing"
+        why = f"the process ended with exit status {codes[culprit]} before its work was done ({line})"
     return RunFailedError(f"profiling failed on rank {culprit}: {why}; log: {directory.logs}", rank=culprit)

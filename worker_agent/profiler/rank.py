@@ -3,7 +3,6 @@
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -71,7 +70,14 @@ class ProfilingRank:
         update_s_per_byte, version_s_per_byte = self._updates()
         self.progress.step("links")
         link = measure_links(self.device)
-        handing_over_s, exchanged_bytes, exchange_s = self._exchanges(sizes[0])
+        handing_over_s, exchanged_bytes, exchange_s = None, 0, None
+        if dist.get_world_size() > 1:
+            message_bytes = int(median(block.output_bytes for block in sizes[0]))
+            handing_over_s = measure_handing_over(message_bytes, self.device)
+            gradients = sampled([p.grad for p in prepare_gradients(self.blocks) if p.grad is not None])
+            if gradients:
+                exchanged_bytes = sum(gradient.nbytes for gradient in gradients)
+                exchange_s = measure_exchange(gradients, self.device)
         self.progress.step("done")
         return RankFigures(
             model_name=self.chain.name,
@@ -148,16 +154,6 @@ class ProfilingRank:
             parameters, rounds=rounds, make_clock=self.make_clock, before_copy=pass_one
         )
         return update_s_per_byte, version_s_per_byte
-
-    def _exchanges(self, blocks: Sequence[BlockFigures]) -> tuple[float | None, int, float | None]:
-        """Seconds to hand a typical message over, and bytes and seconds of a gradient exchange among all ranks."""
-        if dist.get_world_size() == 1:
-            return None, 0, None
-        handing_over_s = measure_handing_over(int(median(block.output_bytes for block in blocks)), self.device)
-        gradients = sampled([p.grad for p in prepare_gradients(self.blocks) if p.grad is not None])
-        if not gradients:
-            return handing_over_s, 0, None
-        return handing_over_s, sum(g.nbytes for g in gradients), measure_exchange(gradients, self.device)
 
 
 def profile_rank(directory: ProfileDirectory) -> None:
