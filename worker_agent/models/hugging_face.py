@@ -92,15 +92,9 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, S, hidden) -> (B, S, hidden)."""
-        length = hidden.shape[1]
-        arguments: dict[str, Any] = {"attention_mask": None}
-        if self.mask:  # (1, 1, S, S): 0 where a position may look, the lowest number where not
-            lowest = torch.full(
-                (1, 1, length, length), torch.finfo(hidden.dtype).min, dtype=hidden.dtype, device=hidden.device
-            )
-            arguments["attention_mask"] = lowest.triu(diagonal=1)
+        arguments: dict[str, Any] = {"attention_mask": _causal_mask(hidden) if self.mask else None}
         if self.rotary is not None:
-            positions = torch.arange(length, device=hidden.device).unsqueeze(0)
+            positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
             arguments["position_embeddings"] = self.rotary(hidden, position_ids=positions)
         result = self.layer(hidden, **arguments)
         output: Tensor = result[0] if isinstance(result, tuple) else result  # a tuple before transformers 5
@@ -210,6 +204,16 @@ def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
 def _known(config: Any) -> set[str]:
     """The keys of a family's config that a SPEC can set."""
     return (set(config.to_dict()) | set(config.attribute_map)) - _NOT_OPTIONS
+
+
+def _causal_mask(hidden: Tensor) -> Tensor:
+    """(1, 1, S, S): 0 where a position may look, the lowest number where not.
+
+    In a function of its own the temporary below is freed before the layer runs.
+    """
+    length = hidden.shape[1]
+    lowest = torch.finfo(hidden.dtype).min
+    return torch.full((1, 1, length, length), lowest, dtype=hidden.dtype, device=hidden.device).triu(diagonal=1)
 
 
 def _cut_gpt2(root: Any, mask: bool) -> tuple[nn.Module, ...]:
