@@ -1,8 +1,8 @@
 """Backward: 2BP's split of autograd's own backward (2024), for any module.
 
-In a microbatch's forward the parameters replace the calls that they are the weights of, where `operations` has a rule.
-The backward of such a call gives the gradient of the input, and notes input and output gradient: with these, later, p2
-computes the gradients of weight and bias. All other parameters get their gradients in p1, as they always do.
+In a microbatch's forward, a call with a parameter as its weight is replaced where `operations` has a rule for it. The
+backward of such a call (p1) computes the gradient of the input, and keeps the input and the output's gradient. From
+these, p2 later computes the gradients of weight and bias. All other parameters get their gradients in p1, as usual.
 
     forward under the split      y = x W^T         keeps the graph
     backward-p1                  dx = dy W         keeps x, dy and the Parameter W; the graph is gone
@@ -22,12 +22,17 @@ from pipeplan.errors import RunFailedError
 from worker_agent.engine.operations import RULES, Call, Operation, Rows
 
 Added = Callable[[nn.Parameter], None]
-"""What is told that something has been added to a parameter's gradient."""
+"""Called with a parameter after something has been added to its gradient."""
+
+_step_into: Callable[[Any, Any, Sequence[Any], Mapping[str, Any]], Any] | None = getattr(
+    torch._C, "_skip_one_hop_torch_function", None
+)
+"""Calls a function of torch and intercepts the calls inside it. Early releases lack it and do not split attention."""
 
 
 @dataclass(slots=True)
 class Deferred:
-    """A call whose weight's gradient is still to be computed. `bias` is there if it is trained."""
+    """A call whose weight's gradient is still to be computed. `bias` is None unless it is trained."""
 
     operation: Operation
     x: Tensor
@@ -37,11 +42,11 @@ class Deferred:
     x_version: int
 
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """Those whose gradients it is a part of."""
+        """The parameters to whose gradients it adds."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def storages(self) -> dict[int, int]:
-        """The memory that it keeps: bytes by address."""
+        """The memory that it keeps alive: bytes by address."""
         kept = (self.x.untyped_storage(), self.gradient.untyped_storage())
         return {storage.data_ptr(): storage.nbytes() for storage in kept}
 
@@ -56,9 +61,10 @@ class Deferred:
 
 
 class Waiting(nn.Parameter):
-    """What a parameter is while a split is active: calls that it takes part in are seen, and all others cost nothing.
+    """The class of a parameter while a split is active: it intercepts the calls that the parameter takes part in.
 
-    It is the same object all the time, with another class: the leaf of its weight version.
+    Other calls cost nothing. The parameter stays the same object, the leaf of its weight version: only its class
+    changes.
     """
 
     active_split: "Split"  # no tensor has an attribute of this name
@@ -67,34 +73,58 @@ class Waiting(nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Calls `func`, or the form of it that defers its weight's gradient."""
+        """Calls `func`, or the form of it that defers the weight's gradient."""
         named = kwargs or {}
         if func is functional.multi_head_attention_forward and _step_into is not None:
             return _step_into(func, types, args, named)
         with torch._C.DisableTorchFunctionSubclass():
-            rule = RULES.get(func)
-            call = rule(*args, **named) if rule is not None and _splits_here() else None
+            rule, call = RULES.get(func), None
+            # without a graph, or inside functorch's transforms, there is nothing to split
+            if rule is not None and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+                call = rule(*args, **named)
             if call is None or not _can_wait(call):
                 return func(*args, **named)
             split = call.weight.active_split  # type: ignore[attr-defined]
             return _Deferring.apply(split, call.operation, call.x, call.weight, call.bias)  # type: ignore[no-untyped-call]
 
 
-class Split:
-    """One microbatch's split, of the gradients of the given parameters that have no hooks: those want them at once.
+def _can_wait(call: Call) -> bool:
+    """Whether the gradients of weight and bias may wait, and the formulas hold for the call's tensors."""
+    bias = call.bias
+    return (
+        type(call.weight) is Waiting
+        and (bias is None or not bias.requires_grad or type(bias) is Waiting)
+        and type(call.x) in (Tensor, nn.Parameter, Waiting)
+        and call.x.layout is torch.strided
+        and not call.x.is_complex()
+        and call.x.numel() > 0
+        and not torch.is_autocast_enabled(call.x.device.type)  # there a call casts its arguments first
+    )
 
-    It is to be active in the microbatch's forward, and in its p1 with `deferring`: only that backward may leave
-    gradients out, not one that a model runs by itself in its forward.
+
+class Split:
+    """The split of one microbatch's backward, for those of the given parameters that have no hooks.
+
+    A hook needs the gradient at once. The split must be active in the microbatch's forward, and with `deferring` in its
+    p1: only that backward may leave gradients out, not one that a model runs inside its forward.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.deferred: list[Deferred] = []
         self.deferring = False
-        self._parameters = [p for p in parameters if _may_wait(p)]
+        self._parameters = [
+            parameter
+            for parameter in parameters
+            if type(parameter) is nn.Parameter
+            and parameter.requires_grad
+            and parameter.is_leaf
+            and not parameter._backward_hooks
+            and not getattr(parameter, "_post_accumulate_grad_hooks", None)
+        ]
 
     @contextmanager
     def active(self, *, deferring: bool) -> Iterator[None]:
-        """While it is active, calls with the parameters as weights are replaced."""
+        """Replaces calls with the parameters as weights while the context is active."""
         self.deferring = deferring
         for parameter in self._parameters:
             parameter.__class__ = Waiting
@@ -108,61 +138,28 @@ class Split:
                 del parameter.active_split  # type: ignore[attr-defined]
 
 
-_step_into: Callable[[Any, Any, Sequence[Any], Mapping[str, Any]], Any] | None = getattr(
-    torch._C, "_skip_one_hop_torch_function", None
-)
-"""Calls a function of torch whose own calls are to be seen. Early releases cannot: there attention is not split."""
-
-
-def _may_wait(parameter: nn.Parameter) -> bool:
-    return (
-        type(parameter) is nn.Parameter
-        and parameter.requires_grad
-        and parameter.is_leaf
-        and not parameter._backward_hooks
-        and not getattr(parameter, "_post_accumulate_grad_hooks", None)
-    )
-
-
-def _splits_here() -> bool:
-    """Not without a graph, and not inside functorch's transforms."""
-    return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-
-
-def _can_wait(call: Call) -> bool:
-    """Whether both gradients may wait, and the formulas hold."""
-    bias = call.bias
-    return (
-        type(call.weight) is Waiting
-        and (bias is None or not bias.requires_grad or type(bias) is Waiting)
-        and type(call.x) in (Tensor, nn.Parameter, Waiting)
-        and call.x.layout is torch.strided
-        and not call.x.is_complex()
-        and call.x.numel() > 0
-        and not torch.is_autocast_enabled(call.x.device.type)  # there a call casts its arguments first
-    )
-
-
 class _Deferring(torch.autograd.Function):
-    """An operation whose backward computes the input's gradient alone, if the others are deferred."""
+    """An operation whose backward computes only the input's gradient where the others are deferred."""
 
     @staticmethod
     def forward(
         ctx: Any, split: Split, operation: Operation, x: Tensor, weight: nn.Parameter, bias: Tensor | None
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)  # saved, so that autograd refuses what was changed in place
+        ctx.save_for_backward(x, weight)  # autograd then refuses what was changed in place
         ctx.split, ctx.operation = split, operation
-        ctx.weight = weight  # the leaf itself: what is saved may come back as another tensor
+        ctx.weight = weight  # the leaf itself: a saved tensor may come back as another object
         ctx.bias = bias if bias is not None and bias.requires_grad else None
         y = operation.output(x, weight, bias)
-        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # what comes next may change it in place
+        return (
+            torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+        )  # not a view: the next call may be in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         with torch._C.DisableTorchFunctionSubclass():
             if ctx.split.deferring:
-                kept = x.detach()  # else it would keep the graph that it comes from
+                kept = x.detach()  # x itself would keep its graph alive
                 ctx.split.deferred.append(Deferred(ctx.operation, kept, gradient, ctx.weight, ctx.bias, kept._version))
                 weight, of_weight, of_bias = ctx.weight, None, None
             else:
@@ -179,10 +176,10 @@ def add_weight_gradients(
 ) -> None:
     """Backward-p2: adds to `.grad` what the microbatches deferred, and empties their lists.
 
-    With `concatenate` equal calls of all microbatches are joined over their rows, for fewer and larger products;
-    without, they are added one by one. Both equal the fused backward up to rounding; one microbatch's gradients are
-    its own bit for bit, but for the order in which a parameter's uses in p1 and p2 are added up.
-    `added` is called with each of a call's parameters once its part of their gradients is in.
+    With `concatenate`, equal calls of all microbatches are joined over their rows, for fewer and larger products;
+    without it, calls are added one by one. Both equal the fused backward up to rounding. For a single microbatch they
+    are equal bit for bit, except for the order in which a parameter's uses in p1 and in p2 are added up.
+    `added` is called with each parameter of a call once the call's part is in the parameter's gradient.
     """
     if concatenate:
         _add_all([call for deferred in microbatches for call in _taken(deferred)], added, joined=True)
@@ -218,7 +215,7 @@ def _add_all(calls: list[Deferred], added: Added, *, joined: bool) -> None:
 
 
 def _join(uses: list[Deferred]) -> Iterator[tuple[Deferred, Rows]]:
-    """Calls of one weight that fit together, as one with the rows of all."""
+    """The calls of one weight, those that fit together as one call with the rows of all."""
     groups: dict[Any, list[tuple[Deferred, Rows]]] = {}
     for call in uses:
         x, gradient = rows = call.rows()
@@ -232,7 +229,7 @@ def _join(uses: list[Deferred]) -> Iterator[tuple[Deferred, Rows]]:
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor, *others: Tensor) -> None:
-    """Adds a sum to a parameter's gradient, which lies in memory as the parameter does."""
+    """Adds the sum to a parameter's gradient, which has the parameter's memory layout."""
     for other in others:
         gradient = gradient + other
     if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""Clocks that suit profiling: the time that the work took, not the time that others took from it."""
+"""Clocks: the time that work takes on a device, without the time that other programs take from it where possible."""
 
 import threading
 import time
@@ -24,12 +24,12 @@ class Clock(Protocol):
 
 
 class RunClock(Clock, Protocol):
-    """A clock for work that goes on for long. `lag`: so many batches later a batch's marks are read without waiting."""
+    """A clock for long work. After `lag` further batches a batch's marks can be read without waiting."""
 
     lag: int
 
     def take(self, marks: int) -> Sequence[float]:
-        """The seconds of so many marks, the oldest, which are then forgotten."""
+        """The seconds of the oldest `marks` marks, which are then forgotten."""
 
     def passed(self) -> int:
         """How many marks the device has passed since the clock's start. Waits for nothing; any thread may ask."""
@@ -60,7 +60,7 @@ class HostClock:
         return taken_s
 
     def passed(self) -> int:
-        """All marks that were made; for a moment more while some are taken."""
+        """All marks that were made; briefly too many while `take` runs."""
         return self._taken + len(self._marks_s)
 
 
@@ -75,7 +75,7 @@ AnEvent = TypeVar("AnEvent", bound=DeviceEvent)
 
 
 class Events(Generic[AnEvent]):
-    """Events in the order in which the device comes to them. One thread adds and takes; any may ask how many passed."""
+    """Events in the order in which the device reaches them. One thread adds and takes; any may ask how many passed."""
 
     def __init__(self) -> None:
         self._kept: list[AnEvent] = []
@@ -84,31 +84,31 @@ class Events(Generic[AnEvent]):
         self._lock = threading.Lock()
 
     def add(self, event: AnEvent) -> None:
-        """A further one, recorded."""
+        """Adds an event that has been recorded."""
         self._kept.append(event)
 
     def oldest(self, count: int | None = None) -> Sequence[AnEvent]:
-        """So many of those that were not taken, or all."""
+        """The oldest `count` events that were not taken, or all of them."""
         return self._kept[:count]
 
     def take(self, count: int) -> None:
-        """Forgets the oldest, which the device has passed."""
+        """Forgets the oldest `count` events. The device must have passed them."""
         with self._lock:
             self._kept = self._kept[count:]
             self._taken += count
             self._passed = max(self._passed, self._taken)
 
     def passed(self) -> int:
-        """How many of all that were ever added the device has passed: those before the first that it has not."""
+        """How many events the device has passed, of all that were ever added."""
         with self._lock:
-            with suppress(RuntimeError):  # of a device that failed: the host hears of it at its own next call
+            with suppress(RuntimeError):  # a device that failed: the host's own next call reports it
                 while self._passed < self._taken + len(self._kept) and self._kept[self._passed - self._taken].query():
                     self._passed += 1
             return self._passed
 
 
 class CudaClock:
-    """Events in the device's current stream: the moments at which the device gets there, without waiting for it."""
+    """Events in the device's current stream: the moments at which the device reaches them. Marking never waits."""
 
     lag = 2
 
@@ -136,7 +136,7 @@ class CudaClock:
         return self._since_start(taken)
 
     def passed(self) -> int:
-        """The marks before the first that the device has not come to."""
+        """How many marks the device has reached."""
         return self._marks.passed()
 
     def _since_start(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
@@ -149,13 +149,15 @@ class CudaClock:
 
 
 def clock_for(device: torch.device, start_s: float | None = None) -> HostClock | CudaClock:
-    """The clock that tells the truth about a device. `start_s`: its zero, on the host's own clock; default now."""
+    """The clock that shows when a device did its work. `start_s` is its zero on the host's clock, by default now."""
     return CudaClock(start_s) if device.type == "cuda" else HostClock(start_s)
 
 
 def common_start_s() -> float:
-    """A moment just gone on this node's clock, the same for all ranks on the node: what a receive waits for is then
-    never sent later on another rank's track. Between nodes the moments differ by as much as they leave a barrier apart.
+    """A moment that has just passed, by this node's clock, the same for all ranks of the node.
+
+    With a common zero, no timeline shows a receive that ends before its send on another rank. Between nodes the moments
+    differ by as much as the nodes leave a barrier at different times.
     """
     dist.barrier()
     boot = Path("/proc/sys/kernel/random/boot_id")
@@ -166,10 +168,10 @@ def common_start_s() -> float:
 
 
 class ProcessorClock:
-    """The processor time of the whole process: another process on the same core does not show in it.
+    """The processor time of the whole process: another process on the same core does not count.
 
-    Of the process and not of the thread: autograd chooses which thread runs a backward. That is right while torch
-    computes with one thread; with more, their times would add up.
+    It covers the process and not one thread, because autograd chooses the thread that runs a backward. It is right
+    while torch computes with one thread; with several, their times would add up.
     """
 
     def __init__(self) -> None:
@@ -193,7 +195,7 @@ CLOCK_NAMES: dict[type[Clock], str] = {
 
 
 def choose_clock(name: str, device: torch.device) -> type[Clock]:
-    """What makes the clocks for a device: `name` is "auto", "processor" or "wall" (the last two are for CPUs)."""
+    """The class of clock for a device. `name` is "auto", "processor" or "wall"; the last two are for CPUs."""
     if device.type == "cuda":
         return CudaClock
     single = torch.get_num_threads() == 1

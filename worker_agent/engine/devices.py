@@ -1,10 +1,6 @@
-"""Placement of a process on its device: a GPU of its own, or cores of its own.
+"""Devices: where a process computes, a GPU or a core of its own, and how much memory it has there.
 
-Device memory: what a process has taken of a GPU, apart from what it holds on the host.
-
-CUDA's context, the kernels that are loaded and NCCL's buffers lie beside the allocator: only the device can tell.
-
-Devices: what a profiling process runs on, and the memory that is there for it.
+CUDA's context, the loaded kernels and NCCL's buffers lie outside the allocator: only the device knows their size.
 """
 
 import ctypes
@@ -19,29 +15,23 @@ from pipeplan.documents.profile import Device, DeviceMemory
 from pipeplan.errors import require
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""mallopt's names for when freed memory goes back to the system, and for what is never taken from the heap."""
+"""mallopt's parameters: how much free memory the heap keeps, and from which size memory is not taken from the heap."""
 
 _HARDWARE_QUEUES = 32
-"""As many as a GPU has. With the default of 8, the streams of a stage's communicators, one for each directed edge, one
-of its replicas and one of all ranks, share queues with the kernels, and what waits in one stops what stands behind it.
+"""As many as a GPU has. A stage's communicators have a stream each: one for each directed edge, one for its replicas
+and one for all ranks. With the default of 8 queues they share queues with the kernels, and whatever waits in a queue
+stops everything that comes after it there.
 """
 
-
-def _keep_freed_memory() -> None:
-    """Lets the C library keep what is freed: a step frees and takes the same sizes again, and fresh pages cost time.
-
-    Only glibc knows these settings; elsewhere nothing is changed.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_MMAP_THRESHOLD, 32 * 2**20)
+_MEMORY = Path("/proc/meminfo")
+_PROCESSORS = Path("/proc/cpuinfo")
+_GROUP = Path("/sys/fs/cgroup")
 
 
 def place_process(device: str, local_rank: int, local_world_size: int, *, shared: bool = False) -> torch.device:
     """Chooses and prepares the device of a node's local rank; "auto" takes GPUs where there are any.
 
-    Every rank has a GPU of its own, unless they may be `shared`: then those there are, by turns.
+    Every rank has a GPU of its own. If GPUs may be `shared`, the ranks take the GPUs that there are in turn.
 
     On the CPU a device is one core: the process is pinned to it and computes with one thread. Stages that wander
     between cores lose about a tenth of their speed. Raises InvalidInputError where there are too few GPUs.
@@ -61,10 +51,21 @@ def place_process(device: str, local_rank: int, local_world_size: int, *, shared
     return torch.device("cpu")
 
 
+def _keep_freed_memory() -> None:
+    """Makes the C library keep freed memory: a step frees and takes the same sizes again, and fresh pages cost time.
+
+    Only glibc knows these settings; with any other library nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_MMAP_THRESHOLD, 32 * 2**20)
+
+
 def device_memory(device: torch.device, processes: int) -> DeviceMemory | None:
     """What this process has taken so far of a GPU that it has for itself.
 
-    None on a CPU, whose memory is the host's, and where a node's `processes` share GPUs: nobody says what is whose.
+    None on a CPU, whose memory is the host's, and where a node's `processes` share GPUs: no figure is of one process.
     """
     if device.type != "cuda" or processes > torch.cuda.device_count():
         return None
@@ -77,20 +78,15 @@ def device_memory(device: torch.device, processes: int) -> DeviceMemory | None:
 
 
 def with_context(described: Device, device: torch.device, processes: int) -> Device:
-    """The device with what this process has taken beside the allocator: a plan must leave room for it."""
+    """The device with what this process has taken outside the allocator: a plan must leave room for it."""
     memory = device_memory(device, processes)
     return described if memory is None else replace(described, context_bytes=memory.context_bytes)
-
-
-_MEMORY = Path("/proc/meminfo")
-_PROCESSORS = Path("/proc/cpuinfo")
-_GROUP = Path("/sys/fs/cgroup")
 
 
 def place(device: str, local_rank: int, processes: int) -> torch.device:
     """The device of a local rank: a GPU of its own, or on the CPU one core, pinned, and one thread.
 
-    A core and not a share of the cores: then a profile of one device holds for as many as there are cores.
+    One core, not a share of the cores: a profile of one device then holds for as many devices as there are cores.
     """
     gpus = torch.cuda.is_available() and torch.cuda.device_count() > 0
     if device == "cuda" or (device == "auto" and gpus):
@@ -99,39 +95,37 @@ def place(device: str, local_rank: int, processes: int) -> torch.device:
 
 
 def describe(device: torch.device, processes: int) -> Device:
-    """Its name and memory: a GPU's whole, or an even share of what the node has available now."""
+    """A device's name and memory: all of a GPU's, or an even share of what the node has available now."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(name=properties.name, memory_bytes=properties.total_memory)
-    return Device(name=f"{_processor_name()}, 1 core", memory_bytes=available_memory_bytes() // processes)
+    processor = _first_entry(_PROCESSORS, "model name") or platform.processor() or platform.machine()
+    return Device(name=f"{processor}, 1 core", memory_bytes=available_memory_bytes() // processes)
 
 
 def available_memory_bytes() -> int:
     """What programs may still take on this node, by the kernel's estimate and the limit of the control group."""
-    limits = [_kernel_available_bytes()]
+    estimate = _first_entry(_MEMORY, "MemAvailable")  # such as "8033408 kB"
+    if estimate is None:
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    else:
+        limits = [int(estimate.split()[0]) * 1024]
+
     limit, used = _number(_GROUP / "memory.max"), _number(_GROUP / "memory.current")
     if limit is not None and used is not None:
         limits.append(max(limit - used, 1))
     return min(limits)
 
 
-def _kernel_available_bytes() -> int:
-    if _MEMORY.exists():
-        for line in _MEMORY.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _first_entry(path: Path, key: str) -> str | None:
+    """The value of the first line `key: value` of a file under /proc; None where there is none."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if line.startswith(key):
+            return line.partition(":")[2].strip()
+    return None
 
 
 def _number(path: Path) -> int | None:
     """A control group's figure; None where there is none, or it says "max"."""
     text = path.read_text().strip() if path.exists() else ""
     return int(text) if text.isdigit() else None
-
-
-def _processor_name() -> str:
-    if _PROCESSORS.exists():
-        for line in _PROCESSORS.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

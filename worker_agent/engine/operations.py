@@ -1,7 +1,7 @@
-"""Operations: calls with a trainable weight whose two gradients, of the input and of the weight, can be had apart.
+"""Operations: calls with a weight whose two gradients, of the input and of the weight, can be computed separately.
 
-A rule reads the arguments of one torch function and finds the call in them, or None where it is of another kind. The
-formulas are those of autograd, so that splitting changes no bit.
+A rule reads the arguments of one torch function and returns the call that they make, or None where it is of another
+kind. The formulas are autograd's own: splitting changes no bit.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Rows = tuple[Tensor, Tensor]
-"""The inputs and output gradients of a call, so that the first dimension counts what several calls may be joined in."""
+"""The input and the output's gradient of a call. Several calls may be joined over the first dimension."""
 
 
 class Operation(Protocol):
@@ -99,7 +99,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution, transposed or not, of a batch (B, in, ...); numbers a dimension."""
+    """A convolution, transposed or not, of a batch (B, in, ...). Settings have one number for each dimension."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -237,4 +237,4 @@ RULES: dict[Callable[..., Any], Callable[..., Call | None]] = {
     functional.conv_transpose2d: _transposed(2),
     functional.conv_transpose3d: _transposed(3),
 }
-"""What is split; a parameter that enters the model in any other way gets its gradient in backward-p1."""
+"""The functions that are split. A parameter that is used in any other way gets its gradient in backward-p1."""

@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 BUCKET_BYTES = 2**25
-"""How many bytes of gradients in float32 a step makes at a time, or one parameter's if that is more."""
+"""How many bytes of float32 gradients a step creates at a time. A parameter that is larger comes alone."""
 
 
 def build_optimizer(name: str, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
@@ -38,8 +38,9 @@ def build_optimizer(name: str, parameters: Iterable[Tensor], learning_rate: floa
 
 
 def _begin_momentum(optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-    """Gives weights that have a gradient for the first time a momentum of zero: torch's fused step fails where some of
-    its weights have one and others do not.
+    """Gives weights that have their first gradient a momentum of zero.
+
+    torch's fused step fails where some of its weights have a momentum and others do not.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:

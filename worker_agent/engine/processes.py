@@ -1,9 +1,4 @@
-"""Parent: a process that was started for another one ends with it.
-
-Place: where a node stands among several that run together.
-
-Polling: looking at something again and again while something else goes on.
-"""
+"""Processes: what those of one run share. They end with their parent, know their node's place, and poll."""
 
 import os
 import threading
@@ -15,14 +10,14 @@ from typing import ClassVar
 from pipeplan.documents.profile import STRICT
 from pipeplan.errors import RunFailedError
 
-_INTERVAL_S = 0.5
+_PARENT_INTERVAL_S = 0.5
 
 
 def exit_with_parent(parent: int | None = None) -> None:
     """Ends this process soon after its parent has died, at once and without clean-up, whatever it is doing.
 
-    A parent that tells its process id is also missed if it died before this is called, as it may while a slow
-    import goes on; by default it is the present one.
+    `parent` is the parent's process id, by default that of the present one. Where the parent hands its id on, its death
+    is also noticed if it came before this call, for instance during a slow import.
     """
     watched = os.getppid() if parent is None else parent
     threading.Thread(target=_watch, args=(watched,), name="parent", daemon=True).start()
@@ -31,20 +26,20 @@ def exit_with_parent(parent: int | None = None) -> None:
 def _watch(parent: int) -> None:
     pause = threading.Event()
     while os.getppid() == parent:
-        pause.wait(_INTERVAL_S)
+        pause.wait(_PARENT_INTERVAL_S)
     os._exit(1)
 
 
 class OtherNodeError(RunFailedError):
-    """This node's part ended because of another node, which may say why, or is gone."""
+    """This node's part ended because of another node, which may report why, or is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A node's place among several that run together. Node rank 0 offers the address and the port; others go there.
+    """A node's place among several that run together. Node rank 0 listens at the address and port; others connect.
 
-    `meeting` names this attempt: a straggler of an earlier one that comes to the same port finds nothing of it there.
-    A node waits `meeting_s` for the others: by default as long as those need that are up, to import torch.
+    `meeting` names this attempt: a straggler of an earlier attempt that connects to the same port does not join it.
+    A node waits `meeting_s` for the others. The default is enough for nodes that are up to import torch.
     """
 
     node_rank: int
@@ -63,7 +58,7 @@ class Place:
 
 @contextmanager
 def polling(look: Callable[[], None], every_s: float, *, name: str) -> Iterator[None]:
-    """While it is active, `look` is called every so many seconds from a thread of that name."""
+    """Calls `look` every `every_s` seconds from a thread called `name` while the context is active."""
     stop = threading.Event()
 
     def follow() -> None:

@@ -1,8 +1,8 @@
 """Replicas: the gradient exchange among the workers that hold the same stage, or that share weights.
 
 A stage's gradients go in buckets, each as soon as the backward has completed it (wait-free backpropagation; torch's own
-DistributedDataParallel does the same). It is done here, and not by DistributedDataParallel, because a stage has several
-weight versions, and because its exchange may go on until long after the backward.
+DistributedDataParallel does the same). DistributedDataParallel cannot be used: a stage has several weight versions, and
+its exchange may go on until long after the backward.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ from pipeplan.errors import PipeplanError, RunFailedError
 from worker_agent.models.spec import described
 
 Bucket = tuple[int, ...]
-"""Gradients of one dtype that are exchanged together: their places among the stage's parameters."""
+"""Gradients of one dtype that are exchanged together, as indices into the stage's parameters."""
 
 
 class ExchangeError(PipeplanError, RuntimeError):
-    """An exchange could not begin: most likely a replica is gone. It is no error of the block that was running."""
+    """An exchange could not begin: most likely a replica is gone. The block that was running is not at fault."""
 
 
 def open_replica_group(stages: Sequence[int], rank: int) -> dist.ProcessGroup | None:
@@ -42,8 +42,8 @@ def open_replica_group(stages: Sequence[int], rank: int) -> dist.ProcessGroup | 
 def buckets_of(parameters: Sequence[Tensor]) -> tuple[Bucket, ...]:
     """The parameters from the last to the first, about as a backward completes them, in buckets.
 
-    They depend on the model alone: sums over three replicas and more round by where in a bucket a number stands, so
-    that a run that is resumed must have the same.
+    The buckets depend on the model alone. Over three replicas or more the rounding of a sum depends on the number's
+    position in its bucket, and a resumed run must round as the first one did.
     """
     closed: list[Bucket] = []
     gathering: dict[torch.dtype, list[int]] = {}
@@ -58,9 +58,9 @@ def buckets_of(parameters: Sequence[Tensor]) -> tuple[Bucket, ...]:
 
 
 class GradientExchange:
-    """A set of gradients on its way, bucket by bucket in the same order on every replica.
+    """The exchange of one set of gradients, bucket by bucket in the same order on every replica.
 
-    With a `source` it is the gradients of that rank that all get; without, the mean of all.
+    With a `source`, all ranks get the gradients of that rank; without one, the mean over all ranks.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GradientExchange:
         self._all_there: list[bool] = []
 
     def take(self) -> None:
-        """Waits for nothing: has room made for what the source sends."""
+        """Makes room for what the source sends, without waiting for it."""
         for bucket in self._buckets:
             size = sum(self._parameters[place].numel() for place in bucket) + len(bucket)
             self._all_there.append(False)
@@ -89,19 +89,19 @@ class GradientExchange:
             self._launch_next()
 
     def complete_all(self) -> None:
-        """All are complete, also those that no backward reached."""
+        """All gradients are complete, also those that no backward reached. Launches the buckets that are left."""
         while len(self._under_way) < len(self._buckets):
             self._launch_next()
 
     def wait(self) -> None:
-        """Until they are through."""
+        """Waits until all buckets are exchanged."""
         for work, _ in self._under_way:
             if work is not None:
                 work.wait()
 
     @torch.no_grad()
     def gradients(self) -> list[Tensor | None]:
-        """By place, as views of the buckets; None where no replica has one: its optimizer leaves the weight alone."""
+        """One for each parameter, as views of the buckets. None where no replica has one: the weight is not updated."""
         found: dict[int, Tensor | None] = {}
         for (_, flat), bucket, all_there in zip(self._under_way, self._buckets, self._all_there, strict=True):
             if self._source is None:
@@ -112,7 +112,7 @@ class GradientExchange:
 
     @torch.no_grad()
     def _launch_next(self) -> None:
-        """The gradients' own memory is given back as they are copied."""
+        """Copies the next bucket's gradients into one buffer, gives their own memory back and sends the buffer."""
         parameters = [self._parameters[place] for place in self._buckets[len(self._under_way)]]
         gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
@@ -132,11 +132,11 @@ class GradientExchange:
 
 
 class Replicas:
-    """The exchanges of one stage with its other replicas, by the version that they are for.
+    """The exchanges of one stage among its replicas, by the weight version that they are for.
 
-    Whether a backward adds to a gradient once, so that it is complete then, the first exchange finds out: it begins
-    when its backward has ended. Where a block runs backwards inside its backward (reentrant checkpointing), some are
-    added to several times, and all exchanges begin at the backward's end.
+    A gradient can be sent during the backward only if the backward adds to it once. The first exchange finds out
+    whether that holds: it begins after its backward has ended. Where a block runs backwards inside its backward
+    (reentrant checkpointing), some gradients are added to several times; then every exchange begins after the backward.
     """
 
     def __init__(self, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
@@ -148,7 +148,7 @@ class Replicas:
 
     @contextmanager
     def exchanging(self, version: int, leaves: Sequence[nn.Parameter], source: int | None) -> Iterator[None]:
-        """While it is active a backward completes the leaves' gradients: those that are complete go on their way."""
+        """Sends the leaves' gradients as the backward that runs in this context completes them."""
         exchange, times = self._begin(version, leaves, source), [0] * len(leaves)
 
         def added(place: int, _leaf: Tensor) -> None:
@@ -158,7 +158,12 @@ class Replicas:
                     raise RunFailedError("a backward adds to a parameter's gradient twice, earlier ones did it once")
                 exchange.complete(place)
 
-        handles = [] if self._added_once is False else _on_each(leaves, added)
+        handles: list[torch.utils.hooks.RemovableHandle] = []
+        if self._added_once is not False:
+            handles = [
+                leaf.register_post_accumulate_grad_hook(partial(added, place))  # type: ignore[no-untyped-call]
+                for place, leaf in enumerate(leaves)
+            ]
         try:
             yield
         finally:
@@ -172,8 +177,10 @@ class Replicas:
     def adding(
         self, version: int, leaves: Sequence[nn.Parameter], waiting: Mapping[nn.Parameter, int]
     ) -> Iterator[Callable[[nn.Parameter], None]]:
-        """While it is active its user adds to the leaves' gradients, to those `waiting` so often, and calls what it is
-        given for each time: gradients that are complete go on their way.
+        """Sends the leaves' gradients while p2, in this context, completes them.
+
+        `waiting` says how often p2 will add to which leaf. p2 calls what the context yields after each addition; the
+        leaves that are not in `waiting` are complete from the start.
         """
         exchange, left = self._begin(version, leaves, None), dict(waiting)
         places = {leaf: place for place, leaf in enumerate(leaves)}
@@ -190,11 +197,11 @@ class Replicas:
         exchange.complete_all()
 
     def give(self, version: int, leaves: Sequence[nn.Parameter], source: int | None) -> None:
-        """The leaves' gradients are complete, all of them."""
+        """Sends the leaves' gradients, all of which are complete."""
         self._begin(version, leaves, source).complete_all()
 
     def expect(self, version: int, source: int) -> None:
-        """Another rank's gradients are on their way, or will be."""
+        """Gets ready to receive another rank's gradients."""
         self._begin(version, self._parameters, source).take()
 
     def _begin(self, version: int, leaves: Sequence[nn.Parameter], source: int | None) -> GradientExchange:
@@ -206,8 +213,9 @@ class Replicas:
         return version in self._exchanges
 
     def gradients(self, version: int, *, own: bool) -> list[Tensor | None]:
-        """Waits for the exchange for a version, which is then over. This worker's `own` gradients it has: torch keeps
-        what it still sends of them, which nobody writes to.
+        """The gradients of a version, whose exchange ends here. Waits for it unless they are this worker's `own`.
+
+        torch keeps alive what it still sends of a worker's own gradients, and nobody writes to it.
         """
         exchange = self._exchanges.pop(version)
         if not own:
@@ -215,19 +223,11 @@ class Replicas:
         return exchange.gradients()
 
 
-def _on_each(
-    leaves: Sequence[nn.Parameter], added: Callable[[int, Tensor], None]
-) -> list[torch.utils.hooks.RemovableHandle]:
-    return [
-        leaf.register_post_accumulate_grad_hook(partial(added, place))  # type: ignore[no-untyped-call]
-        for place, leaf in enumerate(leaves)
-    ]
-
-
 def packed(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
-    """Gradients as one flat tensor of their parameters' type: zeros for those that are None, then a 1 for each other.
+    """Gradients as one flat tensor of their parameters' dtype, with zeros for a gradient that is None.
 
-    What has added up in float32 is rounded here, once, to what is exchanged.
+    At its end stands a number for each gradient: 1 where it is there, 0 where it is None. Sums in float32 are rounded
+    here, once, to the dtype that is exchanged.
     """
     there = parameters[0].new_tensor([0.0 if gradient is None else 1.0 for gradient in gradients])
     pairs = zip(gradients, parameters, strict=True)
@@ -235,9 +235,9 @@ def packed(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> 
 
 
 def unpacked(flat: Tensor, parameters: Sequence[Tensor], *, all_there: bool) -> list[Tensor | None]:
-    """What was packed, summed over a group, as views: None where nobody had a gradient.
+    """What was packed, summed over a group, as views: None where no rank had a gradient.
 
-    Where it is known that all are there nothing is read: on a GPU that would wait for the device.
+    With `all_there` the numbers at the end are not read: on a GPU reading them would wait for the device.
     """
     *views, there = torch.split(flat, [*(parameter.numel() for parameter in parameters), len(parameters)])
     reached = [True] * len(parameters) if all_there else [number > 0 for number in there.tolist()]
@@ -246,7 +246,7 @@ def unpacked(flat: Tensor, parameters: Sequence[Tensor], *, all_there: bool) -> 
 
 
 def average(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
-    """The tensors' means over the group, as views of one flat buffer a dtype: one exchange each."""
+    """The tensors' means over the group, as views of one flat buffer for each dtype: one exchange each."""
     found: dict[int, Tensor] = {}
     for chosen in _by_dtype(tensors):
         flat = torch.cat([tensors[i].reshape(-1) for i in chosen])
@@ -260,7 +260,7 @@ def average(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]
 def total(
     gradients: Sequence[Tensor | None], parameters: Sequence[Tensor], group: dist.ProcessGroup
 ) -> list[Tensor | None]:
-    """The gradients' sums over the group, the same bit for bit on all of it; None where nobody has one."""
+    """The gradients' sums over the group, equal bit for bit on all its ranks; None where no rank has one."""
     found: dict[int, Tensor | None] = {}
     for chosen in _by_dtype(parameters):
         own, shapes = [gradients[i] for i in chosen], [parameters[i] for i in chosen]

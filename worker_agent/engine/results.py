@@ -1,4 +1,4 @@
-"""Results and failures: the last words of a rank, in files that the launcher gathers."""
+"""Results and failures: what a rank leaves behind as it ends, in files that the launcher gathers."""
 
 import ast
 import os
@@ -16,10 +16,11 @@ from worker_agent.models.spec import described
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """What one rank measured: its lane, what all of its batches came to, its largest resident size, its GPU's memory.
+    """What one rank measured: its lane, totals over its batches, its largest resident size, its GPU's memory.
 
-    Of a long run the lane holds the first and the last batches: `first_instructions` says where the last ones begin, 0
-    that all are there. `busy_s` are seconds of compute. What each batch came to is in a file of its own (`batches`).
+    The lane of a long run holds only the first and the last batches. `first_instructions` is the index at which the
+    last ones begin; 0 where all batches are there. `busy_s` are seconds of compute. The figures of each batch are in a
+    file of their own (`batches`).
     """
 
     lane: Lane
@@ -34,9 +35,9 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """Why one rank gave up: wrong input, an error of its own, or the loss of another rank that it waited for.
+    """Why one rank gave up: wrong input, an error of its own, or the loss of a peer that it waited for.
 
-    "hung": it did not give up itself, the launcher ended it.
+    A rank that "hung" did not give up by itself: the launcher ended it.
     """
 
     kind: Literal["input", "error", "peer", "hung"]
@@ -49,7 +50,7 @@ class RankFailure:
 
 
 def failure_of(error: BaseException, *, peer: bool = False) -> RankFailure:
-    """The last word of a process that an error ends; `peer`: it is that of a rank that waited for a lost one."""
+    """The failure that an error means for its process. `peer` says that it comes from the loss of another rank."""
     if isinstance(error, InvalidInputError):
         value = repr(error.value)
         return RankFailure(kind="input", message=str(error), field=error.field, rule=error.rule, value=value)
@@ -61,12 +62,12 @@ _RESERVE_BYTES = 8192
 
 
 def reserve(path: Path) -> None:
-    """Takes room for a rank's last word, which may be that there is none left."""
+    """Reserves disk space for a rank's result or failure: the failure may be that the disk is full."""
     _aside(path).write_bytes(b" " * _RESERVE_BYTES)
 
 
 def write(path: Path, content: RankResult | RankFailure) -> None:
-    """Writes a rank's last word, whole or not at all, over what was reserved for it. Raises RunFailedError."""
+    """Writes a rank's result or failure, whole or not at all, into the reserved space. Raises RunFailedError."""
     aside = _aside(path)
     try:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT)
@@ -92,7 +93,7 @@ def invalid_input(failure: RankFailure) -> InvalidInputError:
 
 
 def read_result(path: Path) -> RankResult | None:
-    """What a rank measured; None if it did not get there."""
+    """What a rank measured; None if it did not finish."""
     return read_record(RankResult, path.read_bytes()) if path.exists() else None
 
 

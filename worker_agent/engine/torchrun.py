@@ -1,4 +1,4 @@
-"""torchrun's own agent, set up for the processes of one node, alone or among several."""
+"""torchrun: settings of its agent for the processes of one node, alone or among several."""
 
 import logging
 
@@ -10,7 +10,7 @@ from worker_agent.engine.processes import Place
 
 
 def one_node(processes: int, logs: LogsSpecs | None = None) -> LaunchConfig:
-    """So many processes on this node, over loopback, without restarts; torchrun's own log lines are kept quiet."""
+    """Runs `processes` on this node alone, over loopback and without restarts. Silences torchrun's own log."""
     _be_quiet()
     return LaunchConfig(
         min_nodes=1,
@@ -27,7 +27,7 @@ def one_node(processes: int, logs: LogsSpecs | None = None) -> LaunchConfig:
 
 
 def node_of(place: Place | None, processes: int, logs: LogsSpecs | None = None) -> LaunchConfig:
-    """So many processes on this node, as its part of what all nodes run; `torchrun --nnodes --node-rank`, static."""
+    """Runs `processes` on this node as its part of a run: `torchrun --nnodes --node-rank`, static rendezvous."""
     if place is None:
         return one_node(processes, logs)
     _be_quiet()

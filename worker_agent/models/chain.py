@@ -1,8 +1,7 @@
-"""Chain: a model as the blocks that data passes one after the other."""
+"""Chain: a model as blocks that data passes through one after the other."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +14,11 @@ from worker_agent.models.spec import Spec, call_factory, parse_spec
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chain:
-    """Blocks in order. A block is called with the tensors that the block before returned: one, or a tuple of several.
+    """Blocks in order. A block is called with what the block before it returned: a tensor, or a tuple of tensors.
 
-    `spec` names it without a path where one can.
-
-    `root` is the module that names parameters and buffers: the Hugging Face model, or an nn.Sequential of the blocks.
-    `tokens` says what a language model takes, None for other models.
+    `spec` names the model without a path where that is possible. `root` is the module that names parameters and
+    buffers: the Hugging Face model, or an nn.Sequential of the blocks. `tokens` says what a language model takes; it is
+    None for other models.
     """
 
     name: str
@@ -47,19 +45,49 @@ class Chain:
 
 
 def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32) -> Chain:
-    """The chain that a SPEC names, on the CPU; the same weights from the same seed, in every process.
+    """The chain that a SPEC names, on the CPU. The same seed gives the same weights in every process.
 
-    torch's random state is set from the seed while the model is built, and is afterwards as it was before. Raises
+    torch's random state is set from the seed while the model is built, and restored afterwards. Raises
     InvalidInputError if the SPEC, its options or what its factory returns break a rule.
     """
     parsed = parse_spec(spec, field="model")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return _from_family(parsed, dtype) if parsed.is_hugging_face else _from_factory(parsed, dtype)
+        if not parsed.is_hugging_face:
+            return _from_factory(parsed, dtype)
+        family = build_family(parsed)
+        _require_trainable(family.root)
+        _cast(family.root.parameters(), dtype)
+        return Chain(
+            name=family.name,
+            spec=family.spec,
+            blocks=family.blocks,
+            block_names=family.block_names,
+            root=family.root,
+            tokens=family.tokens,
+        )
+
+
+def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
+    """The chain of the blocks that the user's factory returns."""
+    returned = call_factory(spec, field="model")
+    rule = f"must be a factory that returns a list of modules, but {spec.target} did not"
+    require(isinstance(returned, Iterable), "model", rule, returned)
+    blocks = tuple(returned)
+    for block in blocks:
+        require(isinstance(block, nn.Module), "model", rule, block)
+    require(len(blocks) > 0, "model", f"must have at least one block, but {spec.target} returned none", blocks)
+    require(len(set(blocks)) == len(blocks), "model", "must not hold the same module as two blocks", spec.target)
+
+    root = nn.Sequential(*blocks)
+    _require_trainable(root)
+    _cast((*root.parameters(), *root.buffers()), dtype)
+    names = tuple(f"{index}.{_kind(block)}" for index, block in enumerate(blocks))
+    return Chain(name=spec.name, spec=spec.text, blocks=blocks, block_names=names, root=root)
 
 
 def _require_trainable(root: nn.Module) -> None:
-    """Raises InvalidInputError for what no stage can train, exchange or keep in a checkpoint."""
+    """Raises InvalidInputError for what a stage cannot train, exchange or write to a checkpoint."""
     rule = "must have no lazy modules, whose weights have no shape before the first batch: give them their sizes"
     for name, tensor in (*root.named_parameters(), *root.named_buffers()):
         require(not is_lazy(tensor), "model", rule, name)
@@ -75,48 +103,14 @@ def _require_trainable(root: nn.Module) -> None:
         require(not sparse, "model", rule, name)
 
 
-def _from_family(spec: Spec, dtype: torch.dtype) -> Chain:
-    family = build_family(spec)
-    _require_trainable(family.root)
-    _cast(family.root.parameters(), dtype)
-    return Chain(
-        name=family.name,
-        spec=family.spec,
-        blocks=family.blocks,
-        block_names=family.block_names,
-        root=family.root,
-        tokens=family.tokens,
-    )
-
-
-def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
-    blocks = _checked_blocks(call_factory(spec, field="model"), spec)
-    root = nn.Sequential(*blocks)
-    _require_trainable(root)
-    _cast((*root.parameters(), *root.buffers()), dtype)
-    names = tuple(f"{index}.{_kind(block)}" for index, block in enumerate(blocks))
-    return Chain(name=spec.name, spec=spec.text, blocks=blocks, block_names=names, root=root)
-
-
 def _cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
-    """Gives floating-point tensors their type. They stay the same objects: fake ones cannot be replaced in a module."""
+    """Casts floating-point tensors in place: fake tensors cannot be replaced in a module."""
     for tensor in tensors:
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(dtype)
 
 
-def _checked_blocks(returned: Any, spec: Spec) -> tuple[nn.Module, ...]:
-    rule = f"must be a factory that returns a list of modules, but {spec.target} did not"
-    require(isinstance(returned, Iterable), "model", rule, returned)
-    blocks = tuple(returned)
-    for block in blocks:
-        require(isinstance(block, nn.Module), "model", rule, block)
-    require(len(blocks) > 0, "model", f"must have at least one block, but {spec.target} returned none", blocks)
-    require(len(set(blocks)) == len(blocks), "model", "must not hold the same module as two blocks", spec.target)
-    return blocks
-
-
 def _kind(block: nn.Module) -> str:
-    """What a block is, for people: its class, or its first part's where it is only a container."""
+    """A block's class in lower case, for people to read; of an nn.Sequential the class of its first part."""
     parts = list(block.children())
     return _kind(parts[0]) if isinstance(block, nn.Sequential) and parts else type(block).__name__.lower()

@@ -1,7 +1,4 @@
-"""Data: microbatches by their number, whatever the factory gives them as.
-
-Defaults: data for a model that was named without any, so that it can be profiled.
-"""
+"""Data: numbered microbatches from what a user's factory returns, and defaults for a model that comes without data."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,13 +15,16 @@ from worker_agent.models.values import Value, matching_dtype
 Microbatch = tuple[Value, Value]
 """(inputs, targets)"""
 
+SEQUENCE_LENGTH = 512
+"""The longest sequence that a language model gets by default."""
+
 
 class MicrobatchSource:
-    """Microbatches by number from 0: number i holds the samples [i * b, (i + 1) * b), b the microbatch size.
+    """Microbatches numbered from 0: microbatch i holds the samples [i * b, (i + 1) * b), b the microbatch size.
 
-    An object with a length and items is read at i modulo its length. Anything else is iterated: forward as far as is
-    asked, from the start again at its end and when an earlier number is asked. Where the iterable cannot start again,
-    as a generator cannot, it is made anew by its factory.
+    An object with a length and items is read at i modulo its length. Anything else is iterated up to microbatch i; at
+    its end, and for a microbatch before the newest, it starts again. An iterable that cannot start again, such as a
+    generator, is made anew by its factory.
     """
 
     def __init__(self, make: Callable[[], Any], *, microbatch_size: int, name: str) -> None:
@@ -40,7 +40,7 @@ class MicrobatchSource:
         self._newest: Microbatch | None = None
 
     def microbatch(self, index: int) -> Microbatch:
-        """Inputs and targets of one microbatch. Raises InvalidInputError if they have not the promised shape."""
+        """Inputs and targets of one microbatch. Raises InvalidInputError if they do not have the promised shape."""
         require_count("microbatch", index, at_least=0)
         if self._indexed:
             require(len(self._data) > 0, "data", "must hold at least one microbatch", self._name)
@@ -48,7 +48,7 @@ class MicrobatchSource:
         if self._newest is not None and index == self._next - 1:
             return self._newest
         if index < self._next:
-            self._start()
+            self._iterator, self._next = self._restarted(), 0
         while self._next < index:
             self._following()
         self._newest = self._checked(index, self._following())
@@ -57,11 +57,6 @@ class MicrobatchSource:
     @property
     def _indexed(self) -> bool:
         return hasattr(self._data, "__getitem__") and hasattr(self._data, "__len__")
-
-    def _start(self) -> None:
-        """Goes back to number 0."""
-        self._iterator = self._restarted()
-        self._next = 0
 
     def _restarted(self) -> Iterator[Any]:
         iterator: Iterator[Any] = iter(self._data)
@@ -74,20 +69,16 @@ class MicrobatchSource:
         """The next item, the first one again after the last."""
         if self._iterator is None:
             self._iterator = iter(self._data)
-        try:
-            item = next(self._iterator)
-        except StopIteration:
+        ended = object()
+        item = next(self._iterator, ended)
+        if item is ended:
             self._iterator = self._restarted()
-            item = self._first()
+            item = next(self._iterator, ended)
+        if item is ended:
+            rule = f"must hold microbatch {self._next}: it has ended, and gives nothing when it is started again"
+            raise InvalidInputError("data", rule, self._name)
         self._next += 1
         return item
-
-    def _first(self) -> Any:
-        try:
-            return next(self._iterator or iter(()))
-        except StopIteration:
-            rule = f"must hold microbatch {self._next}: it has ended, and gives nothing when it is started again"
-            raise InvalidInputError("data", rule, self._name) from None
 
     def _checked(self, index: int, item: Any) -> Microbatch:
         pair = isinstance(item, tuple | list) and len(item) == 2
@@ -108,8 +99,8 @@ class MicrobatchSource:
 def open_data(spec: str, *, microbatch_size: int, seed: int) -> MicrobatchSource:
     """The microbatches that a SPEC names.
 
-    Its factory gets `microbatch_size` and `seed` if it takes them, beside its own options. Raises InvalidInputError if
-    there is no such factory, its options do not fit, or it gives nothing that can be iterated.
+    Its factory gets its own options, and `microbatch_size` and `seed` if it takes them. Raises InvalidInputError if
+    there is no such factory, its options do not fit, or its result cannot be iterated.
     """
     parsed = parse_spec(spec, field="data")
 
@@ -120,9 +111,9 @@ def open_data(spec: str, *, microbatch_size: int, seed: int) -> MicrobatchSource
 
 
 def moved(value: Value, device: torch.device, dtype: torch.dtype, *, pinned: bool = False) -> Value:
-    """A microbatch's tensors where and as the model computes: real and complex numbers in its dtype.
+    """A microbatch's tensors on the model's device, real and complex numbers in the model's dtype.
 
-    `pinned`: by way of pinned memory, so that a GPU copies them when its stream comes to it, and the host goes on.
+    With `pinned` they go through pinned memory: the GPU copies them in stream order while the host goes on.
     """
 
     def move(tensor: Tensor) -> Tensor:
@@ -134,13 +125,9 @@ def moved(value: Value, device: torch.device, dtype: torch.dtype, *, pinned: boo
     return move(value) if isinstance(value, Tensor) else tuple(map(move, value))
 
 
-SEQUENCE_LENGTH = 512
-"""The longest sequence that a language model gets by default."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultFeed:
-    """SPECs of data and loss (None: the default loss), and what they are in a few words."""
+    """SPECs of data and loss (None: the default loss), and a short description."""
 
     data: str
     loss: str | None
@@ -148,11 +135,11 @@ class DefaultFeed:
 
 
 def default_feed(chain: Chain) -> DefaultFeed:
-    """Random data that a chain takes.
+    """Random data that a chain can take.
 
-    A language model gets random tokens, as many as it has positions but at most SEQUENCE_LENGTH a sequence; a chain
-    that starts with a linear layer gets normal features, and a loss that needs no targets. Raises InvalidInputError
-    for any other.
+    A language model gets sequences of random tokens, as long as its positions allow but at most SEQUENCE_LENGTH. A
+    chain that starts with a linear layer gets normally distributed features and a loss that needs no targets. Raises
+    InvalidInputError for any other chain.
     """
     if chain.tokens is not None:
         length = min(chain.tokens.positions, SEQUENCE_LENGTH)

@@ -36,7 +36,7 @@ _NOT_OPTIONS = frozenset(
         "use_cache",
     }
 )
-"""Keys of a config that would make another kind of model, or that are set elsewhere."""
+"""Keys of a config that would make another kind of model, or that are set by other means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class TokenInputs:
 class Family:
     """A model of a family, and its blocks: modules of it, or thin modules that call them.
 
-    `spec` builds the same model without any file, where a SPEC can say so much.
+    `spec` builds the same model without a file, where a SPEC can describe it.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Gpt2Embedding(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer with the attention mask, and the rotary embedding where there is one, that it needs."""
+    """One transformer layer that makes its own attention mask and, where it needs one, rotary embedding."""
 
     def __init__(self, layer: nn.Module, *, mask: bool, rotary: nn.Module | None = None) -> None:
         super().__init__()
@@ -105,18 +105,18 @@ def build_family(spec: Spec) -> Family:
     """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:PATH?key=value&...` describes.
 
     Keys are the family's config keys. `attn_implementation` is "sdpa" (default) or "eager". Input and output embeddings
-    are tied if the SPEC says so, whatever a file says: stages that share a parameter wait for each other. Raises
+    are tied only if the SPEC says so, whatever a file says: stages that share a parameter wait for each other. Raises
     InvalidInputError for a family, file, key or value that is not possible.
     """
     options: dict[str, Any] = dict(spec.options)
     attention = options.pop("attn_implementation", "sdpa")
     require(attention in ATTENTION, "model.attn_implementation", f"must be one of {', '.join(ATTENTION)}", attention)
-    found = {} if spec.path is None else _read_config(_config_file(spec.path))
+    found = {} if spec.path is None else _read_config(Path(spec.path))
     name = str(found.pop("model_type", spec.name))
     rule = f"must be of a known family: {', '.join(sorted(_CUTS))}"
     require(name in _CUTS, "model" if spec.path is None else "model.model_type", rule, name)
     root = _build(name, found, options, str(attention), spec.text)
-    mask = attention == "eager" and name != "bert"  # sdpa has its own causal form
+    mask = attention == "eager" and name != "bert"  # sdpa makes its causal mask itself
     config: Any = root.config
     return Family(
         name=name,
@@ -127,16 +127,14 @@ def build_family(spec: Spec) -> Family:
     )
 
 
-def _config_file(path: str) -> Path:
-    """The file that a path names: of a folder its config.json."""
-    named = Path(path)
-    return named / "config.json" if named.is_dir() else named
-
-
 def _read_config(path: Path) -> dict[str, Any]:
-    """What a Hugging Face config.json says of the model; keys that would make another kind are left aside."""
+    """What a Hugging Face config says of the model: a file, or a folder with a config.json.
+
+    Keys that would make another kind of model are left out.
+    """
     from pipeplan.documents.files import read_text  # and pydantic, which other models do without
 
+    path = path / "config.json" if path.is_dir() else path
     text = read_text(path)
     try:
         content = json.loads(text)
@@ -148,7 +146,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention: str, text: str) -> nn.Module:
-    """The model of a family: a file's config, over which the SPEC's own options go."""
+    """The model of a family, from a file's config and the SPEC's own options, which take precedence."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import transformers
@@ -156,11 +154,19 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     except ImportError as error:
         raise MissingDependencyError("hf: models need transformers: pip install 'pipeplan[worker]'") from error
     transformers.logging.set_verbosity_error()
-    _check_options(transformers.AutoConfig.for_model(name), options)
+
+    known = _known(transformers.AutoConfig.for_model(name))
+    for key, value in options.items():
+        require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set", value)
+    tied = options.get("tie_word_embeddings", False)
+    require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
+
     kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
     try:
         config = _config(name, found, options)
-        _check_window(config)
+        window, positions = getattr(config, "sliding_window", None), config.max_position_embeddings
+        rule = f"must be null, or not below the {positions} positions: layers look at whole sequences"
+        require(window is None or window >= positions, "model.sliding_window", rule, window)
         return kind.from_config(config, attn_implementation=attention)  # type: ignore[no-any-return]
     except InvalidInputError:
         raise
@@ -170,7 +176,7 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
 
 
 def _config(name: str, found: dict[str, Any], options: dict[str, Any]) -> Any:
-    """A family's config: a file's keys, over which the SPEC's own options go."""
+    """A family's config from a file's keys and the SPEC's own options, which take precedence."""
     import transformers
 
     fixed = {"tie_word_embeddings": options.get("tie_word_embeddings", False), "use_cache": False}
@@ -178,7 +184,7 @@ def _config(name: str, found: dict[str, Any], options: dict[str, Any]) -> Any:
 
 
 def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
-    """A SPEC of the model that names no file, where one says the same: other nodes need no copy of the file."""
+    """A SPEC of the same model that names no file, where there is one: other nodes then need no copy of the file."""
     if spec.path is None:
         return spec.text
     options = dict(spec.options)
@@ -200,22 +206,11 @@ def _known(config: Any) -> set[str]:
     return (set(config.to_dict()) | set(config.attribute_map)) - _NOT_OPTIONS
 
 
-def _check_options(config: Any, options: dict[str, Any]) -> None:
-    known = _known(config)
-    for key, value in options.items():
-        require(key in known, f"model.{key}", f"is not a key of {config.model_type}'s config that can be set", value)
-    tied = options.get("tie_word_embeddings", False)
-    require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
-
-
-def _check_window(config: Any) -> None:
-    window = getattr(config, "sliding_window", None)
-    rule = f"must be null, or not below the {config.max_position_embeddings} positions: layers look at whole sequences"
-    require(window is None or window >= config.max_position_embeddings, "model.sliding_window", rule, window)
-
-
 def _causal_mask(hidden: Tensor) -> Tensor:
-    """(1, 1, S, S): 0 where a position may look, the lowest number where not."""
+    """(1, 1, S, S): 0 where a position may look, the lowest number where not.
+
+    In a function of its own the temporary below is freed before the layer runs.
+    """
     length = hidden.shape[1]
     lowest = torch.finfo(hidden.dtype).min
     return torch.full((1, 1, length, length), lowest, dtype=hidden.dtype, device=hidden.device).triu(diagonal=1)

@@ -1,4 +1,4 @@
-"""Small models and their data: for trying pipelines out, and for tests. Every function here is named by a SPEC."""
+"""Presets: small models and their data, to try pipelines out and for tests. SPECs name every function here."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ def mlp(*, width: int = 16, depth: int = 6) -> list[nn.Module]:
 
 
 def regression(*, microbatch_size: int, seed: int, width: int = 16, samples: int = 1024) -> Samples:
-    """Normal inputs (B, width); the targets are a non-linear function of them: there is a loss to lower."""
+    """Normal inputs (B, width). The targets are a non-linear function of them, which a model can learn."""
     require_count("data.width", width)
     require_count("data.samples", samples)
     generator = torch.Generator().manual_seed(seed)
@@ -41,9 +41,9 @@ def random_features(*, microbatch_size: int, seed: int, width: int, samples: int
 
 
 def sleep(*, depth: int = 4, forward_s: float = 0.01, backward_s: float = 0.02, width: int = 8) -> list[nn.Module]:
-    """`depth` blocks that wait instead of computing: pipelines of many stages show their schedule on few cores.
+    """`depth` blocks that wait instead of computing: a pipeline of many stages shows its schedule on few cores.
 
-    Profile them by the wall clock: waiting takes no processor time.
+    Profile them by the wall clock, because waiting takes no processor time.
     """
     require_count("model.depth", depth)
     require_count("model.width", width)

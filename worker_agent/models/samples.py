@@ -1,4 +1,4 @@
-"""Samples: tables of samples that are read a microbatch at a time."""
+"""Samples: a table of samples, read one microbatch at a time."""
 
 from collections.abc import Callable
 from math import gcd
@@ -12,9 +12,9 @@ Read = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Samples:
-    """`count` samples as microbatches: number i holds the samples [i * b, (i + 1) * b) modulo the count.
+    """`count` samples as microbatches: microbatch i holds the samples [i * b, (i + 1) * b) modulo the count.
 
-    Its length is the microbatches after which they come again, so that a sample is never left out, whatever b is.
+    The length is the number of microbatches after which they repeat. No sample is left out, whatever b is.
     """
 
     def __init__(self, read: Read, *, count: int, microbatch_size: int) -> None:

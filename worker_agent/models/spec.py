@@ -1,7 +1,7 @@
-"""User code: models, data and losses that a SPEC names. They may raise anything. A UserCodeError reports the type, the
-message and the place of what they raise: the sentence that ends a run names what to look at.
+"""Spec: finds and calls what a user's SPEC names, and reports what the user's code raises.
 
-Factories: how the callables that SPECs name are found and called (`pipeplan.documents.names` has the grammar).
+`pipeplan.documents.names` has the grammar of a SPEC. The user's code may raise anything: a UserCodeError reports the
+type, the message and the place, and so the sentence that ends a run names what to look at.
 """
 
 import importlib
@@ -15,39 +15,13 @@ from typing import Any
 from pipeplan.documents.names import Spec, Value, parse_spec
 from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError, require
 
+__all__ = ["PRESETS", "Spec", "Value", "accepts", "call_factory", "load_factory", "misfit", "parse_spec"]
+
 SHOWN_CHARACTERS = 600
 
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 _ALLOCATION = "can't allocate memory"
 _TORCHS_STACK = "Exception raised from"
-
-
-class UserCodeError(RunFailedError):
-    """Code that a SPEC names raised an error of its own: its type, its message, and where it was called."""
-
-
-@contextmanager
-def user_code(place: str) -> Iterator[None]:
-    """What the code under it raises becomes a UserCodeError that names the place. Errors of ours pass."""
-    try:
-        yield
-    except PipeplanError:
-        raise
-    except (Exception, SystemExit) as error:  # it is the user's: anything may be raised, and it may want to exit
-        raise UserCodeError(f"{described(error)}, in {place}") from error
-
-
-def described(error: BaseException) -> str:
-    """An error's type and its whole message as one line; memory that ran out is called that."""
-    lines = str(error).partition(_TORCHS_STACK)[0].split()
-    message = "".join(c if c.isprintable() else " " for c in " ".join(lines))
-    if type(error).__name__ in _OUT_OF_MEMORY or _ALLOCATION in message:
-        message = f"too little memory ({message})" if message else "too little memory"
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
-
-
-__all__ = ["PRESETS", "Spec", "Value", "accepts", "call_factory", "load_factory", "misfit", "parse_spec"]
 
 PRESETS = {
     "mean_of_squares": "worker_agent.models.losses",
@@ -58,7 +32,32 @@ PRESETS = {
     "sleep": "worker_agent.models.presets",
     "standard_library": "worker_agent.models.text",
 }
-"""The modules of what `preset:NAME` names, one by one: a module holds more than its presets."""
+"""The module of each NAME in `preset:NAME`. They are listed because the modules hold more than presets."""
+
+
+class UserCodeError(RunFailedError):
+    """Code that a SPEC names raised an error of its own: its type, its message, and where it was called."""
+
+
+@contextmanager
+def user_code(place: str) -> Iterator[None]:
+    """Turns what the user's code raises into a UserCodeError that names the place. Pipeplan's own errors pass."""
+    try:
+        yield
+    except PipeplanError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code may raise anything, and may want to exit
+        raise UserCodeError(f"{described(error)}, in {place}") from error
+
+
+def described(error: BaseException) -> str:
+    """An error's type and message as one line of at most SHOWN_CHARACTERS; says so where memory ran out."""
+    lines = str(error).partition(_TORCHS_STACK)[0].split()
+    message = "".join(c if c.isprintable() else " " for c in " ".join(lines))
+    if type(error).__name__ in _OUT_OF_MEMORY or _ALLOCATION in message:
+        message = f"too little memory ({message})" if message else "too little memory"
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
 def load_factory(spec: Spec, *, field: str) -> Callable[..., Any]:
@@ -70,7 +69,24 @@ def load_factory(spec: Spec, *, field: str) -> Callable[..., Any]:
     if spec.is_preset:
         rule = f"must name one of {', '.join(sorted(PRESETS))}"
         require(spec.name in PRESETS, field, rule, spec.name)
-    found: Any = _module(PRESETS[spec.name] if spec.is_preset else spec.scheme, field)
+    module = PRESETS[spec.name] if spec.is_preset else spec.scheme
+
+    directory = str(Path.cwd())
+    if directory not in sys.path and "" not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        own = module == missing or module.startswith(f"{missing}.")
+        rule = "must name a module that exists" if own else f"needs module {missing}, which is not installed"
+        raise InvalidInputError(field, rule, module) from error
+    except (ImportError, SyntaxError) as error:
+        raise InvalidInputError(field, f"must name a module that can be imported ({error})", module) from error
+    except (Exception, SystemExit) as error:  # a module's own lines may raise anything
+        with user_code(f"the import of {module}"):
+            raise error
+
     for part in spec.name.split("."):
         rule = f"must name something that module {spec.scheme} holds"
         require(hasattr(found, part), field, rule, spec.name)
@@ -107,21 +123,3 @@ def call_factory(spec: Spec, *, field: str, **offered: object) -> Any:
     require(reason is None, field, f"must fit the parameters of {spec.target} ({reason})", dict(spec.options))
     with user_code(f"the {field}'s factory {spec.target}"):
         return factory(**taken, **spec.options)
-
-
-def _module(name: str, field: str) -> Any:
-    directory = str(Path.cwd())
-    if directory not in sys.path and "" not in sys.path:
-        sys.path.insert(0, directory)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or name
-        own = name == missing or name.startswith(f"{missing}.")
-        rule = "must name a module that exists" if own else f"needs module {missing}, which is not installed"
-        raise InvalidInputError(field, rule, name) from error
-    except (ImportError, SyntaxError) as error:
-        raise InvalidInputError(field, f"must name a module that can be imported ({error})", name) from error
-    except (Exception, SystemExit) as error:  # a module's own lines may raise anything
-        with user_code(f"the import of {name}"):
-            raise error

@@ -17,7 +17,7 @@ CORPUS_BYTES = 4 * 2**20
 def standard_library(*, microbatch_size: int, seed: int, sequence_length: int = 128) -> Samples:
     """Next-byte prediction on the sources of Python's own standard library: vocabulary 256, nothing to download.
 
-    A sample is a window of the text; the windows do not overlap, and come in an order drawn from the seed.
+    A sample is a window of the text. Windows do not overlap; the seed gives their order.
     """
     require_count("data.sequence_length", sequence_length)
     corpus = _corpus()
@@ -36,7 +36,7 @@ def standard_library(*, microbatch_size: int, seed: int, sequence_length: int = 
 def random_tokens(
     *, microbatch_size: int, seed: int, vocab_size: int = 256, sequence_length: int = 128, samples: int = 256
 ) -> Samples:
-    """Tokens drawn evenly: nothing to learn, but the work of real ones."""
+    """Uniformly drawn tokens: nothing to learn, but the same work as with real ones."""
     require_count("data.vocab_size", vocab_size)
     require_count("data.sequence_length", sequence_length)
     require_count("data.samples", samples)
@@ -46,7 +46,7 @@ def random_tokens(
 
 
 def _shifted(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, S + 1) -> (B, S) and the tokens one further."""
+    """(B, S + 1) -> the first S tokens and the last S: (B, S) each."""
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Values: what goes from block to block, and from stage to stage: one tensor, or a tuple of several."""
+"""Values: what blocks and stages pass on, one tensor or a tuple of several."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Value = Tensor | tuple[Tensor, ...]
 def as_values(returned: Any) -> tuple[Tensor, ...]:
     """What a block returned, as a tuple of tensors.
 
-    Raises TypeError for anything but dense tensors: the next block may be on another device, which gets memory.
+    Raises TypeError for anything but dense tensors: they may have to be sent to another device as plain memory.
     """
     values = returned if isinstance(returned, tuple) else (returned,)
     if not values:
@@ -33,8 +33,10 @@ def carries_gradient(tensor: Tensor) -> bool:
 
 
 def matching_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The tensor's type where the model computes in `dtype`: of a complex tensor the complex type, of whole numbers
-    their own. Types of 16 bits have no complex one of use: there it stays what it is.
+    """The dtype that the tensor takes where the model computes in `dtype`.
+
+    A complex tensor takes the complex form of `dtype`; whole numbers keep their own. 16-bit dtypes have no useful
+    complex form: there a complex tensor keeps its own.
     """
     if tensor.is_floating_point():
         return dtype

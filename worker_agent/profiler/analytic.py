@@ -1,13 +1,11 @@
-"""Roofline: how long operations take on a device, from its datasheet.
+"""Analytic: a profile from a model's shapes and a device's datasheet. Nothing is computed and no device is needed.
+
+The model's blocks are built and run on fake tensors, which show what every block does, moves and keeps; the datasheet
+says how long that takes. Bytes are exact where the measuring profiler's are. Times are estimates, and the profile is
+marked as estimated.
 
 An operation takes as long as its arithmetic or its memory traffic, whichever is longer (Williams, Waterman and
 Patterson 2009, "Roofline"), each at the share of the peak that the datasheet states.
-
-Analytic: a profile from a model's shapes and a device's datasheet. Nothing is computed, no device is needed.
-
-The model's blocks are built and run on fake tensors, which find out what every block does, moves and keeps; the
-datasheet says how long that takes. Bytes are exact where the measuring profiler's are; times are estimates, and the
-profile says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,49 +19,14 @@ from pipeplan.costs.memory import OPTIMIZER_COPIES
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Measurement, Method, Model, Overheads, Profile
 from pipeplan.errors import InvalidInputError, require, require_count
-from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import DefaultFeed, Microbatch, default_feed, open_data
-from worker_agent.models.losses import Loss, build_loss
+from worker_agent.models.chain import build_model
+from worker_agent.models.data import DefaultFeed, default_feed, open_data
+from worker_agent.models.losses import build_loss
 from worker_agent.profiler.counts import BlockCounts, count_blocks
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.operations import DeviceOperation, foreign_code
 
-
-def duration_s(operations: Sequence[DeviceOperation], sheet: Datasheet) -> float:
-    """Seconds of these operations in a row.
-
-    A GPU computes while its host launches what comes next: the slower of the two decides. A CPU does both itself.
-    Raises InvalidInputError for matrix products in a dtype of which the datasheet does not say the peak.
-    """
-    computing_s = sum(_computing_s(operation, sheet) for operation in operations)
-    launching_s = len(operations) * sheet.launch_s
-    return max(computing_s, launching_s) if sheet.kind == "gpu" else computing_s + launching_s
-
-
-def _computing_s(operation: DeviceOperation, sheet: Datasheet) -> float:
-    arithmetic_s = operation.flops / sheet.reached_flops_per_s(operation.dtype) if operation.flops else 0.0
-    return max(arithmetic_s, operation.moved_bytes / sheet.reached_bytes_per_s)
-
-
-def update_s_per_byte(optimizer: str, dtype: str, sheet: Datasheet) -> float:
-    """Seconds of an optimizer's fused step a byte of weights: its memory traffic.
-
-    It reads gradients, and reads and writes weights and states. Weights of 16 bits have float32 copies, on which it
-    works and of which it writes the weights.
-    """
-    weight_bytes = DTYPE_BYTES[dtype]
-    worked_on_bytes = max(weight_bytes, DTYPE_BYTES["float32"])
-    written_bytes = weight_bytes if worked_on_bytes > weight_bytes else 0
-    moved_bytes = weight_bytes + 2 * worked_on_bytes * (1 + OPTIMIZER_COPIES[optimizer]) + written_bytes
-    return moved_bytes / weight_bytes / sheet.reached_bytes_per_s
-
-
-def version_s_per_byte(sheet: Datasheet) -> float:
-    """Seconds of copying weights aside, a byte of them: read once, written once."""
-    return 2 / sheet.reached_bytes_per_s
-
-
-if TYPE_CHECKING:  # it needs pydantic, which what it describes does not
+if TYPE_CHECKING:  # it needs pydantic, which this module does without
     from worker_agent.profiler.job import ProfileJob
 
 CLOCK = "datasheet"
@@ -72,12 +35,12 @@ CLOCK = "datasheet"
 _SEED = 0
 
 OnSize = Callable[[int], None]
-"""Told the microbatch size that comes next."""
+"""Called with the microbatch size that comes next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCounts:
-    """What a model's blocks do, whatever the device: `sizes` are the microbatch sizes of `blocks`, an entry each."""
+    """What a model's blocks do on any device. `sizes` are microbatch sizes; `blocks` has one entry for each."""
 
     model: Model
     dtype: str
@@ -90,8 +53,8 @@ class ModelCounts:
 def estimate_profile(job: "ProfileJob", sheet: Datasheet, on_size: OnSize = lambda _: None) -> Profile:
     """The profile that the datasheet's device would have.
 
-    Of the job, what only measuring needs (devices, rounds, clock) is left aside. Raises InvalidInputError for a model,
-    data or loss that cannot be, blocks that need their tensors' contents, or a dtype that the datasheet does not name.
+    What only a measurement needs of the job (devices, rounds, clock) is ignored. Raises InvalidInputError for a model,
+    data or loss that is not possible, blocks that need their tensors' contents, or a dtype that the datasheet lacks.
     """
     rule = f"must be one in which {sheet.name}'s datasheet gives its speed: {', '.join(sheet.flops_per_s)}"
     require(job.task.dtype in sheet.flops_per_s, "dtype", rule, job.task.dtype)
@@ -101,15 +64,21 @@ def estimate_profile(job: "ProfileJob", sheet: Datasheet, on_size: OnSize = lamb
 def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: None) -> ModelCounts:
     """The counts of the job's model and data, with a GPU's kernels or this machine's CPU's."""
     task = job.task
+    dtype = getattr(torch, task.dtype)
     fake = FakeTensorMode()
-    chain = _built(fake, job)
+    rule = "must be a model that can be built of tensors without contents to be estimated"
+    with foreign_code("model", rule, task.model), fake:  # fake weights take no memory, whatever the model's size
+        chain = build_model(task.model, seed=_SEED, dtype=dtype)
     feed = default_feed(chain) if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
-    loss = _loss(feed.loss)
+    with foreign_code("loss", "must be a loss or a factory of one", feed.loss):
+        loss = build_loss(feed.loss)
+
     blocks = []
     for size in task.microbatch_sizes:
         on_size(size)
-        microbatch = _microbatch(feed.data, size)
-        blocks.append(count_blocks(fake, chain.blocks, loss, microbatch, floating=getattr(torch, task.dtype), gpu=gpu))
+        with foreign_code("data", "must be a factory of microbatches that can be read", feed.data):
+            microbatch = open_data(feed.data, microbatch_size=size, seed=_SEED).microbatch(0)
+        blocks.append(count_blocks(fake, chain.blocks, loss, microbatch, floating=dtype, gpu=gpu))
     return ModelCounts(
         model=Model(name=chain.name, spec=chain.spec),
         dtype=task.dtype,
@@ -121,7 +90,7 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
 
 
 def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile:
-    """What the counts take by the datasheet. Raises InvalidInputError for a dtype that the datasheet does not name."""
+    """The profile of what was counted, by the datasheet. Raises InvalidInputError for a dtype that it does not name."""
     blocks = zip(counts.block_names, counts.weight_bytes, zip(*counts.blocks, strict=True), strict=True)
     return Profile(
         model=counts.model,
@@ -147,30 +116,13 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
 
 
 def estimate_cluster(sheet: Datasheet, devices: int) -> Cluster:
-    """So many of the datasheet's devices under one level, joined by its link. Raises InvalidInputError without one."""
+    """This many of the datasheet's devices in one level, joined by its link. Raises InvalidInputError without one."""
     require_count("devices", devices)
     bandwidth = sheet.link_bandwidth_bytes_per_s
     if bandwidth is None:
         raise InvalidInputError("link_bandwidth_bytes_per_s", "is needed to write a cluster", bandwidth)
     level = Level(size=devices, bandwidth_bytes_per_s=bandwidth, latency_s=sheet.link_latency_s)
     return Cluster(device=sheet.device(), levels=(level,))
-
-
-def _built(fake: FakeTensorMode, job: "ProfileJob") -> Chain:
-    """The chain with fake weights: they take no memory, whatever the model's size."""
-    rule = "must be a model that can be built of tensors without contents to be estimated"
-    with foreign_code("model", rule, job.task.model), fake:
-        return build_model(job.task.model, seed=_SEED, dtype=getattr(torch, job.task.dtype))
-
-
-def _microbatch(data: str, microbatch_size: int) -> Microbatch:
-    with foreign_code("data", "must be a factory of microbatches that can be read", data):
-        return open_data(data, microbatch_size=microbatch_size, seed=_SEED).microbatch(0)
-
-
-def _loss(spec: str | None) -> Loss:
-    with foreign_code("loss", "must be a loss or a factory of one", spec):
-        return build_loss(spec)
 
 
 def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) -> Measurement:
@@ -187,3 +139,34 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) ->
         activation_bytes=counts.activation_bytes,
         workspace_bytes=counts.workspace_bytes,
     )
+
+
+def duration_s(operations: Sequence[DeviceOperation], sheet: Datasheet) -> float:
+    """Seconds of these operations one after the other.
+
+    A GPU computes while its host launches the next operation: the slower of the two decides. A CPU does both itself.
+    Raises InvalidInputError for matrix products in a dtype whose peak the datasheet does not state.
+    """
+    arithmetic_s = (op.flops / sheet.reached_flops_per_s(op.dtype) if op.flops else 0.0 for op in operations)
+    traffic_s = (op.moved_bytes / sheet.reached_bytes_per_s for op in operations)
+    computing_s = sum(map(max, arithmetic_s, traffic_s))
+    launching_s = len(operations) * sheet.launch_s
+    return max(computing_s, launching_s) if sheet.kind == "gpu" else computing_s + launching_s
+
+
+def update_s_per_byte(optimizer: str, dtype: str, sheet: Datasheet) -> float:
+    """Seconds of an optimizer's fused step for each byte of weights: its memory traffic.
+
+    The step reads gradients, and reads and writes weights and states. Where weights have 16 bits, it works on float32
+    copies of them and then writes the weights.
+    """
+    weight_bytes = DTYPE_BYTES[dtype]
+    worked_on_bytes = max(weight_bytes, DTYPE_BYTES["float32"])
+    written_bytes = weight_bytes if worked_on_bytes > weight_bytes else 0
+    moved_bytes = weight_bytes + 2 * worked_on_bytes * (1 + OPTIMIZER_COPIES[optimizer]) + written_bytes
+    return moved_bytes / weight_bytes / sheet.reached_bytes_per_s
+
+
+def version_s_per_byte(sheet: Datasheet) -> float:
+    """Seconds of a copy of the weights for each byte of them: read once, written once."""
+    return 2 / sheet.reached_bytes_per_s

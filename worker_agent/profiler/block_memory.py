@@ -1,12 +1,12 @@
 """Block memory: what a microbatch moves, what it keeps from forward to backward, and what it needs on top.
 
-Kept bytes are the storages that autograd saves, each counted once, without those of parameters and buffers. Every
-block is counted as if it were a stage of its own: a tensor that a block saves as its output and the next one as its
-input counts in both, since they may come to be on two devices.
+Kept bytes are those of the storages that autograd saves, each counted once, without parameters and buffers. Every block
+is counted as if it were a stage of its own: a tensor that one block saves as its output and the next one as its input
+counts in both, since the two may be placed on two devices.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +22,8 @@ from worker_agent.profiler.times import Direction, pass_backward, pass_forward
 class BlockMemory:
     """One block's bytes for one microbatch.
 
-    `workspace_bytes` is the peak above what is there before and after, in the forward or the backward, by the CUDA
-    allocator's account; 0 on a CPU, which keeps none.
+    `workspace_bytes` is the peak of the forward or the backward above what is allocated before and after it, as the
+    CUDA allocator counts; 0 on a CPU, whose allocator does not count.
     """
 
     input_bytes: int
@@ -38,16 +38,21 @@ def measure_memory(
     """Every block's memory, from one untimed passage. Adds to the gradients, as any passage does."""
     kept = [KeptStorages(block) for block in blocks]
     workspaces = [0] * len(blocks)
+    on_gpu = device.type == "cuda"
 
     @contextmanager
     def seen(direction: Direction, index: int) -> Iterator[None]:
-        hooks = saved_tensors_hooks(kept[index].pack, _unpack)
-        with _transient(device, workspaces, index):
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        before_bytes = torch.cuda.memory_allocated(device) if on_gpu else 0
+        with ExitStack() as stack:
             if direction == "forward":
-                with hooks:
-                    yield
-            else:
-                yield
+                stack.enter_context(saved_tensors_hooks(kept[index].pack, lambda tensor: tensor))
+            yield
+        if on_gpu:  # the peak above what is allocated before and after
+            settled_bytes = max(before_bytes, torch.cuda.memory_allocated(device))
+            peak_bytes = torch.cuda.max_memory_allocated(device)
+            workspaces[index] = max(workspaces[index], peak_bytes - settled_bytes)
 
     crossings = pass_forward(blocks, loss, *microbatch, seen)
     moved_bytes = [(crossing.input_bytes, crossing.output_bytes) for crossing in crossings]
@@ -62,7 +67,7 @@ def measure_memory(
 
 
 class KeptStorages:
-    """The storages that one block's graph saves. Tensors may be fake: storages are told apart by what they are."""
+    """The storages that one block's graph saves. Tensors may be fake: storages are told apart by identity."""
 
     def __init__(self, block: nn.Module) -> None:
         self._owned = {storage_identity(tensor) for tensor in (*block.parameters(), *block.buffers())}
@@ -70,38 +75,21 @@ class KeptStorages:
 
     @property
     def bytes(self) -> int:
-        """Their bytes: whole storages, since a view keeps all that it looks at."""
+        """Their bytes. A view keeps its whole storage."""
         return sum(storage.nbytes() for storage in self._saved.values())
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Notes a saved tensor. What goes into the graph is detached: an output that saved itself would never go."""
+        """Notes a saved tensor. The graph gets it detached: an output that saves itself would never be freed."""
         if storage_identity(tensor) not in self._owned:
             self._saved[storage_identity(tensor)] = tensor.untyped_storage()
         return tensor.detach()
 
     def forget(self) -> None:
-        """Lets go of the storages: noted ones stay alive, so that no identity is used twice while they are counted."""
+        """Releases the storages. Until then they stay alive: no identity is used twice while they are counted."""
         self._saved = {}
 
 
 def storage_identity(tensor: Tensor) -> int:
-    """Which storage it looks at, while that is there. Fake storages have no address, but this."""
+    """The identity of a tensor's storage while the storage lives. Fake storages have no address, but they have this."""
     identity: int = tensor.untyped_storage()._cdata
     return identity
-
-
-def _unpack(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-@contextmanager
-def _transient(device: torch.device, peaks: list[int], index: int) -> Iterator[None]:
-    """Raises peaks[index] to the peak above what is allocated before and after."""
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    yield
-    settled = max(before, torch.cuda.memory_allocated(device))
-    peaks[index] = max(peaks[index], torch.cuda.max_memory_allocated(device) - settled)

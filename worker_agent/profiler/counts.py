@@ -1,13 +1,12 @@
-"""Counts: what every block of a chain does, moves and keeps for one microbatch, found without computing anything.
+"""Counts: what every block of a chain does, moves and keeps for one microbatch, without computing anything.
 
-Blocks run on fake tensors, which have shapes and no contents, as they do when they are measured: each as if it were a
-stage of its own, its gradients there already. Equal blocks with equal inputs are run once.
+Blocks run on fake tensors, which have shapes but no contents. They run as in a measurement: each as if it were a stage
+of its own, with gradients that already exist. Equal blocks with equal inputs run once.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +15,24 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
-from worker_agent.models.values import Value, as_values, carries_gradient, matching_dtype
+from worker_agent.models.values import as_values, carries_gradient, matching_dtype
 from worker_agent.profiler.block_memory import KeptStorages
 from worker_agent.profiler.operations import DeviceOperation, GpuKernels, OperationRecorder, foreign_code
 
 UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
-"""What Hugging Face's layers hold of their place in the model: it changes nothing that is counted."""
+"""Attributes of Hugging Face's layers that say where in the model they are: they change nothing that is counted."""
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_PLAIN = (bool, int, float, str, tuple, list, torch.dtype, type(None))
+"""Attributes of these types are equal if their texts are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCounts:
-    """One block and one microbatch. `backward_input` is the part of `backward` that gives the input's gradient alone.
+    """The counts of one block for one microbatch. `backward_input` is the part of `backward` that only the input needs.
 
-    Bytes are those of BlockMemory; the workspace is what the operations' results take at most beside what is there
-    before and after.
+    Bytes are those of BlockMemory. The workspace is the peak of the operations' results above what is there before and
+    after.
     """
 
     input_bytes: int
@@ -50,22 +53,26 @@ def count_blocks(
     floating: torch.dtype,
     gpu: bool,
 ) -> tuple[BlockCounts, ...]:
-    """Every block's counts. The blocks must have been built under `fake`; of the microbatch only the shapes matter.
+    """Every block's counts. The blocks must have been built under `fake`.
 
-    Its floating-point tensors are taken as `floating`. With `gpu` the kernels are a GPU's, else this machine's CPU's.
+    Of the microbatch only the shapes matter; its floating-point tensors are taken as `floating`. With `gpu` the kernels
+    are a GPU's, without it those of this machine's CPU.
 
     Raises InvalidInputError for a block that needs its tensors' contents, or that fails.
     """
-    inputs, targets = (_fake(fake, value, floating) for value in microbatch)
     known: dict[Hashable, tuple[BlockCounts, tuple[Tensor, ...]]] = {}
     counts = []
-    values = inputs
     with fake:
+        values, targets = (
+            tuple(torch.empty(t.shape, dtype=matching_dtype(t, floating)) for t in as_values(value))
+            for value in microbatch
+        )
         for index, block in enumerate(blocks):
             end = (loss, targets) if index == len(blocks) - 1 else None
             key = (_signature(block), tuple(map(_shape, values)), index == 0, end is None)
             if key not in known:
-                with _explained(index, block):
+                rule = f"must have blocks that run on tensors without contents to be estimated; block {index} does not"
+                with foreign_code("model", rule, type(block).__name__):
                     known[key] = _Run(block=block, inputs=values, first=index == 0, end=end, gpu=gpu).count()
             found, values = known[key]
             counts.append(found)
@@ -74,7 +81,7 @@ def count_blocks(
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """One block's passages: one that is counted, and one whose weights want no gradient, for the split backward."""
+    """One block's passages: one that is counted, and one without gradients of weights, for the split backward."""
 
     block: nn.Module
     inputs: tuple[Tensor, ...]
@@ -113,6 +120,7 @@ class _Run:
         return counts, tuple(t.detach() for t in outputs)
 
     def _backward_input(self, trained: Sequence[nn.Parameter]) -> tuple[DeviceOperation, ...]:
+        """The operations of a backward that computes no gradients of weights."""
         for parameter in trained:
             parameter.requires_grad_(False)
         with self._kernels():
@@ -139,12 +147,8 @@ class _Run:
         loss, targets = self.end
         return outputs, (loss(result, targets[0] if len(targets) == 1 else targets),)
 
-    @contextmanager
-    def _kernels(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.gpu:
-                stack.enter_context(GpuKernels())
-            yield
+    def _kernels(self) -> AbstractContextManager[object]:
+        return GpuKernels() if self.gpu else nullcontext()
 
 
 def _backward(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -153,40 +157,24 @@ def _backward(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _explained(index: int, block: nn.Module) -> AbstractContextManager[None]:
-    """What goes wrong in a block's own code is wrong input."""
-    rule = f"must have blocks that run on tensors without contents to be estimated; block {index} does not"
-    return foreign_code("model", rule, type(block).__name__)
-
-
-def _fake(fake: FakeTensorMode, value: Value, floating: torch.dtype) -> tuple[Tensor, ...]:
-    with fake:
-        return tuple(torch.empty(t.shape, dtype=matching_dtype(t, floating)) for t in as_values(value))
-
-
 def _shape(tensor: Tensor) -> Hashable:
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
 def _signature(block: nn.Module) -> Hashable:
-    """What two blocks must have in common to do the same: their modules' types, settings and tensors' shapes."""
+    """What two blocks must have in common to do the same: their modules' types, tensors' shapes and settings.
+
+    Settings are a module's own attributes: plain values by their text, others by identity, so that only the same object
+    is equal.
+    """
     parts: list[Hashable] = []
     for name, module in block.named_modules():
         tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         shapes = tuple((key, _shape(tensor), tensor.requires_grad) for key, tensor in tensors)
-        parts.append((name, type(module), shapes, _settings(module)))
+        settings = tuple(
+            (key, repr(value) if isinstance(value, _PLAIN) else id(value))
+            for key, value in vars(module).items()
+            if key not in UNCOUNTED_ATTRIBUTES and key not in _OF_EVERY_MODULE
+        )
+        parts.append((name, type(module), shapes, settings))
     return tuple(parts)
-
-
-def _settings(module: nn.Module) -> Hashable:
-    """A module's own attributes: plain values by their text, others by identity, so that only the same are equal."""
-    own = {key: value for key, value in vars(module).items() if key not in UNCOUNTED_ATTRIBUTES}
-    return tuple((key, _setting(value)) for key, value in own.items() if key not in _OF_EVERY_MODULE)
-
-
-def _setting(value: Any) -> Hashable:
-    plain = isinstance(value, bool | int | float | str | tuple | list | torch.dtype | None)
-    return repr(value) if plain else id(value)
-
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))

@@ -1,10 +1,9 @@
-"""Datasheet: what a device can do at most by its vendor, and the share of it that training reaches.
+"""Datasheets: what devices can do at most by their vendors, and the share of it that training reaches.
 
-Datasheets that are known by name: the vendors' peaks without sparsity, and links in one direction.
-
-Bandwidths of links are half of what vendors state for both directions together. Memory is what a driver leaves of the
-vendor's figure, as PyTorch reports it; the context's bytes and the allocator's reserve are what PyTorch takes in most
-programs. The efficiencies are Datasheet's defaults.
+The datasheets known by name hold the vendors' peaks without sparsity, and links in one direction: half of what vendors
+state for both directions together. Memory is what a driver leaves of the vendor's figure, as PyTorch reports it. The
+context's bytes and the allocator's reserve are what PyTorch takes in most programs. The efficiencies are Datasheet's
+defaults.
 
     v100-*      NVIDIA V100 datasheet (2020): SXM2 125 Tflop/s in tensor cores, 15.7 in float32, HBM2 900 GB/s; it has
                 no bfloat16. NVLink 300 GB/s in both directions.
@@ -31,23 +30,30 @@ from pipeplan.errors import require, require_amount
 COMPUTE_EFFICIENCY = 0.7
 MEMORY_EFFICIENCY = 0.5
 LAUNCH_S = 52e-6
-"""The three are fitted to training iterations that were measured on A100s, launched by Python (docs/benchmarks.md).
+"""These three are fitted to training iterations that were measured on A100s, launched by Python (docs/benchmarks.md).
 
-The fit took the measured program to keep its activations; it recomputed every layer. The three are about 30 % too slow.
+The fit assumed that the measured program kept its activations, but it recomputed every layer: times from these three
+are about 30 % too long.
 """
 
 KINDS = ("gpu", "cpu")
+
+GIB = 2**30
+CONTEXT_BYTES = 600 * 2**20
+ALLOCATOR_RESERVE = 0.05
+NVLINK_LATENCY_S = 5e-6
+PCIE_LATENCY_S = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datasheet:
     """One type of device. The peaks are the vendor's; the rest says how far training stays below them.
 
-    `flops_per_s` holds the peak of matrix products by dtype, without sparsity. `compute_efficiency` is the share of it,
-    `memory_efficiency` the share of the bandwidth, that an operation reaches. `launch_s` is what the host needs to
-    launch an operation. `kind` says whose kernels run: dropout and attention have others on a GPU than on a CPU.
+    `flops_per_s` holds the peak of matrix products by dtype, without sparsity. An operation reaches the share
+    `compute_efficiency` of it, and the share `memory_efficiency` of the bandwidth. `launch_s` is the host's time to
+    launch an operation. `kind` says whose kernels run: those of dropout and attention differ between GPU and CPU.
     `context_bytes` and `allocator_reserve` are a Device's. The link is the one between neighbouring devices of a node,
-    in one direction; it is needed only where a cluster is to be written.
+    in one direction; only a cluster needs it.
     """
 
     name: str
@@ -103,13 +109,6 @@ class Datasheet:
         return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
 
 
-GIB = 2**30
-CONTEXT_BYTES = 600 * 2**20
-ALLOCATOR_RESERVE = 0.05
-NVLINK_LATENCY_S = 5e-6
-PCIE_LATENCY_S = 1e-5
-
-
 def _gpu(
     name: str,
     memory_gib: float,
@@ -162,6 +161,6 @@ def find_datasheet(name_or_file: str) -> Datasheet:
         return DATASHEETS[name_or_file]
     rule = f"must be a datasheet's file, or one of {', '.join(sorted(DATASHEETS))}"
     require(Path(name_or_file).is_file(), "analytic", rule, name_or_file)
-    from pipeplan.documents.files import read  # and pydantic, which those known by name do without
+    from pipeplan.documents.files import read  # and pydantic, which datasheets known by name do without
 
     return read(Datasheet, Path(name_or_file))

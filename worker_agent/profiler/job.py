@@ -1,6 +1,7 @@
-"""ProfileJob: everything that a profiling process is told. The launcher writes it to a file that all of them read.
+"""Job: what launcher and profiling processes exchange through files.
 
-Progress: a file that the first rank adds a line to at every step, and the launcher follows.
+The launcher writes the ProfileJob, which all processes read. The first rank adds a line to the progress file at every
+step, and the launcher follows it.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,12 +19,17 @@ from worker_agent.engine.processes import polling
 CLOCKS = ("auto", "processor", "wall")
 DEVICES = ("auto", "cpu", "cuda")
 
+OnProgress = Callable[[int, int, str], None]
+"""Called with the steps done, all steps, and what is being done."""
+
+_INTERVAL_S = 0.2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileJob:
     """A task, and what only this node can choose: the kind of device, and the clock.
 
-    `clock` "auto" takes CUDA events on a GPU and the processor time of the process on a core; "wall" is for blocks
+    The clock "auto" takes CUDA events on a GPU and the processor time of the process on a core. "wall" is for blocks
     that wait without computing.
     """
 
@@ -49,7 +55,7 @@ class ProfileJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileDirectory:
-    """The files that launcher and profiling processes tell each other things by."""
+    """The files that launcher and profiling processes exchange."""
 
     root: Path
 
@@ -60,12 +66,12 @@ class ProfileDirectory:
 
     @property
     def logs(self) -> Path:
-        """What the processes printed, in folders of torchrun's making."""
+        """What the processes printed, in folders that torchrun makes."""
         return self.root / "logs"
 
     @property
     def progress(self) -> Path:
-        """A line a step: `done total message`."""
+        """One line for each step: `done total message`."""
         return self.root / "progress"
 
     def result(self, rank: int) -> Path:
@@ -87,14 +93,8 @@ def read_job(directory: ProfileDirectory) -> ProfileJob:
     return parse(ProfileJob, read_text(directory.job))
 
 
-OnProgress = Callable[[int, int, str], None]
-"""Called with the steps done, all steps, and what is being done."""
-
-_INTERVAL_S = 0.2
-
-
 class ProgressWriter:
-    """Counts steps; on the ranks after the first it says nothing."""
+    """Counts steps and writes them to the progress file. Ranks after the first write nothing."""
 
     def __init__(self, path: Path, *, rank: int, total: int) -> None:
         self._path = path if rank == 0 else None
@@ -102,25 +102,27 @@ class ProgressWriter:
         self._done = 0
 
     def say(self, message: str) -> None:
-        """What is being done now."""
+        """Reports what is being done now."""
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{self._done} {self._total} {message}\n")
 
     def step(self, message: str) -> None:
-        """One step more is done, and what comes now."""
+        """Reports that a step is done, and what comes next."""
         self._done += 1
         self.say(message)
 
 
 @contextmanager
 def following(path: Path, on_progress: OnProgress) -> Iterator[None]:
-    """Calls `on_progress` whenever the file has a new last line, from a thread of its own."""
+    """Calls `on_progress`, from a thread of its own, whenever the file has a new last line."""
     seen = ""
 
     def report() -> None:
         nonlocal seen
-        line = _last_line(path)
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole_lines = text[: text.rfind("\n") + 1].splitlines()
+        line = whole_lines[-1] if whole_lines else ""
         if line and line != seen:
             seen = line
             done, total, message = line.split(" ", 2)
@@ -131,10 +133,3 @@ def following(path: Path, on_progress: OnProgress) -> Iterator[None]:
             yield
     finally:
         report()
-
-
-def _last_line(path: Path) -> str:
-    """The last whole line; empty where there is none yet."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return lines[-1] if lines else ""

@@ -1,6 +1,7 @@
-"""Launch: starts the profiling processes of this node through torchrun's own agent, and tells why they failed.
+"""Launch: measures a model's profile, and this node as a cluster, by running the model on the node's devices.
 
-Measure: a model's profile, and this node as a cluster, by running the model on the node's devices.
+torchrun's own agent starts one profiling process for each device. Where processes fail, the error names the likeliest
+cause among them.
 """
 
 import os
@@ -20,15 +21,35 @@ from torch.distributed.launcher.api import elastic_launch
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError
-from worker_agent.engine.results import RankFailure, invalid_input, read_failure
+from worker_agent.engine.results import invalid_input, read_failure
 from worker_agent.engine.torchrun import one_node
 from worker_agent.models.spec import parse_spec
 from worker_agent.profiler.job import OnProgress, ProfileDirectory, ProfileJob, following, write_job
 from worker_agent.profiler.results import RankFigures, cluster_of, profile_of, read_figures
 
 
+def measure(job: ProfileJob, on_progress: OnProgress) -> tuple[Profile, Cluster]:
+    """Profiles on all the job's devices at once: the figures include what the devices take from each other.
+
+    Raises InvalidInputError for a model, data or loss that is not possible, and RunFailedError if a process fails. The
+    logs are then kept, and the message says where.
+    """
+    for field, text in (("model", job.task.model), ("data", job.task.data), ("loss", job.loss)):
+        if text is not None:
+            parse_spec(text, field=field)  # finds a misspelt SPEC before any process is started
+    directory = ProfileDirectory(root=Path(tempfile.mkdtemp(prefix="pipeplan-profile-")))
+    write_job(directory, job)
+    try:
+        ranks = launch(directory, job.task.devices, on_progress)
+    except (InvalidInputError, KeyboardInterrupt):
+        shutil.rmtree(directory.root)
+        raise
+    shutil.rmtree(directory.root)
+    return profile_of(job, ranks), cluster_of(ranks)
+
+
 def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress) -> tuple[RankFigures, ...]:
-    """Runs the job in the directory on so many processes; returns what they measured, by rank.
+    """Runs the job in the directory on this many processes; returns what they measured, by rank.
 
     Raises the InvalidInputError that a process found, or RunFailedError with the last line of the log of the process
     that failed first. No process is left when it returns.
@@ -49,70 +70,35 @@ def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress)
 
 
 def _explained(directory: ProfileDirectory, failures: Mapping[int, ProcessFailure], processes: int) -> PipeplanError:
-    """The likeliest cause among the processes that ended; of several equally likely the one that ended first."""
+    """The likeliest cause among the processes that ended; of several that are equally likely, the first to end."""
     codes = {rank: failure.exitcode for rank, failure in failures.items()}
     codes |= {r: 0 for r in range(processes) if r not in codes and read_figures(directory.result(r)) is None}
     said = {rank: read_failure(directory.failure(rank)) for rank in codes}
 
     def innocence(rank: int) -> tuple[int, float, int]:
-        ended_s = failures[rank].timestamp if rank in failures else 0.0
-        return _innocence(codes[rank], said[rank]), ended_s, rank
+        words = said[rank]
+        if words is not None:
+            level = {"input": 0, "error": 2, "hung": 2, "peer": 4}[words.kind]
+        elif codes[rank] == -signal.SIGTERM:  # torchrun ended it after another process
+            level = 5
+        else:  # it failed without a word; or it was killed, or ended as if all were done
+            level = 3 if codes[rank] > 0 else 1
+        return level, failures[rank].timestamp if rank in failures else 0.0, rank
 
     culprit = min(codes, key=innocence)
     words = said[culprit]
     if words is not None and words.kind == "input":
         return invalid_input(words)
-    why = words.message if words is not None else _ending(directory, codes[culprit], culprit)
+    if words is not None:
+        why = words.message
+    elif codes[culprit] < 0:
+        name = signal.Signals(-codes[culprit]).name
+        hint = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
+        why = f"the process was killed by {name}{hint}"
+    else:  # the last line on standard error is, of a traceback, the error itself
+        log = next(directory.logs.glob(f"**/{culprit}/stderr.log"), None)
+        lines = [] if log is None else [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        line = re.sub(r"^\[rank\d+\]: ?", "", lines[-1]).strip() if lines else ""
+        line = line or "it printed nothing"
+        why = f"the process ended with exit status {codes[culprit]} before its work was done ({line})"
     return RunFailedError(f"profiling failed on rank {culprit}: {why}; log: {directory.logs}", rank=culprit)
-
-
-def _innocence(exit_code: int, said: RankFailure | None) -> int:
-    """The lower, the likelier the cause: wrong input, killed or ended as if all were done, failed and said why, failed
-    without a word, lost a peer, ended by torchrun after another one.
-    """
-    if said is not None:
-        return {"input": 0, "error": 2, "hung": 2, "peer": 4}[said.kind]
-    if exit_code == -signal.SIGTERM:
-        return 5
-    return 3 if exit_code > 0 else 1
-
-
-def _ending(directory: ProfileDirectory, exit_code: int, rank: int) -> str:
-    if exit_code < 0:
-        hint = ", as the kernel does when memory runs out" if exit_code == -signal.SIGKILL else ""
-        return f"the process was killed by {signal.Signals(-exit_code).name}{hint}"
-    said = _last_line(directory, rank) or "it printed nothing"
-    return f"the process ended with exit status {exit_code} before its work was done ({said})"
-
-
-def _last_line(directory: ProfileDirectory, rank: int) -> str:
-    """The last line that a process wrote to its standard error: of a traceback, the error itself."""
-    for log in directory.logs.glob(f"**/{rank}/stderr.log"):
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        return re.sub(r"^\[rank\d+\]: ?", "", lines[-1]).strip() if lines else ""
-    return ""
-
-
-def measure(job: ProfileJob, on_progress: OnProgress) -> tuple[Profile, Cluster]:
-    """Profiles on all the job's devices at once, so that what they take from each other is in the figures.
-
-    Raises InvalidInputError for a model, data or loss that cannot be, RunFailedError if a process fails: its logs are
-    kept then, and the message says where.
-    """
-    _check_specs(job)
-    directory = ProfileDirectory(root=Path(tempfile.mkdtemp(prefix="pipeplan-profile-")))
-    write_job(directory, job)
-    try:
-        ranks = launch(directory, job.task.devices, on_progress)
-    except (InvalidInputError, KeyboardInterrupt):
-        shutil.rmtree(directory.root)
-        raise
-    shutil.rmtree(directory.root)
-    return profile_of(job, ranks), cluster_of(ranks)
-
-
-def _check_specs(job: ProfileJob) -> None:
-    """Finds misspelt SPECs before any process is started."""
-    for field, text in (("model", job.task.model), ("data", job.task.data), ("loss", job.loss)):
-        if text is not None:
-            parse_spec(text, field=field)

@@ -1,4 +1,4 @@
-"""Links: bandwidth and latency between the devices of this node, and between it and others, as a cluster."""
+"""Node links: bandwidth and latency between the devices of this node, and between it and other nodes, as a cluster."""
 
 import os
 import sys
@@ -46,7 +46,7 @@ class MeasuredLinks:
 def measure_cluster(folder: Path, task: LinksTask, place: Place | None) -> Cluster | None:
     """Measures between neighbouring ranks, one pair after the other; None on all nodes but the first.
 
-    Raises RunFailedError if a process fails, OtherNodeError if that is likely to be another node's doing.
+    Raises RunFailedError if a process fails, OtherNodeError if another node is the likely cause.
     """
     found = folder / "measured.json"
     logs = DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL)
@@ -57,16 +57,19 @@ def measure_cluster(folder: Path, task: LinksTask, place: Place | None) -> Clust
         raise KeyboardInterrupt from error
     except (ChildFailedError, DistError, RendezvousError) as error:
         kind = RunFailedError if place is None else OtherNodeError
-        raise kind(f"measuring links failed: {_last_line(folder)}; log: {folder / 'logs'}") from error
+        # the last line that a process wrote to its standard error: of a traceback, the error itself
+        texts = [log.read_text(errors="replace").strip() for log in sorted(folder.glob("logs/**/stderr.log"))]
+        said = next((text.splitlines()[-1].strip() for text in texts if text), "the processes said nothing")
+        raise kind(f"measuring links failed: {said}; log: {folder / 'logs'}") from error
     if place is not None and place.node_rank > 0:
         return None
     return cluster_of(parse(MeasuredLinks, read_text(found)).ranks, devices=task.devices)
 
 
 def cluster_of(ranks: tuple[RankLink, ...], *, devices: int) -> Cluster:
-    """Nodes of so many devices each: a level inside of a node, and one between them where there are several.
+    """A cluster of nodes with `devices` devices each: one level inside a node, and one between several nodes.
 
-    A node with one device among several has no links inside: its only level is the one between the nodes.
+    Several nodes of one device each have no links inside a node: the only level is the one between the nodes.
     """
     nodes = len(ranks) // devices
     between = list(range(devices - 1, len(ranks) - 1, devices)) if nodes > 1 else []
@@ -84,12 +87,3 @@ def _level(ranks: tuple[RankLink, ...], chosen: list[int], size: int) -> Level:
         bandwidth_bytes_per_s=median(link.bandwidth_bytes_per_s for link in links if link.bandwidth_bytes_per_s),
         latency_s=median(link.latency_s for link in links if link.latency_s is not None),
     )
-
-
-def _last_line(folder: Path) -> str:
-    """The last line that one of the processes wrote to its standard error: of a traceback, the error itself."""
-    for log in sorted(folder.glob("logs/**/stderr.log")):
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        if lines:
-            return lines[-1].strip()
-    return "the processes said nothing"

@@ -1,22 +1,19 @@
-"""Foreign: code of the user's that may raise anything, and how that is told.
-
-GPU kernels: calls in which torch takes another way on a GPU than on a CPU take the GPU's, on any device.
-
-Fake tensors on a machine without a GPU are a CPU's. Three things differ there by more than speed: a GPU's dropout keeps
-a mask of one byte an element, its attention kernels do not keep the matrix of scores, and both do in one kernel what a
-CPU does in several.
-
-Operations: what a stretch of a model makes a device do, recorded while fake tensors pass it.
+"""Operations: what a part of a model makes a device do, recorded while fake tensors pass through it.
 
 An operation is one call of a kernel. Its floating-point operations come from torch's own formulas (matrix products,
-convolutions, attention; 0 for others), its bytes are those that must move at least: every tensor that it takes is read
-once, every tensor that it gives is written once. A view moves nothing.
+convolutions, attention; 0 for others). Its bytes are the fewest that must move: every tensor that it takes is read
+once, every tensor that it makes is written once. A view moves nothing.
+
+On a machine without a GPU, fake tensors take a CPU's kernels. On a GPU three things differ by more than speed: dropout
+keeps a mask of one byte for each element, attention does not keep the matrix of scores, and both do in one kernel what
+a CPU does in several. GpuKernels makes these calls take the GPU's kernels on any machine.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -31,10 +28,34 @@ from pipeplan.errors import InvalidInputError, PipeplanError
 from worker_agent.models.spec import UserCodeError, described
 from worker_agent.profiler.block_memory import storage_identity
 
+aten = torch.ops.aten
+
+FLASH_DTYPES = (torch.float16, torch.bfloat16)
+FLASH_HEAD = 256
+"""The widest head that the flash kernel takes."""
+
+_NOT_WRITTEN = frozenset(
+    {
+        aten.empty,
+        aten.empty_like,
+        aten.empty_permuted,
+        aten.empty_strided,
+        aten.new_empty,
+        aten.new_empty_strided,
+    }
+)
+"""Calls that only take memory: no kernel is launched."""
+
+_OVERWRITING = frozenset({aten.copy_, aten.fill_, aten.zero_, aten.bernoulli_, aten.normal_, aten.uniform_})
+"""Calls that write their first argument without reading it."""
+
+_SELECTING = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select, aten.nll_loss_forward})
+"""Calls that read as much of their first argument as they write."""
+
 
 @contextmanager
 def foreign_code(field: str, rule: str, value: object) -> Iterator[None]:
-    """What the code under it raises becomes an InvalidInputError: the rule, and in brackets the cause in one line."""
+    """Turns what the user's code raises into an InvalidInputError: the rule, and in brackets the cause in one line."""
     try:
         yield
     except UserCodeError as error:
@@ -45,18 +66,11 @@ def foreign_code(field: str, rule: str, value: object) -> Iterator[None]:
         raise InvalidInputError(field, f"{rule} ({described(error)})", value) from error
 
 
-aten = torch.ops.aten
-
-FLASH_DTYPES = (torch.float16, torch.bfloat16)
-FLASH_HEAD = 256
-"""The widest head that the flash kernel takes."""
-
-
 class GpuKernels(TorchFunctionMode):
-    """Under it, dropout and scaled dot-product attention are what they are on a GPU."""
+    """A mode in which dropout and scaled dot-product attention call a GPU's kernels."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls the function, or what stands for it."""
+        """Calls the function, or the GPU's kernel in its place."""
         if func is functional.dropout:
             return _dropout(*args, **(kwargs or {}))
         if func is functional.scaled_dot_product_attention:
@@ -86,40 +100,17 @@ def _attention(
         flash = aten._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
     if query.dim() == 4 and query.dtype != torch.float64 and query.shape[1] == key.shape[1]:
-        bias = None if attn_mask is None else _bias(attn_mask, query, key)
+        bias = None
+        if attn_mask is not None:  # as what is added to the scores, expanded to their shape
+            if attn_mask.dtype == torch.bool:
+                attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+            bias = attn_mask.expand((*query.shape[:-1], key.shape[-2]))
         efficient = aten._scaled_dot_product_efficient_attention
         found = efficient(query, key, value, bias, True, dropout_p, is_causal, scale=scale)
         return found[0]  # type: ignore[no-any-return]
     plain = aten._scaled_dot_product_attention_math
     arguments = {"scale": scale, "enable_gqa": enable_gqa}
     return plain(query, key, value, attn_mask, dropout_p, is_causal, **arguments)[0]  # type: ignore[no-any-return]
-
-
-def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask as what is added to the scores, seen at their shape."""
-    shape = (*query.shape[:-1], key.shape[-2])
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
-    return mask.expand(shape)
-
-
-_NOT_WRITTEN = frozenset(
-    {
-        aten.empty,
-        aten.empty_like,
-        aten.empty_permuted,
-        aten.empty_strided,
-        aten.new_empty,
-        aten.new_empty_strided,
-    }
-)
-"""They only take memory: nothing is launched."""
-
-_OVERWRITING = frozenset({aten.copy_, aten.fill_, aten.zero_, aten.bernoulli_, aten.normal_, aten.uniform_})
-"""They write their first argument without reading it."""
-
-_SELECTING = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select, aten.nll_loss_forward})
-"""They read as much of their first argument as they write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +124,10 @@ class DeviceOperation:
 
 
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes are untyped
-    """Notes every operation that runs under it, and what memory their results take meanwhile.
+    """Notes every operation that runs in this mode, and the memory that the operations' results take.
 
-    Memory counts storages that operations made under it, while they live: `held_bytes` now, `peak_bytes` the most since
-    `start_peak` was called.
+    Memory is that of the storages that operations have made in this mode and that are still alive: `held_bytes` now,
+    `peak_bytes` at most since `start_peak` was called.
     """
 
     def __init__(self) -> None:
@@ -147,7 +138,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def start_peak(self) -> None:
-        """Forgets the peak: what is held now is the most from here on."""
+        """Forgets the peak: a new one starts from what is held now."""
         self.peak_bytes = self.held_bytes
 
     def take(self) -> tuple[DeviceOperation, ...]:
@@ -165,12 +156,26 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         fresh = [t for t in results if not any(storage_identity(t) == storage_identity(other) for other in taken)]
         for tensor in fresh:
             self._hold(tensor.untyped_storage())
+
+        kernel = func.overloadpacket
         written = results if func._schema.is_mutable else fresh
-        if written and func.overloadpacket not in _NOT_WRITTEN:
-            self.operations.append(_operation(func.overloadpacket, args, kwargs or {}, result, taken, written))
+        if written and kernel not in _NOT_WRITTEN:
+            # a selecting call reads as much of its first argument as it writes, an overwriting one nothing of it
+            skips_first = kernel in _OVERWRITING or kernel in _SELECTING
+            read_bytes = _distinct_bytes(taken[1:] if skips_first else taken)
+            written_bytes = _distinct_bytes(written)
+            read_bytes += written_bytes if kernel in _SELECTING else 0
+            operation = DeviceOperation(
+                name=str(kernel).removeprefix("aten."),
+                flops=_flops(kernel, args, kwargs or {}, result),
+                dtype=str(next(t.dtype for t in (*taken, *written))).removeprefix("torch."),
+                moved_bytes=read_bytes + written_bytes,
+            )
+            self.operations.append(operation)
         return result
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
+        """Counts a storage's bytes from now until it is freed."""
         address, size_bytes = storage._cdata, storage.nbytes()
         if address in self._made:
             return
@@ -184,20 +189,8 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
 
-def _operation(
-    kernel: Any, args: Any, kwargs: Any, result: Any, taken: Sequence[Tensor], written: Sequence[Tensor]
-) -> DeviceOperation:
-    flops = _flops(kernel, args, kwargs, result)
-    return DeviceOperation(
-        name=str(kernel).removeprefix("aten."),
-        flops=flops,
-        dtype=str(next(t.dtype for t in (*taken, *written))).removeprefix("torch."),
-        moved_bytes=_read_bytes(kernel, taken, written) + _distinct_bytes(written),
-    )
-
-
 def _flops(kernel: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """By torch's formulas; attention's kernel for CPUs, which they leave out, has those of a GPU's."""
+    """By torch's formulas. They leave out attention's kernels for CPUs, which have the formulas of a GPU's."""
     if kernel is aten._scaled_dot_product_flash_attention_for_cpu:
         return int(sdpa_flop_count(*(t.shape for t in args[:3])))  # type: ignore[no-untyped-call]
     if kernel is aten._scaled_dot_product_flash_attention_for_cpu_backward:
@@ -207,25 +200,14 @@ def _flops(kernel: Any, args: Any, kwargs: Any, result: Any) -> int:
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
-def _read_bytes(kernel: Any, taken: Sequence[Tensor], written: Sequence[Tensor]) -> int:
-    if kernel in _OVERWRITING:
-        return _distinct_bytes(taken[1:])
-    if kernel in _SELECTING:
-        return _distinct_bytes(taken[1:]) + _distinct_bytes(written)
-    return _distinct_bytes(taken)
-
-
 def _distinct_bytes(tensors: Iterable[Tensor]) -> int:
-    """The bytes of these tensors, each once, and of an expanded one only what there is."""
+    """The bytes of these tensors, each counted once. Of an expanded tensor only the elements that exist count."""
     seen = {(storage_identity(t), t.storage_offset(), tuple(t.shape), tuple(t.stride())): t for t in tensors}
-    return sum(_own_bytes(tensor) for tensor in seen.values())
-
-
-def _own_bytes(tensor: Tensor) -> int:
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= size if stride else min(size, 1)
-    return elements * tensor.element_size()
+    total_bytes = 0
+    for tensor in seen.values():
+        dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+        total_bytes += prod(size if stride else min(size, 1) for size, stride in dimensions) * tensor.element_size()
+    return total_bytes
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -3,7 +3,6 @@
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -47,7 +46,7 @@ _LEARNING_RATE = 1e-6
 
 
 class ProfilingRank:
-    """One device's part of a profile. All ranks do the same at the same time, and wait for each other every round."""
+    """One device's part of a profile. All ranks do the same at the same time, and start every round together."""
 
     def __init__(self, job: ProfileJob, device: torch.device, progress: ProgressWriter) -> None:
         self.job = job
@@ -56,7 +55,9 @@ class ProfilingRank:
         self.dtype: torch.dtype = getattr(torch, job.task.dtype)
         self.chain: Chain = build_model(job.task.model, seed=_SEED, dtype=self.dtype)
         self.blocks = tuple(block.to(device) for block in self.chain.blocks)
-        self.feed = default_feed(self.chain) if job.task.data is None else _named(job.task.data, job.loss)
+        data = job.task.data
+        named = None if data is None else DefaultFeed(data=data, loss=job.loss, description=data)
+        self.feed = named or default_feed(self.chain)
         self.loss: Loss = build_loss(self.feed.loss)
         self.make_clock = choose_clock(job.clock, device)
         self.without_graph: list[float] = []
@@ -69,7 +70,14 @@ class ProfilingRank:
         update_s_per_byte, version_s_per_byte = self._updates()
         self.progress.step("links")
         link = measure_links(self.device)
-        handing_over_s, exchanged_bytes, exchange_s = self._exchanges(sizes[0])
+        handing_over_s, exchanged_bytes, exchange_s = None, 0, None
+        if dist.get_world_size() > 1:
+            message_bytes = int(median(block.output_bytes for block in sizes[0]))
+            handing_over_s = measure_handing_over(message_bytes, self.device)
+            gradients = sampled([p.grad for p in prepare_gradients(self.blocks) if p.grad is not None])
+            if gradients:
+                exchanged_bytes = sum(gradient.nbytes for gradient in gradients)
+                exchange_s = measure_exchange(gradients, self.device)
         self.progress.step("done")
         return RankFigures(
             model_name=self.chain.name,
@@ -91,25 +99,29 @@ class ProfilingRank:
         )
 
     def _size(self, microbatch_size: int) -> tuple[BlockFigures, ...]:
+        """Every block's figures at one microbatch size. Adds an entry to `without_graph`."""
         source = open_data(self.feed.data, microbatch_size=microbatch_size, seed=_SEED)
         microbatch = partial(self._microbatch, source)
+        rounds = self.job.task.rounds
+        all_rounds = self.job.task.warm_up_rounds + rounds
+
+        def start_together(number: int) -> None:
+            self.progress.step(f"microbatches of {microbatch_size}: round {number + 1} of {all_rounds}")
+            dist.barrier()
+
         times = measure_times(
             self.blocks,
             self.loss,
             microbatch,
             warm_up_rounds=self.job.task.warm_up_rounds,
-            rounds=self.job.task.rounds,
+            rounds=rounds,
             make_clock=self.make_clock,
-            before_round=lambda number: self._before_round(microbatch_size, number),
+            before_round=start_together,
         )
-        bare_s = measure_without_graph(
-            self.blocks, self.loss, microbatch, rounds=self.job.task.rounds, make_clock=self.make_clock
-        )
+        bare_s = measure_without_graph(self.blocks, self.loss, microbatch, rounds=rounds, make_clock=self.make_clock)
         full_s = sum(median(block.forward_s) for block in times)
         self.without_graph.append((median(bare_s) / full_s or 1.0) if full_s > 0 else 1.0)
-        split = measure_split(
-            self.blocks, self.loss, microbatch, rounds=self.job.task.rounds, make_clock=self.make_clock
-        )
+        split = measure_split(self.blocks, self.loss, microbatch, rounds=rounds, make_clock=self.make_clock)
         memory = measure_memory(self.blocks, self.loss, microbatch(0), self.device)
         columns = zip(times, split, memory, strict=True)
         return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
@@ -119,13 +131,11 @@ class ProfilingRank:
             inputs, targets = source.microbatch(index)
         return moved(inputs, self.device, self.dtype), moved(targets, self.device, self.dtype)
 
-    def _before_round(self, microbatch_size: int, number: int) -> None:
-        rounds = self.job.task.warm_up_rounds + self.job.task.rounds
-        self.progress.step(f"microbatches of {microbatch_size}: round {number + 1} of {rounds}")
-        dist.barrier()
-
     def _updates(self) -> tuple[float, float]:
-        """Seconds a byte of an optimizer's step and of a copy, each after a passage of the smallest microbatch."""
+        """Seconds for each byte of an optimizer's step and of a weight version's copy.
+
+        Each step and copy comes after a passage of the smallest microbatch.
+        """
         parameters, rounds = prepare_gradients(self.blocks), self.job.task.rounds
         source = open_data(self.feed.data, microbatch_size=min(self.job.task.microbatch_sizes), seed=_SEED)
 
@@ -145,23 +155,9 @@ class ProfilingRank:
         )
         return update_s_per_byte, version_s_per_byte
 
-    def _exchanges(self, blocks: Sequence[BlockFigures]) -> tuple[float | None, int, float | None]:
-        """Seconds of handing a typical message over, and bytes and seconds of a gradient exchange among all ranks."""
-        if dist.get_world_size() == 1:
-            return None, 0, None
-        handing_over_s = measure_handing_over(int(median(block.output_bytes for block in blocks)), self.device)
-        gradients = sampled([p.grad for p in prepare_gradients(self.blocks) if p.grad is not None])
-        if not gradients:
-            return handing_over_s, 0, None
-        return handing_over_s, sum(g.nbytes for g in gradients), measure_exchange(gradients, self.device)
-
-
-def _named(data: str, loss: str | None) -> DefaultFeed:
-    return DefaultFeed(data=data, loss=loss, description=data)
-
 
 def profile_rank(directory: ProfileDirectory) -> None:
-    """Everything between the process's start and its figures' file. Raises what goes wrong."""
+    """Reads the job, measures and writes the figures. Raises whatever goes wrong."""
     job = read_job(directory)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     progress = ProgressWriter(directory.progress, rank=rank, total=job.steps)
@@ -173,19 +169,16 @@ def profile_rank(directory: ProfileDirectory) -> None:
         write_figures(directory.result(rank), profiling.measure())
 
 
-def _is_torchs(error: BaseException) -> bool:
-    """Whether it came from outside the user's code, where most often another process is gone."""
-    return isinstance(error, RuntimeError) and not isinstance(error, PipeplanError)
-
-
 def main() -> None:
     """The entry point under torchrun: `python -m worker_agent.profiler.rank DIRECTORY LAUNCHER`."""
     directory = ProfileDirectory(root=Path(sys.argv[1]))
     exit_with_parent(int(sys.argv[2]))
     try:
         profile_rank(directory)
-    except (Exception, SystemExit) as error:  # whatever ends this process, the launcher must hear of it
-        write_failure(directory.failure(int(os.environ["RANK"])), failure_of(error, peer=_is_torchs(error)))
+    except (Exception, SystemExit) as error:  # the launcher must learn of whatever ends this process
+        # torch's own errors come from outside the user's code: most often another process is gone
+        peer = isinstance(error, RuntimeError) and not isinstance(error, PipeplanError)
+        write_failure(directory.failure(int(os.environ["RANK"])), failure_of(error, peer=peer))
         traceback.print_exception(error)
         raise SystemExit(1) from None
 

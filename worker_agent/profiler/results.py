@@ -1,4 +1,4 @@
-"""What one profiling process measured, as it tells the launcher, and the profile and cluster that all of them make."""
+"""Results: what each profiling process measured, and the profile and cluster that these figures make."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from worker_agent.profiler.job import ProfileJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFigures:
-    """One block at one microbatch size on one device: seconds a round, bytes."""
+    """One block at one microbatch size on one device: seconds of each round, and bytes."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
@@ -31,11 +31,11 @@ class BlockFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """All that one process measured. `sizes` holds the blocks' figures a microbatch size, in the task's order.
+    """All that one process measured. `sizes` holds the blocks' figures for each microbatch size, in the task's order.
 
-    The link is the one to the next rank; the last rank of several has none. `without_graph` is what a forward that
-    keeps no graph takes of one that does, a microbatch size. `handing_over_s` is what sending or taking a message costs
-    the first two ranks; gradients of `exchanged_bytes` took all ranks `exchange_s` to average.
+    The link is the one to the next rank; the last rank of several has none. `without_graph` holds, for each microbatch
+    size, the time of a forward without a graph as a share of one with a graph. `handing_over_s` is what it costs the
+    first two ranks to send or take a message. All ranks took `exchange_s` to average gradients of `exchanged_bytes`.
     `model_spec` names the model without a path, where the task's SPEC has one.
     """
 
@@ -67,19 +67,40 @@ def write_figures(path: Path, figures: RankFigures) -> None:
 
 
 def read_figures(path: Path) -> RankFigures | None:
-    """What a process measured; None if it did not get there."""
+    """What a process measured; None if it did not finish."""
     return parse(RankFigures, path.read_bytes()) if path.exists() else None
 
 
 def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
-    """The profile: times are medians over the rounds of all ranks together, bytes are the largest of any rank."""
+    """The profile that all ranks measured together.
+
+    Times are medians over the rounds of all ranks, bytes are the largest of any rank, and overheads are medians over
+    the ranks and the microbatch sizes.
+    """
     first = ranks[0]
+    handing_over_s = [figures.handing_over_s for figures in ranks if figures.handing_over_s is not None]
     return Profile(
         model=Model(name=first.model_name, spec=first.model_spec or job.task.model),
         device=device_of(ranks),
         dtype=job.task.dtype,
-        blocks=tuple(_block(job, ranks, index) for index in range(len(first.block_names))),
-        overheads=_overheads(ranks),
+        blocks=tuple(
+            Block(
+                name=first.block_names[index],
+                weight_bytes=first.weight_bytes[index],
+                measurements=tuple(
+                    _measurement(size, [figures.sizes[position][index] for figures in ranks])
+                    for position, size in enumerate(job.task.microbatch_sizes)
+                ),
+            )
+            for index in range(len(first.block_names))
+        ),
+        overheads=Overheads(
+            update_s_per_byte=median(figures.update_s_per_byte for figures in ranks),
+            version_s_per_byte=median(figures.version_s_per_byte for figures in ranks),
+            instruction_s=fmean(handing_over_s) if handing_over_s else 0.0,
+            forward_without_graph=median(share for figures in ranks for share in figures.without_graph),
+            exchange_factor=_exchange_factor(ranks),
+        ),
         method=Method(
             warm_up_rounds=job.task.warm_up_rounds,
             rounds=job.task.rounds,
@@ -90,20 +111,8 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
     )
 
 
-def _overheads(ranks: Sequence[RankFigures]) -> Overheads:
-    """What the ranks measured beside the blocks: medians, over the ranks and the microbatch sizes."""
-    handing_over_s = [figures.handing_over_s for figures in ranks if figures.handing_over_s is not None]
-    return Overheads(
-        update_s_per_byte=median(figures.update_s_per_byte for figures in ranks),
-        version_s_per_byte=median(figures.version_s_per_byte for figures in ranks),
-        instruction_s=fmean(handing_over_s) if handing_over_s else 0.0,
-        forward_without_graph=median(share for figures in ranks for share in figures.without_graph),
-        exchange_factor=_exchange_factor(ranks),
-    )
-
-
 def _exchange_factor(ranks: Sequence[RankFigures]) -> float:
-    """How many times longer an exchange took than a ring over the slowest link that was measured; 1 where none was."""
+    """How many times longer an exchange took than a ring over the measured links would; 1 where none was measured."""
     seconds = [figures.exchange_s for figures in ranks if figures.exchange_s is not None]
     if not seconds:
         return 1.0
@@ -128,19 +137,8 @@ def cluster_of(ranks: Sequence[RankFigures]) -> Cluster:
 
 
 def device_of(ranks: Sequence[RankFigures]) -> Device:
-    """The device with the least memory for tensors stands for all."""
+    """The device with the least memory for tensors, which stands for all."""
     return min((figures.device for figures in ranks), key=lambda device: device.usable_bytes)
-
-
-def _block(job: ProfileJob, ranks: Sequence[RankFigures], index: int) -> Block:
-    return Block(
-        name=ranks[0].block_names[index],
-        weight_bytes=ranks[0].weight_bytes[index],
-        measurements=tuple(
-            _measurement(size, [figures.sizes[position][index] for figures in ranks])
-            for position, size in enumerate(job.task.microbatch_sizes)
-        ),
-    )
 
 
 def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measurement:

@@ -1,21 +1,17 @@
-"""Passage: one microbatch through the whole chain, forward and backward, block by block.
+"""Times: passes microbatches through the whole chain and measures the seconds of blocks and updates.
 
-The graph is cut at every boundary, so that each block's backward can be run, and looked at, for itself:
+A passage takes one microbatch forward and backward, block by block. The graph is cut at every boundary, so that each
+block's backward runs, and is measured, separately:
 
     inputs -> [block 0] -> outputs || leaves -> [block 1] -> ... -> [last block, loss]
               gradients <- leaves.grad  ||  <- [block 1] <- ... <- [loss, last block]
 
-Block times: every block's forward and backward, measured in rounds over the whole chain.
+Blocks are measured in rounds over the whole chain. A block that runs alone is 6 to 10 % too fast, because its data stay
+in the caches; in a round each block runs on what the block before it has just made, after all others have used the
+caches. For the same reason 2BP's p2 comes after the p1 of all blocks, as it does in a pipeline.
 
-A block alone and hot is 6 to 10 % too fast: here each runs on what the block before has just made, after all others
-have used the caches. Gradients add to `.grad`s that are already there, as all microbatches of a batch but the first
-do in training: the first allocates, or takes over, what the others then add to.
-
-Split times: every block's p1 and p2 of 2BP, measured in rounds over the whole chain, and what is kept between them.
-
-p2 comes after all blocks' p1, as it does in a pipeline: what it reads has left the caches by then.
-
-Update cost: seconds that an optimizer's step, and the copy of a weight version, take for each byte of weights.
+Gradients add to `.grad`s that already exist, as in training for all microbatches of a batch but the first, which
+allocates them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,12 +33,15 @@ from worker_agent.models.values import Value, as_values, carries_gradient
 
 Direction = Literal["forward", "backward"]
 Around = Callable[[Direction, int], AbstractContextManager[None]]
-"""Entered around a block's forward and around its backward: where times are taken and saved tensors are seen."""
+"""A context entered around a block's forward and backward, to take times or to see saved tensors."""
+
+SAMPLE_BYTES = 256 * 2**20
+"""As many weights are enough to know the cost of a byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCrossing:
-    """One block's part of a passage: its inputs (leaves of its graph), the roots of its graph, what it gave."""
+    """One block's part of a passage: its inputs (leaves of its graph), the roots of its graph, its output's size."""
 
     inputs: tuple[Tensor, ...]
     roots: tuple[Tensor, ...]
@@ -57,13 +56,13 @@ class BlockCrossing:
 def pass_forward(
     blocks: Sequence[nn.Module], loss: Loss, inputs: Value, targets: Value, around: Around
 ) -> list[BlockCrossing]:
-    """Runs every block on what the one before gave. The loss belongs to the last block, as it does to a last stage."""
+    """Runs every block on the outputs of the one before it. The loss belongs to the last block."""
     crossings: list[BlockCrossing] = []
     values = as_values(inputs)
     for index, block in enumerate(blocks):
         leaves = values if index == 0 else tuple(t.detach().requires_grad_(carries_gradient(t)) for t in values)
         last = index == len(blocks) - 1
-        with user_code(_place(index, block)), around("forward", index):
+        with user_code(f"block {index} ({type(block).__name__})"), around("forward", index):
             result = block(*leaves)
             values = as_values(result)
             roots = (loss(result, targets),) if last else values
@@ -75,7 +74,7 @@ def pass_forward(
 
 
 def pass_backward(crossings: list[BlockCrossing], around: Around) -> None:
-    """Runs every block's backward, last to first, and drops its crossing: weights' gradients add up in `.grad`."""
+    """Runs every block's backward, last to first, and drops its crossing. Gradients of weights add to `.grad`."""
     gradients = tuple(torch.ones_like(root) for root in crossings[-1].roots)
     while crossings:
         crossing = crossings.pop()
@@ -87,10 +86,6 @@ def pass_backward(crossings: list[BlockCrossing], around: Around) -> None:
         gradients = tuple(leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in wanted)
 
 
-def _place(index: int, block: nn.Module) -> str:
-    return f"block {index} ({type(block).__name__})"
-
-
 @contextmanager
 def nothing_around(direction: Direction, index: int) -> Iterator[None]:
     """An `Around` that does nothing."""
@@ -99,7 +94,7 @@ def nothing_around(direction: Direction, index: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTimes:
-    """One block's seconds a microbatch, an entry a round."""
+    """One block's seconds for a microbatch, one entry for each round."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
@@ -117,8 +112,16 @@ def measure_times(
 ) -> tuple[BlockTimes, ...]:
     """Every block's times over `rounds`, after the warm-up. A round's microbatch is `microbatch(round)`.
 
-    `before_round` is called untimed, with the number of the round: where several devices wait for each other.
+    `before_round` is called untimed with the number of the round; there several devices wait for each other.
     """
+    clock: Clock
+
+    @contextmanager
+    def timed(direction: Direction, index: int) -> Iterator[None]:
+        clock.mark()
+        yield
+        clock.mark()
+
     parameters = prepare_gradients(blocks)
     measured: list[list[float]] = []
     for number in range(warm_up_rounds + rounds):
@@ -126,10 +129,20 @@ def measure_times(
         if parameters:
             torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
         before_round(number)
-        seconds = _round_s(blocks, loss, (inputs, targets), make_clock())
+        clock = make_clock()
+        pass_backward(pass_forward(blocks, loss, inputs, targets, timed), timed)
+        seconds = _pairs_s(clock)
         if number >= warm_up_rounds:
             measured.append(seconds)
-    return _by_block(measured, len(blocks))
+
+    # a round's seconds are in the order of execution: forwards first to last, then backwards last to first
+    return tuple(
+        BlockTimes(
+            forward_s=tuple(seconds[index] for seconds in measured),
+            backward_s=tuple(seconds[2 * len(blocks) - 1 - index] for seconds in measured),
+        )
+        for index in range(len(blocks))
+    )
 
 
 def measure_without_graph(
@@ -140,8 +153,8 @@ def measure_without_graph(
     rounds: int,
     make_clock: Callable[[], Clock],
 ) -> tuple[float, ...]:
-    """The whole chain's forward seconds a round where no graph is kept: what a stage does that recomputes."""
-    found = []
+    """Seconds of the whole chain's forward without a graph, as in a stage that recomputes; one entry for each round."""
+    found: list[float] = []
     for number in range(rounds + 1):
         clock = make_clock()
         inputs, targets = microbatch(number)
@@ -149,8 +162,7 @@ def measure_without_graph(
         with torch.no_grad():
             pass_forward(blocks, loss, inputs, targets, nothing_around)
         clock.mark()
-        start_s, end_s = clock.seconds()
-        found.append(end_s - start_s)
+        found += _pairs_s(clock)
     return tuple(found[1:])
 
 
@@ -162,33 +174,9 @@ def prepare_gradients(blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
     return parameters
 
 
-def _round_s(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, clock: Clock) -> list[float]:
-    """Durations in the order of execution: forwards first to last, then backwards last to first."""
-
-    @contextmanager
-    def timed(direction: Direction, index: int) -> Iterator[None]:
-        clock.mark()
-        yield
-        clock.mark()
-
-    pass_backward(pass_forward(blocks, loss, *microbatch, timed), timed)
-    marks_s = list(clock.seconds())
-    return [end_s - start_s for start_s, end_s in zip(marks_s[0::2], marks_s[1::2], strict=True)]
-
-
-def _by_block(rounds: Sequence[Sequence[float]], blocks: int) -> tuple[BlockTimes, ...]:
-    return tuple(
-        BlockTimes(
-            forward_s=tuple(seconds[index] for seconds in rounds),
-            backward_s=tuple(seconds[2 * blocks - 1 - index] for seconds in rounds),
-        )
-        for index in range(blocks)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitTimes:
-    """One block's seconds a microbatch, an entry a round, and the bytes that it keeps from p1 to p2."""
+    """One block's seconds for a microbatch, one entry for each round, and the bytes that it keeps from p1 to p2."""
 
     backward_input_s: tuple[float, ...]
     backward_weight_s: tuple[float, ...]
@@ -203,9 +191,9 @@ def measure_split(
     rounds: int,
     make_clock: Callable[[], Clock],
 ) -> tuple[SplitTimes, ...]:
-    """Every block's split times over `rounds`, after one that does not count."""
+    """Every block's times of 2BP's p1 and p2 over `rounds`, after one round that does not count."""
     prepare_gradients(blocks)
-    measured = [_round(blocks, loss, microbatch(number), make_clock()) for number in range(rounds + 1)][1:]
+    measured = [_split_round(blocks, loss, microbatch(number), make_clock()) for number in range(rounds + 1)][1:]
     return tuple(
         SplitTimes(
             backward_input_s=tuple(one.input_s[index] for one in measured),
@@ -217,15 +205,16 @@ def measure_split(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Round:
-    """One round, by block."""
+class _SplitRound:
+    """One round of 2BP, by block."""
 
     input_s: tuple[float, ...]
     weight_s: tuple[float, ...]
     kept_bytes: tuple[int, ...]
 
 
-def _round(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, clock: Clock) -> _Round:
+def _split_round(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, clock: Clock) -> _SplitRound:
+    """Runs p1 of all blocks, then p2 of all blocks, both last to first."""
     splits = [Split(block.parameters()) for block in blocks]
 
     @contextmanager
@@ -239,29 +228,22 @@ def _round(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, cloc
                 clock.mark()
 
     pass_backward(pass_forward(blocks, loss, *microbatch, split), split)
-    kept_bytes = tuple(_kept_bytes(block, one) for block, one in zip(blocks, splits, strict=True))
+    kept_bytes = []
+    for block, one in zip(blocks, splits, strict=True):
+        owned = {t.untyped_storage().data_ptr() for t in (*block.parameters(), *block.buffers())}
+        storages = {address: size for call in one.deferred for address, size in call.storages().items()}
+        kept_bytes.append(sum(size for address, size in storages.items() if address not in owned))
+
     for one in reversed(splits):
         clock.mark()
         add_weight_gradients([one.deferred])
         clock.mark()
-    marks_s = list(clock.seconds())
-    seconds = [end_s - start_s for start_s, end_s in zip(marks_s[0::2], marks_s[1::2], strict=True)]
-    last_to_first = len(blocks)
-    return _Round(
-        input_s=tuple(reversed(seconds[:last_to_first])),
-        weight_s=tuple(reversed(seconds[last_to_first:])),
-        kept_bytes=kept_bytes,
+    seconds = _pairs_s(clock)
+    return _SplitRound(
+        input_s=tuple(reversed(seconds[: len(blocks)])),
+        weight_s=tuple(reversed(seconds[len(blocks) :])),
+        kept_bytes=tuple(kept_bytes),
     )
-
-
-def _kept_bytes(block: nn.Module, split: Split) -> int:
-    owned = {t.untyped_storage().data_ptr() for t in (*block.parameters(), *block.buffers())}
-    storages = {address: size for call in split.deferred for address, size in call.storages().items()}
-    return sum(size for address, size in storages.items() if address not in owned)
-
-
-SAMPLE_BYTES = 256 * 2**20
-"""As many weights are enough to know the cost of a byte."""
 
 
 def measure_update_s_per_byte(
@@ -272,11 +254,11 @@ def measure_update_s_per_byte(
     make_clock: Callable[[], Clock],
     before_step: Callable[[int], None],
 ) -> float:
-    """The median over some steps on these parameters; 0 where nothing is trained.
+    """Seconds of an optimizer's step for each byte of weights: the median of some steps; 0 where nothing is trained.
 
-    `before_step` is called untimed with the number of the round: it makes the gradients, as a batch's last backward
-    does, so that the caches are as a step finds them. The first step, which makes the optimizer's states, and the one
-    after it, which has them for the first time, are not counted.
+    `before_step` is called untimed with the number of the round. It makes the gradients, as a batch's last backward
+    does: the caches are then as a real step finds them. The first step creates the optimizer's states and the second
+    is the first to read them; neither counts.
     """
     graded = [parameter for parameter in parameters if parameter.grad is not None]
     if not graded:
@@ -296,7 +278,7 @@ def measure_version_s_per_byte(
     make_clock: Callable[[], Clock],
     before_copy: Callable[[int], None],
 ) -> float:
-    """The median over some copies of the weights into another version's memory; 0 where nothing is trained."""
+    """Seconds of a copy of a weight version for each byte: the median of some copies; 0 without parameters."""
     sources = sampled([parameter.detach() for parameter in parameters])
     if not sources:
         return 0.0
@@ -309,7 +291,7 @@ def measure_version_s_per_byte(
 
 
 def sampled(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The first tensors, as many as `SAMPLE_BYTES` hold, but one at least."""
+    """The first tensors, as many as fit in `SAMPLE_BYTES`, but at least one."""
     chosen: list[Tensor] = []
     size_bytes = 0
     for tensor in tensors:
@@ -324,5 +306,10 @@ def _timed_s(work: Callable[[], object], clock: Clock) -> float:
     clock.mark()
     work()
     clock.mark()
-    start_s, end_s = clock.seconds()
-    return end_s - start_s
+    return _pairs_s(clock)[0]
+
+
+def _pairs_s(clock: Clock) -> list[float]:
+    """The seconds between the two marks of every pair that the clock noted."""
+    marks_s = list(clock.seconds())
+    return [end_s - start_s for start_s, end_s in zip(marks_s[0::2], marks_s[1::2], strict=True)]
