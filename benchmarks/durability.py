@@ -8,8 +8,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tests.service.chaos import Acknowledged, Findings, compare, endure
-from tests.service.postgresql import running
+from tests.planner_service.chaos import Acknowledged, Findings, compare, endure
+from tests.planner_service.postgresql import running
 
 REQUESTS = 10_000
 KILLS = 20

@@ -27,7 +27,7 @@ from pipeplan.programs.instructions import (
     Update,
 )
 from pipeplan.simulation.predict import program_of
-from tests.worker.runtime.plans import make_plan
+from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.clocks import HostClock
 from worker_agent.engine.devices import place_process
 from worker_agent.models.chain import build_model

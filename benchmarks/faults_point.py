@@ -23,7 +23,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.programs.instructions import Checkpoint, Forward
 from pipeplan.programs.program import Program
 from pipeplan.programs.text import format_instruction
-from tests.worker.runtime.recorded import reads_of
+from tests.worker_agent.runtime.recorded import reads_of
 from worker_agent.runtime.status import Status, read_status
 
 Action = Literal["kill", "stop", "slow"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.documents.plan import Plan
-from tests.worker.runtime.plans import make_plan
+from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.models.presets import SleepBlock
 from worker_agent.runtime.job import RunJob
 
@@ -43,7 +43,7 @@ def blocks() -> list[nn.Module]:
 
 def data_spec(out: Path) -> str:
     """The data of a run, whose reads are noted beside its folder."""
-    return f"tests.worker.runtime.recorded:recorded?folder={reads_folder(out)}"
+    return f"tests.worker_agent.runtime.recorded:recorded?folder={reads_folder(out)}"
 
 
 def reads_folder(out: Path) -> Path:

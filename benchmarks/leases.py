@@ -38,7 +38,7 @@ from planner_service.platform import tables
 from planner_service.platform.context import Context
 from planner_service.platform.database import Database
 from planner_service.platform.migrations import upgrade
-from tests.service.postgresql import running
+from tests.planner_service.postgresql import running
 
 LEASE_S = 2.0
 SEED = 7

@@ -9,7 +9,7 @@ from benchmarks.idle import busy_cores
 from pipeplan.documents.plan import Plan
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.report import RunReport
-from tests.worker.runtime.plans import make_plan
+from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.run import execute
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipeplan.documents.plan import Plan
-from tests.worker.runtime.plans import make_plan
+from tests.worker_agent.runtime.plans import make_plan
 
 MODEL = "hf:gpt2?n_layer=8&n_embd=256&n_head=8&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0"
 DATA = "worker_agent.models.text:standard_library?sequence_length=128"

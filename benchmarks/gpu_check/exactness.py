@@ -16,7 +16,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.programs.instructions import Checkpoint
 from pipeplan.programs.timeline import Lane
 from pipeplan.simulation.predict import predict
-from tests.worker.runtime.reference import Weights, train
+from tests.worker_agent.runtime.reference import Weights, train
 from worker_agent.engine.results import RankResult
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import moved, open_data

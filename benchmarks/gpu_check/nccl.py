@@ -11,7 +11,7 @@ from benchmarks.gpu_check.here import is_short
 from benchmarks.gpu_check.ranks import Ranks
 from benchmarks.gpu_check.schedules import CUTS, on_ranks
 from pipeplan.schedules.registry import BUILT_IN
-from tests.worker.runtime.plans import make_plan
+from tests.worker_agent.runtime.plans import make_plan
 
 
 def check(findings: Findings) -> None:

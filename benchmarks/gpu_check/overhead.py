@@ -18,7 +18,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
 from pipeplan.programs.program import Program
 from pipeplan.simulation.predict import program_of
-from tests.worker.runtime.plans import make_plan
+from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.clocks import clock_for
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.losses import mean_of_squares

@@ -10,11 +10,11 @@ from benchmarks.gpu_check.here import is_short
 from benchmarks.gpu_check.ranks import Ranks
 from pipeplan.documents.plan import Plan
 from pipeplan.schedules.registry import BUILT_IN, schedule_named
-from tests.worker.runtime.plans import make_plan
-from tests.worker.runtime.reference import Weights, train_in_turn, train_on_replicas
+from tests.worker_agent.runtime.plans import make_plan
+from tests.worker_agent.runtime.reference import Weights, train_in_turn, train_on_replicas
 
 CUTS = {1: (0, 8), 2: (0, 3, 8), 4: (0, 1, 3, 5, 8), 8: tuple(range(9))}
-AWKWARD = "tests.worker.runtime.awkward:awkward?width=8"
+AWKWARD = "tests.worker_agent.runtime.awkward:awkward?width=8"
 """Four blocks with dropout, several tensors between them, whole numbers among these."""
 
 SHORT = ("1f1b on 2 ranks", "pipedream-2bw on 2 ranks", "1f1b resumed", "dropout and odd tensors, recomputing")

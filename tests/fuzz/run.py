@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.service.servers import pipeplan, serving
+from tests.planner_service.servers import pipeplan, serving
 
 HERE = Path(__file__).parent
 SCOPES = ("read", "plan", "agent", "admin")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan.documents.files import save
-from tests.core.builders import Cell, cluster, profile
+from tests.pipeplan.builders import Cell, cluster, profile
 
 ROOT = Path(__file__).parents[2]
 

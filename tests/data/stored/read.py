@@ -18,7 +18,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Profile
 from planner_service.app import create_app
 from planner_service.platform.settings import Settings
-from tests.service.documents import profile_document, request_document
+from tests.planner_service.examples import profile_document, request_document
 
 
 def use_documents(folder: Path) -> None:

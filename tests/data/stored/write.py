@@ -24,8 +24,8 @@ from pipeplan.documents.identity import content_id
 from planner_service.app import create_app
 from planner_service.overview.openapi import CLUSTER
 from planner_service.platform.settings import Settings
-from tests.service.documents import profile_document, request_document, run_result, run_task
-from tests.service.postgresql import running
+from tests.planner_service.examples import profile_document, request_document, run_result, run_task
+from tests.planner_service.postgresql import running
 
 JSON = dict[str, Any]
 MODEL = "preset:mlp?depth=4&width=8"

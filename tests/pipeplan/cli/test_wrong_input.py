@@ -1,0 +1,179 @@
+"""Wrong input of every kind: one sentence that names field, rule and value, and exit status 2."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeplan.cli.console import run_command
+from pipeplan.errors import (
+    ConflictError,
+    ForbiddenError,
+    InFlightError,
+    InvalidInputError,
+    NotFoundError,
+    PipeplanError,
+    PreconditionFailedError,
+    ServiceError,
+    SolverError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from tests.pipeplan.cli.commands import Ended, cluster_document, pipeplan, profile_document, write
+
+SOLVE = ("--planner", "gpipe", "--batch-size", "4")
+STAGES = ("--schedule", "1f1b", "--microbatches", "8")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, ...]:
+    profile = write(tmp_path / "profile.json", profile_document(4))
+    cluster = write(tmp_path / "cluster.json", cluster_document())
+    return ("--profile", str(profile), "--cluster", str(cluster))
+
+
+def refused(ended: Ended, sentence: str) -> None:
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith(f"error: {sentence}")
+    assert ended.err.count("\n") == 1
+
+
+def with_profile(folder: Path, content: bytes) -> Ended:
+    (folder / "profile.json").write_bytes(content)
+    cluster = write(folder / "cluster.json", cluster_document())
+    return pipeplan("solve", "--profile", folder / "profile.json", "--cluster", cluster, *SOLVE)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (bytes(range(256)), "file: must be a readable text file, and is not one in UTF-8, got "),
+        (b"", "{}: document: must be a JSON document, and is empty, got ''"),
+        (b"[1]", "{}: document: Input should be an object, got [1]"),
+        (b'{"a": %s}' % (b"9" * 5000), "{}: document: Invalid JSON: number out of range"),
+        (
+            json.dumps(cluster_document()).encode(),
+            "{}: document: must be a profile, and has the levels of a cluster, got ['device', 'levels']",
+        ),
+        (b'{"stages": []}', "{}: document: must be a profile, and has the stages of a plan, got ['stages']"),
+        (b"{}", "{}: model: is required (and 3 more), got None"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused_with_what_is_wrong(tmp_path: Path, content: bytes, sentence: str) -> None:
+    refused(with_profile(tmp_path, content), sentence.format(tmp_path / "profile.json"))
+
+
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+    cluster = write(tmp_path / "cluster.json", cluster_document())
+    for path, reason in ((tmp_path / "none", "does not exist"), (tmp_path, "is a folder")):
+        ended = pipeplan("solve", "--profile", path, "--cluster", cluster, *SOLVE)
+        refused(ended, f"file: must be a readable text file, and {reason}, got '{path}'")
+
+
+def test_a_value_that_is_no_number_is_named(files: tuple[str, ...]) -> None:
+    ended = pipeplan("solve", *files, "--planner", "gpipe", "--batch-size", "abc")
+    refused(ended, "Invalid value for '--batch-size': ")
+    assert ", got 'abc' (" in ended.err
+    huge = pipeplan("solve", *files, "--planner", "gpipe", "--batch-size", "9" * 5000)
+    refused(huge, "Invalid value for '--batch-size': ")
+    assert len(huge.err) < 300
+
+
+@pytest.mark.parametrize("planner", ["pipedream-2bw", "auto"])
+def test_a_recomputation_that_drowns_all_times_is_refused(files: tuple[str, ...], planner: str) -> None:
+    """A throughput of a time that was rounded to 0 ended in a traceback."""
+    asked = ("solve", *files, "--planner", planner, "--batch-size", "4", "--recompute-factor")
+    refused(pipeplan(*asked, "1e24"), "recompute_factor: must be at most 1000, got 1e+24")
+    if planner == "pipedream-2bw":
+        assert pipeplan(*asked, "1000").status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("--stages", "99999999999"),
+            "stages: must make at most 2000000 instructions with microbatches, batches, chunks",
+        ),
+        (
+            ("--stages", "4", "--batches", "9999999"),
+            "batches: must make at most 2000000 instructions with microbatches",
+        ),
+        (("--stages", "-1"), "stages: must be a whole number of at least 1, got -1"),
+    ],
+)
+def test_a_simulation_that_is_too_large_names_what_makes_it_so(arguments: tuple[str, ...], sentence: str) -> None:
+    """So many stages ended in a MemoryError."""
+    refused(pipeplan("simulate", *STAGES, *arguments), sentence)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--schedule", "naive"), "schedule: must leave open data-parallel without recomputation at depth 1, or at"),
+        (("--recompute", "--depths", "1"), "schedule: must leave open data-parallel without recomputation at depth 1"),
+        (("--microbatch-size", "7"), "microbatch_size: must be one of the measured sizes [1, 2]"),
+        (("--straight",), "straight: is not an option of the planner pipedream-2bw, got True"),
+        (("--stages", "2"), "stages: is what this question varies: its depths, got 2"),
+        (("--depths", ",".join(["1"] * 65)), "depths: must name at most 64 depths, got 65"),
+    ],
+)
+def test_largest_refuses_what_no_size_can_be_asked_with(
+    files: tuple[str, ...], arguments: tuple[str, ...], sentence: str
+) -> None:
+    """They were rows of a table, and an exit status that says that nothing fits."""
+    refused(pipeplan("largest", *files, "--batch-size", "4", *arguments), sentence)
+
+
+def test_largest_looks_only_at_the_recomputation_that_is_asked_for(files: tuple[str, ...]) -> None:
+    asked = ("largest", *files, "--batch-size", "4", "--depths", "2", "--json")
+    for flag, recompute in (("--recompute", True), ("--no-recompute", False)):
+        sizes = pipeplan(*asked, flag).document["sizes"]
+        assert {size["recompute"] for size in sizes} == {recompute}
+
+
+def test_sweep_refuses_a_batch_size_of_0_even_where_it_is_varied(files: tuple[str, ...]) -> None:
+    ended = pipeplan("sweep", *files, "--over", "batch-size=4", "--batch-size", "0")
+    refused(ended, "batch_size: must be a whole number of at least 1, got 0")
+
+
+def test_an_imported_model_cannot_have_an_empty_name(tmp_path: Path) -> None:
+    graph = tmp_path / "graph.txt"
+    graph.write_text("garbage\n", encoding="utf-8")
+    asked = ("--format", "pipedream-graph", "-o", tmp_path / "out.json", "--model-name", "")
+    refused(pipeplan("profile", "import", graph, *asked), "name: must not be empty, got ''")
+
+
+def test_a_number_that_cannot_be_written_out_can_still_be_refused() -> None:
+    assert str(InvalidInputError("size", "must be small", 10**5000)) == (
+        "size: must be small, got a number of too many digits"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidInputError("size", "must be small", 7), 2),
+        (NotFoundError("there is no plan"), 4),
+        (ConflictError("it is in use"), 5),
+        (InFlightError("it is being made"), 5),
+        (UnauthorizedError("no token"), 5),
+        (ForbiddenError("not with this token"), 5),
+        (TooManyRequestsError("too often"), 5),
+        (ServiceError("nobody answers"), 6),
+        (UnavailableError("not now"), 6),
+        (PreconditionFailedError("it was changed"), 7),
+        (SolverError("it crashed"), 1),
+    ],
+)
+def test_every_kind_of_error_has_its_exit_status(
+    error: PipeplanError, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(fail)
+    assert ended.value.code == status
+    assert capsys.readouterr().err == f"error: {error}\n"

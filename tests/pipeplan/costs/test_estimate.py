@@ -1,0 +1,81 @@
+"""A stage's costs from profile, cluster and placement."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeplan.costs.estimate import estimate
+from pipeplan.documents.plan import Stage, Worker
+from pipeplan.documents.profile import Overheads
+from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
+from tests.pipeplan.builders import Cell, cluster, profile
+
+CHAIN = profile(
+    [
+        Cell(forward_s=1.0, backward_s=2.0, weight_bytes=100, output_bytes=10, activation_bytes=7),
+        Cell(forward_s=3.0, backward_s=4.0, weight_bytes=200, output_bytes=20, activation_bytes=9),
+        Cell(forward_s=5.0, backward_s=6.0, weight_bytes=400, output_bytes=30, activation_bytes=11),
+    ],
+    sizes=(1, 2),
+    input_bytes=5,
+)
+TWO_STAGES = (Stage(start=0, stop=2, replicas=2), Stage(start=2, stop=3, replicas=2, recompute=True))
+SERVERS = cluster((2, 100.0), (2, 1.0), latency_s=0.5)
+
+
+def test_a_stage_sums_its_blocks_and_pays_for_the_links_that_it_crosses() -> None:
+    measured = replace(CHAIN, overheads=Overheads(update_s_per_byte=0.01, instruction_s=0.001))
+    first, second = estimate(
+        measured, SERVERS, TWO_STAGES, stages_in_a_row((2, 2)), microbatch_size=2, optimizer="adam"
+    )
+    assert (first.forward_s, first.backward_s) == (8.0, 12.0)
+    assert (first.activation_transfer_s, second.gradient_transfer_s) == (40 / 1.0, 40 / 1.0)  # between servers
+    assert (first.gradient_transfer_s, second.activation_transfer_s) == (0.0, 0.0)  # nothing beyond the ends
+    assert first.reduce_s == 300 / 100.0 + 0.5  # inside a server, 2 (2 - 1) / 2 of the weights
+    assert first.latency_s == 0.5
+    assert first.update_s == 3.0
+    assert first.instruction_s == 0.001
+    assert (first.version_bytes, first.fixed_bytes) == (300, 900)  # gradients and Adam's two moments
+    assert (first.activation_bytes, first.input_bytes, second.input_bytes) == (32, 10, 40)
+    assert second.recompute_s == 10.0
+
+
+def test_pipelines_in_a_row_send_inside_a_server_and_reduce_between_them() -> None:
+    first, _ = estimate(CHAIN, SERVERS, TWO_STAGES, pipelines_in_a_row((2, 2)), microbatch_size=1, optimizer="sgd")
+    assert first.activation_transfer_s == 20 / 100.0
+    assert first.reduce_s == 300 / 1.0 + 0.5
+
+
+def test_unequal_replicas_cross_the_slowest_link_of_all_round_robin_pairs() -> None:
+    stages = (Stage(start=0, stop=2, replicas=3), Stage(start=2, stop=3, replicas=1))
+    first, second = estimate(CHAIN, SERVERS, stages, stages_in_a_row((3, 1)), microbatch_size=1, optimizer="sgd")
+    assert first.activation_transfer_s == 20 / 1.0
+    assert second.reduce_s == 0.0
+
+
+def test_c_extra_multiplies_all_compute_and_is_never_a_gain() -> None:
+    stage = (Stage(start=0, stop=3, recompute=True),)
+
+    def recompute_s(factor: float) -> float:
+        costs = estimate(
+            CHAIN, SERVERS, stage, (Worker(stage=0),), microbatch_size=1, optimizer="sgd", recompute_factor=factor
+        )
+        return costs[0].recompute_s
+
+    assert recompute_s(4 / 3) == pytest.approx(21 / 3)
+    assert recompute_s(0.5) == 0.0
+
+
+def test_a_backward_that_was_not_measured_split_is_all_p1() -> None:
+    split = replace(
+        CHAIN.blocks[0],
+        measurements=tuple(
+            replace(m, backward_input_s=0.5 * m.microbatch_size, backward_weight_s=1.5 * m.microbatch_size)
+            for m in CHAIN.blocks[0].measurements
+        ),
+    )
+    mixed = replace(CHAIN, blocks=(split, *CHAIN.blocks[1:]))
+    costs = estimate(mixed, SERVERS, (Stage(start=0, stop=3),), (Worker(stage=0),), microbatch_size=1, optimizer="sgd")[
+        0
+    ]
+    assert (costs.backward_input_s, costs.backward_weight_s) == (0.5 + 4.0 + 6.0, 1.5)

@@ -1,0 +1,119 @@
+"""Appendix A.1.2 of PipeDream-2BW to the byte, and what a user's device holds beyond it."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeplan.costs.memory import Copies, copies
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.schedules.registry import schedule_named
+from tests.pipeplan.builders import Cell, cluster, profile
+
+W, A, I = 1000, 30, 7  # noqa: E741 (the appendix's letters: bytes of a stage's weights, activations and input)
+
+
+def held_bytes(held: Copies) -> int:
+    return held.weights * W + held.activations * A + held.inputs * I
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute", "expected"),
+    [
+        ("pipedream-2bw", False, 2 * W + 4 * A + 4 * I),
+        ("pipedream-2bw", True, 2 * W + A + 4 * I),
+        ("1f1b", False, W + 4 * A + 4 * I),
+        ("1f1b", True, W + A + 4 * I),
+        ("gpipe", True, W + A + 8 * I),
+        ("naive", False, W + A + I),
+    ],
+)
+@pytest.mark.parametrize("stage", [0, 3])
+def test_the_papers_law_holds_on_every_stage(schedule: str, recompute: bool, expected: int, stage: int) -> None:
+    """d = 4 stages, m = 8 microbatches."""
+    held = copies("paper", schedule_named(schedule), "adam", recompute=recompute, depth=4, stage=stage, microbatches=8)
+    assert held_bytes(held) == expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "optimizer", "recompute", "expected"),
+    [
+        # versions + gradients + optimizer states, then the microbatches really in flight on stage 1 of 4
+        ("pipedream-2bw", "sgd", False, 3 * W + 3 * A),
+        ("pipedream-2bw", "momentum", False, 4 * W + 3 * A),
+        ("pipedream-2bw", "adam", True, 5 * W + A + 3 * I),
+        ("1f1b", "adamw", False, 4 * W + 3 * A),
+        ("gpipe", "sgd", True, 2 * W + A + 8 * I),
+        ("naive", "sgd", False, 2 * W + A),
+        ("pipedream", "sgd", False, 4 * W + 3 * A),
+    ],
+)
+def test_training_counts_what_the_device_really_holds(
+    schedule: str, optimizer: str, recompute: bool, expected: int
+) -> None:
+    held = copies(
+        "training", schedule_named(schedule), optimizer, recompute=recompute, depth=4, stage=1, microbatches=8
+    )
+    assert held_bytes(held) == expected
+    assert held.transients == 1
+
+
+def test_fewer_microbatches_than_stages_are_all_that_1f1b_has_in_flight() -> None:
+    assert schedule_named("1f1b").in_flight(depth=8, stage=0, microbatches=3) == 3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    [
+        ("pipedream-2bw", False),
+        ("pipedream-2bw", True),
+        ("1f1b", False),
+        ("1f1b", True),
+        ("gpipe", True),
+        ("naive", False),
+    ],
+)
+def test_training_memory_is_what_the_streams_hold(schedule: str, recompute: bool) -> None:
+    """Formula and simulation agree but for buffers; where a stage recomputes, its input is counted twice."""
+    blocks = [Cell(weight_bytes=10 * i, output_bytes=i, activation_bytes=5 * i) for i in range(1, 5)]
+    options = Options(schedule=schedule, stages=4, recompute=recompute, optimizer="adam")
+    plan = solve(
+        "pipedream-2bw",
+        PlanningProblem(profile=profile(blocks), cluster=cluster((4, 1.0)), batch_size=8, options=options),
+    )
+    assert isinstance(plan, Plan)
+    assert plan.simulated is not None
+    counted_twice = [costs.input_bytes if recompute else 0 for costs in plan.costs]
+    assert [stage.memory_bytes - stage.memory.buffers for stage in plan.stages if stage.memory] == [
+        peak + twice for peak, twice in zip(plan.simulated.peak_memory_bytes, counted_twice, strict=True)
+    ]
+
+
+def test_vertical_syncs_memory_is_what_its_streams_hold() -> None:
+    """Every stage holds as many versions as there are stages, and as many minibatches as with weight stashing."""
+    blocks = [Cell(weight_bytes=10 * i, output_bytes=i, activation_bytes=5 * i) for i in range(1, 5)]
+    options = Options(schedule="pipedream-vertical-sync", straight=True, optimizer="adam")
+    problem = PlanningProblem(profile=profile(blocks), cluster=cluster((4, 1.0)), batch_size=1, options=options)
+    plan = solve("pipedream", problem)
+    assert isinstance(plan, Plan)
+    assert (plan.schedule, plan.replicas) == ("pipedream-vertical-sync", (1, 1, 1, 1))
+    assert plan.simulated is not None
+    assert plan.simulated.peak_memory_bytes == tuple(stage.memory_bytes for stage in plan.stages)
+    assert [stage.memory.weights // (10 * i) for i, stage in enumerate(plan.stages, start=1) if stage.memory] == [4] * 4
+    with pytest.raises(InvalidInputError, match="straight: must be planned straight"):
+        solve("pipedream", replace(problem, options=Options(schedule="pipedream-vertical-sync")))
+
+
+def test_pipedreams_memory_is_what_its_streams_hold() -> None:
+    blocks = [Cell(forward_s=4.0, weight_bytes=5, output_bytes=1, activation_bytes=3), Cell(weight_bytes=100)]
+    plan = solve("pipedream", PlanningProblem(profile=profile(blocks), cluster=cluster((3, 1.0)), batch_size=1))
+    assert isinstance(plan, Plan)
+    assert plan.replicas == (2, 1)
+    assert plan.simulated is not None
+    assert plan.simulated.peak_memory_bytes == (
+        plan.stages[0].memory_bytes,
+        plan.stages[0].memory_bytes,
+        plan.stages[1].memory_bytes,
+    )

@@ -1,0 +1,69 @@
+"""Identity: later fields change no id, and no class of a document is without the rule."""
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pipeplan.documents.calibration import Calibration
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.identity import FIRST_FIELDS, canonical_json, content_id, left_out
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.planners.problem import PlanningProblem
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from tests.planner_service.answers import halve
+
+PLAN = halve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
+
+
+def classes_of(kind: Any, seen: set[type]) -> Iterator[type]:
+    """The dataclasses that a type is made of."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in seen:
+        seen.add(kind)
+        yield kind
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            yield from classes_of(hints[field.name], seen)
+    for part in typing.get_args(kind):
+        yield from classes_of(part, seen)
+
+
+def test_every_class_of_a_document_has_its_first_fields_written_down() -> None:
+    found = {
+        kind.__name__: kind
+        for document in (Profile, Cluster, Plan, Calibration)
+        for kind in classes_of(document, set())
+    }
+    assert found.keys() == FIRST_FIELDS.keys()
+    for name, kind in found.items():
+        assert set(FIRST_FIELDS[name].split()) <= {field.name for field in dataclasses.fields(kind)}
+
+
+def extended(document: Any, **values: Any) -> Any:
+    """The document as a release has it that added a field to its class."""
+    kind = type(document)
+    later = dataclasses.make_dataclass(
+        kind.__name__,
+        [("novelty", tuple, dataclasses.field(default_factory=tuple))],
+        bases=(kind,),
+        frozen=True,
+        kw_only=True,
+    )
+    given = {field.name: getattr(document, field.name) for field in dataclasses.fields(document)}
+    return later(**given, **values)
+
+
+@pytest.mark.parametrize("document", [PROFILE, CLUSTER, PLAN], ids=lambda document: type(document).__name__)
+def test_a_later_field_is_in_an_id_only_where_it_says_something(document: Any) -> None:
+    assert content_id(extended(document)) == content_id(document)
+    assert canonical_json(extended(document)) == canonical_json(document)
+    assert content_id(extended(document, novelty=("new",))) != content_id(document)
+
+
+def test_what_a_plan_says_beside_its_first_fields_is_left_out_while_it_says_nothing() -> None:
+    assert isinstance(PLAN, Plan)
+    assert left_out(PLAN) == {"warnings", "planner_version"}
+    assert left_out(dataclasses.replace(PLAN, warnings=("of another type",))) == {"planner_version"}

@@ -1,0 +1,251 @@
+"""Auto: never slower than what it asks, the same every time, and open about what it left out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import answer_document, dump
+from pipeplan.documents.plan import Answer, Infeasible, Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.programs.check import check
+from pipeplan.programs.instructions import BackwardInput, BackwardWeight
+from pipeplan.simulation.predict import predict, program_of
+from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
+
+SINGLE = (
+    ("pipedream", None),
+    ("pipedream-2bw", None),
+    ("pipedream-2bw", "1f1b"),
+    ("pipedream-2bw", "gpipe"),
+    ("pipedream-2bw", "data-parallel"),
+    ("gpipe", None),
+)
+
+
+def split(whole: Profile) -> Profile:
+    """With p1 and p2 half of the backward each."""
+    blocks = tuple(
+        replace(
+            block,
+            measurements=tuple(
+                replace(m, backward_input_s=m.backward_s / 2, backward_weight_s=m.backward_s / 2)
+                for m in block.measurements
+            ),
+        )
+        for block in whole.blocks
+    )
+    return replace(whole, blocks=blocks)
+
+
+def rate(plan: Plan) -> float:
+    return plan.simulated.throughput_samples_per_s if plan.simulated else plan.throughput_samples_per_s
+
+
+def transformer(*, memory_bytes: int = 3_000, latency_s: float = 0.01, blocks: int = 8) -> PlanningProblem:
+    """Equal blocks on two servers of four, whose network is the bottleneck."""
+    cell = Cell(forward_s=1.0, backward_s=2.0, weight_bytes=100, output_bytes=10, activation_bytes=50)
+    return PlanningProblem(
+        profile=profile([cell] * blocks),
+        cluster=cluster((4, 400.0), (2, 40.0), memory_bytes=memory_bytes, latency_s=latency_s),
+        batch_size=16,
+    )
+
+
+def fits_the_batch(plan: Plan, problem: PlanningProblem) -> bool:
+    return max(plan.replicas) * plan.microbatch_size <= problem.batch_size
+
+
+def single_answers(problem: PlanningProblem) -> list[Answer]:
+    answers: list[Answer] = []
+    for planner, schedule in SINGLE:
+        try:
+            answers.append(solve(planner, replace(problem, options=replace(problem.options, schedule=schedule))))
+        except InvalidInputError:
+            continue
+    return answers
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    blocks=st.lists(cells(), min_size=1, max_size=5),
+    machines=clusters(6),
+    batch_size=st.sampled_from([1, 4, 6, 12]),
+    latency_s=st.sampled_from([0.0, 0.5]),
+)
+def test_the_answer_is_never_slower_when_played_than_any_planners(
+    blocks: Sequence[Cell], machines: Cluster, batch_size: int, latency_s: float
+) -> None:
+    levels = tuple(replace(level, latency_s=latency_s) for level in machines.levels)
+    problem = PlanningProblem(profile=profile(blocks), cluster=replace(machines, levels=levels), batch_size=batch_size)
+    best, answers = solve("auto", problem), single_answers(problem)
+    plans = [a for a in answers if isinstance(a, Plan) and fits_the_batch(a, problem)]
+    assert isinstance(best, Plan) == bool(plans)
+    if isinstance(best, Plan):
+        assert best.planner == "auto"
+        assert rate(best) >= max(map(rate, plans))
+        assert best.pareto[0].throughput_samples_per_s == rate(best)
+        check(program_of(best, batches=2))
+
+
+@pytest.mark.parametrize("memory_bytes", [600, 3_000, 10**9])
+def test_the_same_problem_gives_the_same_bytes(memory_bytes: int) -> None:
+    problem = transformer(memory_bytes=memory_bytes)
+    documents = [dump(answer_document(solve("auto", problem))) for _ in range(2)]
+    assert documents[0] == documents[1]
+
+
+def test_every_loser_says_why() -> None:
+    plan = solve("auto", transformer())
+    assert isinstance(plan, Plan)
+    assert plan.alternatives
+    for other in plan.alternatives:
+        assert other.reason
+        if other.throughput_samples_per_s is not None:
+            assert other.throughput_samples_per_s <= rate(plan)
+            assert other.reason.startswith(("slower when played", "as fast when played", "too long"))
+
+
+def test_the_front_is_that_of_all_that_fit() -> None:
+    plan = solve("auto", transformer())
+    assert isinstance(plan, Plan)
+    points = [(rate(plan), max(stage.memory_bytes for stage in plan.stages))]
+    points += [
+        (other.throughput_samples_per_s, other.memory_bytes or 0)
+        for other in plan.alternatives
+        if other.throughput_samples_per_s is not None
+    ]
+    unbeaten = {p for p in points if not any(o[0] >= p[0] and o[1] <= p[1] and o != p for o in points)}
+    assert {(other.throughput_samples_per_s, other.memory_bytes) for other in plan.pareto} == unbeaten
+
+
+def test_more_memory_is_never_slower() -> None:
+    rates = []
+    for memory_bytes in (400, 600, 900, 1_500, 3_000, 10_000):
+        answer = solve("auto", transformer(memory_bytes=memory_bytes))
+        rates.append(rate(answer) if isinstance(answer, Plan) else 0.0)
+    assert rates == sorted(rates)
+    assert rates[0] < rates[-1]
+
+
+def test_more_devices_are_never_slower() -> None:
+    rates = []
+    for devices in range(1, 9):
+        problem = replace(transformer(), cluster=cluster((devices, 400.0), memory_bytes=3_000))
+        answer = solve("auto", problem)
+        rates.append(rate(answer) if isinstance(answer, Plan) else 0.0)
+    assert rates == sorted(rates)
+
+
+def test_planners_that_cannot_respect_an_option_are_left_out_with_a_line() -> None:
+    problem = replace(transformer(), options=Options(synchronisation="all-reduce"))
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan)
+    assert plan.cost_model.startswith("pipedream: ")
+    assert plan.cost_model.endswith("/all-reduce")
+    left_out = [other.reason for other in plan.alternatives if other.depth == 0]
+    assert any(
+        reason.startswith("gpipe is left out: synchronisation: is not an option of the planner gpipe")
+        for reason in left_out
+    )
+
+
+def test_a_schedule_that_is_asked_for_is_kept() -> None:
+    plan = solve("auto", replace(transformer(), options=Options(schedule="1f1b")))
+    assert isinstance(plan, Plan)
+    assert plan.schedule == "1f1b"
+
+
+def test_what_no_planner_can_be_asked_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="microbatch_size"):
+        solve("auto", replace(transformer(), options=Options(microbatch_size=3)))
+
+
+def test_nothing_fits_is_an_answer_with_the_nearest_miss_first() -> None:
+    answer = solve("auto", transformer(memory_bytes=10))
+    assert isinstance(answer, Infeasible)
+    assert answer.planner == "auto"
+    missing = [reason.missing_bytes for reason in answer.reasons if reason.missing_bytes is not None]
+    assert missing == sorted(missing)
+    assert ":" in answer.reasons[0].detail
+
+
+def test_2bp_is_chosen_where_its_play_is_faster_unless_it_is_turned_off() -> None:
+    problem = replace(
+        transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=Options(schedule="1f1b", stages=4)
+    )
+    problem = replace(problem, profile=split(problem.profile))
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan)
+    assert plan.split_backward
+    fused = solve("auto", replace(problem, options=replace(problem.options, split_backward=False)))
+    assert isinstance(fused, Plan)
+    assert not fused.split_backward
+    assert not any("2BP" in other.reason for other in fused.alternatives)
+    assert rate(plan) > rate(fused)
+
+
+def test_the_streams_of_a_plan_with_2bp_are_split_and_what_they_hold_is_in_its_memory() -> None:
+    options = Options(schedule="1f1b", stages=4, split_backward=True)
+    problem = replace(transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=options)
+    plan = solve("auto", replace(problem, profile=split(problem.profile)))
+    assert isinstance(plan, Plan)
+    program = program_of(plan, batches=2)
+    check(program)
+    kinds = {type(instruction) for stream in program.streams for instruction in stream.instructions}
+    assert {BackwardInput, BackwardWeight} <= kinds
+    lanes = predict(plan, batches=2).lanes
+    assert all(lane.peak_memory_bytes <= plan.stages[lane.stage].memory_bytes for lane in lanes)
+
+
+def test_2bps_memory_saving_variant_is_taken_where_2bp_alone_does_not_fit() -> None:
+    problem = replace(
+        transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=Options(schedule="1f1b", stages=4)
+    )
+    problem = replace(problem, profile=split(problem.profile))
+    fast = solve("auto", problem)
+    assert isinstance(fast, Plan)
+    assert (fast.split_backward, fast.split_backward_half_way) == (True, False)
+    asked = solve("auto", replace(problem, options=replace(problem.options, split_backward_half_way=True)))
+    assert isinstance(asked, Plan)
+    assert asked.split_backward_half_way
+    saving_bytes, most_bytes = (max(stage.memory_bytes for stage in plan.stages) for plan in (asked, fast))
+    assert saving_bytes < most_bytes
+    small = replace(problem, cluster=cluster((4, 1e6), memory_bytes=most_bytes - 1))
+    plan = solve("auto", small)
+    assert isinstance(plan, Plan)
+    assert (plan.split_backward, plan.split_backward_half_way) == (True, True)
+    assert all(stage.memory_bytes < most_bytes for stage in plan.stages)
+
+
+def test_zb_h1_is_chosen_where_its_play_is_fastest_unless_the_user_wants_another_backward() -> None:
+    """Two versions of the weights do not fit, so that it is 1F1B or a split of it."""
+    problem = replace(transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=Options(stages=4))
+    problem = replace(problem, profile=split(problem.profile))
+    roomy = solve("auto", problem)
+    assert isinstance(roomy, Plan)
+    assert roomy.schedule == "pipedream-2bw"
+    most_bytes = max(stage.memory_bytes for stage in roomy.stages)
+    problem = replace(problem, cluster=cluster((4, 1e6), memory_bytes=most_bytes - 1))
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan)
+    assert (plan.schedule, plan.split_backward) == ("zb-h1", False)
+    check(program_of(plan, batches=2))
+    lanes = predict(plan, batches=3).lanes
+    assert all(lane.peak_memory_bytes <= plan.stages[lane.stage].memory_bytes < most_bytes for lane in lanes)
+    for other in (Options(stages=4, schedule="1f1b"), Options(stages=4, split_backward=False)):
+        without = solve("auto", replace(problem, options=other))
+        assert isinstance(without, Plan)
+        assert "zb-h1" not in {without.schedule, *(each.schedule for each in without.alternatives)}
+        assert rate(without) < rate(plan)
+
+
+def test_2bp_of_a_profile_that_was_not_measured_split_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="split_backward: needs a profile with backward_input_s"):
+        solve("auto", replace(transformer(), options=Options(split_backward=True)))

@@ -1,0 +1,108 @@
+"""GPipe's planner: the partition of least variance, among all there are."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from statistics import pvariance
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, profile
+from tests.pipeplan.planners.every_partition import compositions
+
+
+def answer_for(
+    blocks: Sequence[Cell],
+    devices: int,
+    *,
+    batch_size: int = 4,
+    memory_bytes: int = PLENTY,
+    sizes: Sequence[int] = (1,),
+    options: Options | None = None,
+) -> Plan | Infeasible:
+    problem = PlanningProblem(
+        profile=profile(blocks, sizes=sizes),
+        cluster=cluster((devices, 1.0), memory_bytes=memory_bytes),
+        batch_size=batch_size,
+        options=options or Options(),
+    )
+    return solve("gpipe", problem)
+
+
+def cell_costs(blocks: Sequence[Cell], sizes: Sequence[int]) -> list[Fraction]:
+    costs = [Fraction(block.forward_s + block.backward_s) for block in blocks]
+    stops = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return [sum(costs[stop - size : stop], Fraction()) for stop, size in zip(stops, sizes, strict=True)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(cells(), min_size=1, max_size=8), st.integers(1, 8))
+def test_no_partition_into_as_many_cells_has_less_variance(blocks: list[Cell], devices: int) -> None:
+    plan = answer_for(blocks, devices)
+    assert isinstance(plan, Plan)
+    assert plan.depth == min(len(blocks), devices)
+    chosen = [stage.stop - stage.start for stage in plan.stages]
+    least = min(pvariance(cell_costs(blocks, sizes)) for sizes in compositions(len(blocks), plan.depth))
+    assert pvariance(cell_costs(blocks, chosen)) == least
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(cells(), min_size=2, max_size=6), st.integers(1, 40))
+def test_a_partition_that_fits_is_found_wherever_there_is_one(blocks: list[Cell], memory_bytes: int) -> None:
+    answer = answer_for(blocks, 2, memory_bytes=memory_bytes)
+    worst = [
+        max(held_bytes(blocks[:stop]) + 7 * blocks[stop - 1].output_bytes, held_bytes(blocks[stop:], blocks[stop - 1]))
+        for stop in range(1, len(blocks))
+    ]
+    if isinstance(answer, Infeasible):
+        assert answer.reasons[0].missing_bytes == min(worst) - memory_bytes
+    else:
+        assert max(stage.memory_bytes for stage in answer.stages) == worst[answer.stages[0].stop - 1] <= memory_bytes
+
+
+def held_bytes(stage: Sequence[Cell], before: Cell | None = None) -> int:
+    """|W| and its gradients, one microbatch's activations, four microbatches' inputs, and the largest transient.
+
+    In buffers: four microbatches sent, two received ahead, and on the stage before a gradient in use.
+    """
+    inputs = before.output_bytes if before else 0
+    kept = sum(cell.activation_bytes for cell in stage) + (4 + 4 + 2) * inputs
+    return 2 * sum(cell.weight_bytes for cell in stage) + kept + max(cell.workspace_bytes for cell in stage)
+
+
+def test_four_cells_pay_for_filling_and_recomputing() -> None:
+    # F + B + recomputed F = 4 s a cell; m = 8 microbatches on K = 4 cells: 4 s * (8 + 4 - 1) / 8.
+    plan = answer_for([Cell()] * 4, 4, batch_size=8)
+    assert isinstance(plan, Plan)
+    assert plan.time_per_microbatch_s == 5.5
+    assert plan.bubble_fraction == 3 / 11
+    assert plan.recompute
+    assert plan.schedule == "gpipe"
+
+
+def test_the_fastest_of_the_measured_sizes_is_taken_and_the_others_named() -> None:
+    # Sizes take time in proportion, so the smallest has the smallest bubble.
+    plan = answer_for([Cell()] * 2, 2, batch_size=8, sizes=(1, 2, 4))
+    assert isinstance(plan, Plan)
+    assert plan.microbatch_size == 1
+    assert [a.microbatch_size for a in plan.alternatives] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(stages=3), r"stages: must not be more stages than blocks \(2\), got 3"),
+        (Options(stages=2), r"stages: must not be more stages than devices \(1\), got 2"),
+        (Options(recompute=False), "recompute: cannot be turned off for gpipe, got False"),
+        (Options(synchronisation="all-reduce"), "synchronisation: is not an option of the planner gpipe"),
+        (Options(schedule="1f1b"), "schedule: must be one of gpipe for the planner gpipe, got '1f1b'"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_by_name(options: Options, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        answer_for([Cell()] * 2, 1, options=options)

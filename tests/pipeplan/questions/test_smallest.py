@@ -1,0 +1,73 @@
+"""The smallest cluster, against asking for every one."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.pipedream.planner import pipedream
+from pipeplan.planners.problem import Planner, PlanningProblem
+from pipeplan.planners.two_bw.planner import two_bw
+from pipeplan.questions.smallest import rate, smallest, sub_cluster, sub_clusters
+from tests.pipeplan.builders import Cell, cluster, profile
+
+CELL = Cell(weight_bytes=4, output_bytes=2, activation_bytes=2)
+
+
+def problem(*, blocks: int = 4, memory_bytes: int = 10**6) -> PlanningProblem:
+    return PlanningProblem(
+        profile=profile([CELL] * blocks),
+        cluster=cluster((3, 20.0), (3, 5.0), memory_bytes=memory_bytes),
+        batch_size=12,
+    )
+
+
+def best(asked: PlanningProblem, planner: Planner) -> dict[int, float]:
+    """The throughput of every sub-cluster's best plan, by its devices; 0 where none fits or none can be asked for."""
+    rates = {}
+    for machines in sub_clusters(asked.cluster):
+        try:
+            answer = planner(replace(asked, cluster=machines))
+        except InvalidInputError:
+            answer = None
+        rates[machines.devices] = rate(answer) if isinstance(answer, Plan) else 0.0
+    return rates
+
+
+def test_sub_clusters_grow_inside_a_server_and_then_by_servers() -> None:
+    machines = cluster((3, 20.0), (2, 5.0), (2, 1.0))
+    sizes = [tuple(level.size for level in smaller.levels) for smaller in sub_clusters(machines)]
+    assert sizes == [(1,), (2,), (3,), (3, 2), (3, 2, 2)]
+    assert sub_cluster(machines, 6).levels == machines.levels[:2]
+    with pytest.raises(InvalidInputError, match=r"devices: must be whole units .*: 1, 2, 3, 6, 12, got 5"):
+        sub_cluster(machines, 5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    wanted=st.floats(0.01, 4.0),
+    memory_bytes=st.sampled_from([10, 20, 30, 10**6]),
+    planner=st.sampled_from([two_bw, pipedream]),
+)
+def test_the_smallest_is_the_first_that_reaches_it(wanted: float, memory_bytes: int, planner: Planner) -> None:
+    asked = problem(memory_bytes=memory_bytes)
+    rates = best(asked, planner)
+    reaching = [devices for devices, found in sorted(rates.items()) if found >= wanted]
+    answer = smallest(asked, planner, wanted)
+    assert answer.devices == (reaching[0] if reaching else None)
+    if answer.plan is None:
+        assert answer.fastest is not None
+        assert (answer.fastest.throughput_samples_per_s or 0.0) <= max(rates.values())
+    elif answer.next_fewer is not None:
+        assert rate(answer.plan) >= wanted
+        fewer = [devices for devices in sorted(rates) if devices < answer.plan.workers or devices < reaching[0]]
+        assert answer.next_fewer.devices == [devices for devices in fewer if devices < reaching[0]][-1]
+        assert (answer.next_fewer.throughput_samples_per_s or 0.0) == rates[answer.next_fewer.devices]
+
+
+def test_what_the_planner_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="throughput"):
+        smallest(problem(), two_bw, 0.0)

@@ -1,0 +1,171 @@
+"""The simulator: as the plain one to the last bit, and ports that queue."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.planners.complete import one_pipeline
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.programs.overlap import overlap_exchanges
+from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.program import stages_in_a_row
+from pipeplan.programs.timeline import Timeline
+from pipeplan.schedules.registry import build
+from pipeplan.simulation.play import simulate
+from pipeplan.simulation.predict import predict
+from pipeplan.simulation.split_backward import split_backward
+from tests.pipeplan.builders import Cell, cluster, profile
+from tests.pipeplan.simulation.plain_simulate import Plain
+from tests.schedules import DATA_PARALLEL, FUSED, INTERLEAVED, SCHEDULES, STASHING
+from tests.worker_agent.runtime.plans import make_plan
+
+SECONDS = st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0])
+PORTS = st.sampled_from([0, 1, 2, 4])
+
+COSTS = st.builds(
+    StageCosts,
+    microbatch_size=st.just(1),
+    forward_s=SECONDS,
+    backward_s=SECONDS,
+    backward_input_s=SECONDS,
+    backward_weight_s=SECONDS,
+    recompute_s=SECONDS,
+    update_s=SECONDS,
+    reduce_s=SECONDS,
+    activation_transfer_s=SECONDS,
+    gradient_transfer_s=SECONDS,
+    latency_s=SECONDS,
+    instruction_s=st.sampled_from([0.0, 0.01]),
+    activation_port_devices=PORTS,
+    gradient_port_devices=PORTS,
+    reduce_port_devices=PORTS,
+    reduce_tail_s=st.none() | SECONDS,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), schedule=st.sampled_from(sorted(SCHEDULES)))
+def test_every_schedule_is_played_as_the_plain_simulator_plays_it(data: st.DataObject, schedule: str) -> None:
+    depth = 1 if schedule in DATA_PARALLEL else data.draw(st.integers(1, 4))
+    width = data.draw(st.integers(1, 3))
+    chunks = data.draw(st.integers(1, 2)) if schedule == INTERLEAVED and depth in (2, 4) else 1
+    depth *= chunks
+    unequal = schedule in STASHING and data.draw(st.booleans())
+    replicas = tuple(data.draw(st.integers(1, 3)) for _ in range(depth)) if unequal else (width,) * depth
+    microbatches = 1 if schedule in STASHING else data.draw(st.integers(depth, depth + 3))
+    microbatches = depth if schedule == INTERLEAVED else microbatches
+    recompute = data.draw(st.sampled_from([(), (True,) * depth]))
+    pipeline = Pipeline(replicas=replicas, microbatches=microbatches, batches=2, recompute=recompute, chunks=chunks)
+    program = build(schedule, pipeline, stages_in_a_row(replicas[: pipeline.span]) if data.draw(st.booleans()) else ())
+    costs = data.draw(st.lists(COSTS, min_size=depth, max_size=depth))
+    if schedule in FUSED and data.draw(st.booleans()):
+        program = split_backward(program, costs)
+    if data.draw(st.booleans()):
+        program = overlap_exchanges(program)
+    timeline = simulate(program, costs)
+    plain = Plain(program, costs, range(len(program.streams))).play()
+    assert [list(zip(lane.start_s, lane.end_s, strict=True)) for lane in timeline.lanes] == plain
+
+
+def two_stages(**costs: float) -> list[StageCosts]:
+    """A second forward, two backward; output and gradient take a second each."""
+    each = StageCosts(
+        microbatch_size=1,
+        forward_s=1.0,
+        backward_s=2.0,
+        backward_input_s=2.0,
+        backward_weight_s=0.0,
+        activation_transfer_s=1.0,
+        gradient_transfer_s=1.0,
+    )
+    return [replace(each, **costs)] * 2  # type: ignore[arg-type]
+
+
+def times_of(timeline: Timeline, rank: int, instruction: str) -> tuple[float, float]:
+    lane = timeline.lanes[rank]
+    index = lane.instructions.index(instruction)
+    return lane.start_s[index], lane.end_s[index]
+
+
+def test_replicas_that_share_a_port_share_its_bandwidth() -> None:
+    """Two pipelines, stage 0 of both in one server: both outputs leave at t = 1 and are through at t = 3, not 2."""
+    program = build("gpipe", Pipeline(replicas=(2, 2), microbatches=1), stages_in_a_row((2, 2)))
+    shared = simulate(program, two_stages(activation_port_devices=2))
+    assert [times_of(shared, rank, f"F{rank - 1}") for rank in (2, 3)] == [(3.0, 4.0), (3.0, 4.0)]
+    alone = simulate(program, two_stages(activation_port_devices=1))
+    assert [times_of(alone, rank, f"F{rank - 1}") for rank in (2, 3)] == [(2.0, 3.0), (2.0, 3.0)]
+
+
+def test_what_is_handed_over_later_queues_behind() -> None:
+    """One worker's outputs of 3 s leave one after the other: F1 at 1..4, F2 at 4..7."""
+    program = build("gpipe", Pipeline(replicas=(1, 1), microbatches=2))
+    timeline = simulate(program, two_stages(activation_transfer_s=3.0, activation_port_devices=1))
+    assert times_of(timeline, 1, "F1") == (4.0, 5.0)
+    assert times_of(timeline, 1, "F2") == (7.0, 8.0)
+
+
+def test_a_gradient_exchange_passes_the_port_as_well() -> None:
+    """Stages 0 and 1 of two pipelines in two servers: their rings leave the same servers, one after the other."""
+    placement = build("1f1b", Pipeline(replicas=(2, 2), microbatches=1))
+    costs = two_stages(reduce_s=10.0, reduce_port_devices=2)
+    timeline = simulate(placement, costs)
+    ends = sorted({lane.end_s[lane.instructions.index("G1")] for lane in timeline.lanes})
+    assert ends[1] == ends[0] + 10.0
+    own = simulate(placement, two_stages(reduce_s=10.0))
+    ends = sorted({lane.end_s[lane.instructions.index("G1")] for lane in own.lanes})
+    assert ends[1] < ends[0] + 10.0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "pipedream-2bw"])
+@pytest.mark.parametrize("orientation", ["pipelines in a server", "stages in a server"])
+def test_one_pipeline_stands_for_replicas_that_share_ports(schedule: str, orientation: str) -> None:
+    """Four servers of 2: either every pipeline of 2 stages is a server, or every stage's replicas fill two."""
+    blocks = [Cell(weight_bytes=8, output_bytes=6, activation_bytes=3), Cell(weight_bytes=2, activation_bytes=1)]
+    levels = ((2, 8.0), (4, 4.0))
+    options = Options(schedule=schedule, stages=2, microbatch_size=1)
+    problem = PlanningProblem(profile=profile(blocks), cluster=cluster(*levels), batch_size=16, options=options)
+    plan = solve("pipedream-2bw", problem)
+    assert isinstance(plan, Plan)
+    assert plan.width == 4
+    if orientation == "stages in a server":
+        crossing = [
+            replace(own, activation_port_devices=4, gradient_port_devices=4, reduce_port_devices=1)
+            for own in plan.costs
+        ]
+        plan = replace(plan, placement=stages_in_a_row(plan.replicas), costs=tuple(crossing))
+    whole, one = predict(plan, batches=4), one_pipeline(plan, batches=4)
+    assert one.makespan_s == pytest.approx(whole.makespan_s, rel=1e-12)
+    for lane in whole.lanes:
+        stands = one.lanes[lane.stage]
+        assert stands.busy_s == pytest.approx(lane.busy_s, rel=1e-12)
+        assert stands.end_s[-1] == pytest.approx(lane.end_s[-1], rel=1e-12)
+
+
+@pytest.mark.parametrize("half_way", [False, True])
+def test_one_pipeline_with_2bp_does_what_every_replica_does_in_every_batch(half_way: bool) -> None:
+    """Its exchanges are in the stream in which the gaps are looked for."""
+    plan = make_plan("1f1b", (0, 1, 2, 3, 4), replicas=2, split_backward=True, half_way=half_way)
+    plan = replace(plan, costs=tuple(replace(costs, reduce_s=5.0, update_s=0.5) for costs in plan.costs))
+    whole, one = predict(plan, batches=4), one_pipeline(plan, batches=4)
+    for lane in whole.lanes:
+        stands = one.lanes[lane.stage]
+        assert stands.end_s == pytest.approx(lane.end_s, rel=1e-12)
+        for text, own in zip(stands.instructions, lane.instructions, strict=True):
+            assert (text[0], text.count(",")) == (own[0], own.count(","))
+
+
+def test_estimates_name_the_ports_of_the_slowest_level_that_is_crossed() -> None:
+    blocks = [Cell(weight_bytes=8, output_bytes=6)] * 4
+    options = Options(schedule="1f1b", stages=4, microbatch_size=1)
+    problem = PlanningProblem(
+        profile=profile(blocks), cluster=cluster((2, 8.0), (2, 1.0)), batch_size=8, options=options
+    )
+    plan = solve("pipedream-2bw", problem)
+    assert isinstance(plan, Plan)
+    assert [stage.activation_port_devices for stage in plan.costs] == [1, 2, 1, 0]
+    assert [stage.gradient_port_devices for stage in plan.costs] == [0, 1, 2, 1]

@@ -1,0 +1,221 @@
+"""The Chrome trace keeps the Trace Event Format, and what Perfetto needs to draw all of it."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from pipeplan.programs.instructions import Transfer
+from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.simulation.predict import predict, predict_ends
+from pipeplan.simulation.trace import FIRST_TRACK, chrome_trace
+from tests.schedules import SCHEDULES, STASHING
+from tests.worker_agent.runtime.plans import make_plan
+
+Event = dict[str, Any]
+REQUIRED = {
+    "X": {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"},
+    "s": {"name", "cat", "ph", "id", "pid", "tid", "ts"},
+    "f": {"name", "cat", "ph", "id", "pid", "tid", "ts", "bp"},
+    "C": {"name", "ph", "pid", "tid", "ts", "args"},
+}
+NAMED = {
+    "process_name": "name",
+    "process_sort_index": "sort_index",
+    "thread_name": "name",
+    "thread_sort_index": "sort_index",
+}
+
+
+def events_of(*timelines: Timeline) -> list[Event]:
+    """The events of a trace that reads back and keeps the format."""
+    document = json.loads(chrome_trace({str(number): timeline for number, timeline in enumerate(timelines)}))
+    events: list[Event] = document["traceEvents"]
+    for event in events:
+        if event["ph"] == "M":
+            assert set(event["args"]) == {NAMED[event["name"]]}
+        else:
+            assert set(event) == REQUIRED[event["ph"]]
+            assert event["ts"] >= 0
+            assert round(event["ts"] * 1000) == pytest.approx(event["ts"] * 1000, abs=1e-3)  # whole nanoseconds
+    return events
+
+
+def ns(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def slices(events: Iterable[Event]) -> dict[tuple[int, int], list[Event]]:
+    """By process and track, in the order of the file."""
+    found: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            found[event["pid"], event["tid"]].append(event)
+    return found
+
+
+def enclosing(tracks: dict[tuple[int, int], list[Event]], event: Event) -> Event:
+    """The one slice of the event's track that the event is within."""
+    at = ns(event["ts"])
+    within = [s for s in tracks[event["pid"], event["tid"]] if ns(s["ts"]) <= at < ns(s["ts"]) + ns(s["dur"])]
+    assert len(within) == 1
+    return within[0]
+
+
+def transfer(event: Event) -> tuple[str, str, str, int]:
+    """Direction, kind, microbatch and peer of a transfer's text, which may name the rank's chunk as well."""
+    found = re.fullmatch(r"([<>])([FB])(\d+)(?:\.\d+)?:(\d+)", event["name"])
+    assert found is not None
+    return found[1], found[2], found[3], int(found[4])
+
+
+def require_drawable(events: list[Event]) -> int:
+    """Slices follow each other, each arrow goes from a send to its receive and forward in time; their number."""
+    tracks = slices(events)
+    for (process, number), track in tracks.items():
+        assert number not in (0, process)  # Perfetto would draw both on one line, and drop what overlaps there
+        end = 0
+        for its in track:
+            assert ns(its["ts"]) >= end
+            assert ns(its["dur"]) >= 1
+            end = ns(its["ts"]) + ns(its["dur"])
+    ends: dict[int, dict[str, Event]] = defaultdict(dict)
+    for event in events:
+        if event["ph"] in "sf":
+            assert event["ph"] not in ends[event["id"]]
+            ends[event["id"]][event["ph"]] = event
+    for arrow in ends.values():
+        start, finish = arrow["s"], arrow["f"]
+        assert start["ts"] < finish["ts"]
+        assert (start["name"], start["cat"], start["pid"]) == (finish["name"], finish["cat"], finish["pid"])
+        sent, received = enclosing(tracks, start), enclosing(tracks, finish)
+        assert transfer(sent) == (">", *transfer(received)[1:3], finish["tid"] - FIRST_TRACK)
+        assert transfer(received) == ("<", *transfer(sent)[1:3], start["tid"] - FIRST_TRACK)
+    counters: dict[tuple[int, str], int] = {}
+    for event in events:
+        if event["ph"] == "C":
+            key = event["pid"], event["name"]
+            assert list(event["args"]) == ["bytes"]
+            assert type(event["args"]["bytes"]) is int
+            assert ns(event["ts"]) > counters.get(key, -1)
+            counters[key] = ns(event["ts"])
+    return len(ends)
+
+
+def timeline_of(schedule: str, *, batches: int = 3, **options: Any) -> Timeline:
+    chunks = 2 if schedule == "1f1b-interleaved" else 1
+    depth = 1 if schedule.startswith("data-parallel") else 4
+    microbatches = 1 if schedule in STASHING else 4
+    plan = make_plan(schedule, tuple(range(depth * chunks + 1)), microbatches=microbatches, chunks=chunks, **options)
+    return predict(plan, batches=batches)
+
+
+def transfers(timeline: Timeline, side: str) -> int:
+    return sum(text.startswith(side) for lane in timeline.lanes for text in lane.instructions)
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_every_send_has_an_arrow_to_its_receive(schedule: str) -> None:
+    timeline = timeline_of(schedule)
+    events = events_of(timeline, timeline)
+    assert require_drawable(events) == 2 * transfers(timeline, ">") == 2 * transfers(timeline, "<")
+    for number, lane in enumerate(timeline.lanes):
+        assert [s["name"] for s in slices(events)[1, FIRST_TRACK + number]] == list(lane.instructions)
+        held = [
+            e["args"]["bytes"]
+            for e in events
+            if e["ph"] == "C" and (e["pid"], e["tid"]) == (1, FIRST_TRACK + lane.rank)
+        ]
+        assert held == list(lane.memory_bytes)
+
+
+def test_unequal_replicas_have_their_arrows() -> None:
+    plan = make_plan("pipedream", (0, 1, 2, 4), replicas=(3, 2, 1), microbatches=1)
+    timeline = predict(plan, batches=2)
+    assert require_drawable(events_of(timeline)) == transfers(timeline, ">") == 2 * 2 * 2 * 6
+
+
+def test_arrows_are_drawn_where_nothing_costs_anything() -> None:
+    """Chains of instructions without width at one instant: each is a nanosecond, and no arrow goes back in time."""
+    plan = make_plan("1f1b", (0, 1, 2, 3, 4))
+    free = tuple(
+        replace(c, forward_s=0.0, backward_s=1.0, backward_input_s=0.0, backward_weight_s=1.0) for c in plan.costs
+    )
+    timeline = predict(replace(plan, costs=free), batches=2)
+    assert require_drawable(events_of(timeline)) == transfers(timeline, ">")
+    for lane, track in zip(timeline.lanes, slices(events_of(timeline)).values(), strict=True):
+        moved = [abs(ns(s["ts"]) - at_s * 1e9) for s, at_s in zip(track, lane.start_s, strict=True)]
+        assert max(moved) < 1000  # nanoseconds, of seconds
+
+
+def test_processes_stand_in_the_order_in_which_they_are_given_and_tracks_in_that_of_ranks() -> None:
+    timeline = timeline_of("1f1b")
+    events = [e for e in events_of(timeline, timeline) if e["ph"] == "M"]
+    assert [(e["args"]["name"], e["pid"]) for e in events if e["name"] == "process_name"] == [("0", 1), ("1", 2)]
+    assert [e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"] == [1, 2]
+    assert next(e["args"]["name"] for e in events if e["name"] == "thread_name") == "rank 0 (stage 0, replica 0)"
+    assert [e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"] == [0, 1, 2, 3] * 2
+
+
+def lane(rank: int, *events: tuple[str, float, float]) -> Lane:
+    texts, starts, ends = zip(*events, strict=True)
+    return Lane(
+        rank=rank, stage=rank, replica=0, instructions=texts, start_s=starts, end_s=ends, memory_bytes=(0,) * len(texts)
+    )
+
+
+def test_a_receive_that_by_another_nodes_clock_came_before_its_send_ends_after_it_began() -> None:
+    early = Timeline(
+        lanes=(lane(0, (">F1:1", 5.0, 6.0)), lane(1, ("<F1:0", 1.0, 2.0), ("F1", 2.0, 9.0))), batch_size=1, batches=1
+    )
+    assert require_drawable(events_of(early)) == 1
+
+
+def test_what_a_window_cuts_off_has_no_arrow() -> None:
+    cut = Timeline(
+        lanes=(lane(0, ("<B1:1", 0.0, 1.0), (">F2:1", 1.0, 2.0)), lane(1, ("<F2:0", 0.0, 2.0), (">B2:0", 3.0, 3.0))),
+        batch_size=1,
+        batches=1,
+    )
+    assert require_drawable(events_of(cut)) == 1
+
+
+def test_lanes_that_wait_for_each_other_are_drawn_without_those_arrows() -> None:
+    """No run is like that; a timeline that somebody posts may be."""
+    knot = Timeline(
+        lanes=(
+            lane(0, ("<B1:1", 0.0, 1.0), (">F1:1", 1.0, 2.0)),
+            lane(1, ("<F1:0", 0.0, 2.0), (">B1:0", 2.0, 3.0)),
+        ),
+        batch_size=1,
+        batches=1,
+    )
+    events = events_of(knot)
+    assert require_drawable(events) == 0
+    assert sum(e["ph"] == "X" for e in events) == 4
+
+
+def test_both_ends_of_a_long_run_are_drawn_as_in_the_whole_one() -> None:
+    """What is predicted of them is instruction by instruction, and second by second, what is predicted of all."""
+    plan = make_plan("pipedream-2bw", (0, 1, 2, 3, 4))
+    whole = predict(plan, batches=60)
+    ends, summary = predict_ends(plan, batches=60, window=6)
+    for part, all_ in zip(ends.lanes, whole.lanes, strict=True):
+        some = len(part.instructions) - sum(1 for at_s in part.start_s if at_s > all_.end_s[-1] / 2)
+        rest = len(part.instructions) - some
+        assert part.instructions == all_.instructions[:some] + all_.instructions[-rest:]
+        assert part.start_s == pytest.approx(all_.start_s[:some] + all_.start_s[-rest:])
+        assert part.memory_bytes == all_.memory_bytes[:some] + all_.memory_bytes[-rest:]
+    assert summary.makespan_s == pytest.approx(whole.makespan_s)
+    assert summary.bubble_fraction == pytest.approx(whole.bubble_fraction)
+    assert require_drawable(events_of(ends)) > 0
+
+
+def test_no_kind_of_transfer_is_without_arrows() -> None:
+    assert {kind.__name__ for kind in get_args(Transfer)} == {
+        "SendActivation", "RecvActivation", "SendGradient", "RecvGradient",
+    }  # fmt: skip

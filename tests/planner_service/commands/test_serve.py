@@ -1,0 +1,110 @@
+"""`pipeplan serve` as a process: ready, taken ports, hosts, its parent's end, and a kill that loses nothing."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeplan.client.client import ServiceClient
+from pipeplan.errors import LeaseLostError, ServiceError
+from pipeplan.protocol.jobs import LeaseRequest
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.platform.migrations import head
+from tests.planner_service.examples import PROFILE_RESULT, PROFILE_TASK
+from tests.planner_service.reporting import complete, fail
+from tests.planner_service.servers import environment, pipeplan, serving
+from worker_agent.agent.client import AgentClient
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE, text=True)
+print(child.stderr.readline(), end="", flush=True)
+"""
+
+
+def test_it_serves_and_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    database = tmp_path / "new" / "service.sqlite3"
+    with serving(database) as (url, process):
+        service = ServiceClient(url)
+        service.ready()
+        profile_id = service.create_profile(PROFILE).id
+        job = service.enqueue_job(PROFILE_TASK)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with pytest.raises(ServiceError, match=url):
+            service.ready()
+        service.close()
+    with serving(database) as (url, _):
+        service, agent = ServiceClient(url), AgentClient(url)
+        assert service.profile(profile_id) == PROFILE
+        lease = agent.lease(LeaseRequest(agent="node-1"))
+        assert lease is not None
+        assert lease.job.id == job.id
+        complete(agent, lease, PROFILE_RESULT)
+        assert complete(agent, lease, PROFILE_RESULT).state == "succeeded"
+        with pytest.raises(LeaseLostError):
+            fail(agent, lease, "too late")
+        assert service.cluster(str(service.job(job.id).cluster_id)) == CLUSTER
+        service.close()
+        agent.close()
+
+
+def test_an_interrupt_ends_it_in_good_order(tmp_path: Path) -> None:
+    with serving(tmp_path / "service.sqlite3") as (_, process):
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=20)
+    assert "Traceback" not in stderr
+    assert stdout == ""
+
+
+def test_a_taken_port_is_one_clear_sentence(tmp_path: Path) -> None:
+    with serving(tmp_path / "service.sqlite3") as (url, _):
+        port = url.rpartition(":")[2]
+        second = pipeplan("serve", "--port", port, "--database", f"sqlite:///{tmp_path / 'other.sqlite3'}")
+    assert second.returncode == 1
+    assert second.stderr.startswith(f"error: port {port} of 127.0.0.1 is taken:")
+    assert second.stderr.count("\n") == 1
+
+
+def test_it_refuses_to_listen_beyond_this_machine_without_a_token(tmp_path: Path) -> None:
+    answer = pipeplan("serve", "--host", "0.0.0.0", PIPEPLAN_DATABASE_URL=f"sqlite:///{tmp_path / 'x.sqlite3'}")
+    assert answer.returncode == 1
+    assert "`pipeplan token create --name admin --scope admin` makes the first" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+def test_it_ends_when_its_parent_has_ended(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'service.sqlite3'}"
+    serve = [sys.executable, "-c", "from pipeplan.cli.app import main; main()", "serve", "--port", "0"]
+    command = [sys.executable, "-c", PARENT, *serve, "--database", database, "--exit-with-parent"]
+    parent = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    # `run` returns once the grandchild, too, has let go of the pipes that it inherited: it is gone.
+    service = ServiceClient(parent.stdout.strip().rpartition(" ")[2])
+    with pytest.raises(ServiceError):
+        service.ready()
+    service.close()
+
+
+def test_db_upgrade_makes_the_tables_and_may_be_repeated(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'service.sqlite3'}"
+    first = pipeplan("db", "upgrade", "--database", database)
+    second = pipeplan("db", "upgrade", PIPEPLAN_DATABASE_URL=database)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert f"revision none -> {head()}" in first.stderr
+    assert f"revision {head()} -> {head()}" in second.stderr
+
+
+def test_a_missing_extra_is_a_sentence_that_says_how_to_install_it() -> None:
+    blocked = "import sys; sys.modules['fastapi'] = None; from pipeplan.cli.app import main; main()"
+    answer = subprocess.run([sys.executable, "-c", blocked, "serve"], capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 1
+    assert "pip install 'pipeplan[service]'" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    program = "import sys, pipeplan.cli.app; print({'fastapi', 'sqlalchemy', 'torch'} & set(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert answer.stdout.strip() == "set()"

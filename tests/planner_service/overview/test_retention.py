@@ -1,0 +1,187 @@
+"""Retention: what is old goes, what is pinned stays, on both databases."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Table, delete, func, select
+
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Answer
+from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.protocol.jobs import Completion
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.documents.service import clusters, profiles
+from planner_service.jobs import service as jobs
+from planner_service.overview import service as retention
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans import service as plans
+from planner_service.plans.solver import solve_here
+from planner_service.platform.context import Context
+from planner_service.platform.tables import clusters as cluster_rows
+from planner_service.platform.tables import events, metadata, run_chunks
+from planner_service.platform.tables import profiles as profile_rows
+from planner_service.runs import service as runs
+from tests.pipeplan.builders import Cell
+from tests.pipeplan.planners.exact.mixed import Gpu, mixed_problem
+from tests.planner_service.conftest import Clock
+from tests.planner_service.examples import ANY_WORK, PROFILE_TASK, request_document, run_result, run_task, store_plan
+from tests.planner_service.servers import pipeplan
+
+DAY_S = 86_400
+NOTHING = {"runs": 0, "jobs": 0, "plans": 0, "profiles": 0, "clusters": 0, "agents": 0}
+
+
+def _prune(context: Context, days: int, *, dry_run: bool = False) -> dict[str, int]:
+    return retention.prune(context, days * DAY_S, dry_run=dry_run)
+
+
+def _run(context: Context, plan_id: str) -> str:
+    """A run that has ended, measured."""
+    job = jobs.enqueue(context, run_task(plan_id))
+    lease = jobs.lease(context, ANY_WORK)
+    assert lease is not None
+    jobs.complete(context, job.id, Completion(token=lease.token, result=run_result(plans.get(context, plan_id))))
+    assert job.run_id is not None
+    return job.run_id
+
+
+def _is_there(get: Callable[[Context, str], object], context: Context, identity: str) -> bool:
+    try:
+        get(context, identity)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _rows(context: Context) -> dict[str, int]:
+    with context.database.read() as connection:
+        return {
+            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in metadata.sorted_tables
+        }
+
+
+def test_what_is_old_goes_with_all_that_belongs_to_it(context: Context, clock: Clock) -> None:
+    _run(context, store_plan(context))
+    jobs.cancel(context, jobs.enqueue(context, PROFILE_TASK).id)
+    clock.advance(91 * DAY_S)
+    assert _prune(context, 90) == NOTHING | {"runs": 1, "jobs": 1, "plans": 1, "profiles": 1, "clusters": 1}
+    rows = _rows(context)
+    kept = ("runs", "jobs", "plans", "profiles", "clusters", run_chunks.name, events.name)
+    assert {name: rows[name] for name in kept} == dict.fromkeys(kept, 0)
+    assert _prune(context, 90) == NOTHING
+
+
+def test_what_is_not_old_enough_stays(context: Context, clock: Clock) -> None:
+    _run(context, store_plan(context))
+    clock.advance(89 * DAY_S)
+    before = _rows(context)
+    assert _prune(context, 90) == NOTHING
+    assert _rows(context) == before
+
+
+def test_a_dry_run_says_the_same_and_removes_nothing(context: Context, clock: Clock) -> None:
+    _run(context, store_plan(context))
+    clock.advance(91 * DAY_S)
+    before = _rows(context)
+    said = _prune(context, 90, dry_run=True)
+    assert _rows(context) == before
+    assert said == _prune(context, 90)
+    assert said["runs"] == 1
+
+
+def test_a_plan_with_a_run_that_is_kept_stays_with_what_it_was_made_from(context: Context, clock: Clock) -> None:
+    plan_id = store_plan(context)
+    old = _run(context, plan_id)
+    clock.advance(91 * DAY_S)
+    young = _run(context, plan_id)
+    assert _prune(context, 90) == NOTHING | {"runs": 1}
+    assert not _is_there(runs.get, context, old)
+    assert runs.get(context, young).plan_id == plan_id
+    assert plans.get(context, plan_id).profile_id == content_id(PROFILE)
+    assert _is_there(profiles.document, context, content_id(PROFILE))
+    assert _is_there(clusters.document, context, content_id(CLUSTER))
+
+
+def test_jobs_that_have_not_ended_stay_however_old(context: Context, clock: Clock) -> None:
+    queued = jobs.enqueue(context, run_task(store_plan(context)))
+    clock.advance(1000 * DAY_S)
+    assert _prune(context, 90) == NOTHING
+    assert jobs.get(context, queued.id).state == "queued"
+
+
+def test_a_plan_at_which_an_alias_points_stays_and_the_one_before_as_long(
+    context: Context, http: TestClient, clock: Clock
+) -> None:
+    first, second = store_plan(context), store_plan(context, batch_size=32)
+    http.put("/v1/aliases/gpt-prod", json={"plan_id": first}).raise_for_status()
+    clock.advance(100 * DAY_S)
+    http.put("/v1/aliases/gpt-prod", json={"plan_id": second}).raise_for_status()
+    history = http.get("/v1/aliases/gpt-prod/history").json()
+    assert _prune(context, 90) == NOTHING  # until a moment ago, the first plan was the alias's
+    clock.advance(91 * DAY_S)
+    assert _prune(context, 90) == NOTHING | {"plans": 1}
+    assert not _is_there(plans.get, context, first)
+    assert http.get("/v1/aliases/gpt-prod").json()["plan_id"] == second
+    assert http.get("/v1/aliases/gpt-prod/history").json() == history
+
+
+def test_a_profile_that_a_kept_plan_names_beside_its_own_stays(context: Context, clock: Clock) -> None:
+    problem = mixed_problem([Cell()] * 6, [Gpu(name="fast"), Gpu(name="slow", slowness=2.0)])
+    (other,) = problem.other_profiles
+    for profile in (problem.profile, other, PROFILE):
+        profiles.create(context, profile)
+    clusters.create(context, problem.cluster)
+    clock.advance(91 * DAY_S)
+    identities = {"profile_id": content_id(problem.profile), "cluster_id": content_id(problem.cluster)}
+    asked = request_document(**identities, other_profile_ids=[content_id(other)])
+    assert plans.create(context, PlanRequest.model_validate(asked)).plan_id is not None
+    assert _prune(context, 90) == NOTHING | {"profiles": 1}
+    assert _is_there(profiles.document, context, content_id(other))
+    assert not _is_there(profiles.document, context, content_id(PROFILE))
+
+
+def test_more_than_one_transactions_worth_goes(context: Context, clock: Clock) -> None:
+    for number in range(retention.ROWS + 1):
+        clusters.create(context, replace(CLUSTER, device=replace(CLUSTER.device, name=f"device {number}")))
+    clock.advance(DAY_S + 1)
+    assert _prune(context, 1, dry_run=True) == _prune(context, 1) == NOTHING | {"clusters": retention.ROWS + 1}
+
+
+@pytest.mark.parametrize("table", [profile_rows, cluster_rows])
+def test_a_plan_whose_profile_or_cluster_is_removed_while_it_is_made_is_refused(context: Context, table: Table) -> None:
+    """The plan is solved outside of any transaction; nothing is acknowledged that is not stored."""
+    profiles.create(context, PROFILE)
+    clusters.create(context, CLUSTER)
+
+    def solve_while_pruned(planner: str, problem: PlanningProblem) -> Answer:
+        with context.database.write() as connection:
+            connection.execute(delete(table))
+        return solve_here(planner, problem)
+
+    asked = PlanRequest.model_validate(request_document())
+    with pytest.raises(ConflictError, match="removed"):
+        plans.create(replace(context, solve=solve_while_pruned), asked)
+    assert _rows(context)["plans"] == 0
+
+
+@pytest.mark.parametrize("older_than_s", [0, -1, float("nan"), float("inf"), 1e15])
+def test_an_age_that_is_none_is_refused(context: Context, older_than_s: float) -> None:
+    with pytest.raises(InvalidInputError, match="older_than"):
+        retention.prune(context, older_than_s)
+
+
+def test_the_command_says_what_it_removes(database_url: str) -> None:
+    arguments = ("db", "prune", "--older-than", "90d", "--database", database_url)
+    assert "would remove 0 runs, 0 jobs, 0 plans" in pipeplan(*arguments, "--dry-run").stderr
+    assert pipeplan(*arguments, "--json").stdout.startswith('{"dry_run": false, "removed": {"runs": 0')
+
+
+@pytest.mark.parametrize("age", ["90", "d", "-1d", "1.5d", "90 days", "0d"])
+def test_an_age_that_cannot_be_read_is_a_sentence(sqlite_url: str, age: str) -> None:
+    answer = pipeplan("db", "prune", "--older-than", age, "--database", sqlite_url)
+    assert answer.returncode == 2
+    assert "must be a number and one of s, m, h, d, w, y" in answer.stderr or "No such option" in answer.stderr

@@ -1,0 +1,122 @@
+"""Comparisons and exports over HTTP, and why one plan is faster than another."""
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+from fastapi.testclient import TestClient
+
+from pipeplan.documents.cluster import Level
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Answer, Plan
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
+from planner_service.plans import service as plans
+from planner_service.plans.comparisons import comparison
+from planner_service.platform.context import Context
+from tests.planner_service.answers import halve
+from tests.planner_service.examples import store_plan
+
+
+def _solved(devices: int, **options: object) -> Plan:
+    cluster = replace(CLUSTER, levels=(Level(size=devices, bandwidth_bytes_per_s=3e11),))
+    chosen = Options(**options)  # type: ignore[arg-type]
+    answer = solve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=cluster, batch_size=16, options=chosen))
+    assert isinstance(answer, Plan)
+    return answer
+
+
+def test_the_factors_of_a_speed_multiply_to_the_ratio() -> None:
+    solved = (_solved(2), _solved(4), _solved(2, stages=2, recompute=True))
+    compared = comparison([(content_id(plan), plan) for plan in solved])
+    for speed, facts in zip(compared.speeds, compared.plans, strict=True):
+        assert speed.ratio is not None
+        assert prod(factor.ratio for factor in speed.because) == pytest.approx(speed.ratio)
+        assert 0 < facts.busy_fraction <= 1 + 1e-9
+    assert compared.speeds[0].because == ()
+    assert compared.fastest == compared.plans[1].id
+    assert "workers" in [factor.name for factor in compared.speeds[1].because]
+    recomputing = {factor.name: factor for factor in compared.speeds[2].because}
+    assert recomputing["compute"].ratio < 1
+    assert "2 stages recompute against 0" in recomputing["compute"].text
+
+
+def test_what_differs_is_named_with_every_plans_value(http: TestClient, context: Context) -> None:
+    first, second = store_plan(context), store_plan(context, batch_size=32)
+    answer = http.get("/v1/plans/compare", params={"id": [first, second]}).json()
+    assert [plan["id"] for plan in answer["plans"]] == [first, second]
+    differences = {difference["field"]: difference["values"] for difference in answer["differences"]}
+    assert differences == {"batch_size": [16, 32], "microbatches": [8, 16]}
+    assert [speed["ratio"] for speed in answer["speeds"]] == [1.0, 1.0]
+
+
+def test_a_comparison_takes_two_to_ten_plans_that_exist(http: TestClient, context: Context) -> None:
+    first = store_plan(context)
+    assert http.get("/v1/plans/compare", params={"id": [first]}).status_code == 422
+    assert http.get("/v1/plans/compare", params={"id": [first] * 11}).status_code == 422
+    assert http.get("/v1/plans/compare").json()["errors"][0]["field"] == "id"
+    assert http.get("/v1/plans/compare", params={"id": [first, "0" * 32]}).status_code == 404
+
+
+def test_alternatives_come_with_the_reason_that_each_lost(http: TestClient, context: Context) -> None:
+    plan_id = store_plan(context)
+    answer = http.get(f"/v1/plans/{plan_id}/alternatives").json()
+    assert answer["plan_id"] == plan_id
+    assert [item["reason"] for item in answer["alternatives"]] == ["slower: 50 samples/s"]
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [
+        ("torchrun", "text/x-shellscript"),
+        ("slurm", "text/x-shellscript"),
+        ("kubernetes", "application/yaml"),
+        ("megatron", "text/x-shellscript"),
+        ("deepspeed", "application/json"),
+        ("chrome-trace", "application/json"),
+    ],
+)
+def test_a_plan_is_exported_in_every_format(http: TestClient, context: Context, name: str, media_type: str) -> None:
+    plan_id = store_plan(context)
+    answer = http.get(f"/v1/plans/{plan_id}/exports/{name}")
+    assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, media_type)
+    assert answer.headers["content-disposition"].startswith(f'attachment; filename="{plan_id[:8]}-{name}.')
+    again = http.get(f"/v1/plans/{plan_id}/exports/{name}", headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+
+
+def test_a_target_version_chooses_what_torchtitan_reads(http: TestClient, context: Context) -> None:
+    def with_adam(planner: str, problem: PlanningProblem) -> Answer:
+        answer = halve(planner, problem)
+        return replace(answer, optimizer="adam") if isinstance(answer, Plan) else answer
+
+    plan_id = store_plan(replace(context, solve=with_adam))
+    path = f"/v1/plans/{plan_id}/exports/torchtitan"
+    usual, toml, python = (http.get(path + query) for query in ("", "?target_version=0.2", "?target_version=2026-08"))
+    assert usual.text == toml.text and "local_batch_size" in toml.text
+    assert (toml.headers["content-type"].partition(";")[0], python.headers["content-type"].partition(";")[0]) == (
+        "application/toml",
+        "text/x-python",
+    )
+    assert python.headers["content-disposition"].endswith('-torchtitan.py"')
+    assert "lm_head" in python.text and python.headers["etag"] != toml.headers["etag"]
+    (error,) = http.get(f"{path}?target_version=0.3").json()["errors"]
+    assert (error["field"], error["rule"]) == ("target_version", "must be one of 0.2, 2026-08 for torchtitan")
+    assert http.get(f"/v1/plans/{plan_id}/exports/slurm?target_version=0.2").status_code == 422
+
+
+def test_a_format_that_cannot_hold_the_plan_says_why(http: TestClient, context: Context) -> None:
+    plan_id = store_plan(context)
+    refused = http.get(f"/v1/plans/{plan_id}/exports/torchtitan")
+    assert refused.status_code == 422
+    assert "Adam and AdamW only" in refused.json()["detail"]
+    assert http.get(f"/v1/plans/{plan_id}/exports/horovod").json()["errors"][0]["field"] == "format"
+    assert http.get(f"/v1/plans/{'0' * 32}/exports/slurm").status_code == 404
+
+
+def test_a_comparison_calls_plans_by_the_ids_under_which_they_are_stored(context: Context) -> None:
+    plan_id = store_plan(context)
+    plan = plans.get(context, plan_id)
+    assert [facts.id for facts in comparison([(plan_id, plan), ("another", plan)]).plans] == [plan_id, "another"]
+    assert PLAN_REQUEST.batch_size == plan.batch_size

@@ -1,0 +1,83 @@
+"""Nodes for tests: `pipeplan-agent start` as a process of its own, and what of a job's processes is to be seen."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeplan.client.client import ServiceClient
+from pipeplan.planners.problem import Options
+from pipeplan.protocol.jobs import RunTask
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from tests.planner_service.servers import environment
+
+MLP = "worker_agent.models.presets:mlp?width=8&depth=4"
+SLEEP = "worker_agent.models.presets:sleep?width=8&depth=4&forward_s=0.004&backward_s=0.008"
+DATA = "worker_agent.models.presets:regression?width=8"
+ENDLESS = 1000
+"""Steps of a few minutes."""
+
+_AGENT = (sys.executable, "-c", "from worker_agent.cli import main; main()", "start")
+
+
+@contextmanager
+def working(
+    url: str, work_dir: Path, *options: str, name: str = "node-1"
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """An agent's process and the file of what it says; it is ended with the block."""
+    log = work_dir.with_suffix(f".{name}.log")
+    command = [*_AGENT, "--url", url, "--name", name, "--work-dir", str(work_dir), "--drain-s", "0", *options]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(command, stderr=errors, env=environment(PIPEPLAN_AGENT_POLL_S="0.1"))
+    try:
+        yield process, log
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def store_plan(service: ServiceClient) -> str:
+    """The id of a plan of four blocks on two stages, for any model that has as many."""
+    request = PlanRequest(
+        profile_id=service.create_profile(PROFILE).id,
+        cluster_id=service.create_cluster(CLUSTER).id,
+        planner="pipedream-2bw",
+        batch_size=8,
+        options=Options(stages=2, schedule="1f1b"),
+    )
+    return str(service.create_plan(request).plan_id)
+
+
+def run_task(plan_id: str, *, model: str = MLP, steps: int = 4, checkpoint_every: int = 0) -> RunTask:
+    """A task that executes the plan."""
+    return RunTask(plan_id=plan_id, model=model, data=DATA, steps=steps, checkpoint_every=checkpoint_every)
+
+
+def processes(folder: Path) -> list[int]:
+    """The processes whose command line names something in a folder."""
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _names(path, folder)]
+
+
+def _names(command_line: Path, folder: Path) -> bool:
+    try:
+        return str(folder).encode() in command_line.read_bytes()
+    except OSError:  # it has ended
+        return False
+
+
+def task_process(folder: Path) -> int:
+    """The process that does the job in a folder; its ranks are others."""
+    return next(
+        pid for pid in processes(folder) if b"worker_agent.agent.task" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 40.0) -> None:
+    """Polls until something that other processes do has happened."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.02)

@@ -1,0 +1,148 @@
+"""`pipeplan-agent profile` from outside: real processes, files, exit statuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from worker_agent.cli import app
+
+ROOT = Path(__file__).parents[3]
+MLP = "worker_agent.models.presets:mlp?width=8&depth=3"
+
+
+def agent(*arguments: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command; its temporary files, named in its processes' command lines, are under the directory."""
+    return subprocess.run(
+        [sys.executable, "-c", "from worker_agent.cli import main; main()", *arguments],
+        env=os.environ | {"TMPDIR": str(directory), "PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+        timeout=120,
+    )
+
+
+def processes_about(directory: Path) -> list[str]:
+    """The command lines of running processes that name the directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue  # it has ended meanwhile
+        if str(directory) in line:
+            found.append(line)
+    return found
+
+
+def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
+    wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2,4", "--rounds", "3")
+    files = ("-o", "P.json", "--cluster-output", "C.json")
+    done = agent("profile", *wanted, *files, "--optimizer", "adam", "--json", directory=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    profile = parse(Profile, done.stdout)
+    assert parse(Profile, (tmp_path / "P.json").read_text()) == profile
+    assert [block.name for block in profile.blocks] == ["0.linear", "1.linear", "2.linear"]
+    assert profile.weight_bytes == 3 * (8 * 8 + 8) * 4
+    assert profile.microbatch_sizes == (2, 4)
+    assert [m.output_bytes for m in profile.at(4)] == [4 * 8 * 4] * 3
+    assert all(m.forward_s > 0 and m.backward_s > 0 for m in profile.at(2))
+    assert profile.method is not None and profile.method.concurrent_devices == 2
+    assert profile.method.clock == "processor time of the process"
+    assert profile.overheads.update_s_per_byte > 0 and profile.overheads.version_s_per_byte > 0
+    assert profile.overheads.instruction_s > 0 and profile.overheads.exchange_factor > 0
+    assert profile.overheads.forward_without_graph != 1.0
+    cluster = parse(Cluster, (tmp_path / "C.json").read_text())
+    assert cluster.devices == 2 and cluster.levels[0].latency_s > 0
+    assert cluster.device == profile.device
+    assert not list(tmp_path.glob("pipeplan-*"))  # torch may leave a cache of its own
+    assert processes_about(tmp_path) == []
+
+
+def test_a_factory_that_raises_ends_in_one_sentence_and_leaves_no_process(tmp_path: Path) -> None:
+    spec = "tests.worker_agent.profiler.factories:raising_on_the_second_rank"
+    done = agent("profile", "--model", spec, "--devices", "2", "--device", "cpu", directory=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    place = f"in the model's factory {spec}"
+    sentence = f"error: profiling failed on rank 1: KeyError: 'the weights are not here', {place}; log: "
+    assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
+    logs = Path(done.stderr.removeprefix(sentence).strip())
+    assert any("Traceback" in log.read_text() for log in logs.glob("**/stderr.log"))
+    assert processes_about(tmp_path) == []
+
+
+def test_wrong_input_that_a_process_finds_is_told_as_wrong_input(tmp_path: Path) -> None:
+    done = agent("profile", "--model", "torch.nn:Sequential", "--device", "cpu", directory=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: model: must have at least one block, but torch.nn:Sequential returned none, got ()\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("--microbatch-sizes", "1,two"), "microbatch_sizes"),
+        (("--microbatch-sizes", "0"), "microbatch_sizes.0"),
+        (("--microbatch-sizes", "4,4"), "microbatch_sizes"),
+        (("--dtype", "int8"), "dtype"),
+        (("--devices", "0"), "devices"),
+        (("--optimizer", "lion"), "optimizer"),
+        (("--loss", "torch.nn:MSELoss"), "data"),
+        (("--data", "nothing"), "data"),
+    ],
+)
+def test_wrong_options_are_refused_by_name_before_anything_is_started(arguments: tuple[str, ...], field: str) -> None:
+    outcome = CliRunner().invoke(app, ["profile", "--model", MLP, *arguments])
+    assert isinstance(outcome.exception, InvalidInputError)
+    assert outcome.exception.field == field
+
+
+def test_the_command_starts_without_torch() -> None:
+    code = "import sys, worker_agent.cli; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_missing_extra_is_said_in_one_sentence(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for place in (Path(p) for p in sys.path if p.endswith("-packages")):
+        for entry in place.iterdir():
+            if not entry.name.startswith("torch"):
+                (packages / entry.name).symlink_to(entry)
+    code = "from worker_agent.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, "profile", "--model", MLP],
+        env={"PYTHONPATH": f"{ROOT}{os.pathsep}{packages}", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: this command needs torch: pip install 'pipeplan[worker]'\n"
+
+
+def test_a_process_ends_soon_after_its_parent() -> None:
+    child = (
+        "from worker_agent.engine.processes import exit_with_parent;"
+        "exit_with_parent(); print('ready', flush=True); input()"
+    )
+    parent = (
+        "import subprocess, sys; r, w = __import__('os').pipe();"
+        f"p = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=r, stdout=subprocess.PIPE, pass_fds=(w,));"
+        "print(p.stdout.readline().decode().strip(), flush=True); import os; os._exit(0)"
+    )
+    # The child holds both ends of its own input: it ends only because its parent has. Its errors go to our pipe.
+    done = subprocess.run(
+        [sys.executable, "-c", parent], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert (done.stdout, done.stderr) == ("ready\n", "")

@@ -1,0 +1,87 @@
+"""What blocks hand on: several tensors, token numbers, masks; drop-out stays what it was when it is recomputed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeplan.documents.plan import Plan
+from tests.worker_agent.runtime.plans import make_plan
+from tests.worker_agent.runtime.processes import run_ranks
+from tests.worker_agent.runtime.reference import Weights, train
+from tests.worker_agent.runtime.test_executor import CUTS, DATA, RATE, SEED, STEPS, checkpoint_weights, distance
+from worker_agent.models.chain import build_model
+from worker_agent.models.data import open_data
+from worker_agent.models.losses import build_loss
+from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.stage import random_seed
+
+READER = "tests.worker_agent.runtime.awkward:reader?width=8"
+SENTENCES = "tests.worker_agent.runtime.awkward:sentences"
+IN_PLACE = "tests.worker_agent.runtime.awkward:in_place?width=8"
+
+
+def execute(plan: Plan, out: Path) -> Weights:
+    given: dict[str, Any] = {"steps": STEPS, "checkpoint_every": STEPS, "seed": SEED, "learning_rate": RATE}
+    run_ranks(RunJob(plan=plan, model=READER, data=SENTENCES, out=str(out), device="cpu", **given))
+    return checkpoint_weights(out, STEPS)
+
+
+def reference(plan: Plan, *, masks_of: int = 0) -> Weights:
+    """Plain training, block by block; the masks of drop-out may be those of a later microbatch."""
+    chain = build_model(READER, seed=SEED, dtype=torch.float64)
+    source = open_data(SENTENCES, microbatch_size=plan.microbatch_size, seed=SEED)
+    optimizer = torch.optim.SGD(chain.root.parameters(), lr=RATE)
+    batch = plan.batch_size // plan.microbatch_size
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for k in range(step * batch, (step + 1) * batch):
+            values, targets = source.microbatch(k)
+            for index, block in enumerate(chain.blocks):
+                torch.manual_seed(random_seed(SEED, k + 1 + masks_of, index))
+                values = block(*values)
+            torch.autograd.backward(build_loss(None)(values, targets) / batch)
+        optimizer.step()
+    return {name: p.detach() for name, p in chain.root.named_parameters()}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "depth", "options"),
+    [
+        ("naive", 2, {}),
+        ("gpipe", 4, {}),
+        ("1f1b", 4, {}),
+        ("1f1b", 4, {"split_backward": True}),
+        ("1f1b", 2, {"replicas": 2}),
+    ],
+)
+def test_whole_numbers_and_masks_pass_the_stages(
+    schedule: str, depth: int, options: dict[str, Any], recompute: bool, tmp_path: Path
+) -> None:
+    plan = make_plan(schedule, CUTS[depth], recompute=recompute, **options)
+    assert distance(execute(plan, tmp_path), reference(plan)) < 1e-12
+
+
+def test_2bw_on_four_stages_equals_2bw_on_one(tmp_path: Path) -> None:
+    one = execute(make_plan("pipedream-2bw", CUTS[1]), tmp_path / "one")
+    four = execute(make_plan("pipedream-2bw", CUTS[4], recompute=True), tmp_path / "four")
+    assert distance(one, four) < 1e-12
+
+
+def test_other_masks_would_train_to_something_else() -> None:
+    plan = make_plan("1f1b", CUTS[2])
+    assert distance(reference(plan), reference(plan, masks_of=1)) > 1e-3
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream-2bw"])
+def test_blocks_may_change_what_they_are_given_in_place(schedule: str, recompute: bool, tmp_path: Path) -> None:
+    """Wherever a stage begins, and however often it runs its forward."""
+    plan = make_plan(schedule, (0, 2, 4), recompute=recompute)
+    run_ranks(
+        RunJob(plan=plan, model=IN_PLACE, data=DATA, steps=3, checkpoint_every=3, out=str(tmp_path), device="cpu")
+    )
+    reference = train(plan, IN_PLACE, DATA, steps=3, seed=0, learning_rate=0.1)
+    assert distance(checkpoint_weights(tmp_path, 3), reference) < 1e-12

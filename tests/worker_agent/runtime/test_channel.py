@@ -1,0 +1,263 @@
+"""Channels on wires of the tests' own: every rank is a thread, and a first use may wait for the other end."""
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeplan.programs.instructions import Instruction, RecvActivation, RecvGradient, SendActivation, SendGradient
+from pipeplan.programs.program import Program
+from pipeplan.simulation.predict import program_of
+from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING
+from tests.worker_agent.runtime.plans import make_plan
+from worker_agent.runtime.channel import ChannelEdge, ChannelLines, Inbox, Outbox, meet
+from worker_agent.runtime.mail import Mail, edges_of
+
+CPU = torch.device("cpu")
+WAIT_S = 20.0
+"""So long a thread waits for what never comes; one that comes is there in milliseconds."""
+
+
+class Stuck(Exception):
+    """Nobody came."""
+
+
+@dataclass
+class Switchboard:
+    """Where the ranks' messages are, and who has used which group."""
+
+    greets: bool
+    wait_s: float = WAIT_S
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    sent: dict[tuple[object, int, int, int], deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
+    used: dict[object, set[int]] = field(default_factory=lambda: defaultdict(set))
+    counts: dict[tuple[object, int, int, int], int] = field(default_factory=lambda: defaultdict(int))
+    stuck: bool = False
+
+    def until(self, happened: Callable[[], object]) -> None:
+        """Waits; the first who waits in vain says so to all."""
+        if not self.changed.wait_for(lambda: self.stuck or happened(), self.wait_s) or self.stuck:
+            self.stuck = True
+            self.changed.notify_all()
+            raise Stuck
+
+    def use(self, group: object, rank: int) -> None:
+        """NCCL's first use of a group holds the host until the other rank is there."""
+        self.used[group].add(rank)
+        self.changed.notify_all()
+        if self.greets and isinstance(group, ChannelEdge):
+            self.until(lambda: len(self.used[group]) == 2)
+
+
+@dataclass
+class Arrival:
+    """A receive that is on its way."""
+
+    board: Switchboard
+    key: tuple[object, int, int, int]
+    into: Tensor
+
+    def wait(self) -> None:
+        """Until the message is there, which must fit."""
+        with self.board.changed:
+            self.board.until(lambda: self.board.sent[self.key])
+            message = self.board.sent[self.key].popleft()
+        self.into[: len(message)] = message
+
+
+@dataclass
+class FakeWire:
+    """One rank's end of a group."""
+
+    board: Switchboard
+    group: object
+    rank: int
+    posted: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """How many receives, by their tag."""
+
+    def send(self, tensor: Tensor, target: int, tag: int) -> None:
+        """There at once."""
+        with self.board.changed:
+            self.board.use(self.group, self.rank)
+            self.board.sent[self.group, self.rank, target, tag].append(tensor.clone())
+            self.board.counts[self.group, self.rank, target, tag] += 1
+            self.board.changed.notify_all()
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> Arrival:
+        """Waits for the other end at the first use, never for the message."""
+        with self.board.changed:
+            self.board.use(self.group, self.rank)
+        self.posted[tag] += 1
+        return Arrival(self.board, (self.group, source, self.rank, tag), tensor)
+
+
+def free(lines: dict[ChannelEdge, ChannelLines], rank: int) -> None:
+    """What an allocator does that has run out: cudaFree waits until the device has done all that it was given, the
+    receives of tensors among it. Notices are the host's.
+    """
+    for edge, of_edge in lines.items():
+        wire = of_edge.tensors
+        assert isinstance(wire, FakeWire)
+        for tag, posted in wire.posted.items():
+            with wire.board.changed:
+                wire.board.until(lambda: wire.board.counts[edge, edge.source, rank, tag] >= posted)  # noqa: B023
+
+
+def lines_of(board: Switchboard, program: Program, rank: int, ahead: int) -> dict[ChannelEdge, ChannelLines]:
+    streams = [part for stream in program.streams for part in program.stage_streams(stream)]
+    edges = {edge for stream in streams for edge in edges_of(stream) if rank in (edge.source, edge.target)}
+    world = FakeWire(board, "world", rank)
+    return {edge: ChannelLines(FakeWire(board, edge, rank), world, ahead=ahead) for edge in edges}
+
+
+def execute(instruction: Instruction, mail: Mail) -> None:
+    """The transfers of a stream; a message says which microbatch it is of."""
+    match instruction:
+        case SendActivation(microbatch=k, peer=peer):
+            mail.send_activation(peer, [torch.full((k % 3 + 1,), float(k))])
+        case SendGradient(microbatch=k, peer=peer):
+            mail.send_gradient(peer, [torch.full((k % 3 + 1,), float(-k))])
+        case RecvActivation(microbatch=k, peer=peer):
+            (got,) = mail.receive_activation(k, peer)
+            assert torch.equal(got, torch.full((k % 3 + 1,), float(k)))
+        case RecvGradient(microbatch=k, peer=peer):
+            (got,) = mail.receive_gradient(k, peer)
+            assert torch.equal(got, torch.full((k % 3 + 1,), float(-k)))
+            mail.release(k)
+
+
+def play(
+    schedule: str, *, depth: int, meets: bool, ahead: int, frees: bool = False, wait_s: float = WAIT_S
+) -> list[str]:
+    """Every rank's stream on a thread of its own; what went wrong. With `frees` each wants memory all the time."""
+    chunks = 2 if schedule == "1f1b-interleaved" else 1
+    cuts = tuple(range(depth * chunks + 1))
+    microbatches = 1 if schedule in STASHING else 2 * depth
+    program = program_of(make_plan(schedule, cuts, microbatches=microbatches, chunks=chunks), batches=3)
+    board, wrong = Switchboard(greets=True, wait_s=wait_s), list[str]()
+
+    def rank_of(rank: int) -> None:
+        try:
+            lines = lines_of(board, program, rank, ahead)
+            if meets:
+                meet(lines, rank, CPU)
+            mails = [Mail(program, rank, lines, CPU, chunk=chunk) for chunk in range(chunks)]
+            for instruction in program.streams[rank].instructions:
+                execute(instruction, mails[instruction.chunk])
+                if frees:
+                    free(lines, rank)
+        except (Stuck, AssertionError) as error:
+            wrong.append(f"rank {rank}: {error!r}")
+
+    threads = [threading.Thread(target=rank_of, args=(rank,), daemon=True) for rank in range(len(program.streams))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WAIT_S)
+    return wrong
+
+
+PIPELINES = sorted(set(SCHEDULES) - DATA_PARALLEL)
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("schedule", PIPELINES)
+def test_no_schedule_waits_for_itself_where_first_uses_wait_for_the_other_rank(schedule: str, depth: int) -> None:
+    assert play(schedule, depth=depth, meets=True, ahead=0) == []
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "1f1b-interleaved", "pipedream-2bw"])
+def test_receives_may_be_posted_ahead_on_such_wires_once_all_have_met(schedule: str, depth: int) -> None:
+    assert play(schedule, depth=depth, meets=True, ahead=2) == []
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("schedule", PIPELINES)
+def test_no_receive_that_is_posted_keeps_an_allocator_from_freeing(schedule: str, depth: int) -> None:
+    """As NCCL's are posted: none before its notice has come."""
+    assert play(schedule, depth=depth, meets=True, ahead=0, frees=True) == []
+
+
+def test_a_receive_posted_ahead_would_keep_it_waiting_for_what_the_rank_itself_has_yet_to_send() -> None:
+    assert play("1f1b", depth=2, meets=True, ahead=2, frees=True, wait_s=1.0) != []
+
+
+@pytest.mark.parametrize("shared_order", [True, False])
+def test_ranks_that_meet_in_orders_of_their_own_would_wait_for_each_other(shared_order: bool) -> None:
+    """The second one shows that these wires do what NCCL does."""
+    board = Switchboard(greets=True, wait_s=WAIT_S if shared_order else 0.5)
+    edges = [ChannelEdge(0, 1, gradients=False), ChannelEdge(1, 0, gradients=True)]
+    stuck = list[int]()
+
+    def rank_of(rank: int) -> None:
+        lines = {edge: ChannelLines(FakeWire(board, edge, rank), FakeWire(board, "world", rank)) for edge in edges}
+        order = edges if rank == 0 else edges[::-1]
+        try:
+            for some in [lines] if shared_order else [{edge: lines[edge]} for edge in order]:
+                meet(some, rank, CPU)
+        except Stuck:
+            stuck.append(rank)
+
+    threads = [threading.Thread(target=rank_of, args=(rank,), daemon=True) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WAIT_S)
+    assert sorted(stuck) == ([] if shared_order else [0, 1])
+
+
+def channel(ahead: int, messages: int) -> tuple[Outbox, Inbox, Switchboard]:
+    board, edge = Switchboard(greets=False), ChannelEdge(0, 1, gradients=False)
+    ends = [ChannelLines(FakeWire(board, edge, rank), FakeWire(board, "world", rank), ahead=ahead) for rank in (0, 1)]
+    outbox = Outbox(edge, ends[0], messages=messages, window=messages)
+    return outbox, Inbox(edge, ends[1], messages=messages, device=CPU), board
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_messages_of_any_kind_follow_each_other(ahead: int) -> None:
+    z = torch.fft.rfft(torch.arange(8.0))
+    messages = [
+        [torch.arange(6.0).view(2, 3)],
+        [torch.arange(6.0).view(3, 2)],
+        [torch.arange(6)],
+        [torch.ones(100, dtype=torch.bfloat16), torch.tensor([True, False])],
+        [torch.zeros(0, 3), torch.tensor(5.0)],
+        [z.conj(), z.conj().imag, torch.arange(12.0).view(3, 4).t()],
+        [torch.tensor([], dtype=torch.int64)],
+        [torch.full((2, 2), 7, dtype=torch.uint8)],
+        [torch.arange(6.0).view(2, 3)],
+    ]
+    outbox, inbox, board = channel(ahead, len(messages))
+    for message in messages:
+        outbox.send(message)
+        received = inbox.receive()
+        for sent, got in zip(message, received.tensors, strict=True):
+            assert got.dtype == sent.dtype
+            assert torch.equal(got, sent.resolve_conj().resolve_neg())
+        inbox.release(received)
+    assert not any(board.sent.values())
+
+
+def test_what_is_posted_ahead_is_used_again_for_messages_that_are_shorter() -> None:
+    outbox, inbox, _ = channel(2, 6)
+    places = set()
+    for length in (9, 5, 8, 1, 9, 3):
+        outbox.send([torch.arange(float(length))])
+        received = inbox.receive()
+        assert torch.equal(received.tensors[0], torch.arange(float(length)))
+        places.add(received.memory[0].data_ptr())
+        inbox.release(received)
+    assert len(places) <= 3
+
+
+def test_a_received_tensor_keeps_what_it_holds_until_it_is_released() -> None:
+    outbox, inbox, _ = channel(2, 4)
+    for k in range(4):
+        outbox.send([torch.full((3,), float(k))])
+    kept = [inbox.receive() for _ in range(4)]
+    assert [float(message.tensors[0][0]) for message in kept] == [0.0, 1.0, 2.0, 3.0]

@@ -1,0 +1,243 @@
+"""The runtime equals the mathematics, for every schedule, in float64."""
+
+from dataclasses import replace
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.instructions import Checkpoint
+from pipeplan.programs.timeline import Lane
+from pipeplan.simulation.predict import predict
+from tests.schedules import ASP, STASHING
+from tests.worker_agent.runtime.plans import make_plan
+from tests.worker_agent.runtime.processes import run_ranks
+from tests.worker_agent.runtime.reference import Weights, train, train_in_turn, train_on_replicas
+from worker_agent.engine.results import RankResult
+from worker_agent.runtime.job import RunJob
+
+MODEL = "worker_agent.models.presets:mlp?width=8&depth=4"
+DATA = "worker_agent.models.presets:regression?width=8&samples=64"
+CUTS = {1: (0, 4), 2: (0, 1, 4), 4: (0, 1, 2, 3, 4)}
+STEPS, SEED, RATE = 5, 3, 0.2
+
+
+def execute(plan: Plan, out: Path, *, steps: int = STEPS) -> tuple[Weights, tuple[RankResult, ...]]:
+    """The weights after the last step, from the checkpoint, and the ranks' results."""
+    results = run_ranks(job_of(plan, out, steps=steps))
+    return checkpoint_weights(out, steps), results
+
+
+def job_of(plan: Plan, out: Path, *, steps: int) -> RunJob:
+    """So many steps, with a checkpoint after the last."""
+    return RunJob(
+        plan=plan,
+        model=MODEL,
+        data=DATA,
+        steps=steps,
+        seed=SEED,
+        learning_rate=RATE,
+        checkpoint_every=steps,
+        out=str(out),
+        device="cpu",
+    )
+
+
+def checkpoint_weights(out: Path, step: int) -> Weights:
+    """All stages' weights in a checkpoint, by their names in the whole model."""
+    files = sorted((out / "checkpoints" / f"step-{step}").glob("stage-?.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def distance(one: Weights, other: Weights) -> float:
+    """The largest difference between any two entries."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def expected(plan: Plan) -> Weights:
+    return train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize(
+    "schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream", "pipedream-vertical-sync", "zb-h1"]
+)
+def test_weights_equal_the_single_process_reference(
+    schedule: str, depth: int, width: int, recompute: bool, tmp_path: Path
+) -> None:
+    microbatches = 1 if schedule in STASHING else 4
+    plan = make_plan(schedule, CUTS[depth], replicas=width, microbatches=microbatches, recompute=recompute)
+    weights, _ = execute(plan, tmp_path)
+    assert distance(weights, expected(plan)) < 1e-12
+
+
+@pytest.mark.parametrize("schedule", ["pipedream-2bw", "pipedream"])
+def test_modules_that_want_to_see_their_weights_see_every_version(schedule: str, tmp_path: Path) -> None:
+    plan = make_plan(schedule, CUTS[2], microbatches=1 if schedule in STASHING else 4)
+    run_ranks(replace(job_of(plan, tmp_path, steps=STEPS), model="tests.worker_agent.runtime.awkward:seeing"))
+    assert distance(checkpoint_weights(tmp_path, STEPS), expected(plan)) < 1e-12
+
+
+def test_data_parallel_weights_equal_the_single_process_reference(tmp_path: Path) -> None:
+    plan = make_plan("data-parallel", CUTS[1], replicas=2)
+    weights, _ = execute(plan, tmp_path)
+    assert distance(weights, expected(plan)) < 1e-12
+
+
+@pytest.mark.parametrize(("width", "recompute", "optimizer"), [(1, False, "sgd"), (2, True, "adam")])
+def test_interleaved_weights_equal_the_single_process_reference(
+    width: int, recompute: bool, optimizer: str, tmp_path: Path
+) -> None:
+    """2 ranks a pipeline, 2 chunks each: rank 0 has the first and the third block, rank 1 the second and the last."""
+    plan = interleaved_plan(replicas=width, recompute=recompute, optimizer=optimizer)
+    weights, results = execute(plan, tmp_path)
+    assert len(results) == 2 * width
+    assert distance(weights, expected(plan)) < 1e-11
+    for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
+        assert without_checkpoints(result.lane) == lane.instructions
+
+
+def test_an_interleaved_run_resumes_on_every_chunk(tmp_path: Path) -> None:
+    plan = interleaved_plan(optimizer="momentum")
+    whole, _ = execute(plan, tmp_path / "whole")
+    job = job_of(plan, tmp_path / "stopped", steps=3)
+    run_ranks(job)
+    run_ranks(replace(job, first_step=3, steps=STEPS))
+    assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
+
+
+def interleaved_plan(**options: Any) -> Plan:
+    return make_plan("1f1b-interleaved", CUTS[4], chunks=2, **options)
+
+
+@pytest.mark.parametrize("schedule", sorted(STASHING))
+@pytest.mark.parametrize("replicas", [(2, 1), (1, 2), (3, 1), (3, 2)])
+def test_pipedream_on_unequal_replicas_equals_its_formula(
+    replicas: tuple[int, ...], schedule: str, tmp_path: Path
+) -> None:
+    plan = make_plan(schedule, CUTS[2], replicas=replicas, microbatches=1)
+    weights, _ = execute(plan, tmp_path)
+    minibatches = STEPS * lcm(*replicas)
+    reference = train_on_replicas(plan, MODEL, DATA, minibatches=minibatches, seed=SEED, learning_rate=RATE)
+    assert distance(weights, reference) < 1e-12
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw", "pipedream", "pipedream-vertical-sync"])
+def test_stateful_optimizers_take_the_same_gradients(schedule: str, optimizer: str, tmp_path: Path) -> None:
+    microbatches = 1 if schedule in STASHING else 4
+    plan = make_plan(schedule, CUTS[2], microbatches=microbatches, optimizer=optimizer)
+    weights, _ = execute(plan, tmp_path)
+    assert distance(weights, expected(plan)) < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("schedule", "microbatches"), [("pipedream-2bw", 4), ("pipedream", 1), ("pipedream-vertical-sync", 1)]
+)
+def test_delayed_weights_differ_from_plain_gradient_descent(schedule: str, microbatches: int, tmp_path: Path) -> None:
+    plan = make_plan(schedule, CUTS[4], microbatches=microbatches)
+    weights, _ = execute(plan, tmp_path)
+    plain = train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE, delayed=(0, 0, 0, 0))
+    assert distance(weights, plain) > 1e-6
+
+
+def test_weight_stashing_alone_differs_from_vertical_sync(tmp_path: Path) -> None:
+    """Else the exact tests of both could not tell them apart."""
+    stashing, synchronised = (make_plan(schedule, CUTS[4], microbatches=1) for schedule in sorted(STASHING))
+    weights, _ = execute(stashing, tmp_path)
+    assert distance(weights, expected(stashing)) < 1e-12
+    assert distance(weights, expected(synchronised)) > 1e-6
+
+
+@pytest.mark.parametrize("schedule", sorted(STASHING))
+def test_a_resumed_run_finds_the_older_versions_that_it_needs(schedule: str, tmp_path: Path) -> None:
+    plan = make_plan(schedule, CUTS[2], replicas=(2, 1), microbatches=1)
+    whole, _ = execute(plan, tmp_path / "whole")
+    job = job_of(plan, tmp_path / "stopped", steps=3)
+    run_ranks(job)
+    run_ranks(replace(job, first_step=3, steps=STEPS))
+    assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
+
+
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream", "zb-h1"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_runtime_executes_exactly_the_streams_that_the_simulator_plays(
+    schedule: str, recompute: bool, tmp_path: Path
+) -> None:
+    plan = make_plan(schedule, CUTS[4], microbatches=1 if schedule == "pipedream" else 4, recompute=recompute)
+    _, results = execute(plan, tmp_path)
+    predicted = predict(plan, batches=STEPS)
+    for result, lane in zip(results, predicted.lanes, strict=True):
+        assert without_checkpoints(result.lane) == lane.instructions
+
+
+def without_checkpoints(lane: Lane) -> tuple[str, ...]:
+    events = zip(lane.instructions, lane.events(), strict=True)
+    return tuple(text for text, event in events if not isinstance(event.instruction, Checkpoint))
+
+
+def test_a_lane_never_goes_back_in_time_and_counts_its_memory(tmp_path: Path) -> None:
+    _, results = execute(make_plan("1f1b", CUTS[2]), tmp_path)
+    for result in results:
+        marks = [mark for pair in zip(result.lane.start_s, result.lane.end_s, strict=True) for mark in pair]
+        assert marks == sorted(marks)
+    weight_bytes = (8 * 8 + 8) * torch.float64.itemsize  # the first stage is one block: weights and gradients
+    first = results[0].lane
+    assert first.memory_bytes[-1] == 2 * weight_bytes
+    assert first.peak_memory_bytes > first.memory_bytes[-1]
+
+
+def test_memory_does_not_grow_with_the_steps(tmp_path: Path) -> None:
+    """Sends that were never waited for once kept every activation until the run's end."""
+    plan = make_plan("1f1b", (0, 2, 4), microbatch_size=64)
+    peaks = []
+    for steps in (5, 100):
+        job = RunJob(
+            plan=plan,
+            model=MODEL.replace("width=8", "width=512"),
+            data=DATA.replace("width=8", "width=512"),
+            steps=steps,
+            out=str(tmp_path / str(steps)),
+            device="cpu",
+        )
+        peaks.append(max(result.peak_resident_bytes for result in run_ranks(job)))
+    message_bytes = 64 * 512 * 8
+    assert peaks[1] - peaks[0] < 50 * 4 * message_bytes  # a leak keeps 95 steps of 4 messages or more
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 2), (2, 2), (3, 1)])
+def test_asp_weights_equal_its_formula(replicas: int, microbatches: int, optimizer: str, tmp_path: Path) -> None:
+    plan = make_plan(ASP, CUTS[1], replicas=replicas, microbatches=microbatches, optimizer=optimizer)
+    weights, results = execute(plan, tmp_path)
+    stale = train_in_turn(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
+    assert distance(weights, stale) < 1e-11
+    for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
+        assert without_checkpoints(result.lane) == lane.instructions
+
+
+def test_asp_differs_from_updates_on_the_newest_weights_and_from_means(tmp_path: Path) -> None:
+    plan = make_plan(ASP, CUTS[1], replicas=3, microbatches=1)
+    weights, _ = execute(plan, tmp_path)
+    fresh = train_in_turn(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE, behind=0)
+    together = train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
+    assert min(distance(weights, fresh), distance(weights, together)) > 1e-6
+
+
+@pytest.mark.parametrize("schedule", [ASP, "pipedream-2bw"])
+def test_a_run_that_is_resumed_while_gradients_were_exchanged_is_the_same(schedule: str, tmp_path: Path) -> None:
+    """The checkpoint lies in the middle of the next batch, whose gradients are computed again."""
+    cuts, replicas = (CUTS[1], 3) if schedule == ASP else (CUTS[2], 2)
+    plan = make_plan(schedule, cuts, replicas=replicas, microbatches=2, optimizer="adam")
+    whole, _ = execute(plan, tmp_path / "whole")
+    job = job_of(plan, tmp_path / "stopped", steps=3)
+    run_ranks(job)
+    run_ranks(replace(job, first_step=3, steps=STEPS))
+    assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0

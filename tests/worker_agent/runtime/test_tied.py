@@ -1,0 +1,126 @@
+"""Weights that several stages share: one parameter, whose gradient is summed over the stages."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeplan.documents.plan import Plan
+from pipeplan.protocol.runs import read_run
+from tests.worker_agent.runtime.plans import make_plan
+from tests.worker_agent.runtime.processes import run_ranks
+from tests.worker_agent.runtime.reference import Weights, train
+from tests.worker_agent.runtime.test_executor import CUTS, DATA, RATE, SEED, STEPS, checkpoint_weights, distance
+from tests.worker_agent.runtime.test_run_command import command, finish
+from worker_agent.models.chain import build_model
+from worker_agent.runtime.among_stages import stages_of, tied_groups
+from worker_agent.runtime.job import RunJob
+
+TIED = "tests.worker_agent.runtime.awkward:tied?width=8"
+UNTIED = "tests.worker_agent.runtime.awkward:untied?width=8"
+GPT2 = "hf:gpt2?n_layer=2&n_embd=16&n_head=2&vocab_size=32&n_positions=16&tie_word_embeddings=true"
+TOKENS = "worker_agent.models.text:random_tokens?vocab_size=32&sequence_length=8"
+
+
+def execute(plan: Plan, out: Path, **options: Any) -> Weights:
+    given: dict[str, Any] = {"model": TIED, "data": DATA, "steps": STEPS, "checkpoint_every": STEPS} | options
+    run_ranks(RunJob(plan=plan, seed=SEED, learning_rate=RATE, out=str(out), device="cpu", **given))
+    return checkpoint_weights(out, STEPS)
+
+
+def expected(plan: Plan, model: str = TIED, **options: Any) -> Weights:
+    return train(plan, model, DATA, steps=STEPS, seed=SEED, learning_rate=RATE, **options)
+
+
+def copies(out: Path, name: str, step: int = STEPS) -> list[torch.Tensor]:
+    """A parameter from the files of every stage that holds it."""
+    files = sorted((out / "checkpoints" / f"step-{step}").glob("stage-?.safetensors"))
+    return [tensors[name] for tensors in map(load_file, files) if name in tensors]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "depth", "options"),
+    [
+        ("naive", 2, {}),
+        ("gpipe", 4, {"recompute": True}),
+        ("1f1b", 4, {"optimizer": "adam"}),
+        ("1f1b", 2, {"replicas": 2}),
+        ("1f1b", 4, {"split_backward": True}),
+        ("pipedream-2bw", 4, {"optimizer": "momentum"}),
+        ("pipedream-2bw", 2, {"replicas": 2}),
+        ("pipedream", 1, {"microbatches": 1}),
+    ],
+)
+def test_tied_weights_equal_the_single_process_reference_and_each_other(
+    schedule: str, depth: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = make_plan(schedule, CUTS[depth], **options)
+    weights = execute(plan, tmp_path)
+    assert distance(weights, expected(plan)) < 1e-11
+    for name in ("0.0.weight", "1.0.bias"):
+        first, *others = copies(tmp_path, name)
+        assert all(torch.equal(first, other) for other in others)
+    assert len(copies(tmp_path, "0.0.weight")) == min(depth, 2)
+
+
+def test_without_the_sum_they_would_train_to_something_else() -> None:
+    plan = make_plan("1f1b", CUTS[2])
+    together, alone = expected(plan), expected(plan, UNTIED)
+    assert max(float((together[name] - alone[name]).abs().max()) for name in together) > 1e-3
+
+
+def test_a_shared_weight_counts_once_in_the_norm(tmp_path: Path) -> None:
+    plan = make_plan("1f1b", CUTS[4])
+    weights = execute(plan, tmp_path, clip_norm=0.2)
+    assert distance(weights, expected(plan, clip_norm=0.2)) < 1e-11
+    assert distance(weights, expected(plan)) > 1e-4
+
+
+def test_a_resumed_run_ends_on_the_same_copies(tmp_path: Path) -> None:
+    plan = make_plan("pipedream-2bw", CUTS[2], optimizer="adam")
+    whole = execute(plan, tmp_path / "whole", checkpoint_every=2)
+    execute(plan, tmp_path / "resumed", steps=STEPS, checkpoint_every=2)
+    resumed = execute(plan, tmp_path / "resumed", first_step=2)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    first, second = copies(tmp_path / "resumed", "0.0.weight")
+    assert torch.equal(first, second)
+
+
+def test_gpt2_with_tied_embeddings_trains_on_two_stages_as_on_one(tmp_path: Path) -> None:
+    options = {"model": GPT2, "data": TOKENS}
+    one = execute(make_plan("1f1b", (0, 4)), tmp_path / "one", **options)
+    two = execute(make_plan("1f1b", (0, 2, 4)), tmp_path / "two", **options)
+    assert distance(one, two) < 1e-11
+    first, second = copies(tmp_path / "two", "transformer.wte.weight")
+    assert torch.equal(first, second)
+    assert not any("lm_head" in name for name in two)
+
+
+def test_the_run_command_follows_the_streams_that_its_ranks_execute(tmp_path: Path) -> None:
+    result = finish(command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--json", model=TIED))
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["steps"] == 6
+    for lane in read_run(tmp_path / "out").timeline.lanes:
+        assert "T1:0,1 U1" in " ".join(lane.instructions)
+
+
+def test_pipedream_refuses_stages_that_share_weights(tmp_path: Path) -> None:
+    plan = make_plan("pipedream", CUTS[2], microbatches=1)
+    result = finish(command(plan, tmp_path, model=TIED))
+    assert result.returncode == 2
+    assert "or to share weights between stages, got 'pipedream'" in result.stderr
+
+
+def test_every_group_of_stages_is_found_once() -> None:
+    plan = make_plan("1f1b", CUTS[4])
+    assert tied_groups(stages_of(plan, build_model(TIED, seed=0))) == ((0, 3), (1, 3))
+    assert tied_groups(stages_of(plan, build_model(UNTIED, seed=0))) == ()
+
+
+def test_a_frozen_shared_weight_is_not_exchanged() -> None:
+    chain = build_model(TIED, seed=0)
+    chain.blocks[0].requires_grad_(False)
+    assert tied_groups(stages_of(make_plan("1f1b", CUTS[4]), chain)) == ((1, 3),)
