@@ -55,7 +55,7 @@ def load(kind: type[T], path: str | Path) -> T:
 
 def save(document: object, path: str | Path) -> None:
     """Writes a document that `load` reads. Raises InvalidInputError where that is not possible."""
-    write_document(Path(path), dump(plan_document(document) if isinstance(document, Plan) else document))
+    write_document(Path(path), dump(answer_document(document) if isinstance(document, Plan | Infeasible) else document))
 
 
 def parse(kind: type[T], content: str | bytes | dict[str, Any]) -> T:
