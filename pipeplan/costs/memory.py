@@ -96,8 +96,8 @@ def copies(
 def exchanged_sets(schedule: Schedule, replicas: int) -> int:
     """Sets of gradients that are exchanged beside the stage's own: under ASP those of all other replicas.
 
-    Under 2BW a batch's are exchanged while the next batch's gather; but for that time only one of the two versions is
-    there.
+    ASP is asynchronous data parallelism: every replica updates by itself. 2BW exchanges a batch's gradients while those
+    of the next batch gather, yet needs no further set: meanwhile only one of its two weight versions is held.
     """
     return replicas - 1 if schedule.update == "replica" else 0
 
@@ -131,9 +131,9 @@ def training_copies(
     A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs.
 
     `held_before` are those in flight on the stage before, None where there is none; `sends_on` says that a stage
-    follows. Buffers: a message that is sent counts until nothing of its edge can be under way any more, which is as
-    many messages later as the earlier stage of the edge has in flight. Receives are posted ahead, and a gradient that
-    was received is held while its backward runs. An input that was received is kept as the stage's own.
+    follows. Buffers: a message that was sent is counted until it has surely arrived. That is so once its edge has
+    carried as many later messages as the earlier stage of the edge has microbatches in flight. Receives are posted
+    ahead, and a received gradient is held while its backward runs. A received input counts among the stage's own.
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     return Copies(

@@ -107,7 +107,7 @@ def _fields(content: Any) -> dict[str, Any]:
 def _names_and_later(kind: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
     """The names of a class's fields, and the defaults of those that came after its documents' first version.
 
-    A field without a default is in every document, and no class has later fields that is not in `FIRST_FIELDS`.
+    A field without a default is in every document, and a class that is not in `FIRST_FIELDS` has no later ones.
     """
     fields = dataclasses.fields(kind)
     names = tuple(field.name for field in fields)

@@ -3,12 +3,13 @@
 `space` has the formulas and the numbers of their steps. Two solvers give the same A^k between any two states:
 
 - `bare_recurrence` is the papers' table, step by step, on a chain. It is the quickest way for few states and units.
-- `LevelSearch` asks for one entry and never fills the table. It probes a bottleneck (`probe` solves step 2 for the
-  number of units). What a probe finds is set to its true cost, until a probe just below that finds nothing.
+- `LevelSearch` asks for one entry and never fills the table. It probes a bottleneck: `probe` solves step 2 for the
+  number of units. A plan that a probe finds has a true cost, at most the bottleneck; the next probe is below that cost.
+  The search ends when a probe just below the best cost finds nothing.
 
-Where a unit is itself a network, step 2 needs A^{k-1}, which has no closed form. The probe then uses bounds: no plan is
-better than all devices of the unit sharing the compute, none needs to be worse than data parallelism over all of them.
-Only stages on the way of a plan that was found, and whose bounds differ, are solved inside.
+Where a unit is itself a network, step 2 needs A^{k-1}, which has no closed form. The probe then uses two bounds. The
+lower one shares the compute among all devices of the unit; the upper one is data parallelism over all of them. Only the
+stages of a plan that was found, where the bounds differ, are solved inside.
 """
 
 import math
@@ -86,9 +87,9 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelStep:
-    """Where the next test is: so much `up` from what is refuted until something is found, then half-way.
+    """The next bottleneck to test: by a factor `up` above the refuted one until a plan is found, then between the two.
 
-    Where little is left between the two, the test is just below what was found.
+    "Between" is their geometric mean, or, where they are close, just below the cost that was found.
     """
 
     up: float = 0.0
