@@ -3,13 +3,12 @@
     profile, cluster = pipeplan.load(pipeplan.Profile, "profile.json"), pipeplan.load(pipeplan.Cluster, "cluster.json")
     plan = pipeplan.solve("auto", pipeplan.PlanningProblem(profile=profile, cluster=cluster, batch_size=512))
 
-What stands here is the library's front door; each name is loaded when it is first used, and with it what it needs:
-pydantic for `load`, httpx for `Client`, OR-tools for the planner exact. The rooms behind it are described in
-docs/architecture.md.
+These are the library's public names. Each is imported when it is first used, together with the packages that it needs:
+pydantic for `load`, httpx for `Client`, OR-tools for the planner exact. docs/architecture.md describes the modules.
 """
 
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ __all__ = [
     "solve",
 ]
 
-_ROOMS = {
+_MODULES = {
     "Calibration": "documents.calibration",
     "Client": "client.client",
     "Cluster": "documents.cluster",
@@ -58,18 +57,22 @@ _ROOMS = {
     "simulate": "simulation.play",
     "solve": "planners.solve",
 }
-_NAMES = {"Client": "ServiceClient"}
+_RENAMED = {"Client": "ServiceClient"}
 
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
-def __getattr__(name: str) -> Any:
-    """Loads a name of the front door."""
-    if name == "__version__":
-        return version("pipeplan")
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
-    value = getattr(import_module(f"pipeplan.{_ROOMS[name]}"), _NAMES.get(name, name))
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        """Imports a public name."""
+        if name == "__version__":
+            try:
+                return version("pipeplan")
+            except PackageNotFoundError as error:
+                raise AttributeError("pipeplan is not installed: it has no version") from error
+        if name not in _MODULES:
+            raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
+        value = getattr(import_module(f"pipeplan.{_MODULES[name]}"), _RENAMED.get(name, name))
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -107,7 +107,7 @@ def paper_copies(schedule: Schedule, *, recompute: bool, depth: int, microbatche
 
     PipeDream-Flush holds one version, GPipe (which recomputes) |W| + |A| + m|I|; without pipelining d is 1.
     """
-    kept = schedule.counted_in_flight(depth=depth, microbatches=microbatches)
+    kept = schedule.paper_in_flight(depth=depth, microbatches=microbatches)
     return Copies(
         versions=schedule.weight_versions(kept), activations=1 if recompute else kept, inputs=kept, transients=0
     )

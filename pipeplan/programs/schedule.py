@@ -1,8 +1,8 @@
-"""Schedule: what generates a worker's compute, and the laws by which everything else knows it.
+"""Schedule: what generates a worker's compute, and what everything else must know of it.
 
-A schedule is a class with a name, a generator and laws. Nothing compares names: the check holds streams to the laws,
-cost models count by them, passes and planners ask them what they may do. The schedules are in `pipeplan.schedules`;
-docs/schedules.md shows how to write another one.
+A schedule is a class with a name, a generator and laws. No other code compares schedules by name: the check holds
+streams to the laws, cost models count by them, passes and planners ask them what they may do. The schedules are in
+`pipeplan.schedules`; docs/schedules.md shows how to write another one.
 """
 
 from abc import ABC, abstractmethod
@@ -18,44 +18,31 @@ from pipeplan.programs.pipeline import Pipeline
 class Schedule(ABC):
     """One pipeline schedule. Pure: equal pipelines give equal streams.
 
-    The laws are claims that `programs.check` holds the streams to. What a subclass does not say is what costs the most:
-    without a flush a version for each microbatch in flight.
+    A law that a subclass does not state has a safe default. `programs.check` refuses a stream that needs more
+    (`versions_behind`), more is counted than may be needed (`weight_versions`), or less is assumed (`fills`,
+    `repeats`).
     """
 
     name: ClassVar[str]
-    """By which plans, commands and the API know it: at most 32 characters."""
+    """What plans, commands and the API call it: at most 32 characters."""
 
     source: ClassVar[str]
     """The paper and its section."""
 
+    # Laws of its streams.
+
     flushes: ClassVar[bool] = False
     """The pipeline is empty between batches: batch t runs on version t, the newest one, on every stage."""
 
-    pipelined: ClassVar[bool] = True
-    """Several microbatches are in the pipeline at once."""
-
-    repeats: ClassVar[bool] = False
-    """Once the pipeline is full each batch's stream is like the one before, so that long runs keep a few batches only
-    (`programs.repeating`). Where this is not said, a run keeps all of its stream."""
-
-    fills: ClassVar[bool] = False
-    """Stage s of d keeps at least min(d - s, microbatches) in flight: so much is known before anything is counted."""
-
-    keeps_batch: ClassVar[bool] = False
-    """Every stage keeps the whole batch in flight."""
-
-    microbatch_a_stage: ClassVar[bool] = False
-    """A batch must have at least a microbatch for every stage."""
-
-    single_stage: ClassVar[bool] = False
-    """Every worker holds the whole model."""
-
-    chunked: ClassVar[bool] = False
-    """A rank may hold several stages, its chunks (Narayanan et al. 2021)."""
-
     update: ClassVar[Literal["batch", "minibatch", "replica"]] = "batch"
-    """What a stage updates after: a batch on all stages; each minibatch of its replicas, which may then differ in
-    number from stage to stage (PipeDream); the share of one replica after the other (ASP)."""
+    """After what a stage makes a new version of its weights.
+
+    - "batch": after all microbatches of a batch, on all stages and replicas together.
+    - "minibatch": after one microbatch of each of the stage's replicas; stages may then have different numbers of
+      replicas (PipeDream, which calls its undivided microbatches minibatches).
+    - "replica": after what one replica has computed of a batch, one replica after the other (asynchronous data
+      parallelism).
+    """
 
     vertical_sync: ClassVar[bool] = False
     """A microbatch runs on every stage on the version that it has on the input stage (PipeDream 2018, section 3.3)."""
@@ -63,20 +50,48 @@ class Schedule(ABC):
     splits_backward: ClassVar[bool] = False
     """It places the gradients of inputs and of weights by itself (`BackwardInput`, `BackwardWeight`)."""
 
-    fills_gaps: ClassVar[bool] = False
-    """2BP places the weights' gradients in its idle gaps; of other schedules all at the end of a batch."""
-
-    zero_bubble: ClassVar[str | None] = None
-    """The schedule of the same order that splits the backward itself, which is worth a try in its place."""
-
-    alternates: ClassVar[bool] = True
+    alternates: ClassVar[bool] = False
     """On the last stage each backward follows the forward of its own microbatch."""
 
+    repeats: ClassVar[bool] = False
+    """Once the pipeline is full, every batch's stream is like the one before. A long run then keeps a few batches of
+    its stream (`programs.repeating`), otherwise all of it."""
+
+    # What it runs on.
+
+    single_stage: ClassVar[bool] = False
+    """Every worker holds the whole model."""
+
+    chunked: ClassVar[bool] = False
+    """A rank may hold several stages, its chunks (Narayanan et al. 2021)."""
+
+    microbatch_a_stage: ClassVar[bool] = False
+    """A batch must have at least as many microbatches as there are stages."""
+
+    # What planners may assume.
+
+    pipelined: ClassVar[bool] = True
+    """Several microbatches are in the pipeline at once."""
+
+    fills: ClassVar[bool] = False
+    """Stage s of d has at least min(d - s, microbatches) in flight: a bound that planners use before they count."""
+
+    keeps_batch: ClassVar[bool] = False
+    """Every stage keeps the whole batch in flight."""
+
+    # What is chosen for it where a user does not choose.
+
     recomputes: ClassVar[bool] = False
-    """It lives on recomputation: its planners recompute unless they are told not to."""
+    """Planners recompute all stages."""
 
     minibatch_statistics: ClassVar[bool] = False
-    """Batch norm tracks whole minibatches, unless a run says otherwise."""
+    """Batch norm tracks whole minibatches."""
+
+    fills_gaps: ClassVar[bool] = False
+    """2BP places the weights' gradients in its idle gaps; in other schedules all at the end of a batch."""
+
+    zero_bubble: ClassVar[str | None] = None
+    """The name of the schedule of the same order that splits the backward itself; the planner auto tries it too."""
 
     @abstractmethod
     def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
@@ -107,8 +122,8 @@ class Schedule(ABC):
         """
         return _counted(self, depth, stage, microbatches)
 
-    def counted_in_flight(self, *, depth: int, microbatches: int) -> int:
-        """The same as the closed form of PipeDream-2BW counts it, on every stage alike (2021, appendix A.1.2)."""
+    def paper_in_flight(self, *, depth: int, microbatches: int) -> int:
+        """What PipeDream-2BW's closed form takes for it, on every stage alike (2021, appendix A.1.2): stage 0's."""
         return self.in_flight(depth=depth, stage=0, microbatches=microbatches)
 
     def weight_versions(self, held: int) -> int:
@@ -116,7 +131,7 @@ class Schedule(ABC):
         return 1 if self.flushes else held
 
     def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
-        """Whether microbatches in flight on a stage still need the version before when it updates: it is copied then.
+        """Whether a stage copies its weights when it updates: microbatches in flight there still need the old version.
 
         `replicas` are those of all stages.
         """

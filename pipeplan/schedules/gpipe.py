@@ -22,7 +22,6 @@ class GPipe(Schedule):
     fills = True
     keeps_batch = True
     flushes = True
-    alternates = False
     recomputes = True
     minibatch_statistics = True
 

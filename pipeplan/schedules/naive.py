@@ -19,6 +19,7 @@ class Naive(Schedule):
     name = "naive"
     source = "model parallelism without pipelining"
     repeats = True
+    alternates = True
     flushes = True
     pipelined = False
 

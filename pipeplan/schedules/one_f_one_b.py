@@ -19,6 +19,7 @@ class OneFOneB(Schedule):
     name = "1f1b"
     source = "PipeDream-Flush: PipeDream-2BW 2021, section 3.2"
     repeats = True
+    alternates = True
     fills = True
     flushes = True
     fills_gaps = True
@@ -36,7 +37,7 @@ class OneFOneB(Schedule):
         """As many as there are stages from here on (PipeDream 2018, section 3.3), or the batch if that is less."""
         return min(depth - stage, microbatches)
 
-    def counted_in_flight(self, *, depth: int, microbatches: int) -> int:
+    def paper_in_flight(self, *, depth: int, microbatches: int) -> int:
         """The depth, even of a batch that has fewer microbatches."""
         del microbatches
         return depth

@@ -26,6 +26,7 @@ class PipeDream(Schedule):
     name = "pipedream"
     source = "PipeDream 2018, sections 3.3 and 3.4"
     repeats = True
+    alternates = True
     fills = True
     update = "minibatch"
 

@@ -1,6 +1,6 @@
 """Registry: all schedules by name, and the program that one makes for a pipeline.
 
-Pipeline and placement in, one stream a worker out: nothing else decides what runs when.
+Pipeline and placement in, one stream per worker out.
 """
 
 import sys
@@ -26,18 +26,21 @@ from pipeplan.schedules.two_bw import TwoBW
 from pipeplan.schedules.zb_h1 import ZBH1
 
 GROUP = "pipeplan.schedules"
-"""The entry points by which installed packages bring schedules: a schedule's name = its class."""
+"""The entry-point group of other packages' schedules: a schedule's name = its class."""
 
 MOST_CHARACTERS = 32
 
 _KNOWN: dict[str, Schedule] = {}
-"""By name, in the order in which ties are broken: our own, then those that were registered."""
+"""By name."""
 
 
 def register(schedule: Schedule) -> Schedule:
-    """Makes a schedule known by its name. Raises InvalidInputError for a name that another schedule has."""
+    """Makes a schedule known by its name, and returns the one that is known by it: the first of its class.
+
+    Raises InvalidInputError for a name that another schedule has.
+    """
     name = schedule.name
-    plain = 0 < len(name) <= MOST_CHARACTERS and all(char.isalnum() or char in "-_." for char in name)
+    plain = 0 < len(name) <= MOST_CHARACTERS and name.isascii() and all(c.isalnum() or c in "-_." for c in name)
     rule = f"must name a schedule by at most {MOST_CHARACTERS} letters, digits, '-', '_' and '.'"
     require(plain, "schedule", rule, name)
     known = _KNOWN.setdefault(name, schedule)
@@ -66,17 +69,21 @@ BUILT_IN = tuple(_KNOWN)
 def schedule_named(name: str) -> Schedule:
     """The schedule of this name: ours, one that was registered, or one that an installed package brings.
 
-    Raises InvalidInputError for a name that nobody knows. Whatever plays, prices, plans or runs a schedule has it from
-    here.
+    Raises InvalidInputError for a name that nobody knows. Whatever plays, prices, plans or runs a schedule asks here.
     """
     known = _KNOWN.get(name)
     if known is not None:
         return known
     for entry in installed():
         if entry.name == name:
-            found = load(entry.value)
-            require(found.name == name, "schedule", f"must be the name of {entry.value}, which is {found.name}", name)
-            return found
+            try:
+                found = entry.load()
+            except (ImportError, AttributeError, SyntaxError) as error:
+                rule = f"must be installed as {entry.value}, which cannot be loaded ({error})"
+                raise InvalidInputError("schedule", rule, name) from error
+            made = _made(found, entry.value)
+            require(made.name == name, "schedule", f"must be the name of {entry.value}, which is {made.name}", name)
+            return register(made)
     raise InvalidInputError("schedule", f"must be one of {', '.join(schedule_names())}", name)
 
 
@@ -85,9 +92,9 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_KNOWN, *(entry.name for entry in installed()))))
 
 
-def order_of(name: str) -> int:
-    """The place of a known schedule among all, by which ties are broken."""
-    return list(_KNOWN).index(name)
+def order_of(name: str) -> tuple[int, str]:
+    """The rank of a schedule where others are as good: ours in our order, then the others by name."""
+    return (BUILT_IN.index(name), "") if name in BUILT_IN else (len(BUILT_IN), name)
 
 
 @cache
@@ -96,28 +103,34 @@ def installed() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=GROUP))
 
 
-def load(reference: str) -> Schedule:
-    """Imports and registers the schedule that `package.module:Class` names.
+def schedule_asked(text: str) -> Schedule:
+    """The schedule that a user names on a command line: by name, or as `package.module:Class`, which is imported.
 
-    It runs that module's code: the reference must be the user's own or an installed package's, never a document's.
-    Raises InvalidInputError where it names no schedule.
+    The current directory is searched first, as by `python -m`. It runs that module's code: never call it with the text
+    of a document. Raises InvalidInputError where it names no schedule.
     """
-    module, _, attribute = reference.partition(":")
+    if ":" not in text:
+        return schedule_named(text)
+    module, _, attribute = text.partition(":")
+    plain = bool(module and attribute) and not module.startswith(".")
+    require(plain, "schedule", "must name a class as package.module:Class", text)
     if "" not in sys.path:
-        sys.path.insert(0, "")  # the current directory first, as `python -m` does
-    require(bool(module and attribute), "schedule", "must name a class as package.module:Class", reference)
+        sys.path.insert(0, "")
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInputError("schedule", f"must name a class that can be imported ({error})", reference) from error
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise InvalidInputError("schedule", f"must name a class that can be imported ({error})", text) from error
+    return register(_made(found, text))
+
+
+def _made(found: object, reference: str) -> Schedule:
+    """The one instance of a class. Raises InvalidInputError for anything that is no whole schedule."""
     is_schedule = isinstance(found, type) and issubclass(found, Schedule)
     require(is_schedule, "schedule", "must name a subclass of pipeplan.programs.schedule.Schedule", reference)
-    return register(found())
-
-
-def schedule_asked(text: str) -> Schedule:
-    """The schedule that a user names on a command line, by name or as `package.module:Class`, which is then loaded."""
-    return load(text) if ":" in text else schedule_named(text)
+    whole = not getattr(found, "__abstractmethods__", ()) and all(hasattr(found, each) for each in ("name", "source"))
+    require(whole, "schedule", "must name a schedule that has a name, a source and a method compute", reference)
+    made: Schedule = found()  # type: ignore[operator]  # a class, as checked above
+    return made
 
 
 def build(

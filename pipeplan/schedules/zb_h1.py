@@ -22,6 +22,7 @@ class ZBH1(Schedule):
     name = "zb-h1"
     source = "Qi et al., Zero Bubble Pipeline Parallelism, 2023, section 2.2"
     repeats = True
+    alternates = True
     fills = True
     flushes = True
     splits_backward = True

@@ -1,7 +1,7 @@
 """Kinds: what the queue asks of each kind of job. The queue itself knows neither plans nor runs.
 
-enqueue ──▶ check ──▶ needs ──▶ begin          in the process that is asked
-complete ──▶ pack ──▶ store                    pack where large documents are read, store with the job's end
+enqueue:   check ──▶ needs ──▶ begin
+complete:  pack ──▶ store             `pack` in a parser's process where the result is large (`platform.parsing`)
 """
 
 from collections.abc import Callable, Mapping
@@ -19,13 +19,15 @@ from planner_service.platform.context import Context
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobKind:
-    """One kind of job, by the `kind` of its tasks and results. What is None, the kind does without.
+    """One kind of job, by the `kind` of its tasks and results. A step that is None is left out.
 
     - `check`: raises InvalidInputError for a task that nobody could do; before anything is written.
     - `needs`: what a task asks of agents. Raises InvalidInputError where it cannot be done as asked.
-    - `begin`: stores what belongs to a new job, in the transaction that enqueues it. Returns ids for the job's row.
+    - `begin`: stores what belongs to a new job, by the job's id, in the transaction that enqueues it. Returns columns
+      of the job's row, as `{"run_id": ...}`.
     - `pack`: turns a result into the form in which it is stored; a module's function, which another process can import.
-    - `store`: stores a packed result in the transaction that ends the job. Returns ids for the job's row.
+    - `store`: stores a packed result in the transaction that ends the job. Returns columns of the job's row. A kind
+      that has none takes no results from agents.
     - `by_service`: the service itself does the job, no agent. A lost attempt is repeated without a pause.
     """
 
@@ -42,8 +44,10 @@ _KINDS: dict[str, JobKind] = {}
 
 
 def register(*kinds: JobKind) -> None:
-    """Makes kinds known to this process's queue. `app` does it, once."""
-    _KINDS.update({kind.name: kind for kind in kinds})
+    """Makes kinds known to this process's queue. `app` does it. Raises ValueError for a second kind of one name."""
+    for kind in kinds:
+        if _KINDS.setdefault(kind.name, kind) is not kind:
+            raise ValueError(f"a kind of job is registered as {kind.name!r} already")
 
 
 def kind_of(name: str) -> JobKind:
@@ -59,7 +63,7 @@ def packers() -> dict[str, Callable[[Any], Any]]:
 
 
 def store(context: Context, connection: Connection, job: Job, packed: object) -> Mapping[str, str]:
-    """Stores a packed result of the job's own kind. Returns ids for the job's row."""
+    """Stores a packed result, which must be of the job's own kind. Returns columns of the job's row."""
     kind = kind_of(job.task.kind)
     if kind.store is None:
         raise InvalidInputError("result.kind", "must be the result of a job that agents do", kind.name)

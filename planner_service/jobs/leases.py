@@ -2,10 +2,10 @@
 
 A job for one node goes to the agent that asks for work: it gets the oldest that it can do, by one SQL statement.
 
-A job for several nodes is given to all of its agents at once, when the last of those that it needs asks for work and the
-others have asked lately. No agent holds a part of such a job while it waits for the rest, so two of these jobs never
-wait for each other. An agent that could take part in a waiting job for several nodes takes no job that came after it.
-Otherwise that job would wait for ever wherever there is always something smaller to do.
+A job for several nodes is given to all of its agents at once, when the last of those that it needs asks for work and
+the others have asked lately. No agent holds a part of such a job while it waits for the rest, so two of these jobs
+never wait for each other. An agent that could take part in a waiting job for several nodes takes no job that came after
+it. Otherwise that job would wait for ever wherever there is always something smaller to do.
 
 A lease's fence is a number in the job's row that counts the leases ever given on the job, whoever got them. Every new
 lease raises it by one (`store.take_oldest`, `store.give_again`). Of two holders, the one with the higher fence is

@@ -41,7 +41,7 @@ from pipeplan.errors import InvalidInputError, RunFailedError, require, require_
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.program import Program, settled_batches
 from pipeplan.protocol.training import TrainingOptions
-from pipeplan.schedules.registry import load, schedule_named
+from pipeplan.schedules.registry import schedule_asked, schedule_named
 from pipeplan.simulation.predict import long_program_of
 from worker_agent.runtime.manifest import Manifest, describe
 from worker_agent.runtime.status import status_path
@@ -250,7 +250,7 @@ def read_job(path: Path) -> RunJob:
     """The job that `write_job` wrote, once the schedules that its starter named are loaded."""
     text = path.read_bytes()
     for reference in json.loads(text).get("schedules", ()):
-        load(reference)
+        schedule_asked(reference)
     return read_record(RunJob, text)
 
 

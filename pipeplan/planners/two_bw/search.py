@@ -38,7 +38,7 @@ WAITING = 20
 TIE = 1e-12
 """Rates that differ by no more than this share of them are equal."""
 
-Preference = tuple[bool, int, int, int, int]
+Preference = tuple[bool, int, int, int, tuple[int, str]]
 
 
 @dataclass(slots=True, kw_only=True)

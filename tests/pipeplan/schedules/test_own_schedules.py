@@ -162,15 +162,17 @@ def test_no_path_takes_an_unknown_name(take: Callable[[], object]) -> None:
 @pytest.mark.parametrize(
     ("reference", "rule"),
     [
-        ("waves", "must name a class as package.module:Class"),
+        (":Waves", "must name a class as package.module:Class"),
+        (".waves:Waves", "must name a class as package.module:Class"),
         ("no_such_module:Waves", "must name a class that can be imported"),
         ("json:NoSuchClass", "must name a class that can be imported"),
         ("json:JSONDecoder", "must name a subclass of pipeplan.programs.schedule.Schedule"),
+        ("pipeplan.programs.schedule:Schedule", "must name a schedule that has a name, a source and a method compute"),
     ],
 )
 def test_a_reference_to_something_else_is_refused(reference: str, rule: str) -> None:
     with pytest.raises(InvalidInputError, match=f"schedule: {rule}"):
-        registry.load(reference)
+        registry.schedule_asked(reference)
 
 
 def test_a_name_that_is_taken_is_refused() -> None:
