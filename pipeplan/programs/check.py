@@ -1,6 +1,8 @@
 """Check: the laws that a program must keep before anything runs it."""
 
+from pipeplan.documents.plan import Worker
 from pipeplan.errors import ScheduleError
+from pipeplan.programs.footprint import footprints
 from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
@@ -38,6 +40,8 @@ def check(program: Program) -> None:
     - with vertical sync a microbatch runs on every stage on the version that it has on the input stage;
     - updates make versions one by one from the first batch's to the last's, and for a schedule with a flush only
       once every microbatch of theirs is through; exchanges of gradients are for the version that comes next;
+    - an update is made of exactly the gradients that its version stands for (`Schedule.update`), and all of them were
+      computed on one weight version;
     - an exchange that is begun ahead is begun once, after the one before, next to the backward that completes the
       worker's own gradients, and is over before the update.
 
@@ -52,6 +56,7 @@ def check(program: Program) -> None:
         if newest != last:
             raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
         _check_exchanges(stream, first)
+        _check_updates(program, stream)
     if not program.schedule.vertical_sync:
         return
 
@@ -70,6 +75,31 @@ def check(program: Program) -> None:
             if isinstance(i, Forward) and i.version != at_the_input[i.microbatch] // own:
                 law = f"the input stage's version of this microbatch holds {at_the_input[i.microbatch]} minibatches"
                 raise _broken(stream, i, f"{law}, this one {i.version * own}")
+
+
+def check_claims(program: Program) -> None:
+    """Raises ScheduleError where a schedule claims less than its streams hold: planners would count too little memory.
+
+    `program` has equal replicas and a stage a rank, as the closed forms that go by these claims.
+    """
+    schedule, pipeline = program.schedule, program.pipeline
+    if len(set(pipeline.replicas)) > 1 or pipeline.chunks > 1:
+        return
+    depth, microbatches = pipeline.depth, pipeline.microbatches
+    for stream in program.streams:
+        held = list(footprints(stream.instructions, recompute=False))
+        most, versions = max(each.in_flight for each in held), max(each.versions for each in held)
+        claimed = schedule.in_flight(depth=depth, stage=stream.stage, microbatches=microbatches)
+        claims = {
+            "in_flight": (claimed, most <= claimed, most),
+            "weight_versions": (schedule.weight_versions(most), versions <= schedule.weight_versions(most), versions),
+            "fills": (True, not schedule.fills or most >= min(depth - stream.stage, microbatches), most),
+            "keeps_batch": (True, not schedule.keeps_batch or most == microbatches, most),
+        }
+        for name, (claim, is_kept, found) in claims.items():
+            if not is_kept:
+                law = f"{name} is claimed to be {claim} on stage {stream.stage}, and its stream holds {found}"
+                raise ScheduleError(f"schedule {schedule.name}: {law}")
 
 
 def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
@@ -126,6 +156,55 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
         if isinstance(instruction, Forward | Backward | BackwardWeight):  # opens a microbatch, or closes it
             open_microbatches ^= set(microbatches_of(instruction))
     return newest
+
+
+def _check_updates(program: Program, stream: Stream) -> None:
+    """Gradients gather from update to update; those of one update are of one version, or some would be lost.
+
+    Where an exchange is begun ahead, the backward next to it completes its gradients: later ones are the next update's.
+    """
+    gathered: dict[int, int] = {}
+    completed: dict[int, dict[int, int]] = {}
+    begun: int | None = None
+    for instruction in stream.instructions:
+        match instruction:
+            case StartReduce(version=version, source=source) if source in (None, stream.rank):
+                begun = version
+            case Backward() | BackwardWeight():
+                gathered.update(dict.fromkeys(microbatches_of(instruction), instruction.version))
+                if begun is not None:
+                    completed[begun], gathered, begun = gathered, {}, None
+            case Update(version=version):
+                expected = _gradients_of(program, stream, version)
+                if expected is None:
+                    continue
+                if version not in completed:
+                    completed[version], gathered = gathered, {}
+                made_of = completed.pop(version)
+                if set(made_of) != expected:
+                    wrong = sorted(set(made_of) ^ expected)[:4]
+                    law = f"it must be made of all gradients of its own microbatches and of no others: see {wrong}"
+                    raise _broken(stream, instruction, law)
+                if len(set(made_of.values())) > 1:
+                    law = f"its gradients were computed on several weight versions: {sorted(set(made_of.values()))}"
+                    raise _broken(stream, instruction, law)
+            case _:
+                pass
+
+
+def _gradients_of(program: Program, stream: Stream, version: int) -> set[int] | None:
+    """The worker's microbatches that a version is made of; None where the version is another replica's."""
+    pipeline, replicas = program.pipeline, program.pipeline.replicas[stream.stage]
+    match program.schedule.update:
+        case "batch":
+            batch = version - 1
+        case "minibatch":
+            return {(version - 1) * replicas + stream.replica + 1}
+        case "replica":
+            batch, turn = divmod(version - 1, replicas)
+            if turn != stream.replica:
+                return None
+    return set(pipeline.microbatches_of(Worker(stage=stream.stage, replica=stream.replica), batch))
 
 
 def _check_exchanges(stream: Stream, newest: int) -> None:

@@ -19,8 +19,7 @@ class Schedule(ABC):
     """One pipeline schedule. Pure: equal pipelines give equal streams.
 
     A law that a subclass does not state has a safe default. `programs.check` refuses a stream that needs more
-    (`versions_behind`), more is counted than may be needed (`weight_versions`), or less is assumed (`fills`,
-    `repeats`).
+    (`versions_behind`), more is counted than may be needed (`weight_versions`), or less is assumed (`fills`).
     """
 
     name: ClassVar[str]
@@ -52,10 +51,6 @@ class Schedule(ABC):
 
     alternates: ClassVar[bool] = False
     """On the last stage each backward follows the forward of its own microbatch."""
-
-    repeats: ClassVar[bool] = False
-    """Once the pipeline is full, every batch's stream is like the one before. A long run then keeps a few batches of
-    its stream (`programs.repeating`), otherwise all of it."""
 
     # What it runs on.
 

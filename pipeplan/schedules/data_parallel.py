@@ -40,7 +40,6 @@ class DataParallelASP(Schedule):
 
     name = "data-parallel-asp"
     source = "PipeDream 2018, sections 2 and 5"
-    repeats = True
     alternates = True
     pipelined = False
     single_stage = True

@@ -18,7 +18,6 @@ class GPipe(Schedule):
 
     name = "gpipe"
     source = "Huang et al. 2019, section 2.3"
-    repeats = True
     fills = True
     keeps_batch = True
     flushes = True

@@ -22,7 +22,6 @@ class Interleaved(Schedule):
 
     name = "1f1b-interleaved"
     source = "Narayanan et al. 2021, section 2.2"
-    repeats = True
     alternates = True
     flushes = True
     chunked = True

@@ -18,7 +18,6 @@ class Naive(Schedule):
 
     name = "naive"
     source = "model parallelism without pipelining"
-    repeats = True
     alternates = True
     flushes = True
     pipelined = False

@@ -18,7 +18,6 @@ class OneFOneB(Schedule):
 
     name = "1f1b"
     source = "PipeDream-Flush: PipeDream-2BW 2021, section 3.2"
-    repeats = True
     alternates = True
     fills = True
     flushes = True

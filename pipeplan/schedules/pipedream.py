@@ -25,7 +25,6 @@ class PipeDream(Schedule):
 
     name = "pipedream"
     source = "PipeDream 2018, sections 3.3 and 3.4"
-    repeats = True
     alternates = True
     fills = True
     update = "minibatch"

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from pipeplan.documents.plan import Worker
 from pipeplan.errors import InvalidInputError, require
+from pipeplan.programs.check import check, check_claims
 from pipeplan.programs.communicate import communicate
 from pipeplan.programs.instructions import Backward, BackwardInput, Instruction, Recompute
 from pipeplan.programs.pipeline import Pipeline
@@ -78,13 +79,14 @@ def schedule_named(name: str) -> Schedule:
         if entry.name == name:
             try:
                 found = entry.load()
-            except (ImportError, AttributeError, SyntaxError) as error:
-                rule = f"must be installed as {entry.value}, which cannot be loaded ({error})"
+            except Exception as error:  # a module of others may raise anything
+                rule = f"must be installed as {entry.value}, which cannot be loaded ({type(error).__name__}: {error})"
                 raise InvalidInputError("schedule", rule, name) from error
             made = _made(found, entry.value)
             require(made.name == name, "schedule", f"must be the name of {entry.value}, which is {made.name}", name)
             return register(made)
-    raise InvalidInputError("schedule", f"must be one of {', '.join(schedule_names())}", name)
+    rule = f"must be one of {', '.join(schedule_names())}, or your own by --schedule package.module:Class"
+    raise InvalidInputError("schedule", rule, name)
 
 
 def schedule_names() -> tuple[str, ...]:
@@ -118,8 +120,9 @@ def schedule_asked(text: str) -> Schedule:
         sys.path.insert(0, "")
     try:
         found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise InvalidInputError("schedule", f"must name a class that can be imported ({error})", text) from error
+    except Exception as error:  # a module of others may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise InvalidInputError("schedule", f"must name a class that can be imported ({reason})", text) from error
     return register(_made(found, text))
 
 
@@ -129,7 +132,10 @@ def _made(found: object, reference: str) -> Schedule:
     require(is_schedule, "schedule", "must name a subclass of pipeplan.programs.schedule.Schedule", reference)
     whole = not getattr(found, "__abstractmethods__", ()) and all(hasattr(found, each) for each in ("name", "source"))
     require(whole, "schedule", "must name a schedule that has a name, a source and a method compute", reference)
-    made: Schedule = found()  # type: ignore[operator]  # a class, as checked above
+    try:
+        made: Schedule = found()  # type: ignore[operator]  # a class, as checked above
+    except TypeError as error:
+        raise InvalidInputError("schedule", f"must be made without arguments ({error})", reference) from error
     return made
 
 
@@ -140,7 +146,8 @@ def build(
 
     `placement` lists the workers by rank (default: pipeline after pipeline, stage by stage). With `checkpoint_every` n,
     every stage writes a checkpoint after each n-th batch and after the last. Raises InvalidInputError for a schedule
-    that does not exist or does not fit the pipeline.
+    that does not exist or does not fit the pipeline,
+    and ScheduleError where the streams of a schedule that is not ours break a law.
     """
     known = schedule_named(schedule) if isinstance(schedule, str) else schedule
     equal = len(set(pipeline.replicas)) == 1
@@ -160,11 +167,15 @@ def build(
         instructions = tuple(communicate(compute, pipeline, worker, ranks, in_turn=known.update == "replica"))
         return Stream(rank=rank, stage=worker.stage, replica=worker.replica, instructions=instructions)
 
-    return Program(
+    program = Program(
         schedule=known,
         pipeline=pipeline,
         streams=tuple(stream(rank, worker) for rank, worker in enumerate(workers)),
     )
+    if known.name not in BUILT_IN:  # ours are checked by tests
+        check(program)
+        check_claims(program)
+    return program
 
 
 def _recompute(instructions: Iterable[Instruction], pipeline: Pipeline, first_stage: int) -> Iterator[Instruction]:

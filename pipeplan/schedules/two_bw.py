@@ -19,7 +19,6 @@ class TwoBW(Schedule):
 
     name = "pipedream-2bw"
     source = "PipeDream-2BW 2021, section 3.1"
-    repeats = True
     alternates = True
     fills = True
     microbatch_a_stage = True

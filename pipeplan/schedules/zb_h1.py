@@ -21,7 +21,6 @@ class ZBH1(Schedule):
 
     name = "zb-h1"
     source = "Qi et al., Zero Bubble Pipeline Parallelism, 2023, section 2.2"
-    repeats = True
     alternates = True
     fills = True
     flushes = True

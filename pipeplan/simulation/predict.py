@@ -16,7 +16,7 @@ from pipeplan.programs.program import Program, repeat, short_batches
 from pipeplan.programs.repeating import Repeating
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Summary, Timeline, lengthened, summarise
-from pipeplan.schedules.registry import build, schedule_named
+from pipeplan.schedules.registry import BUILT_IN, build
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
 
@@ -51,7 +51,7 @@ def long_program_of(
     """The same streams, of which no more than a few batches are kept, however many there are."""
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     few = short_batches(pipeline)
-    if batches <= few or not schedule_named(plan.schedule).repeats:
+    if batches <= few or plan.schedule not in BUILT_IN:  # nobody knows when the batches of others repeat
         return program_of(
             plan,
             batches=batches,

@@ -24,6 +24,7 @@ from pipeplan.programs.instructions import Backward, Forward, Instruction, Updat
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules import registry
+from pipeplan.schedules.one_f_one_b import alternate
 from pipeplan.schedules.registry import BUILT_IN, build, register, schedule_named
 from pipeplan.simulation.predict import long_program_of, predict, program_of
 from tests.pipeplan.builders import Cell, cluster, profile
@@ -74,7 +75,7 @@ def test_its_streams_keep_the_laws(waves: Schedule, depth: int, microbatches: in
     assert most == counted == [-(-microbatches // 2)] * len(program.streams)
 
 
-def test_it_is_planned_for_and_its_long_runs_repeat(waves: Schedule) -> None:
+def test_it_is_planned_for_and_its_long_runs_are_what_it_generates(waves: Schedule) -> None:
     options = Options(schedule="waves", stages=2, microbatch_size=1)
     problem = PlanningProblem(profile=CHAIN, cluster=cluster((2, 1.0e9)), batch_size=8, options=options)
     plan = solve("pipedream-2bw", problem)
@@ -128,9 +129,78 @@ class Late(Schedule):
             yield from (Backward(k, batch) for k in numbers)
 
 
-def test_a_law_that_is_not_kept_is_found_by_the_check() -> None:
-    with pytest.raises(ScheduleError, match=r"rank 0 at U1: microbatches .* are in flight"):
-        check(build(Late(), Pipeline(replicas=(1, 1), microbatches=2)))
+class Midway(Late):
+    """Updates after half of the batch, whose other half then runs on the new version and counts for nothing."""
+
+    name = "midway"
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """Nothing is in flight at the update."""
+        for batch in pipeline.batch_range():
+            for place, k in enumerate(pipeline.microbatches_of(worker, batch)):
+                version = batch + (place >= pipeline.microbatches // 2)
+                yield Forward(k, version)
+                yield Backward(k, version)
+                if place == pipeline.microbatches // 2 - 1:
+                    yield Update(batch + 1)
+
+
+class Mixed(Schedule):
+    """1F1B without a flush on the newest weights: a batch's gradients are of two versions, and some would be lost."""
+
+    name = "mixed"
+    source = "a test"
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """Each forward is on the newest version that there is."""
+        numbers = [k for batch in pipeline.batch_range() for k in pipeline.microbatches_of(worker, batch)]
+        newest, used = 0, dict[int, int]()
+        for k, forward in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
+            if forward:
+                used[k] = newest
+                yield Forward(k, newest)
+                continue
+            yield Backward(k, used[k])
+            if k % pipeline.microbatches == 0:
+                newest += 1
+                yield Update(newest)
+
+    def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
+        """One."""
+        del pipeline, stage
+        return 1
+
+
+class Modest(Schedule):
+    """GPipe's order, which claims to hold one microbatch."""
+
+    name = "modest"
+    source = "a test"
+    flushes = True
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """All forwards, then all backwards."""
+        return schedule_named("gpipe").compute(pipeline, worker)
+
+    def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
+        """Not true."""
+        del depth, stage, microbatches
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "law"),
+    [
+        (Late(), "rank 0 at U1: microbatches .* are in flight"),
+        (Midway(), "rank 0 at U1: it must be made of all gradients of its own microbatches and of no others"),
+        (Mixed(), "rank 0 at U2: its gradients were computed on several weight versions"),
+        (Modest(), "schedule modest: in_flight is claimed to be 1 on stage 0, and its stream holds 4"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Schedule) else "",
+)
+def test_a_law_that_is_not_kept_is_found_before_anything_is_played_planned_or_run(schedule: Schedule, law: str) -> None:
+    with pytest.raises(ScheduleError, match=law):
+        build(schedule, Pipeline(replicas=(1, 1), microbatches=4, batches=3))
 
 
 def _plan() -> Plan:
