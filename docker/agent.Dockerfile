@@ -7,7 +7,7 @@ ARG BASE=docker.io/library/python:3.11.13-slim-bookworm
 FROM ${BASE} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY pipeplan pipeplan
 COPY planner_service planner_service
 COPY worker_agent worker_agent
