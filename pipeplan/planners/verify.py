@@ -46,11 +46,14 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
 
 def _played(plan: Plan) -> Finding:
     simulated = play(replace(plan, simulated=None))
-    if simulated is None or plan.simulated is None:
-        both = simulated is None and plan.simulated is None
-        return Finding(
-            what="play", holds=both, detail="the streams are too long to be played" if both else "one is played"
-        )
+    if simulated is None:
+        holds = plan.simulated is None
+        detail = "its streams are too long to be played" + ("" if holds else ", yet it holds what they gave when played")
+        return Finding(what="play", holds=holds, detail=detail)
+    if plan.simulated is None:
+        given = simulated.throughput_samples_per_s
+        detail = f"it does not hold what its streams give: played, {given:.6g} samples/s"
+        return Finding(what="play", holds=False, detail=detail)
     now, then = simulated.throughput_samples_per_s, plan.simulated.throughput_samples_per_s
     if simulated != plan.simulated:
         return Finding(

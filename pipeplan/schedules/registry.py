@@ -146,8 +146,8 @@ def build(
 
     `placement` lists the workers by rank (default: pipeline after pipeline, stage by stage). With `checkpoint_every` n,
     every stage writes a checkpoint after each n-th batch and after the last. Raises InvalidInputError for a schedule
-    that does not exist or does not fit the pipeline,
-    and ScheduleError where the streams of a schedule that is not ours break a law.
+    that does not exist or does not fit the pipeline, and ScheduleError where the streams of a schedule that is not ours
+    break a law.
     """
     known = schedule_named(schedule) if isinstance(schedule, str) else schedule
     equal = len(set(pipeline.replicas)) == 1
