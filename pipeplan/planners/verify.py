@@ -48,7 +48,9 @@ def _played(plan: Plan) -> Finding:
     simulated = play(replace(plan, simulated=None))
     if simulated is None:
         holds = plan.simulated is None
-        detail = "its streams are too long to be played" + ("" if holds else ", yet it holds what they gave when played")
+        detail = "its streams are too long to be played"
+        if not holds:
+            detail += ", yet it holds what they gave when played"
         return Finding(what="play", holds=holds, detail=detail)
     if plan.simulated is None:
         given = simulated.throughput_samples_per_s

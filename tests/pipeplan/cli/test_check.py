@@ -1,0 +1,98 @@
+"""`pipeplan check`: a plan as it was made is proven; a changed one, or one with other documents, is not."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeplan.cli.console import CHANGED
+from tests.pipeplan.cli.commands import Ended, cluster_document, pipeplan, profile_document, write
+
+
+class Solved:
+    """A plan that a planner made, and the documents that it was made from, as files."""
+
+    def __init__(self, folder: Path, planner: str = "pipedream") -> None:
+        self.folder = folder
+        self.profile = write(folder / "profile.json", profile_document(6))
+        self.cluster = write(folder / "cluster.json", cluster_document(4))
+        asked = ("--batch-size", "2", "--microbatch-size", "2", "--json")
+        made = pipeplan("solve", "--planner", planner, "--profile", self.profile, "--cluster", self.cluster, *asked)
+        assert made.status == 0, made.err
+        self.plan: dict[str, Any] = made.document
+
+    def checked(self, *, profile: Path | None = None, cluster: Path | None = None) -> Ended:
+        """What `check` says of the plan, as it is now."""
+        plan = write(self.folder / "plan.json", self.plan)
+        documents = ("--profile", profile or self.profile, "--cluster", cluster or self.cluster)
+        return pipeplan("check", plan, *documents, "--microbatch-size", "2", "--json")
+
+
+def failed(ended: Ended) -> dict[str, str]:
+    """What does not hold, and why."""
+    return {one["what"]: one["detail"] for one in ended.document["findings"] if not one["holds"]}
+
+
+def test_a_plan_as_it_was_made_is_proven(tmp_path: Path) -> None:
+    checked = Solved(tmp_path).checked()
+    assert (checked.status, failed(checked)) == (0, {}), checked.out
+    assert checked.document["proven"] is True
+
+
+def test_other_documents_are_named(tmp_path: Path) -> None:
+    solved = Solved(tmp_path)
+    slower = write(tmp_path / "other.json", profile_document(6, weight_bytes=2000))
+    checked = solved.checked(profile=slower)
+    assert checked.status == CHANGED
+    assert f"the plan's profile is {solved.plan['profile_id']}, this is " in failed(checked)["origin"]
+    checked = solved.checked(cluster=write(tmp_path / "fewer.json", cluster_document(3)))
+    assert checked.status == CHANGED
+    assert f"the plan's cluster is {solved.plan['cluster_id']}, this is " in failed(checked)["origin"]
+
+
+def better(plan: dict[str, Any]) -> None:
+    """The plan claims to be twice as fast when it is played."""
+    plan["simulated"]["throughput_samples_per_s"] *= 2
+
+
+def unplayed(plan: dict[str, Any]) -> None:
+    """It says nothing of how it plays."""
+    plan["simulated"] = None
+
+
+def overstated(plan: dict[str, Any]) -> None:
+    """Its certificate claims a bound that the plan itself is below."""
+    plan["certificate"]["bound"] *= 2
+
+
+def unproven(plan: dict[str, Any]) -> None:
+    """It has no certificate."""
+    plan["certificate"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "detail"),
+    [
+        (better, "play", "samples/s; it says "),
+        (unplayed, "play", "it does not hold what its streams give: played, "),
+        (overstated, "optimality", "the certificate"),
+        (unproven, "optimality", "the plan holds no numbers that prove it"),
+    ],
+)
+def test_a_plan_that_was_changed_is_not_proven(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], what: str, detail: str
+) -> None:
+    solved = Solved(tmp_path)
+    change(solved.plan)
+    checked = solved.checked()
+    assert checked.status == CHANGED
+    assert checked.document["proven"] is False
+    assert list(failed(checked)) == [what]
+    assert detail in failed(checked)[what]
+
+
+def test_a_search_without_a_witness_is_no_proof(tmp_path: Path) -> None:
+    checked = Solved(tmp_path, "pipedream-2bw").checked()
+    assert checked.status == CHANGED
+    assert failed(checked)["optimality"].startswith("by ")
