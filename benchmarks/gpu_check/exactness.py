@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.gpu_check.here import device
 from benchmarks.gpu_check.ranks import Ranks
 from pipeplan.documents.plan import Plan
-from pipeplan.programs.instructions import Checkpoint
+from pipeplan.programs.instructions import Checkpoint, Instruction
 from pipeplan.programs.timeline import Lane
 from pipeplan.simulation.predict import predict
 from tests.worker_agent.runtime.reference import Weights, train
@@ -137,10 +137,9 @@ def block_by_block(model: str) -> Reference:
 def _require_streams(plan: Plan, results: tuple[RankResult, ...]) -> None:
     """Fails unless the ranks executed exactly what the simulator plays."""
     for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
-        if _without_checkpoints(result.lane) != lane.instructions:
+        if _without_checkpoints(result.lane.lane()) != lane.instructions:
             raise ValueError(f"rank {lane.rank} executed another stream than the simulator plays")
 
 
-def _without_checkpoints(lane: Lane) -> tuple[str, ...]:
-    events = zip(lane.instructions, lane.events(), strict=True)
-    return tuple(text for text, event in events if not isinstance(event.instruction, Checkpoint))
+def _without_checkpoints(lane: Lane) -> tuple[Instruction, ...]:
+    return tuple(one for one in lane.instructions if not isinstance(one, Checkpoint))

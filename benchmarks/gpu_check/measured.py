@@ -228,7 +228,7 @@ def run(trial: Trial, plan: Plan) -> dict[str, Any]:
         losses = read_batches(job.directory.batches(0))["loss"]
     if result is None:
         raise ValueError("the rank ended without a result")
-    timeline = Timeline(lanes=(result.lane,), batch_size=plan.batch_size, batches=trial.steps)
+    timeline = Timeline(lanes=(result.lane.lane(),), batch_size=plan.batch_size, batches=trial.steps)
     return {
         "batch_s": batch_s(timeline),
         "busy_fraction": timeline.busy_fraction[0],

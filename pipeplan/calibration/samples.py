@@ -119,7 +119,7 @@ def settled(lane: Lane, batches: int) -> list[SampledStep]:
 
 
 def _updates(lane: Lane) -> int:
-    return sum(1 for text in lane.instructions if text.startswith("U"))
+    return sum(isinstance(instruction, Update) for instruction in lane.instructions)
 
 
 def stage_samples(run: MeasuredRun) -> StageSamples:

@@ -16,6 +16,7 @@ from pipeplan.programs.program import Program
 from pipeplan.programs.schedule import Schedule
 from pipeplan.programs.text import format_stream
 from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.schedules.registry import build, schedule_asked, schedule_named, schedule_names
 from pipeplan.simulation.draw import draw
 from pipeplan.simulation.play import simulate as play
@@ -120,5 +121,5 @@ def _document(program: Program, timeline: Timeline, *, microbatches: int, batche
         "in_flight": in_flight,
         "weight_versions": weight_versions,
         "streams": [format_stream(stream.instructions) for stream in program.streams],
-        "timeline": timeline,
+        "timeline": timeline_document(timeline),
     }

@@ -13,6 +13,7 @@ from pipeplan.documents.plan import Answer, Infeasible, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, NotFoundError, ServiceError
 from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.agents import Agent
 from pipeplan.protocol.documents import ClusterSummary, ProfileSummary
 from pipeplan.protocol.jobs import Job, Task
@@ -199,7 +200,9 @@ class ServiceClient:
 
     def plan_timeline(self, plan_id: str, *, batches: int = 2) -> Timeline:
         """The predicted timeline."""
-        return parse(Timeline, self._connection.get(f"/v1/plans/{plan_id}/timeline", {"batches": batches}))
+        return parse(
+            TimelineDocument, self._connection.get(f"/v1/plans/{plan_id}/timeline", {"batches": batches})
+        ).timeline()
 
     def plan_trace(self, plan_id: str, *, batches: int = 2) -> str:
         """The predicted timeline as a Chrome trace."""
@@ -281,7 +284,7 @@ class ServiceClient:
 
     def run_timeline(self, run_id: str) -> Timeline:
         """The measured timeline."""
-        return parse(Timeline, self._connection.get(f"/v1/runs/{run_id}/timeline"))
+        return parse(TimelineDocument, self._connection.get(f"/v1/runs/{run_id}/timeline")).timeline()
 
     def run_trace(self, run_id: str) -> str:
         """The predicted and the measured timeline as one Chrome trace."""

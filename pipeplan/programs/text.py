@@ -37,12 +37,6 @@ from pipeplan.programs.instructions import (
     Update,
 )
 
-COMPUTE_LETTERS = frozenset("FRBIW")
-"""What the text of forward and backward work begins with; that of sends and receives begins with its direction."""
-
-UPDATE_LETTER = "U"
-"""What the text of an update begins with."""
-
 _ON_VERSION: dict[str, Callable[[int, int, int], Instruction]] = {
     "F": Forward,
     "R": Recompute,
@@ -80,7 +74,7 @@ def format_instruction(instruction: Instruction) -> str:
             source = "" if instruction.source is None else f":{instruction.source}"
             return f"{_LETTER[type(instruction)]}{instruction.version}{_chunk(instruction)}{source}"
         case Update():
-            return f"{UPDATE_LETTER}{instruction.version}{_chunk(instruction)}"
+            return f"U{instruction.version}{_chunk(instruction)}"
         case ReduceNorm():
             return f"N{instruction.version}"
         case ReduceTied():
@@ -115,7 +109,7 @@ def parse_instruction(text: str) -> Instruction:
         return _TRANSFERS[letter](first, int(tail), chunk)
     if letter in _ON_STAGE and mark != "@":
         return _ON_STAGE[letter](first, chunk, int(tail) if tail else None)
-    if letter == UPDATE_LETTER and mark is None:
+    if letter == "U" and mark is None:
         return Update(first, chunk)
     raise _unreadable(text)
 

@@ -4,7 +4,7 @@ Rates are read off it: seconds a batch, samples a second. A summary is what a ti
 a run that is too long for one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -12,8 +12,7 @@ from typing import ClassVar
 
 from pipeplan.documents.profile import STRICT
 from pipeplan.errors import require, require_count
-from pipeplan.programs.instructions import Instruction
-from pipeplan.programs.text import COMPUTE_LETTERS, UPDATE_LETTER, parse_instruction
+from pipeplan.programs.instructions import Instruction, Update, is_compute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,38 +25,40 @@ class TimelineEvent:
     memory_bytes: int
 
 
+def require_equal_columns(instructions: Sized, **columns: Sized) -> None:
+    """Raises InvalidInputError unless every column has as many entries as there are instructions."""
+    rule = f"must have as many entries as instructions ({len(instructions)})"
+    for field, column in columns.items():
+        require(len(column) == len(instructions), field, rule, len(column))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One worker's events, as columns: the instructions in their text form, times since the run's start, bytes held."""
+    """One worker's events, as columns: the instructions, times since the run's start, bytes held."""
 
     rank: int
     stage: int
     replica: int
-    instructions: tuple[str, ...]
+    instructions: tuple[Instruction, ...]
     start_s: tuple[float, ...]
     end_s: tuple[float, ...]
     memory_bytes: tuple[int, ...]
 
-    __pydantic_config__: ClassVar = STRICT
-
     def __post_init__(self) -> None:
-        for field in ("start_s", "end_s", "memory_bytes"):
-            rule = f"must have as many entries as instructions ({len(self.instructions)})"
-            require(len(getattr(self, field)) == len(self.instructions), field, rule, len(getattr(self, field)))
+        columns = {"start_s": self.start_s, "end_s": self.end_s, "memory_bytes": self.memory_bytes}
+        require_equal_columns(self.instructions, **columns)
 
     def events(self) -> Iterator[TimelineEvent]:
         """The events in execution order."""
         columns = zip(self.instructions, self.start_s, self.end_s, self.memory_bytes, strict=True)
-        for text, start_s, end_s, memory_bytes in columns:
-            yield TimelineEvent(
-                instruction=parse_instruction(text), start_s=start_s, end_s=end_s, memory_bytes=memory_bytes
-            )
+        for instruction, start_s, end_s, memory_bytes in columns:
+            yield TimelineEvent(instruction=instruction, start_s=start_s, end_s=end_s, memory_bytes=memory_bytes)
 
     @property
     def busy_s(self) -> float:
         """Seconds of compute: waiting for data, transfers and gradient exchange are not in it."""
         columns = zip(self.instructions, self.start_s, self.end_s, strict=True)
-        return sum(end_s - start_s for text, start_s, end_s in columns if text[0] in COMPUTE_LETTERS)
+        return sum(end_s - start_s for instruction, start_s, end_s in columns if is_compute(instruction))
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -72,8 +73,6 @@ class Timeline:
     lanes: tuple[Lane, ...]
     batch_size: int
     batches: int
-
-    __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require(len(self.lanes) > 0, "lanes", "must hold at least one lane", self.lanes)
@@ -114,7 +113,7 @@ def batch_s(timeline: Timeline) -> float:
     """
     first = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
     columns = zip(first.instructions, first.end_s, strict=True)
-    updated_s = [end_s for text, end_s in columns if text[0] == UPDATE_LETTER]
+    updated_s = [end_s for instruction, end_s in columns if isinstance(instruction, Update)]
     updates_a_batch = len(updated_s) // timeline.batches
     ends_s = updated_s[updates_a_batch - 1 :: updates_a_batch]
     if len(ends_s) == 1:

@@ -20,7 +20,7 @@ from pipeplan.documents.names import MAX_LENGTH, parse_spec, require_line
 from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require
-from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
 from pipeplan.protocol.plans import PlanRequest
 from pipeplan.protocol.training import TrainingOptions
@@ -296,7 +296,7 @@ class RunResult(WireModel):
 
     kind: Literal["run"] = "run"
     report: RunReport
-    timeline: Timeline
+    timeline: TimelineDocument
 
 
 class LinksResult(WireModel):

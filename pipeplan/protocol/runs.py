@@ -16,7 +16,7 @@ from pipeplan.calibration.samples import MeasuredRun
 from pipeplan.documents.files import parse, read, read_text
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
-from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.jobs import JobState, Progress, RunTask
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
 from pipeplan.simulation.report import RankReport, RunReport
@@ -108,7 +108,7 @@ class Losses(WireModel):
 def read_run(folder: Path) -> MeasuredRun:
     """The run in a folder that `pipeplan-agent run` wrote. Raises InvalidInputError, which names the file."""
     try:
-        plan, timeline = read(Plan, folder / PLAN), read(Timeline, folder / TIMELINE)
+        plan, timeline = read(Plan, folder / PLAN), read(TimelineDocument, folder / TIMELINE).timeline()
         report = folder / REPORT
         try:
             ranks = [parse(RankReport, rank) for rank in json.loads(read_text(report))["ranks"]]

@@ -13,6 +13,7 @@ from pipeplan.documents.profile import DTYPE_BYTES, Profile
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.questions.smallest import Progress
+from pipeplan.schedules.registry import schedule_named
 
 KINDS = (
     ("data-parallel", False),
@@ -80,7 +81,9 @@ def largest(
     options = problem.options
     require(options.stages is None, "stages", "is what this question varies: its depths", options.stages)
     kinds = [kind for kind in KINDS if options.schedule in (None, kind[0]) and options.recompute in (None, kind[1])]
-    asked = [(depth, *kind) for depth in depths for kind in kinds if (kind[0] == "data-parallel") == (depth == 1)]
+    asked = [
+        (depth, *kind) for depth in depths for kind in kinds if schedule_named(kind[0]).single_stage == (depth == 1)
+    ]
     rule = "must leave open data-parallel without recomputation at depth 1, or at others "
     rule += ", ".join(f"{schedule} {'with' if recompute else 'without'}" for schedule, recompute in KINDS[1:])
     require(len(asked) > 0, "schedule", rule, options.schedule)
@@ -156,7 +159,7 @@ def _limit(
         problem.options,
         schedule=schedule,
         stages=depth,
-        recompute=None if schedule == "gpipe" else recompute,
+        recompute=None if schedule_named(schedule).recomputes else recompute,
         microbatch_size=size,
     )
     try:

@@ -6,7 +6,8 @@ stage 1     F1 F2 F3 F4    B1    B2    B3    B4
 
 from collections.abc import Sequence
 
-from pipeplan.programs.text import COMPUTE_LETTERS, UPDATE_LETTER
+from pipeplan.programs.instructions import Update, is_compute
+from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Timeline
 
 _Shown = tuple[str, float, float]
@@ -24,9 +25,9 @@ def draw(timeline: Timeline, *, columns: int, until_s: float | None = None) -> s
         events = zip(lane.instructions, lane.start_s, lane.end_s, strict=True)
         rows.append(
             [
-                (text.partition("@")[0], start_s, end_s)
-                for text, start_s, end_s in events
-                if end_s > start_s and (text[0] in COMPUTE_LETTERS or text[0] == UPDATE_LETTER)
+                (format_instruction(instruction).partition("@")[0], start_s, end_s)
+                for instruction, start_s, end_s in events
+                if end_s > start_s and (is_compute(instruction) or isinstance(instruction, Update))
             ]
         )
     if until_s:

@@ -187,7 +187,7 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[in
                 rank=stream.rank,
                 stage=stream.stage,
                 replica=stream.replica,
-                instructions=tuple(map(format_instruction, stream.instructions)),
+                instructions=tuple(stream.instructions),
                 start_s=tuple(start_s),
                 end_s=tuple(end_s),
                 memory_bytes=_held_bytes(program, stream, costs),

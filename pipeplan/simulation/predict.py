@@ -14,7 +14,6 @@ from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import pipeline_of
 from pipeplan.programs.program import Program, repeat, short_batches
 from pipeplan.programs.repeating import Repeating
-from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Summary, Timeline, lengthened, summarise
 from pipeplan.schedules.registry import BUILT_IN, build
 from pipeplan.simulation.play import simulate
@@ -48,7 +47,7 @@ def long_program_of(
     checkpoint_every: int = 0,
     among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
 ) -> Program:
-    """The same streams, of which no more than a few batches are kept, however many there are."""
+    """The same streams. Of our own schedules only a few batches are kept, however many there are; of others all."""
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     few = short_batches(pipeline)
     if batches <= few or plan.schedule not in BUILT_IN:  # nobody knows when the batches of others repeat
@@ -103,6 +102,6 @@ def predict_ends(
             tuple(chain(times[:first], (moment_s + later_s for moment_s in times[first:])))
             for times in (lane.start_s, lane.end_s)
         )
-        texts = lane.instructions[:first] + tuple(map(format_instruction, last))
-        lanes.append(replace(lane, instructions=texts, start_s=start_s, end_s=end_s))
+        executed = (*lane.instructions[:first], *last)
+        lanes.append(replace(lane, instructions=executed, start_s=start_s, end_s=end_s))
     return replace(played, lanes=tuple(lanes)), summary

@@ -6,7 +6,7 @@ from itertools import cycle
 from math import isclose
 
 from pipeplan.documents.stage_costs import StageCosts
-from pipeplan.programs.instructions import Checkpoint, Update
+from pipeplan.programs.instructions import Checkpoint, RecvActivation, RecvGradient, Update
 from pipeplan.programs.program import Program
 from pipeplan.programs.repeating import Repeating
 from pipeplan.programs.two_bp import with_half_way_weight_gradients, with_weight_gradients, without_weight_gradients
@@ -74,8 +74,8 @@ def _shortest_waits_s(program: Program, costs: Sequence[StageCosts], devices: Se
         # A worker waits at a receive, for as long as that takes beyond what an instruction takes.
         own_s, count = costs[lane.stage].instruction_s, len(lane.instructions) // batches
         waits_s = [
-            max(end_s - start_s - own_s, 0.0) if text.startswith("<") else 0.0
-            for text, start_s, end_s in zip(lane.instructions, lane.start_s, lane.end_s, strict=True)
+            max(end_s - start_s - own_s, 0.0) if isinstance(one, RecvActivation | RecvGradient) else 0.0
+            for one, start_s, end_s in zip(lane.instructions, lane.start_s, lane.end_s, strict=True)
         ]
         shortest_s.append([min(waits_s[index::count]) for index in range(count)])
     return shortest_s

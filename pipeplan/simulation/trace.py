@@ -21,7 +21,7 @@ from pipeplan.programs.instructions import (
     SendGradient,
     is_compute,
 )
-from pipeplan.programs.text import parse_instruction
+from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Timeline
 
 NS_PER_S = 1_000_000_000
@@ -97,12 +97,11 @@ class _Drawn:
 
     def __init__(self, timeline: Timeline) -> None:
         self.lanes = timeline.lanes
-        self.instructions = [tuple(map(parse_instruction, lane.instructions)) for lane in timeline.lanes]
         self.sent: dict[tuple[int, int], Message] = {}
         received: dict[tuple[int, int], Message] = {}
         span = 1 + max(lane.stage for lane in timeline.lanes)
-        for number, (lane, instructions) in enumerate(zip(self.lanes, self.instructions, strict=True)):
-            for index, instruction in enumerate(instructions):
+        for number, lane in enumerate(self.lanes):
+            for index, instruction in enumerate(lane.instructions):
                 stage = lane.stage + instruction.chunk * span
                 match instruction:
                     case SendActivation(microbatch=k):
@@ -126,7 +125,7 @@ class _Drawn:
         while ready:
             number = ready.popleft()
             lane, placed = self.lanes[number], self.slices[number]
-            for index in range(len(placed), len(self.instructions[number])):
+            for index in range(len(placed), len(lane.instructions)):
                 message, sent = self.received.get((number, index)), self.sent.get((number, index))
                 if message is not None and message not in left_ns:
                     waiting[message] = number
@@ -152,11 +151,11 @@ def _track(process: int, number: int, drawn: _Drawn, flows: Mapping[Message, int
     title = f"rank {lane.rank} (stage {lane.stage}, replica {lane.replica})"
     yield {"name": "thread_name", "ph": "M", "pid": process, "tid": track, "args": {"name": title}}
     yield {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": track, "args": {"sort_index": number}}
-    for index, (text, instruction) in enumerate(zip(lane.instructions, drawn.instructions[number], strict=True)):
+    for index, instruction in enumerate(lane.instructions):
         placed, kind = drawn.slices[number][index], type(instruction).__name__
         transfers = kind.startswith(("Send", "Recv"))
         yield {
-            "name": text,
+            "name": format_instruction(instruction),
             "cat": "compute" if is_compute(instruction) else "transfer" if transfers else "update",
             "ph": "X",
             "pid": process,

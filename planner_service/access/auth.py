@@ -35,7 +35,7 @@ from pipeplan.protocol.tokens import (
 from planner_service.access import service
 from planner_service.access.service import KnownToken, TokenKey, token_key
 from planner_service.platform.context import Context
-from planner_service.platform.middleware import Rates, address_of
+from planner_service.platform.middleware import Rates, caller_address
 from planner_service.platform.problems import API_PREFIX, problem_response
 from planner_service.platform.requests import KEY
 
@@ -237,7 +237,7 @@ class Admission:
             identity = holder or LOCAL
 
         if self.requests is not None:
-            who = identity.token_id or address_of(request)
+            who = identity.token_id or caller_address(request)
             self.requests.require(who, "too many requests")
             self.requests.take(who)
         return identity
@@ -247,7 +247,7 @@ class Admission:
         identity = await self.identities.of_token(text, may_look=lambda: self._require_patience(request))
         if identity is None:
             self._require_patience(request)
-            self.failures.take(address_of(request))
+            self.failures.take(caller_address(request))
             raise UnauthorizedError("the token is not valid: unknown, expired or revoked")
         return identity
 
@@ -258,13 +258,13 @@ class Admission:
             return None
         identity = await self.identities.of_session(text, may_look=lambda: self._require_patience(request))
         if identity is None and self.demanded:
-            self.failures.take(address_of(request))
+            self.failures.take(caller_address(request))
         if identity is not None and request["method"] not in SAFE_METHODS and not from_own_page(headers):
             raise ForbiddenError("what changes something must be sent from a page of this service, or with a token")
         return identity
 
     def _require_patience(self, request: AsgiScope) -> None:
-        self.failures.require(address_of(request), "too many tokens from this address were not valid")
+        self.failures.require(caller_address(request), "too many tokens from this address were not valid")
 
 
 class Door:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pipeplan.documents.plan import Plan, Stage, StageMemory
 from pipeplan.formats import rate, seconds, size
 from pipeplan.programs.instructions import Instruction, StartReduce, is_compute, microbatches_of
+from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane, Timeline, TimelineEvent
 from planner_service.platform.axes import Tick, memory_ticks, ticks, time_ticks
 
@@ -301,13 +302,13 @@ def draw(timeline: Timeline, window: DrawnWindow, *, title: str) -> Drawing:
 def _bars(lane: Lane, window: DrawnWindow) -> tuple[InstructionBar, ...]:
     """The lane's bars. Slivers of one kind that nearly touch become one bar, titled by the first and the last."""
     bars: list[InstructionBar] = []
-    for text, event in zip(lane.instructions, lane.events(), strict=True):
+    for event in lane.events():
         if event.end_s <= event.start_s or not window.shows(event):
             continue
         x, end = window.x(event.start_s), window.x(event.end_s)
         width = end - x
         kind = _kind(event.instruction)
-        title = f"{text}: {1e3 * (event.end_s - event.start_s):.4g} ms"
+        title = f"{format_instruction(event.instruction)}: {1e3 * (event.end_s - event.start_s):.4g} ms"
         label = "" if kind in ("Send", "Receive") else ",".join(str(k) for k in microbatches_of(event.instruction))
         if width < max(NARROWEST_TEXT, BAR_LETTER_WIDTH * len(label) + 2):
             label = ""

@@ -21,7 +21,7 @@ from pipeplan.documents.files import answer_document
 from pipeplan.documents.identity import canonical_json
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import DeadlineError, UnavailableError
-from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument, timeline_document
 from pipeplan.protocol.jobs import Job
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import Alternatives, Comparison, PlanQuery, PlanRequest, PlanSummary, Streams
@@ -295,12 +295,12 @@ def export_plan(
     return response
 
 
-@router.get("/{plan_id}/timeline", dependencies=[scope("read")], response_model=Timeline, responses=UNCHANGED)
+@router.get("/{plan_id}/timeline", dependencies=[scope("read")], response_model=TimelineDocument, responses=UNCHANGED)
 def get_plan_timeline(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
     """The predicted timeline: the plan's streams, played with its costs."""
 
     def load() -> str:
-        return canonical_json(plans.timeline(services, plan_id, batches))
+        return canonical_json(timeline_document(plans.timeline(services, plan_id, batches)))
 
     return _derived(services, request, plan_id, load, "timeline", batches)
 

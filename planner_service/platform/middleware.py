@@ -144,7 +144,7 @@ class RequestLimits:
         await self._app(scope, timed, send)
 
 
-def address_of(scope: Scope) -> str:
+def caller_address(scope: Scope) -> str:
     """Where a request comes from: its address, or for IPv6 the network that one customer has."""
     client = scope.get("client")
     host: str = client[0] if client else "unknown"

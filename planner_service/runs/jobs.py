@@ -18,9 +18,7 @@ from planner_service.runs.store import PackedRun
 
 def pack(result: RunResult) -> PackedRun:
     """Packs a result. Raises InvalidInputError where the timeline holds a text that is no instruction."""
-    for lane in result.timeline.lanes:
-        for _ in lane.events():  # what cannot be read back could not be drawn
-            pass
+    result.timeline.timeline()  # what cannot be read back could not be drawn
     return storage.measured(result)
 
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 
 from pipeplan.documents.identity import canonical_json
 from pipeplan.errors import require
-from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.runs import Losses, Run, RunQuery, RunSummary
 from planner_service.access.auth import scope
@@ -41,7 +41,7 @@ def get_run_losses(services: Services, run_id: str, start: FirstStep = 0, stop: 
     return runs.losses(services, run_id, start, stop)
 
 
-@router.get("/{run_id}/timeline", response_model=Timeline)
+@router.get("/{run_id}/timeline", response_model=TimelineDocument)
 def get_run_timeline(services: Services, run_id: str, start: Start = None, stop: Stop = None) -> Response:
     """The measured timeline: all of it, or what has a share in the seconds [start, stop) since the run's start.
 

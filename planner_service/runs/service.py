@@ -7,6 +7,7 @@ from sqlalchemy import Connection
 
 from pipeplan.errors import NotFoundError, require
 from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.runs import Losses, Run, RunQuery, RunSummary
 from pipeplan.simulation.predict import predict
@@ -50,7 +51,7 @@ def losses(context: Context, run_id: str, start: int, stop: int | None) -> Losse
     return Losses(run_id=run_id, first_step=first_step + start, losses=values)
 
 
-def timeline(context: Context, run_id: str, window: TimelineWindow | None = None) -> Timeline:
+def timeline(context: Context, run_id: str, window: TimelineWindow | None = None) -> TimelineDocument:
     """What was measured, in the window where one is given.
 
     Raises NotFoundError where there is no run, or nothing measured yet; InvalidInputError where it is too much.
@@ -75,11 +76,11 @@ def timelines(context: Context, run_id: str) -> dict[str, Timeline]:
         head = _head(connection, run_id)
         whole = extent_of(connection, run_id)
         if whole.instructions <= MAX_INSTRUCTIONS:
-            measured = read(connection, run_id, head)
+            measured = read(connection, run_id, head).timeline()
         else:  # the end of it, with the batches that this share of the time had
             share = MAX_INSTRUCTIONS / whole.instructions / 2
             start_s = whole.last_s - share * (whole.last_s - whole.first_s)
-            last = read(connection, run_id, head, TimelineWindow(start_s=start_s, stop_s=math.inf))
+            last = read(connection, run_id, head, TimelineWindow(start_s=start_s, stop_s=math.inf)).timeline()
             measured = replace(last, batches=max(1, round(share * last.batches)))
 
     plan = plans.get(context, run.plan_id)

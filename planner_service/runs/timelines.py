@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, select
 
 from pipeplan.errors import InvalidInputError
-from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.programs.timeline_document import LaneDocument, TimelineDocument
 from planner_service.platform.tables import run_chunks
 
 Integers = NDArray[np.int64]
@@ -83,13 +83,13 @@ class Extent:
     last_s: float
 
 
-def head(timeline: Timeline) -> str:
+def head(timeline: TimelineDocument) -> str:
     """What the chunks leave out: which worker every lane is, and how large and how many the batches are."""
     lanes = [{"rank": lane.rank, "stage": lane.stage, "replica": lane.replica} for lane in timeline.lanes]
     return json.dumps({"batch_size": timeline.batch_size, "batches": timeline.batches, "lanes": lanes})
 
 
-def chunks_of(timeline: Timeline) -> Iterator[Chunk]:
+def chunks_of(timeline: TimelineDocument) -> Iterator[Chunk]:
     """The timeline's chunks. Raises InvalidInputError where numbers are beyond what is kept."""
     for series, lane in enumerate(timeline.lanes):
         try:
@@ -140,7 +140,7 @@ def extent_of(connection: Connection, run_id: str, window: TimelineWindow | None
     return Extent(instructions=int(rows or 0), first_s=(first or 0) / NS_PER_S, last_s=(last or 0) / NS_PER_S)
 
 
-def read(connection: Connection, run_id: str, head_text: str, window: TimelineWindow | None = None) -> Timeline:
+def read(connection: Connection, run_id: str, head_text: str, window: TimelineWindow | None = None) -> TimelineDocument:
     """The timeline's events in the window; lanes without any stay, empty. Reads no chunk that has no share in it."""
     described = json.loads(head_text)
     columns = (run_chunks.c.series, run_chunks.c.content)
@@ -159,7 +159,7 @@ def read(connection: Connection, run_id: str, head_text: str, window: TimelineWi
             )
         chunks[row.series].append(rows)
     lanes = tuple(
-        Lane(
+        LaneDocument(
             rank=worker["rank"],
             stage=worker["stage"],
             replica=worker["replica"],
@@ -170,7 +170,7 @@ def read(connection: Connection, run_id: str, head_text: str, window: TimelineWi
         )
         for worker, of_lane in zip(described["lanes"], chunks, strict=True)
     )
-    return Timeline(lanes=lanes, batch_size=described["batch_size"], batches=described["batches"])
+    return TimelineDocument(lanes=lanes, batch_size=described["batch_size"], batches=described["batches"])
 
 
 def read_losses(connection: Connection, run_id: str, start: int = 0, stop: int | None = None) -> tuple[float, ...]:

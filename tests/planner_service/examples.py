@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeplan.documents.plan import Plan
 from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.protocol.jobs import LeaseRequest, ProfileResult, ProfileTask, RunResult, RunTask
 from pipeplan.protocol.plans import PlanRequest
 from pipeplan.simulation.predict import predict
@@ -81,7 +82,7 @@ def run_result(plan: Plan, *, slower: float = 1.25) -> RunResult:
             for lane in measured.lanes
         ),
     )
-    return RunResult(report=report, timeline=measured)
+    return RunResult(report=report, timeline=timeline_document(measured))
 
 
 def _stretched(lane: Lane, factor: float) -> Lane:

@@ -75,7 +75,7 @@ def test_the_main_job_through_the_clients(tmp_path: Path) -> None:
         assert done.state == seen[-1].state == "succeeded"
         run = service.run(str(done.run_id))
         assert run.report == run_result(created.answer).report
-        assert service.run_timeline(run.id) == run_result(created.answer).timeline
+        assert service.run_timeline(run.id) == run_result(created.answer).timeline.timeline()
         assert service.runs(plan_id=plan_id).items[0].measured_samples_per_s == 48.0
         assert "measured" in service.run_trace(run.id)
         assert agent.lease(LeaseRequest(agent="node-1")) is None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeplan.cli.console import require_extra, run_command
 from pipeplan.documents.files import dump, parse, parse_plan, read_text
+from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.protocol.jobs import (
     AgentResult,
     LinksResult,
@@ -111,7 +112,7 @@ def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartRe
         return PartResult()
     with holding(job.directory.root):
         outcome = execute(resumed(job, before=task.steps), tell, place)
-    return RunResult(report=outcome.report, timeline=outcome.timeline)
+    return RunResult(report=outcome.report, timeline=timeline_document(outcome.timeline))
 
 
 def _tell(done: int, total: int, message: str) -> None:

@@ -10,7 +10,7 @@ from pipeplan.documents.identity import canonical_json
 from pipeplan.documents.profile import STRICT, DeviceMemory
 from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError
-from pipeplan.programs.timeline import Lane
+from pipeplan.programs.timeline_document import LaneDocument
 from worker_agent.models.spec import described
 
 
@@ -23,7 +23,7 @@ class RankResult:
     file of their own (`batches`).
     """
 
-    lane: Lane
+    lane: LaneDocument
     first_instructions: int
     busy_s: float
     peak_memory_bytes: int

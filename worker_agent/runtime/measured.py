@@ -93,19 +93,20 @@ class RunMeasurements:
     def ends(self) -> Timeline:
         """All that was recorded, at both ends of the run where that is not all of it."""
         batches = self._job.batches if self.window is None else 2 * self.window
-        lanes = tuple(result.lane for result in self._results)
+        lanes = tuple(result.lane.lane() for result in self._results)
         return Timeline(lanes=lanes, batch_size=self._job.plan.batch_size, batches=batches)
 
     def timeline(self) -> Timeline:
         """What was recorded in one piece: all of the run, or its last batches."""
+        ends = self.ends()
         if self.window is None:
-            return self.ends()
+            return ends
         columns = ("instructions", "start_s", "end_s", "memory_bytes")
         lanes = tuple(
-            replace(each.lane, **{name: getattr(each.lane, name)[each.first_instructions :] for name in columns})
-            for each in self._results
+            replace(lane, **{name: getattr(lane, name)[result.first_instructions :] for name in columns})
+            for lane, result in zip(ends.lanes, self._results, strict=True)
         )
-        return replace(self.ends(), lanes=lanes, batches=self.window)
+        return replace(ends, lanes=lanes, batches=self.window)
 
     def recorded(self) -> dict[str, int]:
         """How much of the run is recorded, in batches."""

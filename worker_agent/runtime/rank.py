@@ -24,6 +24,7 @@ from pipeplan.programs.pipeline import ends_with_checkpoint
 from pipeplan.programs.program import Program, Stream, brief
 from pipeplan.programs.repeating import shortened
 from pipeplan.programs.text import format_instruction
+from pipeplan.programs.timeline_document import lane_document
 from worker_agent.engine import results
 from worker_agent.engine.clocks import clock_for, common_start_s
 from worker_agent.engine.devices import device_memory, place_process
@@ -162,7 +163,7 @@ class Rank:
         lane = recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica)
         log.close()
         return RankResult(
-            lane=lane,
+            lane=lane_document(lane),
             first_instructions=recorder.first_instructions,
             busy_s=log.busy_s,
             peak_memory_bytes=log.peak_memory_bytes,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipeplan.programs.instructions import Instruction, is_compute
-from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane
 from worker_agent.engine.clocks import RunClock
 
@@ -100,7 +99,7 @@ class Recorder:
             rank=rank,
             stage=stage,
             replica=replica,
-            instructions=tuple(format_instruction(i) for batch in batches for i in batch.instructions),
+            instructions=tuple(one for batch in batches for one in batch.instructions),
             start_s=tuple(seconds[0::2]),
             end_s=tuple(seconds[1::2]),
             memory_bytes=tuple(held for batch in batches for held in batch.memory_bytes),

@@ -9,6 +9,7 @@ from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.errors import InvalidInputError, RunFailedError, require
 from pipeplan.programs.timeline import Timeline, summarise
+from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
 from pipeplan.simulation.predict import predict, predict_ends
 from pipeplan.simulation.report import RankReport, RunReport, report_run
@@ -76,11 +77,12 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     document = {"plan_id": content_id(job.plan), "model": job.model, "data": job.data, "seed": job.seed}
     root = job.directory.root
     _write(root / PLAN, dump(plan_document(job.plan)))
-    _write(root / TIMELINE, dump(asdict(measured.timeline())))
+    timeline = measured.timeline()
+    _write(root / TIMELINE, dump(timeline_document(timeline)))
     _written(root / STEPS, measured.write_steps)
     _write(root / TRACE, chrome_trace({"measured": measured.ends(), "predicted": predicted}))
     _write(root / REPORT, dump(document | asdict(report) | {"recorded": measured.recorded()}))
-    return RunOutcome(report=report, timeline=measured.timeline())
+    return RunOutcome(report=report, timeline=timeline)
 
 
 def take_part(job: RunJob, on_progress: OnProgress, place: Place) -> None:

@@ -23,8 +23,6 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 
-PIPEDREAM = "pipedream"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:

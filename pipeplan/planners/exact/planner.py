@@ -18,11 +18,12 @@ from pipeplan.documents.plan import Answer
 from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.explain import alternatives, batch_of, certificate, infeasible, stages_of
-from pipeplan.planners.exact.kinds import PIPEDREAM, StageShape
+from pipeplan.planners.exact.kinds import StageShape
 from pipeplan.planners.exact.search import ExactSearch
 from pipeplan.planners.pipedream.planner import minibatch_size
 from pipeplan.planners.problem import (
     Observer,
+    Options,
     PlanningProblem,
     refuse_unused,
     require_schedule,
@@ -34,7 +35,7 @@ from pipeplan.schedules.registry import schedule_named
 
 NAME = "exact"
 
-SCHEDULES = ("pipedream-2bw", "1f1b", "gpipe", PIPEDREAM)
+SCHEDULES = ("pipedream-2bw", "1f1b", "gpipe", "pipedream")
 """What it plans for, the first unless asked otherwise."""
 
 USED = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "forced_cuts", "forbidden_cuts")
@@ -100,7 +101,7 @@ def _check(problem: PlanningProblem) -> None:
     """Refuses options and problems that the planner does not know or whose tables alone would take too long."""
     options, cluster = problem.options, problem.cluster
     require_schedule(options, SCHEDULES, NAME)
-    pipedream = options.schedule == PIPEDREAM
+    pipedream = _by_minibatch(options)
     refuse_unused(NAME, options, (*USED, *(USED_BY_PIPEDREAM if pipedream else ()), "time_limit_s"))
     blocks = len(problem.profile.blocks)
     require(blocks <= MAX_BLOCKS, "profile.blocks", f"must be at most {MAX_BLOCKS} for the planner {NAME}", blocks)
@@ -131,15 +132,21 @@ def _check(problem: PlanningProblem) -> None:
     require_stages(problem)
 
 
+def _by_minibatch(options: Options) -> bool:
+    """Whether the schedule's stages update after every minibatch, so that each may have replicas of its own."""
+    return schedule_named(options.schedule or SCHEDULES[0]).update == "minibatch"
+
+
 def _shapes(problem: PlanningProblem) -> list[StageShape]:
     """Everything but where the stages are, in the order of preference among equals."""
     options, cluster, blocks = problem.options, problem.cluster, len(problem.profile.blocks)
-    if options.schedule == PIPEDREAM:
+    schedule = options.schedule or SCHEDULES[0]
+    if _by_minibatch(options):
         size = minibatch_size(problem)
         for other in problem.other_profiles:
             other.at(size)
         return [
-            StageShape(schedule=PIPEDREAM, depth=depth, width=None, microbatch_size=size, microbatches=1)
+            StageShape(schedule=schedule, depth=depth, width=None, microbatch_size=size, microbatches=1)
             for depth in depths(problem, min(cluster.devices, blocks))
             if not options.straight or options.fewer_machines or depth == cluster.devices
         ]
@@ -150,7 +157,6 @@ def _shapes(problem: PlanningProblem) -> list[StageShape]:
     kept = [size for size in sizes if all(other[0] <= size <= other[-1] for other in others)]
     require(bool(kept), "other_profiles", f"must be measured at one of the microbatch sizes {list(sizes)}", others)
 
-    schedule = options.schedule or SCHEDULES[0]
     counts = [len(cluster.ranks_of(device)) for device in cluster.types]
     every = []
     for width in range(1, cluster.devices + 1):

@@ -83,11 +83,6 @@ class UnitsNeeded:
             np.copyto(single, False, where=none)
         return single, many
 
-    def pairs(self, starts: IntArray, stops: IntArray) -> FloatArray:
-        """The least units from each start to its stop, by the closed form alone."""
-        load, weights = self._loads(starts, stops)
-        return np.where(load <= 1, 1.0, _least_of_many(load, weights))
-
     def _loads(self, starts: IntArray, stops: IntArray) -> tuple[FloatArray, FloatArray | None]:
         """Compute, in bottlenecks of a unit; and z of the exchange, or None if z > 2 nowhere."""
         space = self.space

@@ -51,11 +51,6 @@ class Released:
     straight: bool
     fewer: bool
 
-    @property
-    def stages(self) -> BoolArray:
-        """Where a stage may lie."""
-        return stages_of(self.states)
-
     def exchange_s(self, units: int) -> FloatArray:
         """Of all stages, for an update."""
         # step 1

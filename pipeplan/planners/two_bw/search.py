@@ -53,14 +53,13 @@ class SearchCounts:
 class BestFirstSearch:
     """The fastest configuration that fits, with what was seen on the way.
 
-    `fitting` holds those that were the best, or as good, when they were found; `looked_at` all that were split, with
-    the rate that bounds them; `waiting` the best of those that were not, with theirs; `examined` all that were bounded.
+    `looked_at` holds all that were split, with the rate that bounds them; `waiting` the best of those that were not,
+    with theirs; `examined` all that were bounded.
     """
 
     space: ShapeSpace
     evaluator: Evaluator
     best: Candidate | None = None
-    fitting: list[Candidate] = field(default_factory=list)
     looked_at: list[tuple[float, PipelineShape]] = field(default_factory=list)
     counts: SearchCounts = field(default_factory=SearchCounts)
     waiting: list[tuple[float, PipelineShape]] = field(default_factory=list)
@@ -155,7 +154,6 @@ class BestFirstSearch:
         found = self.evaluator.fastest(shape, least_time_s=least_s, ceiling_s=ceiling_s)
         if found is None:
             return
-        self.fitting.append(found)
         rate = found.throughput_samples_per_s
         tie = abs(rate - self.rate) <= TIE * self.rate
         if self.best is None or (

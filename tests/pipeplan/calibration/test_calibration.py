@@ -15,6 +15,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import DeviceMemory, Model, Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.programs.instructions import Forward, Update
 from pipeplan.programs.timeline import throughput_samples_per_s
 from tests.pipeplan.builders import profile
 from tests.pipeplan.calibration.measured import CELLS, CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
@@ -184,7 +185,7 @@ def test_a_late_start_and_slow_first_batches_are_left_out() -> None:
     run = executed(plan, HIDDEN)
     lanes = []
     for lane in run.timeline.lanes:
-        first_update = next(i for i, text in enumerate(lane.instructions) if text.startswith("U"))
+        first_update = next(i for i, one in enumerate(lane.instructions) if isinstance(one, Update))
         late_s = 5.0
         starts = [s if i <= first_update else s + late_s for i, s in enumerate(lane.start_s)]
         ends = [e if i < first_update else e + late_s for i, e in enumerate(lane.end_s)]
@@ -202,9 +203,9 @@ def test_forwards_that_other_programs_disturbed_move_no_median() -> None:
     run = executed(plan, HIDDEN)
     (lane,) = run.timeline.lanes
     starts_s, ends_s, late_s = [], [], 0.0
-    for index, (text, start_s, end_s) in enumerate(zip(lane.instructions, lane.start_s, lane.end_s, strict=True)):
+    for index, (one, start_s, end_s) in enumerate(zip(lane.instructions, lane.start_s, lane.end_s, strict=True)):
         starts_s.append(start_s + late_s)
-        late_s += 2 * (end_s - start_s) if text.startswith("F") and index % 3 == 0 else 0.0
+        late_s += 2 * (end_s - start_s) if isinstance(one, Forward) and index % 3 == 0 else 0.0
         ends_s.append(end_s + late_s)
     slow = replace(
         run, timeline=replace(run.timeline, lanes=(replace(lane, start_s=tuple(starts_s), end_s=tuple(ends_s)),))

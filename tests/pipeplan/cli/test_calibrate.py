@@ -12,6 +12,7 @@ from pipeplan.calibration.samples import MeasuredRun
 from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.files import dump, plan_document, read
 from pipeplan.documents.identity import content_id
+from pipeplan.programs.timeline_document import timeline_document
 from tests.pipeplan.calibration.measured import CLUSTER, PROFILE, executed, network, plan_for, scaled
 from tests.pipeplan.cli.commands import pipeplan
 
@@ -33,7 +34,7 @@ def write_run(folder: Path, run: MeasuredRun, *, on_gpus: bool = False) -> Path:
         for lane in run.timeline.lanes
     ]
     (folder / "plan.json").write_text(dump(plan_document(run.plan)))
-    (folder / "timeline.json").write_text(dump(asdict(run.timeline)))
+    (folder / "timeline.json").write_text(dump(timeline_document(run.timeline)))
     (folder / "run.json").write_text(json.dumps({"plan_id": content_id(run.plan), "ranks": ranks}))
     return folder
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipeplan.documents.files import parse
 from pipeplan.programs.text import parse_stream
-from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument
 from tests.pipeplan.cli.commands import Ended, pipeplan
 
 
@@ -28,10 +28,8 @@ def test_json_holds_bubble_streams_timeline_and_peaks() -> None:
         "<F1:0 F1 B1 >B1:0 <F2:0 F2 B2 >B2:0 U1",
     ]
     assert (document["in_flight"], document["weight_versions"]) == ([2, 1], [1, 1])
-    timeline = parse(Timeline, document["timeline"])
-    assert [parse_stream(" ".join(lane.instructions)) for lane in timeline.lanes] == [
-        parse_stream(text) for text in document["streams"]
-    ]
+    timeline = parse(TimelineDocument, document["timeline"]).timeline()
+    assert [lane.instructions for lane in timeline.lanes] == [parse_stream(text) for text in document["streams"]]
 
 
 def test_pipedream_updates_after_every_minibatch_of_every_batch() -> None:

@@ -37,7 +37,7 @@ def test_every_schedule_of_equal_batches_plays_to_its_end(schedule: str, replica
     costs = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
     timeline = simulate(made, [costs] * 3)
     ends = {
-        lane.rank: [end_s for text, end_s in zip(lane.instructions, lane.end_s, strict=True) if text[0] == "N"]
+        lane.rank: [event.end_s for event in lane.events() if isinstance(event.instruction, ReduceNorm)]
         for lane in timeline.lanes
     }
     assert len({tuple(moments) for moments in ends.values()}) == 1

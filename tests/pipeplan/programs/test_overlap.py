@@ -15,7 +15,7 @@ from pipeplan.programs.instructions import Backward, Forward, ReduceGradients, S
 from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program
-from pipeplan.programs.text import format_stream, parse_stream
+from pipeplan.programs.text import format_stream, parse_instruction, parse_stream
 from pipeplan.programs.timeline import throughput_samples_per_s
 from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
@@ -189,7 +189,7 @@ def costs(**others: float) -> StageCosts:
 
 def ends(program: Program, each: StageCosts, instruction: str) -> list[float]:
     lanes = simulate(program, [each] * program.pipeline.depth).lanes
-    return [lane.end_s[lane.instructions.index(instruction)] for lane in lanes]
+    return [lane.end_s[lane.instructions.index(parse_instruction(instruction))] for lane in lanes]
 
 
 def test_what_is_left_of_an_exchange_when_its_backward_has_ended_is_waited_for() -> None:

@@ -10,7 +10,7 @@ from pipeplan.programs import instructions as kinds
 from pipeplan.programs.instructions import BackwardWeight, Checkpoint, Instruction
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.text import format_instruction, format_stream, parse_instruction, parse_stream
-from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument, timeline_document
 from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
 from tests.pipeplan.builders import equal_thirds
@@ -78,4 +78,4 @@ def test_what_is_not_an_instruction_is_refused(text: str) -> None:
 def test_a_timelines_document_parses_back_to_the_timeline(schedule: str, stages: int, width: int) -> None:
     program = build(schedule, Pipeline(replicas=(width,) * stages, microbatches=4))
     timeline = simulate(program, [equal_thirds()] * stages)
-    assert parse(Timeline, dump(timeline)) == timeline
+    assert parse(TimelineDocument, dump(timeline_document(timeline))).timeline() == timeline

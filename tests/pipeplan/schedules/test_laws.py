@@ -124,7 +124,7 @@ def test_an_interleaved_ranks_memory_is_that_of_all_its_stages() -> None:
     program = interleaved(2, 2, 2)
     lane = simulate(program, costs).lanes[0]
     held = dict(zip(lane.instructions, (count - 1000 - 100_000 for count in lane.memory_bytes), strict=True))
-    assert [held[text] for text in ("F1", "F2", "F1.1", "F2.1", "B1.1", "B2.1", "B1", "B2")] == [
+    assert [held[one] for one in parse_stream("F1 F2 F1.1 F2.1 B1.1 B2.1 B1 B2")] == [
         1, 2, 102, 202, 102, 2, 1, 0,
     ]  # fmt: skip
 

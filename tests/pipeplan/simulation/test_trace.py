@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from pipeplan.programs.instructions import Transfer
+from pipeplan.programs.text import format_instruction, parse_instruction
 from pipeplan.programs.timeline import Lane, Timeline
 from pipeplan.simulation.predict import predict, predict_ends
 from pipeplan.simulation.trace import FIRST_TRACK, chrome_trace
@@ -115,7 +116,7 @@ def timeline_of(schedule: str, *, batches: int = 3, **options: Any) -> Timeline:
 
 
 def transfers(timeline: Timeline, side: str) -> int:
-    return sum(text.startswith(side) for lane in timeline.lanes for text in lane.instructions)
+    return sum(format_instruction(one).startswith(side) for lane in timeline.lanes for one in lane.instructions)
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
@@ -124,7 +125,8 @@ def test_every_send_has_an_arrow_to_its_receive(schedule: str) -> None:
     events = events_of(timeline, timeline)
     assert require_drawable(events) == 2 * transfers(timeline, ">") == 2 * transfers(timeline, "<")
     for number, lane in enumerate(timeline.lanes):
-        assert [s["name"] for s in slices(events)[1, FIRST_TRACK + number]] == list(lane.instructions)
+        names = [s["name"] for s in slices(events)[1, FIRST_TRACK + number]]
+        assert names == [format_instruction(one) for one in lane.instructions]
         held = [
             e["args"]["bytes"]
             for e in events
@@ -164,7 +166,13 @@ def test_processes_stand_in_the_order_in_which_they_are_given_and_tracks_in_that
 def lane(rank: int, *events: tuple[str, float, float]) -> Lane:
     texts, starts, ends = zip(*events, strict=True)
     return Lane(
-        rank=rank, stage=rank, replica=0, instructions=texts, start_s=starts, end_s=ends, memory_bytes=(0,) * len(texts)
+        rank=rank,
+        stage=rank,
+        replica=0,
+        instructions=tuple(map(parse_instruction, texts)),
+        start_s=starts,
+        end_s=ends,
+        memory_bytes=(0,) * len(texts),
     )
 
 

@@ -80,7 +80,7 @@ def test_a_run_job_ends_with_its_report_and_timeline_stored(context: Context) ->
     run = runs.get(context, job.run_id)
     assert (run.state, run.report) == ("succeeded", result.report)
     measured = runs.timelines(context, job.run_id)["measured"]
-    for lane, told in zip(measured.lanes, result.timeline.lanes, strict=True):
+    for lane, told in zip(measured.lanes, result.timeline.timeline().lanes, strict=True):
         assert lane.instructions == told.instructions
         assert lane.end_s == pytest.approx(told.end_s, abs=1e-9)
 

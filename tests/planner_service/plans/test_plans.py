@@ -11,7 +11,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import PlanningProblem
-from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.simulation.predict import predict
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from planner_service.plans import service as plans
@@ -120,8 +120,8 @@ def test_the_streams_are_those_that_the_schedule_generates(http: TestClient, con
 def test_the_timeline_is_the_prediction(http: TestClient, context: Context) -> None:
     plan_id = store_plan(context)
     plan = parse_plan(http.get(f"/v1/plans/{plan_id}").content)
-    timeline = parse(Timeline, http.get(f"/v1/plans/{plan_id}/timeline", params={"batches": 3}).content)
-    assert timeline == predict(plan, batches=3)
+    timeline = parse(TimelineDocument, http.get(f"/v1/plans/{plan_id}/timeline", params={"batches": 3}).content)
+    assert timeline.timeline() == predict(plan, batches=3)
 
 
 def test_more_batches_than_can_be_played_are_refused(http: TestClient, context: Context) -> None:

@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pipeplan.errors import TooManyRequestsError
 from pipeplan.protocol.tokens import new_credential
-from planner_service.platform.middleware import MAX_CALLERS, Rates, RequestLimits, address_of
+from planner_service.platform.middleware import MAX_CALLERS, Rates, RequestLimits, caller_address
 from tests.planner_service.conftest import Clock
 from tests.planner_service.guarded import context_of, guarding
 from tests.planner_service.tokens import bearer, made
@@ -79,7 +79,7 @@ def test_callers_without_number_fill_no_memory() -> None:
     ],
 )
 def test_an_address_is_one_caller_and_so_is_a_network_of_ipv6(client: object, expected: str) -> None:
-    assert address_of({"type": "http", "client": client}) == expected
+    assert caller_address({"type": "http", "client": client}) == expected
 
 
 def test_a_token_that_asks_too_often_is_told_when_to_come_back(database_url: str, clock: Clock) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import func, select, update
 
 from pipeplan.documents.files import parse
 from pipeplan.errors import InvalidInputError
-from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.programs.timeline_document import LaneDocument, TimelineDocument
 from pipeplan.protocol.jobs import Completion, RunResult
 from planner_service.jobs import service as jobs
 from planner_service.plans import service as plans
@@ -68,7 +68,7 @@ def test_losses_come_back_to_the_last_bit(losses: list[float]) -> None:
     assert [value.hex() for value in unpack_floats(pack_floats(losses))] == [value.hex() for value in losses]
 
 
-def _measured(instructions: int) -> Timeline:
+def _measured(instructions: int) -> TimelineDocument:
     """A worker in the middle of a pipeline: every duration has noise of its own, as measured ones have."""
     noise = np.random.default_rng(1)
     steps = [
@@ -79,7 +79,7 @@ def _measured(instructions: int) -> Timeline:
     durations_s = np.array([COMPUTE_S[text[0]] for text in steps]) * (1 + 0.02 * noise.standard_normal(instructions))
     gaps_s = np.abs(noise.normal(20e-6, 3e-6, instructions))
     ends_s = np.cumsum(durations_s + gaps_s)
-    lane = Lane(
+    lane = LaneDocument(
         rank=1,
         stage=1,
         replica=0,
@@ -88,7 +88,7 @@ def _measured(instructions: int) -> Timeline:
         end_s=tuple(ends_s.round(9).tolist()),
         memory_bytes=tuple(2**30 + 5_000_000 * (k % 4) for k in range(instructions)),
     )
-    return Timeline(lanes=(lane,), batch_size=16, batches=instructions // 48)
+    return TimelineDocument(lanes=(lane,), batch_size=16, batches=instructions // 48)
 
 
 def test_a_million_instructions_are_a_few_megabytes() -> None:
@@ -106,10 +106,10 @@ def result(context: Context) -> RunResult:
     """What a run reports whose timeline and losses take several chunks."""
     small = run_result(plans.get(context, store_plan(context)))
     (lane,) = _measured(5 * ROWS).lanes
-    idle = Lane(rank=0, stage=0, replica=0, instructions=(), start_s=(), end_s=(), memory_bytes=())
+    idle = LaneDocument(rank=0, stage=0, replica=0, instructions=(), start_s=(), end_s=(), memory_bytes=())
     losses = tuple((np.random.default_rng(2).standard_normal(2 * ROWS + 5)).tolist())
     report = replace(small.report, losses=losses, first_step=7)
-    timeline = Timeline(lanes=(idle, lane), batch_size=16, batches=4)
+    timeline = TimelineDocument(lanes=(idle, lane), batch_size=16, batches=4)
     return RunResult(report=report, timeline=timeline)
 
 
@@ -128,12 +128,12 @@ def _finished(context: Context, result: RunResult) -> str:
     return job.run_id
 
 
-def _inside(lane: Lane, start_s: float, stop_s: float) -> list[tuple[str, float, float, int]]:
+def _inside(lane: LaneDocument, start_s: float, stop_s: float) -> list[tuple[str, float, float, int]]:
     columns = zip(lane.instructions, lane.start_s, lane.end_s, lane.memory_bytes, strict=True)
     return [event for event in columns if event[1] < stop_s and (event[2] > start_s or event[1] >= start_s)]
 
 
-def _events(lane: Lane) -> list[tuple[str, float, float, int]]:
+def _events(lane: LaneDocument) -> list[tuple[str, float, float, int]]:
     return list(zip(lane.instructions, lane.start_s, lane.end_s, lane.memory_bytes, strict=True))
 
 
@@ -148,7 +148,7 @@ def test_a_window_holds_what_has_a_share_in_it(
 ) -> None:
     asked = {name: value for name, value in (("start", start), ("stop", stop)) if value is not None}
     answer = http.get(f"/v1/runs/{run_id}/timeline", params=asked)
-    got = parse(Timeline, answer.content)
+    got = parse(TimelineDocument, answer.content)
     low, high = (-np.inf if start is None else start), (np.inf if stop is None else stop)
     assert [_events(lane) for lane in got.lanes] == [_inside(lane, low, high) for lane in result.timeline.lanes]
     assert (got.batches, got.batch_size) == (result.timeline.batches, result.timeline.batch_size)

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from pipeplan.documents.plan import Plan
-from pipeplan.programs.instructions import Checkpoint
-from pipeplan.programs.timeline import Lane
+from pipeplan.programs.instructions import Checkpoint, Instruction
+from pipeplan.programs.timeline_document import LaneDocument
 from pipeplan.simulation.predict import predict
 from tests.schedules import ASP, STASHING
 from tests.worker_agent.runtime.plans import make_plan
@@ -178,9 +178,8 @@ def test_the_runtime_executes_exactly_the_streams_that_the_simulator_plays(
         assert without_checkpoints(result.lane) == lane.instructions
 
 
-def without_checkpoints(lane: Lane) -> tuple[str, ...]:
-    events = zip(lane.instructions, lane.events(), strict=True)
-    return tuple(text for text, event in events if not isinstance(event.instruction, Checkpoint))
+def without_checkpoints(lane: LaneDocument) -> tuple[Instruction, ...]:
+    return tuple(one for one in lane.lane().instructions if not isinstance(one, Checkpoint))
 
 
 def test_a_lane_never_goes_back_in_time_and_counts_its_memory(tmp_path: Path) -> None:
@@ -189,7 +188,7 @@ def test_a_lane_never_goes_back_in_time_and_counts_its_memory(tmp_path: Path) ->
         marks = [mark for pair in zip(result.lane.start_s, result.lane.end_s, strict=True) for mark in pair]
         assert marks == sorted(marks)
     weight_bytes = (8 * 8 + 8) * torch.float64.itemsize  # the first stage is one block: weights and gradients
-    first = results[0].lane
+    first = results[0].lane.lane()
     assert first.memory_bytes[-1] == 2 * weight_bytes
     assert first.peak_memory_bytes > first.memory_bytes[-1]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeplan.documents.plan import Plan
-from pipeplan.programs.instructions import BackwardWeight
+from pipeplan.programs.instructions import BackwardInput, BackwardWeight, Forward, Update
 from pipeplan.programs.program import Program
 from pipeplan.programs.timeline import Lane
 from pipeplan.simulation.predict import predict, program_of
@@ -118,7 +118,7 @@ def test_the_runtime_executes_exactly_the_split_streams_that_the_simulator_plays
     plan = plan_of(name, 4)
     _, results = execute(plan, tmp_path, checkpoint_every=1)
     for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
-        assert any(text.startswith("W") for text in lane.instructions)
+        assert any(isinstance(one, BackwardWeight) for one in lane.instructions)
         assert without_checkpoints(result.lane) == lane.instructions
 
 
@@ -202,10 +202,12 @@ def test_what_p1_lets_go_and_p2_keeps_is_counted() -> None:
     lane = run_alone(program, model="worker_agent.models.presets:mlp?width=8&depth=4")[1]
     held = dict(zip(lane.instructions, lane.memory_bytes, strict=True))
     tensor = 2 * 8 * torch.float64.itemsize
-    activations, kept, empty = (4 + 2) * tensor, (4 + 4) * tensor, held["U1"]
-    assert [held[f"F{k}"] - empty for k in (1, 2, 3, 4)] == [k * activations for k in (1, 2, 3, 4)]
-    assert [held[f"I{k}"] - empty for k in (4, 3, 2, 1)] == [(4 - n) * activations + n * kept for n in (1, 2, 3, 4)]
-    assert held["W4,3,2,1"] == empty
+    activations, kept, empty = (4 + 2) * tensor, (4 + 4) * tensor, held[Update(1)]
+    assert [held[Forward(k)] - empty for k in (1, 2, 3, 4)] == [k * activations for k in (1, 2, 3, 4)]
+    assert [held[BackwardInput(k)] - empty for k in (4, 3, 2, 1)] == [
+        (4 - n) * activations + n * kept for n in (1, 2, 3, 4)
+    ]
+    assert held[BackwardWeight((4, 3, 2, 1))] == empty
 
 
 def test_half_way_half_of_what_waits_for_p2_is_held() -> None:
@@ -215,11 +217,11 @@ def test_half_way_half_of_what_waits_for_p2_is_held() -> None:
         for half_way in (False, True)
     ]
     held, saved = (dict(zip(lane.instructions, lane.memory_bytes, strict=True)) for lane in lanes)
-    empty = held["U1"]
-    assert saved["U1"] == empty
-    assert held["I4"] - empty == 2 * (held["I2"] - empty)
-    assert saved["I2"] == saved["I4"] == held["I2"]
-    assert saved["W1,2"] == empty
+    empty = held[Update(1)]
+    assert saved[Update(1)] == empty
+    assert held[BackwardInput(4)] - empty == 2 * (held[BackwardInput(2)] - empty)
+    assert saved[BackwardInput(2)] == saved[BackwardInput(4)] == held[BackwardInput(2)]
+    assert saved[BackwardWeight((1, 2))] == empty
 
 
 def test_the_command_runs_a_plan_with_a_split_backward(tmp_path: Path) -> None:

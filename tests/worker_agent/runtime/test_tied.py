@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeplan.documents.plan import Plan
+from pipeplan.programs.text import format_stream
 from pipeplan.protocol.runs import read_run
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
@@ -104,7 +105,7 @@ def test_the_run_command_follows_the_streams_that_its_ranks_execute(tmp_path: Pa
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["steps"] == 6
     for lane in read_run(tmp_path / "out").timeline.lanes:
-        assert "T1:0,1 U1" in " ".join(lane.instructions)
+        assert "T1:0,1 U1" in format_stream(lane.instructions)
 
 
 def test_pipedream_refuses_stages_that_share_weights(tmp_path: Path) -> None:
