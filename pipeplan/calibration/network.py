@@ -51,7 +51,7 @@ def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> 
     terms = []
     for level, of_level in sorted(delays.items()):
         known = cluster.levels[level]
-        bandwidth_bytes_per_s, latency_s = link_terms(of_level, known.bandwidth_bytes_per_s, known.latency_s)
+        bandwidth_bytes_per_s, latency_s = link_terms(of_level, known.transfer_bytes_per_s, known.latency_s)
         terms.append(
             LevelTerms(
                 level=level,
@@ -106,8 +106,7 @@ def unseen_exchange(found: Calibration, profile: Profile, cluster: Cluster) -> T
     """
     faster = {terms.level: terms.bandwidth_bytes_per_s for terms in found.levels}
     ratios = [
-        faster.get(i, level.bandwidth_bytes_per_s) / level.bandwidth_bytes_per_s
-        for i, level in enumerate(cluster.levels)
+        faster.get(i, level.transfer_bytes_per_s) / level.transfer_bytes_per_s for i, level in enumerate(cluster.levels)
     ]
     if min(ratios) <= 1:
         return None

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from pipeplan.costs.collectives import all_reduce, outlasting_s
+from pipeplan.costs.collectives import AllReduce, LevelRing, all_reduce_among, outlasting_s
 from pipeplan.costs.compute import recompute_s
 from pipeplan.costs.graph import Boundary, boundaries, in_order
 from pipeplan.costs.memory import fixed_copies
-from pipeplan.costs.transfer import boundary_link, boundary_port_devices, port_devices, ranks_by_stage
+from pipeplan.costs.transfer import SharedPort, boundary_link, boundary_port, ranks_by_stage, shared_port
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import Stage, Worker
 from pipeplan.documents.profile import Measurement, Overheads, Profile
@@ -34,10 +32,10 @@ def estimate(
 ) -> tuple[StageCosts, ...]:
     """Every stage's costs on the devices that the placement gives it.
 
-    Gradients are exchanged by a ring all-reduce, 2 (r - 1) / r of the weights, under ASP by a broadcast of each
-    replica's: that is what executes a plan, whatever its planner assumed. A transfer takes its bytes over the slowest
-    link that the boundary crosses. Where a profile has no split backward, all of it counts as the gradient of the
-    input: splitting promises nothing.
+    Gradients are exchanged by an all-reduce, level by level (`collectives`); under ASP each replica broadcasts its own.
+    That is what executes a plan, whatever its planner assumed. A transfer takes its bytes over the slowest link that
+    the boundary crosses. Where a profile has no split backward, all of it counts as the gradient of the input: a split
+    promises nothing.
 
     The `schedule` decides which of the profile's shares and overheads a stage has (`Overheads`; None: those of none).
     `order` is the graph's blocks as the stages hold them.
@@ -49,23 +47,18 @@ def estimate(
     if devices is not None:
         ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
     edges = [boundary_link(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
-    ports = [boundary_port_devices(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
-    if schedule is not None and schedule.update == "replica":  # one replica's gradients at a time, each once
-        moved = [float(stage.replicas > 1) for stage in stages]
-    else:
-        moved = all_reduce(np.asarray([float(stage.replicas) for stage in stages])).tolist()
+    ports = [boundary_port(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
+    in_turn = schedule is not None and schedule.update == "replica"
+    exchanges = [_broadcast(cluster, members) if in_turn else all_reduce_among(cluster, members) for members in ranks]
     return tuple(
         _stage_costs(
             profile,
             stage,
             measured,
             boundary=tensors[index],
-            ports=_Ports(
-                activation=ports[index] if index < len(ports) else 0,
-                gradient=ports[index - 1] if index > 0 else 0,
-                reduce=port_devices(cluster, ranks[index]),
-            ),
-            exchange=_Exchange(moved[index], profile.overheads.exchange_factor, cluster.link(ranks[index])),
+            onward=ports[index] if index < len(ports) else SharedPort(),
+            back=ports[index - 1] if index > 0 else SharedPort(),
+            exchange=_Exchange(exchanges[index], profile.overheads.exchange_factor),
             before=edges[index - 1] if index > 0 else None,
             after=edges[index] if index < len(edges) else None,
             fixed=sum(fixed_copies(profile.dtype, optimizer, master_weights=master_weights)),
@@ -82,34 +75,39 @@ def backward_follows_forward(schedule: Schedule | None, *, recompute: bool, last
 
 
 @dataclass(frozen=True, slots=True)
-class _Ports:
-    """How many devices share the ports that a stage's transfers and its gradient exchange pass."""
-
-    activation: int
-    gradient: int
-    reduce: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Exchange:
-    """A gradient exchange: what it moves, as a share of the weights, how much longer that takes, and its link."""
+    """A gradient exchange, and how much longer than known its bytes take."""
 
-    moved: float
+    among: AllReduce
     factor: float
-    link: Level
+
+    @property
+    def port(self) -> SharedPort:
+        """What it passes; a link of its own where it moves nothing."""
+        return self.among.slowest.port if self.among.slowest else SharedPort()
 
     def seconds(self, weight_bytes: float) -> float:
-        """How long it takes by itself."""
-        if self.moved == 0.0:
-            return 0.0
-        return self.moved * (weight_bytes * self.factor) / self.link.bandwidth_bytes_per_s + self.link.latency_s
+        """How long it takes where nothing else is on its way."""
+        return self.among.seconds(weight_bytes * self.factor)
 
-    def tail_s(self, completed: Sequence[tuple[float, float]]) -> float:
+    def inside_s(self, weight_bytes: float) -> float:
+        """What of it passes no port: its hops, and the levels that are not the slowest."""
+        return self.seconds(weight_bytes) - self.among.port_s(weight_bytes * self.factor)
+
+    def tail_s(self, completed: Sequence[tuple[float, float]], weight_bytes: float) -> float:
         """How long it goes on after a backward that completes the blocks' gradients in these seconds."""
-        if self.moved == 0.0:
-            return 0.0
-        seconds_per_byte = self.moved * self.factor / self.link.bandwidth_bytes_per_s
-        return outlasting_s(completed, seconds_per_byte) + self.link.latency_s
+        if weight_bytes == 0:
+            return self.seconds(weight_bytes)
+        latency_s = self.among.latency_s(weight_bytes * self.factor)
+        seconds_per_byte = (self.seconds(weight_bytes) - latency_s) / weight_bytes
+        return outlasting_s(completed, seconds_per_byte) + latency_s
+
+
+def _broadcast(cluster: Cluster, ranks: Sequence[int]) -> AllReduce:
+    """What one replica sends to all others: every byte once, in one hop."""
+    link = cluster.link(ranks)
+    ring = LevelRing(2, link.bandwidth_bytes_per_s, link.latency_s / 2, shared_port(cluster, ranks))
+    return AllReduce((ring,) if len(ranks) > 1 else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,8 @@ def _stage_costs(
     measured: Sequence[Measurement],
     *,
     boundary: Boundary,
-    ports: _Ports,
+    onward: SharedPort,
+    back: SharedPort,
     exchange: _Exchange,
     before: Level | None,
     after: Level | None,
@@ -153,7 +152,7 @@ def _stage_costs(
         recompute_s=shares.recompute * recompute_s(blocks, recompute_factor),
         update_s=weight_bytes * shares.update_s_per_byte,
         reduce_s=exchange.seconds(weight_bytes),
-        reduce_tail_s=exchange.tail_s(completed),
+        reduce_tail_s=exchange.tail_s(completed, weight_bytes),
         activation_transfer_s=_transfer_s(boundary.sent_bytes, after),
         gradient_transfer_s=_transfer_s(boundary.received_bytes, before),
         latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
@@ -163,9 +162,13 @@ def _stage_costs(
         version_bytes=weight_bytes,
         fixed_bytes=weight_bytes * fixed,
         gradient_bytes=weight_bytes,
-        activation_port_devices=ports.activation,
-        gradient_port_devices=ports.gradient,
-        reduce_port_devices=ports.reduce,
+        activation_port_devices=onward.devices,
+        gradient_port_devices=back.devices,
+        reduce_port_devices=exchange.port.devices,
+        reduce_inside_s=exchange.inside_s(weight_bytes),
+        activation_device_share=onward.device_share,
+        gradient_device_share=back.device_share,
+        reduce_device_share=exchange.port.device_share,
         weight_gradient_bytes=sum(known_bytes) if len(known_bytes) == len(blocks) else None,
     )
 

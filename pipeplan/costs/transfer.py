@@ -5,7 +5,7 @@ A port is where transfers leave and enter a server or a single device: there the
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, lcm
 
 import numpy as np
@@ -29,7 +29,7 @@ class Bandwidths:
     def __init__(self, cluster: Cluster) -> None:
         sizes = [level.size for level in cluster.levels]
         self.units = np.cumprod(np.asarray(sizes, dtype=np.int64))[:-1]
-        speeds = np.asarray([level.bandwidth_bytes_per_s for level in cluster.levels], dtype=np.float64)
+        speeds = np.asarray([level.transfer_bytes_per_s for level in cluster.levels], dtype=np.float64)
         self._by_level = np.minimum.accumulate(speeds)
 
     def levels(self, low: IntArray, high: IntArray) -> IntArray:
@@ -66,26 +66,33 @@ def boundary_link(cluster: Cluster, senders: Sequence[int], receivers: Sequence[
     return replace(cluster.link((int(low[farthest]), int(high[farthest]))), size=2)
 
 
-def port_devices(cluster: Cluster, ranks: Sequence[int]) -> int:
-    """How many devices share the port at which a transfer among these ranks is slowest.
+@dataclass(frozen=True, slots=True)
+class SharedPort:
+    """The port that so many devices share, and the share of its bandwidth that one of them has: 0 devices, no port."""
+
+    devices: int = 0
+    device_share: float = 1.0
+
+
+def shared_port(cluster: Cluster, ranks: Sequence[int]) -> SharedPort:
+    """The port at which a transfer among these ranks is slowest.
 
     A level's bandwidth is what one unit of the level inside it, a server or a device, sends or receives at a time.
     Among equally slow levels that is the outermost, whose port most devices share.
     """
-    unit = devices = 1
-    slowest = inf
+    unit, found, slowest = 1, SharedPort(), inf
     for level in cluster.levels:
-        if level.bandwidth_bytes_per_s <= slowest:
-            slowest, devices = level.bandwidth_bytes_per_s, unit
+        if level.transfer_bytes_per_s <= slowest:
+            slowest, found = level.transfer_bytes_per_s, SharedPort(unit, level.device_share)
         unit *= level.size
         if min(ranks) // unit == max(ranks) // unit:
             break
-    return devices
+    return found
 
 
-def boundary_port_devices(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> int:
-    """`port_devices` of the sender and receiver that are farthest apart: their link is the slowest."""
+def boundary_port(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> SharedPort:
+    """`shared_port` of the sender and receiver that are farthest apart: their link is the slowest."""
     rounds = np.arange(lcm(len(senders), len(receivers)))
     pairs = np.stack([np.asarray(senders)[rounds % len(senders)], np.asarray(receivers)[rounds % len(receivers)]])
     farthest = int(Bandwidths(cluster).levels(pairs.min(axis=0), pairs.max(axis=0)).argmax())
-    return port_devices(cluster, pairs[:, farthest].tolist())
+    return shared_port(cluster, pairs[:, farthest].tolist())

@@ -209,8 +209,13 @@ def corrected_cluster(calibration: Calibration, cluster: Cluster) -> Cluster:
     """The cluster with the levels that the runs' transfers crossed, and the memory beside the tensors."""
     levels = list(cluster.levels)
     for terms in calibration.levels:
+        known = levels[terms.level]
+        own = known.device_bandwidth_bytes_per_s  # transfers show this one, where there is one
         levels[terms.level] = replace(
-            levels[terms.level], bandwidth_bytes_per_s=terms.bandwidth_bytes_per_s, latency_s=terms.latency_s
+            known,
+            bandwidth_bytes_per_s=terms.bandwidth_bytes_per_s / known.device_share,
+            device_bandwidth_bytes_per_s=own and terms.bandwidth_bytes_per_s,
+            latency_s=terms.latency_s,
         )
     return replace(cluster, device=_corrected_device(calibration, cluster.device), levels=tuple(levels))
 

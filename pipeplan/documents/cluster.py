@@ -107,11 +107,17 @@ _WORDS = {key: {*words(key), *words(name), *_MORE_WORDS[key]} for key, name in K
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One level of the network: `size` units of the level inside it, joined by links of this speed."""
+    """One level of the network: `size` units of the level inside it, joined by links of this speed.
+
+    `bandwidth_bytes_per_s` is what a unit, a server say, sends and receives together. `device_bandwidth_bytes_per_s` is
+    what one of its devices has of it, where that is less: the speed of its own network card. `latency_s` is that of
+    one message, and of each hop of a collective.
+    """
 
     size: int
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
+    device_bandwidth_bytes_per_s: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -119,6 +125,21 @@ class Level:
         require_count("size", self.size)
         require_amount("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, positive=True)
         require_amount("latency_s", self.latency_s)
+        own = self.device_bandwidth_bytes_per_s
+        if own is not None:
+            require_amount("device_bandwidth_bytes_per_s", own, positive=True)
+            rule = f"must be at most bandwidth_bytes_per_s ({self.bandwidth_bytes_per_s:g}), which a unit has together"
+            require(own <= self.bandwidth_bytes_per_s, "device_bandwidth_bytes_per_s", rule, own)
+
+    @property
+    def transfer_bytes_per_s(self) -> float:
+        """What a single transfer between two devices has."""
+        return self.device_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
+
+    @property
+    def device_share(self) -> float:
+        """What a single transfer has of a unit's bandwidth."""
+        return self.transfer_bytes_per_s / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +172,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         require(len(self.levels) > 0, "levels", "must hold at least one level", self.levels)
+        own = self.levels[0].device_bandwidth_bytes_per_s
+        rule = "is for levels whose units hold several devices: on the first one a device is a unit"
+        require(own is None, "levels.0.device_bandwidth_bytes_per_s", rule, own)
         # The product of many large sizes takes time by the square of their number: it is multiplied no further than
         # needed. The error shows that of the first levels, which in any cluster that there is are all of them.
         devices = 1
@@ -188,7 +212,7 @@ class Cluster:
         return prod(level.size for level in self.levels)
 
     def link(self, ranks: Iterable[int]) -> Level:
-        """What a transfer among these devices crosses: slowest bandwidth, longest latency on the way.
+        """What a transfer among these devices crosses: the slowest bandwidth that a transfer has, the longest latency.
 
         Devices [0, size of level 0) share level 0, and so on outwards. A single device crosses nothing: the
         innermost level is returned, which costs nothing where nothing is sent.
@@ -204,6 +228,6 @@ class Cluster:
                 break
         return Level(
             size=len(members),
-            bandwidth_bytes_per_s=min(level.bandwidth_bytes_per_s for level in crossed),
+            bandwidth_bytes_per_s=min(level.transfer_bytes_per_s for level in crossed),
             latency_s=max(level.latency_s for level in crossed),
         )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeplan.documents.identity import content_id, left_out
+from pipeplan.documents.identity import content_id, plain
 from pipeplan.documents.plan import Answer, Infeasible, Plan
 from pipeplan.documents.validators import MISSING, excerpt, fault_of_number, validator_of
 from pipeplan.errors import InvalidInputError, require, require_unique
@@ -123,8 +123,8 @@ def parse_plan(content: str | bytes) -> Plan:
 def plan_document(plan: Plan) -> dict[str, Any]:
     """The plan as plain values, with its id and what can be read off it."""
     derived = {"id": content_id(plan), "feasible": True, "depth": plan.depth, "width": plan.width}
-    absent = left_out(plan)
-    return derived | {name: value for name, value in dataclasses.asdict(plan).items() if name not in absent}
+    values: dict[str, Any] = plain(plan)
+    return derived | values
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:

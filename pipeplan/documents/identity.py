@@ -88,19 +88,19 @@ def _known_id(same: _Same) -> str:
     return content_id(same.content)
 
 
-def left_out(content: Any) -> frozenset[str]:
-    """The fields that a dataclass's document lacks: later ones than its first version's, at their default."""
-    kind: Any = type(content)
-    _, later = _names_and_later(kind)
-    return frozenset(name for name, default in later.items() if getattr(content, name) == default)
+def plain(content: Any) -> Any:
+    """The document's plain values: what its canonical text holds."""
+    if dataclasses.is_dataclass(content):
+        return {name: plain(value) for name, value in _fields(content).items()}
+    return tuple(map(plain, content)) if isinstance(content, tuple) else content
 
 
 def _fields(content: Any) -> dict[str, Any]:
-    """A dataclass as a dictionary, one level deep: the encoder asks for the rest."""
+    """A dataclass as a dictionary, one level deep, without later fields at their default."""
     kind: Any = type(content)
     names, later = _names_and_later(kind)
-    absent = left_out(content) if later else ()
-    return {name: getattr(content, name) for name in names if name not in absent}
+    values = {name: getattr(content, name) for name in names}
+    return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
 
 @cache

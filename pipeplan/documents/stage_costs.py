@@ -15,9 +15,11 @@ class StageCosts:
       occupy a link, `latency_s` what passes on top until they arrive.
     - Ports: `activation_port_devices` says how many devices share the port through which its output leaves them,
       `gradient_port_devices` the same of its input's gradient, `reduce_port_devices` of its gradient exchange; 0 is a
-      link of its own.
-    - Exchange: `reduce_tail_s` is how long an exchange that overlaps with the backward goes on when that has ended
-      (None: all of it; see `exchange_tail_s`).
+      link of its own. Where a device's own link is slower than the port, `activation_device_share` is what it carries
+      of the port's bandwidth; likewise for the others.
+    - Exchange: of `reduce_s`, `reduce_inside_s` passes no port: its latency, and what happens inside the units of
+      devices that a port connects. `reduce_tail_s` is how long an exchange that overlaps with the backward goes on when
+      that has ended (None: all of it; see `exchange_tail_s`).
     - Memory: `version_bytes` is one version of its weights, `gradient_bytes` a set of gradients beyond the one that is
       always there, `fixed_bytes` what is there from start to end (gradients, optimizer states, buffers).
       `activation_bytes` is a microbatch kept whole, `input_bytes` one of which only the stage's input is kept,
@@ -46,6 +48,10 @@ class StageCosts:
     weight_gradient_bytes: int | None = None
     reduce_tail_s: float | None = None
     gradient_bytes: int = 0
+    reduce_inside_s: float = 0.0
+    activation_device_share: float = 1.0
+    gradient_device_share: float = 1.0
+    reduce_device_share: float = 1.0
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -4,8 +4,6 @@ Streams are played with the plan's costs as far as that takes no longer than pla
 shorter ones are played, and what they give is extrapolated.
 """
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import lcm
@@ -80,10 +78,10 @@ def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
 
 
 def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
-    """The timeline of one pipeline that stands for all, on the first replica's devices: a lane for every stage.
+    """The timeline of one pipeline that stands for all, on their devices: a lane for every stage.
 
-    Replicas of equal width do the same at the same time. A transfer takes as long as those of all replicas that pass
-    the same port at once. Where the stages' replicas differ, and where they take turns (ASP), all workers are played.
+    Replicas of equal width do the same at the same time: what one sends stands for what all send, and passes all their
+    ports. Where the stages' replicas differ, and where they take turns (ASP), all workers are played.
     """
     if not _stands_for_all(plan):
         return predict(plan, batches=batches)
@@ -93,15 +91,7 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         batches=batches,
         recompute=tuple(stage.recompute for stage in plan.stages),
     )
-    ranks = ranks_by_stage(plan.placement)
-    devices = [workers[0] for workers in ranks]
-    costs = []
-    for stage, own in enumerate(plan.costs):
-        onward = _passing(ranks[stage], ranks[stage + 1], own.activation_port_devices) if stage + 1 < plan.depth else 1
-        back = _passing(ranks[stage], ranks[stage - 1], own.gradient_port_devices) if stage > 0 else 1
-        activation_s, gradient_s = onward * own.activation_transfer_s, back * own.gradient_transfer_s
-        costs.append(replace(own, activation_transfer_s=activation_s, gradient_transfer_s=gradient_s))
-
+    devices = ranks_by_stage(plan.placement)
     program = build(plan.schedule, pipeline)
     if plan.replicas[0] > 1:  # a stage exchanges the gradients of all the replicas for which it stands
         streams = []
@@ -111,8 +101,8 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
             streams.append(replace(stream, instructions=tuple(chain.from_iterable(exchanging))))
         program = replace(program, streams=tuple(streams))
     if plan.split_backward:
-        program = split_backward(program, costs, devices, half_way=plan.split_backward_half_way)
-    return simulate(overlap_exchanges(program), costs, devices)
+        program = split_backward(program, plan.costs, devices, half_way=plan.split_backward_half_way)
+    return simulate(overlap_exchanges(program), plan.costs, devices)
 
 
 def _laws(plan: Plan) -> Schedule:
@@ -121,16 +111,6 @@ def _laws(plan: Plan) -> Schedule:
 
 def _stands_for_all(plan: Plan) -> bool:
     return plan.width is not None and plan.chunks == 1 and _laws(plan).update != "replica"
-
-
-def _passing(senders: Sequence[int], receivers: Sequence[int], port_devices: int) -> int:
-    """How many of the replicas' transfers pass the busiest port, out of a unit of devices or into one."""
-    if port_devices == 0:
-        return 1
-    pairs = [(a // port_devices, b // port_devices) for a, b in zip(senders, receivers, strict=True)]
-    crossing = [(a, b) for a, b in pairs if a != b]
-    busiest = [max(Counter(units).values()) for units in zip(*crossing, strict=True)]
-    return max(busiest, default=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import FIRST_VERSION, Answer, Plan
+from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import MissingDependencyError, require
 from pipeplan.planners.auto.planner import auto
 from pipeplan.planners.gpipe import gpipe
@@ -33,7 +33,7 @@ PLANNERS: dict[str, Planner] = {
 """Of these only pipedream plans graphs as they are; the others plan them as chains."""
 PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
 
-VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, FIRST_VERSION)
+VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.0.0")
 """Semantic versions of what the planners answer. A change that makes a planner answer a request differently raises its
 version: the minor one where plans are faster or more problems have one, the major one where plans mean something else.
 """

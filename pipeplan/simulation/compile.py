@@ -4,9 +4,11 @@ A column has a row an instruction: the seconds that it takes by itself, and whom
 workers meet at an edge (a send and its receive), several at an exchange.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import ScheduleError
@@ -30,6 +32,7 @@ from pipeplan.programs.instructions import (
 )
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
+from pipeplan.simulation.network import Route
 
 _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
 _SENDS = (SendActivation, SendGradient)
@@ -61,11 +64,20 @@ Group = tuple[int, Handed]
 _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
 """What tells exchanges apart: the stage whose replicas take part, or the replica whose stages do; the instruction."""
 
-Ports = tuple[int, ...]
-"""The ports that a transfer or an exchange occupies: out of its sender's unit, into its receiver's."""
+
+class _Port(NamedTuple):
+    """Outwards or inwards, how many devices there are behind it, and the number of its unit of so many.
+
+    `own`: a device's own link, on its way to the port that so many devices share.
+    """
+
+    out: bool
+    devices: int
+    unit: int
+    own: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Edge:
     """The tensors that one worker sends to another in one direction: first in, first out."""
 
@@ -75,7 +87,7 @@ class Edge:
     group: Group
     seconds: float
     latency_s: float
-    ports: Ports
+    route: Route | None
     free_s: float = 0.0
     sent: list[int] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
@@ -84,22 +96,29 @@ class Edge:
     awaited: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """An exchange among replicas or among stages: how many workers are still missing, and when the last one arrived.
 
-    `tail_s` is what is left of an exchange that runs beside a backward once that backward has ended.
+    It takes `inside_s` within units of devices, and then `seconds` on its route, or without one. `tail_s` is what is
+    left of an exchange that runs beside a backward once that backward has ended.
     """
 
     number: int
     group: Group
     seconds: float
     missing: int
-    ports: Ports
+    route: Route | None
+    inside_s: float = 0.0
     tail_s: float = 0.0
     waiting: list[int] = field(default_factory=list)
     reached_s: float = 0.0
     end_s: float | None = None
+
+    @property
+    def alone_s(self) -> float:
+        """How long it takes where nothing else is on its way."""
+        return self.inside_s + self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +141,17 @@ class Compiler:
     sent.
     """
 
-    def __init__(self, program: Program, costs: Sequence[StageCosts], devices: Sequence[int]) -> None:
+    def __init__(self, program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]]) -> None:
         self._program = program
         self._costs = costs
         self._devices = devices
         self._edges: dict[tuple[int, int, bool, int], Edge] = {}
         self._exchanges: dict[_Meeting, Exchange] = {}
-        self._ports: dict[tuple[bool, int, int], int] = {}
+        self._lines: dict[int, Route] = {}
+        self._ports: dict[_Port, int] = {}
+        self.routes: list[Route] = []
         self.columns = [self._column(stream) for stream in program.streams]
+        self._leave_out_ports()
         for edge in self._edges.values():
             for sent, received in zip(edge.sent, edge.received, strict=False):
                 if sent != received:
@@ -218,11 +240,16 @@ class Compiler:
             costs = self._costs[stage]
             seconds = costs.gradient_transfer_s if gradients else costs.activation_transfer_s
             behind_a_port = costs.gradient_port_devices if gradients else costs.activation_port_devices
-            ports: Ports = ()
+            share = costs.gradient_device_share if gradients else costs.activation_device_share
+            passed: list[_Port] = []
             if seconds > 0 and behind_a_port:
-                out, into = (self._devices[each] // behind_a_port for each in (sender, receiver))
-                if out != into:
-                    ports = (self._port(True, behind_a_port, out), self._port(False, behind_a_port, into))
+                for each in zip(self._devices[sender], self._devices[receiver], strict=True):
+                    out, into = (device // behind_a_port for device in each)
+                    if out != into:
+                        passed += [_Port(True, behind_a_port, out), _Port(False, behind_a_port, into)]
+                        if share < 1:
+                            passed.append(_Port(True, behind_a_port, each[0], own=True))
+                            passed.append(_Port(False, behind_a_port, each[1], own=True))
             self._edges[key] = Edge(
                 number=len(self._edges),
                 sender=sender,
@@ -230,7 +257,7 @@ class Compiler:
                 group=(stage, Handed.GRADIENT if gradients else Handed.ACTIVATION),
                 seconds=seconds,
                 latency_s=costs.latency_s,
-                ports=ports,
+                route=self._route(Counter(passed), share, share) if passed else None,
             )
         edge = self._edges[key]
         return (Meet.SEND, edge, edge.sent) if sends else (Meet.RECEIVE, edge, edge.received)
@@ -249,7 +276,7 @@ class Compiler:
                 group=(members[0], Handed.EXCHANGE),
                 seconds=max(self._costs[stage].latency_s for stage in members),
                 missing=missing,
-                ports=(),
+                route=None,
             )
         return self._exchanges[key]
 
@@ -265,24 +292,16 @@ class Compiler:
         key = (stage, ReduceGradients(instruction.version))
         if key not in self._exchanges:
             costs = self._costs[stage]
-            behind_a_port = costs.reduce_port_devices
-            ports: Ports = ()
-            if costs.reduce_s > 0 and behind_a_port:
-                # A ring enters and leaves every unit once, however many of the replicas are in it.
-                first_stage = stage % self._program.pipeline.span
-                ranks = [other.rank for other in self._program.streams if other.stage == first_stage]
-                units = sorted({self._devices[rank] // behind_a_port for rank in ranks})
-                ports = tuple(self._port(out, behind_a_port, unit) for unit in units for out in (True, False))
-            elif costs.reduce_s > 0 and begins:
-                # A stage's exchanges beside other work have a link to themselves, and take it one after another.
-                ports = (self._port(True, 0, stage),)
+            route = self._line(stage) if costs.reduce_s > 0 and (costs.reduce_port_devices or begins) else None
+            inside_s = costs.reduce_inside_s if costs.reduce_port_devices else 0.0
             following = (*stream.instructions[index + 1 : index + 2], None)[0]  # completes the gradients
             self._exchanges[key] = Exchange(
                 number=len(self._exchanges),
                 group=(stage, Handed.EXCHANGE),
-                seconds=costs.reduce_s,
+                seconds=costs.reduce_s - inside_s,
                 missing=1 if begins and source is not None else self._program.pipeline.replicas[stage],
-                ports=ports,
+                route=route,
+                inside_s=inside_s,
                 tail_s=costs.exchange_tail_s(split=isinstance(following, BackwardWeight)),
             )
         exchange = self._exchanges[key]
@@ -297,5 +316,49 @@ class Compiler:
         column.exchanges[index] = exchange
         return Meet.AWAIT if exchange.number in begun else Meet.EXCHANGE
 
-    def _port(self, out: bool, behind_a_port: int, unit: int) -> int:
-        return self._ports.setdefault((out, behind_a_port, unit), len(self._ports))
+    def _line(self, stage: int) -> Route:
+        """The route of a stage's exchanges, one after another: through ports, or on links of their own.
+
+        A ring enters and leaves every unit once, however many of the replicas are in it. Each of these carries its
+        share of it (`costs.collectives`).
+        """
+        if stage not in self._lines:
+            costs = self._costs[stage]
+            behind_a_port, share = costs.reduce_port_devices, costs.reduce_device_share
+            passed: dict[_Port, float] = {}
+            if behind_a_port:
+                first_stage = stage % self._program.pipeline.span
+                streams = self._program.streams
+                devices = [device for s in streams if s.stage == first_stage for device in self._devices[s.rank]]
+                inside = Counter(device // behind_a_port for device in devices)
+                share = min(share * min(inside.values()), 1.0)
+                for out in (True, False):
+                    passed |= {_Port(out, behind_a_port, unit): 1.0 for unit in sorted(inside)}
+                    if costs.reduce_device_share < 1:
+                        own = [_Port(out, behind_a_port, device, own=True) for device in devices]
+                        passed |= {port: 1.0 / inside[port.unit // behind_a_port] for port in own}
+            self._lines[stage] = self._route(passed, share, costs.reduce_device_share)
+        return self._lines[stage]
+
+    def _route(self, passed: Mapping[_Port, float], share: float, own: float) -> Route:
+        """A route through these ports, of which a device's own link carries the share `own`."""
+        ports = [
+            (self._ports.setdefault(port, len(self._ports)), count / own if port.own else float(count))
+            for port, count in passed.items()
+        ]
+        self.routes.append(Route(number=len(self.routes), share=share, ports=tuple(ports)))
+        return self.routes[-1]
+
+    def _leave_out_ports(self) -> None:
+        """Keeps one of several ports that the same routes pass alike, and none that is never full."""
+        passing: dict[int, list[tuple[int, float]]] = {port: [] for port in self._ports.values()}
+        for route in self.routes:
+            for port, count in route.ports:
+                passing[port].append((route.number, count))
+        kept = {tuple(routes): port for port, routes in reversed(passing.items())}
+        full = set(kept.values())
+        for routes, port in kept.items():
+            if sum(self.routes[number].share * count for number, count in routes) <= 1:
+                full.remove(port)
+        for route in self.routes:
+            route.ports = tuple(each for each in route.ports if each[0] in full)

@@ -6,18 +6,19 @@ begun earlier runs beside its workers' other work, on a link of its own. The run
 holds the same instructions.
 
 Network levels have ports, and a level's bandwidth is that of its ports. What crosses a level leaves one unit of devices
-through that unit's port and enters the other through its own. A port carries one thing after another, first in, first
-out, each direction by itself. Gradient exchanges pass ports too: a ring passes those of every unit once. Tensors that
-replicas of a stage hand over at the same instant share the port and arrive together. Where the costs name no port,
-every sender, receiver and direction has a link of its own, as in the papers' pictures.
+through that unit's port and enters the other through its own. Between one sender and one receiver tensors follow each
+other, and so do the exchanges of one stage; whatever else passes a port at the same time shares it (`network`). An
+exchange passes the ports of every unit once. Where the costs name no port, every sender, receiver and direction has a
+link of its own, as in the papers' pictures.
 
-The engine plays columns (`compile`). Workers run ahead as far as they can. Once nobody can, the earliest request for a
-port is served: nothing that is handed over later can have come before it.
+The engine plays columns (`compile`). Workers run ahead as far as they can. Once nobody can, time passes on the network
+up to its next moment: nothing that is handed over later can come before it.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf
 
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import ScheduleError
@@ -25,20 +26,21 @@ from pipeplan.programs.footprint import first_versions, held_counts
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane, Timeline
-from pipeplan.simulation.compile import Column, Compiler, Edge, Exchange, Group, Handed, Meet, Ports
+from pipeplan.simulation.compile import Column, Compiler, Edge, Exchange, Group, Handed, Meet
+from pipeplan.simulation.network import Network
 
 
 class Engine:
     """Plays a program. `start_s` and `end_s` have a list for every rank, with an entry for every instruction."""
 
-    def __init__(self, program: Program, costs: Sequence[StageCosts], devices: Sequence[int]) -> None:
+    def __init__(self, program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]]) -> None:
         compiled = Compiler(program, costs, devices)
         ranks = range(len(program.streams))
         self._program = program
         self._columns = compiled.columns
         self._edges = compiled.edges
         self._exchanges = compiled.exchanges
-        self._port_free_s = [0.0] * compiled.ports
+        self._network = Network(compiled.routes, compiled.ports)
         self._requests: list[tuple[float, Group, int]] = []
         self._ready = deque(ranks)
         self.start_s: list[list[float]] = [[] for _ in ranks]
@@ -49,9 +51,8 @@ class Engine:
         while True:
             while self._ready:
                 self._advance(self._ready.popleft())
-            if not self._requests:
+            if not self._carry():
                 break
-            self._serve_next()
 
         blocked = [column.rank for column in self._columns if len(self.end_s[column.rank]) < len(column.own_s)]
         if blocked:
@@ -82,7 +83,7 @@ class Engine:
                 end_s = over_s
             elif meet is send:
                 end_s = now_s + column.overhead_s
-                if edge.ports:
+                if edge.route is not None:
                     heappush(self._requests, (end_s, edge.group, edge.number))
                 else:
                     edge.free_s = (edge.free_s if edge.free_s > end_s else end_s) + edge.seconds
@@ -112,12 +113,9 @@ class Engine:
             # when its parts would end, each of which waits for its gradient.
             end_s = now_s + column.own_s[index]
             exchange.missing -= 1
-            exchange.reached_s = max(exchange.reached_s, now_s, end_s + exchange.tail_s - exchange.seconds)
+            exchange.reached_s = max(exchange.reached_s, now_s, end_s + exchange.tail_s - exchange.alone_s)
             if not exchange.missing:
-                if exchange.ports:
-                    heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
-                else:
-                    self._exchanged(exchange, exchange.reached_s + exchange.seconds)
+                self._hand_over(exchange)
             return end_s
         if exchange.end_s is not None:
             return exchange.end_s if exchange.end_s > now_s else now_s
@@ -126,60 +124,54 @@ class Engine:
             return None
         exchange.missing -= 1
         exchange.reached_s = max(exchange.reached_s, now_s)
-        if exchange.missing or exchange.ports:
-            exchange.waiting.append(column.rank)
-            if not exchange.missing:
-                heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
-            return None
-        return self._exchanged(exchange, exchange.reached_s + exchange.seconds)
+        exchange.waiting.append(column.rank)
+        if not exchange.missing:
+            self._hand_over(exchange)
+        return None
 
-    def _exchanged(self, exchange: Exchange, end_s: float) -> float:
+    def _hand_over(self, exchange: Exchange) -> None:
+        """All members are there."""
+        begins_s = exchange.reached_s + exchange.inside_s
+        if exchange.route is None:
+            self._exchanged(exchange, begins_s + exchange.seconds)
+        else:
+            heappush(self._requests, (begins_s, exchange.group, exchange.number))
+
+    def _exchanged(self, exchange: Exchange, end_s: float) -> None:
         exchange.end_s = end_s
         self._ready.extend(exchange.waiting)
-        return end_s
 
-    def _serve_next(self) -> None:
-        """Serves the earliest request. What replicas hand over at the same instant shares ports and ends together."""
-        requests = self._requests
-        now_s, group, number = heappop(requests)
-        if group[1] is Handed.EXCHANGE:
-            exchange = self._exchanges[number]
-            self._exchanged(exchange, self._occupied_until(exchange.ports, now_s, exchange.seconds))
-            return
-        edges = [self._edges[number]]
-        while requests and requests[0][0] == now_s and requests[0][1] == group:
-            edges.append(self._edges[heappop(requests)[2]])
-        if len(edges) == 1:
-            edge = edges[0]
-            self._arrive(edge, self._occupied_until(edge.ports, now_s, edge.seconds) + edge.latency_s)
-            return
-        seconds: dict[int, float] = defaultdict(float)
-        for edge in edges:
-            for port in edge.ports:
-                seconds[port] += edge.seconds
-        for port, taken_s in seconds.items():
-            self._occupied_until((port,), now_s, taken_s)
-        for edge in edges:
-            self._arrive(edge, max(self._port_free_s[port] for port in edge.ports) + edge.latency_s)
-
-    def _occupied_until(self, ports: Ports, now_s: float, seconds: float) -> float:
-        """Occupies each port from when it is free; returns when the last of them is done."""
-        free_s = self._port_free_s
-        last_s = now_s
-        for port in ports:
-            end_s = free_s[port] = (free_s[port] if free_s[port] > now_s else now_s) + seconds
-            if end_s > last_s:
-                last_s = end_s
-        return last_s
+    def _carry(self) -> bool:
+        """Lets time pass on the network up to its next moment: things arrive, others start. False where none do."""
+        network, requests = self._network, self._requests
+        now_s = network.next_end_s()
+        if requests and requests[0][0] < now_s:
+            now_s = requests[0][0]
+        if now_s == inf:
+            return False
+        while network.next_end_s() <= now_s:
+            thing, end_s = network.arrived()
+            if isinstance(thing, Edge):
+                self._arrive(thing, end_s + thing.latency_s)
+            elif isinstance(thing, Exchange):
+                self._exchanged(thing, end_s)
+        while requests and requests[0][0] <= now_s:
+            _, group, number = heappop(requests)
+            handed = self._exchanges[number] if group[1] is Handed.EXCHANGE else self._edges[number]
+            assert handed.route is not None
+            network.start(handed.route, handed, handed.seconds, now_s)
+        network.share_out(now_s)
+        return True
 
 
-def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[int] = ()) -> Timeline:
+def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]] = ()) -> Timeline:
     """The timeline of the program with these costs, one entry for every stage.
 
-    `devices` are the ranks' devices, where a rank is not on the device of its own number. Takes O(n log n) for n
-    instructions, O(n) where there are no ports. Raises ScheduleError if the streams cannot all be played to their end.
+    `devices` are the ranks' devices, where a rank is not on the device of its own number: several where it stands for
+    replicas that all do the same. Takes O(n) for n instructions where no ports are shared. Raises ScheduleError if the
+    streams cannot all be played to their end.
     """
-    engine = Engine(program, costs, devices or range(len(program.streams)))
+    engine = Engine(program, costs, devices or [(rank,) for rank in range(len(program.streams))])
     engine.play()
     return Timeline(
         lanes=tuple(

@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 
 def split_backward(
-    program: Program, costs: Sequence[StageCosts], devices: Sequence[int] = (), *, half_way: bool = False
+    program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]] = (), *, half_way: bool = False
 ) -> Program:
     """2BP (2024, section 3): 1F1B does p2 in its idle gaps and the rest at the end of a batch; the other schedules
     with a flush do all of it there. `half_way` is the memory-saving variant (figure 5): what is left of the first half
@@ -47,7 +47,9 @@ def split_backward(
     return with_weight_gradients(at_the_end, idle_s, weight_s)
 
 
-def _shortest_waits_s(program: Program, costs: Sequence[StageCosts], devices: Sequence[int]) -> list[list[float]]:
+def _shortest_waits_s(
+    program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]]
+) -> list[list[float]]:
     """How long every worker waits at each instruction of a batch, in the batch in which it waits the shortest.
 
     Stages end a batch at different times, so that the next one's gaps are others. Once all of them end it as much

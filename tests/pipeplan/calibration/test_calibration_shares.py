@@ -63,7 +63,7 @@ def test_an_exchange_takes_its_factor_longer_on_top_of_the_latency() -> None:
     plan = plan_for("data-parallel", (6,), 2)
     plain = costs_of(plan, PROFILE, CLUSTER)[0].reduce_s
     slow = costs_of(plan, replace(PROFILE, overheads=Overheads(exchange_factor=3.0)), CLUSTER)[0].reduce_s
-    latency_s = CLUSTER.levels[0].latency_s
+    latency_s = 2 * CLUSTER.levels[0].latency_s  # a ring of two devices has two hops
     assert slow - latency_s == pytest.approx(3 * (plain - latency_s))
 
 

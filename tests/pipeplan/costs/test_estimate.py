@@ -31,7 +31,7 @@ def test_a_stage_sums_its_blocks_and_pays_for_the_links_that_it_crosses() -> Non
     assert (first.forward_s, first.backward_s) == (8.0, 12.0)
     assert (first.activation_transfer_s, second.gradient_transfer_s) == (40 / 1.0, 40 / 1.0)  # between servers
     assert (first.gradient_transfer_s, second.activation_transfer_s) == (0.0, 0.0)  # nothing beyond the ends
-    assert first.reduce_s == 300 / 100.0 + 0.5  # inside a server, 2 (2 - 1) / 2 of the weights
+    assert first.reduce_s == 300 / 100.0 + 2 * 0.5  # inside a server, 2 (2 - 1) / 2 of the weights in two hops
     assert first.latency_s == 0.5
     assert first.update_s == 3.0
     assert first.instruction_s == 0.001
@@ -43,7 +43,7 @@ def test_a_stage_sums_its_blocks_and_pays_for_the_links_that_it_crosses() -> Non
 def test_pipelines_in_a_row_send_inside_a_server_and_reduce_between_them() -> None:
     first, _ = estimate(CHAIN, SERVERS, TWO_STAGES, pipelines_in_a_row((2, 2)), microbatch_size=1, optimizer="sgd")
     assert first.activation_transfer_s == 20 / 100.0
-    assert first.reduce_s == 300 / 1.0 + 0.5
+    assert first.reduce_s == 300 / 1.0 + 2 * 0.5
 
 
 def test_unequal_replicas_cross_the_slowest_link_of_all_round_robin_pairs() -> None:

@@ -25,18 +25,45 @@ from pipeplan.programs.program import Program
 Port = tuple[bool, int, int]
 """Outwards or inwards, the devices behind it, and the number of its unit."""
 
+LATER_S = 1e-12
+"""Moments that differ by less are one."""
+
 
 @dataclass
 class Request:
-    """Something that wants ports: a tensor, or a stage's exchange of gradients."""
+    """Something that wants ports: a tensor, or a stage's exchange of gradients.
+
+    What has the same `line` follows each other. `left_s` is what is left of it at full speed.
+    """
 
     at_s: float
-    stage: int
-    kind: int
+    line: object
     key: tuple[object, ...]
-    seconds: float
+    left_s: float
     latency_s: float
     ports: list[Port]
+
+
+def fair_speeds(ports: Sequence[Sequence[Port]]) -> list[float]:
+    """The max-min fair speeds of things that pass these ports: at most 1, and 1 a port together.
+
+    The port with the least for each is found, and what passes it gets that; then the same among the others.
+    """
+    speeds: dict[int, float] = {}
+    while len(speeds) < len(ports):
+        left = [index for index in range(len(ports)) if index not in speeds]
+        each = {
+            port: (1.0 - sum(speed for index, speed in speeds.items() if port in ports[index]))
+            / sum(port in ports[index] for index in left)
+            for port in {port for index in left for port in ports[index]}
+        }
+        least = min(each.values())
+        if least >= 1:
+            speeds |= dict.fromkeys(left, 1.0)
+        else:
+            tightest = min(each, key=lambda port: each[port])
+            speeds |= {index: least for index in left if tightest in ports[index]}
+    return [speeds[index] for index in range(len(ports))]
 
 
 @dataclass
@@ -48,6 +75,8 @@ class Plain:
     devices: Sequence[int]
     times: list[list[tuple[float, float]]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    flying: list[Request] = field(default_factory=list)
+    now_s: float = 0.0
     arrived: dict[tuple[object, ...], float] = field(default_factory=dict)
     reached: dict[tuple[object, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
     free_s: dict[object, float] = field(default_factory=lambda: defaultdict(float))
@@ -58,9 +87,9 @@ class Plain:
         while True:
             while sum(self.step(rank) for rank in range(len(self.times))):
                 pass
-            if not self.requests:
+            if not self.requests and not self.flying:
                 break
-            self.serve()
+            self.fly()
         assert all(len(t) == len(s.instructions) for t, s in zip(self.times, self.program.streams, strict=True))
         return self.times
 
@@ -142,8 +171,16 @@ class Plain:
         if costs.reduce_s == 0:
             self.arrived[key] = at_s
         else:
-            ports = self.ring(stage) or [(True, 0, stage)]
-            self.requests.append(Request(at_s, stage, 2, key, costs.reduce_s, 0.0, ports))
+            self.exchange_on_ports(stage, key, at_s)
+
+    def exchange_on_ports(self, stage: int, key: tuple[object, ...], at_s: float) -> None:
+        """What happens inside the units comes first, then the ports."""
+        costs, ports = self.costs[stage], self.ring(stage)
+        inside_s = costs.reduce_inside_s if costs.reduce_port_devices else 0.0
+        line = ("exchange", stage)
+        self.requests.append(
+            Request(at_s + inside_s, line, key, costs.reduce_s - inside_s, 0.0, ports or [(True, 0, stage)])
+        )
 
     def ring(self, stage: int) -> list[Port]:
         """The ports of the units in which a stage's replicas are."""
@@ -166,7 +203,8 @@ class Plain:
             self.arrived[key] = self.free_s[link] + costs.latency_s
         else:
             ports = [(True, behind, units[0]), (False, behind, units[1])]
-            self.requests.append(Request(now_s, stage, int(gradient), key, seconds, costs.latency_s, ports))
+            line = (rank, peer, gradient, stage)
+            self.requests.append(Request(now_s, line, key, seconds, costs.latency_s, ports))
 
     def exchange(self, rank: int, version: int, stage: int, now_s: float) -> float | None:
         costs, key = self.costs[stage], ("exchange", stage, version)
@@ -182,25 +220,24 @@ class Plain:
         if behind == 0 or costs.reduce_s == 0:
             self.arrived[key] = at_s + costs.reduce_s
             return self.arrived[key]
-        self.requests.append(Request(at_s, stage, 2, key, costs.reduce_s, 0.0, self.ring(stage)))
+        self.exchange_on_ports(stage, key, at_s)
         return None
 
-    def serve(self) -> None:
-        first = min(self.requests, key=turn)
-        together = [r for r in self.requests if turn(r) == turn(first)]
-        self.requests = [r for r in self.requests if r not in together]
-        taken_s: dict[Port, float] = defaultdict(float)
-        for request in together:
-            for port in request.ports:
-                taken_s[port] += request.seconds
-        for port, seconds in taken_s.items():
-            self.free_s[port] = max(self.free_s[port], first.at_s) + seconds
-        for request in together:
-            self.arrived[request.key] = max(self.free_s[port] for port in request.ports) + request.latency_s
-
-
-def turn(request: Request) -> tuple[float, int, int, int]:
-    """What has the same is served together; exchanges one after the other, by their versions."""
-    version = request.key[-1] if request.kind == 2 else 0
-    assert isinstance(version, int)
-    return request.at_s, request.stage, request.kind, version
+    def fly(self) -> None:
+        """Lets time pass until something arrives or starts."""
+        speeds = fair_speeds([one.ports for one in self.flying])
+        ends_s = [self.now_s + one.left_s / speed for one, speed in zip(self.flying, speeds, strict=True)]
+        busy = {one.line for one in self.flying}
+        starts_s = [max(one.at_s, self.now_s) for one in self.requests if one.line not in busy]
+        until_s = min(ends_s + starts_s)
+        for one, speed in zip(self.flying, speeds, strict=True):
+            one.left_s -= speed * (until_s - self.now_s)
+        for one, end_s in zip(self.flying, ends_s, strict=True):
+            if end_s <= until_s + LATER_S:
+                self.arrived[one.key] = until_s + one.latency_s
+        self.flying = [one for one, end_s in zip(self.flying, ends_s, strict=True) if end_s > until_s + LATER_S]
+        self.now_s = until_s
+        for one in sorted(self.requests, key=lambda each: each.at_s):
+            if one.at_s <= until_s + LATER_S and one.line not in {other.line for other in self.flying}:
+                self.flying.append(one)
+                self.requests.remove(one)

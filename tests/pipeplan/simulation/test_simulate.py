@@ -1,5 +1,6 @@
-"""The simulator: as the plain one to the last bit, and ports that queue."""
+"""The simulator: as the plain one, ports whose bandwidth is shared, and collectives level by level."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,14 @@ from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.complete import one_pipeline
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
-from pipeplan.programs.instructions import ReduceGradients, microbatches_of
+from pipeplan.programs.instructions import microbatches_of
 from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import stages_in_a_row
 from pipeplan.programs.text import parse_instruction
 from pipeplan.programs.timeline import Timeline
 from pipeplan.schedules.registry import build
+from pipeplan.simulation.network import Network, Route, shared_speeds
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
@@ -47,7 +49,8 @@ COSTS = st.builds(
     gradient_port_devices=PORTS,
     reduce_port_devices=PORTS,
     reduce_tail_s=st.none() | SECONDS,
-)
+    reduce_inside_s=st.sampled_from([0.0, 0.1]),
+).filter(lambda costs: costs.reduce_inside_s <= costs.reduce_s)
 
 
 @settings(max_examples=300, deadline=None)
@@ -71,7 +74,9 @@ def test_every_schedule_is_played_as_the_plain_simulator_plays_it(data: st.DataO
         program = overlap_exchanges(program)
     timeline = simulate(program, costs)
     plain = Plain(program, costs, range(len(program.streams))).play()
-    assert [list(zip(lane.start_s, lane.end_s, strict=True)) for lane in timeline.lanes] == plain
+    for lane, expected in zip(timeline.lanes, plain, strict=True):
+        assert lane.start_s == pytest.approx([start_s for start_s, _ in expected], rel=1e-9, abs=1e-9)
+        assert lane.end_s == pytest.approx([end_s for _, end_s in expected], rel=1e-9, abs=1e-9)
 
 
 def two_stages(**costs: float) -> list[StageCosts]:
@@ -111,16 +116,83 @@ def test_what_is_handed_over_later_queues_behind() -> None:
     assert times_of(timeline, 1, "F2") == (7.0, 8.0)
 
 
-def test_a_gradient_exchange_passes_the_port_as_well() -> None:
-    """Stages 0 and 1 of two pipelines in two servers: their rings leave the same servers, one after the other."""
-    placement = build("1f1b", Pipeline(replicas=(2, 2), microbatches=1))
-    costs = two_stages(reduce_s=10.0, reduce_port_devices=2)
-    timeline = simulate(placement, costs)
-    ends = sorted({lane.end_s[lane.instructions.index(ReduceGradients(1))] for lane in timeline.lanes})
-    assert ends[1] == ends[0] + 10.0
-    own = simulate(placement, two_stages(reduce_s=10.0))
-    ends = sorted({lane.end_s[lane.instructions.index(ReduceGradients(1))] for lane in own.lanes})
-    assert ends[1] < ends[0] + 10.0
+def test_a_gradient_exchange_shares_the_port_as_well() -> None:
+    """Stages 0 and 1 of two pipelines in two servers: their rings of 10 s pass the same ports.
+
+    Stage 1's begins at 5, and stage 0's at 8, when 7 s of the first are left. They share the ports until the first is
+    through at 8 + 14 = 22; the other has 3 s left then, and ends at 25.
+    """
+    program = build("1f1b", Pipeline(replicas=(2, 2), microbatches=1))
+    ends = [times_of(simulate(program, two_stages(reduce_s=10.0, reduce_port_devices=2)), r, "G1")[1] for r in range(4)]
+    assert ends == [25.0, 22.0, 25.0, 22.0]
+    own = simulate(program, two_stages(reduce_s=10.0))
+    assert [times_of(own, r, "G1")[1] for r in range(4)] == [18.0, 15.0, 18.0, 15.0]
+
+
+def test_a_tensor_passes_beside_a_long_exchange() -> None:
+    """Half of the port each: a tensor of 1 s that meets an exchange of 100 s is through after 2 s, not after 101."""
+    exchange, tensor = (Route(number=n, ports=((0, 1.0),)) for n in range(2))
+    network = Network([exchange, tensor], ports=1)
+    network.start(exchange, "exchange", 100.0, 0.0)
+    network.share_out(0.0)
+    network.start(tensor, "tensor", 1.0, 50.0)
+    network.share_out(50.0)
+    assert network.next_end_s() == 52.0
+    assert network.arrived() == ("tensor", 52.0)
+    network.share_out(52.0)
+    assert network.next_end_s() == 101.0
+    assert network.arrived() == ("exchange", 101.0)
+
+
+def test_what_stands_for_replicas_passes_all_their_ports() -> None:
+    """Two replicas that leave one server for two: its port carries both, at half the speed each."""
+    program = build("gpipe", Pipeline(replicas=(1, 1), microbatches=1))
+    costs = two_stages(activation_port_devices=2)
+    together = simulate(program, costs, [(0, 1), (2, 4)])
+    assert times_of(together, 1, "F1") == (3.0, 4.0)
+    apart = simulate(program, costs, [(0, 2), (4, 6)])
+    assert times_of(apart, 1, "F1") == (2.0, 3.0)
+
+
+def test_devices_have_links_of_their_own_to_a_servers_port() -> None:
+    """Four devices, each with a quarter of the port: four transfers at once take as long as one."""
+    program = build("gpipe", Pipeline(replicas=(4, 4), microbatches=1), stages_in_a_row((4, 4)))
+    whole = simulate(program, two_stages(activation_port_devices=4, activation_device_share=0.25))
+    assert [times_of(whole, rank, f"F{rank - 3}")[0] for rank in range(4, 8)] == [2.0] * 4
+    half = simulate(program, two_stages(activation_port_devices=4, activation_device_share=0.5))
+    assert [times_of(half, rank, f"F{rank - 3}")[0] for rank in range(4, 8)] == [3.0] * 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.25, 0.5, 1.0]),
+            st.dictionaries(st.integers(0, 4), st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=4),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_shares_are_max_min_fair(drawn: list[tuple[float, dict[int, float]]]) -> None:
+    """No port carries more than it can, and what is not at full speed has a full port on which nothing has more."""
+    routes = [Route(number=n, share=share, ports=tuple(ports.items())) for n, (share, ports) in enumerate(drawn)]
+    for route in routes:
+        route.alone = route.full_alone()
+    levels = [speed * route.share for speed, route in zip(shared_speeds(routes), routes, strict=True)]
+    carried = defaultdict[int, float](float)
+    for level, route in zip(levels, routes, strict=True):
+        for port, count in route.ports:
+            carried[port] += level * count
+    assert max(carried.values()) <= 1 + 1e-9
+    for level, route in zip(levels, routes, strict=True):
+        assert 0 < level <= route.share + 1e-12
+        if level < route.share - 1e-9:
+            full = [port for port, _ in route.ports if carried[port] > 1 - 1e-9]
+            passing = {
+                port: [m for m, other in zip(levels, routes, strict=True) if port in dict(other.ports)] for port in full
+            }
+            assert any(max(others) <= level + 1e-9 for others in passing.values())
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "pipedream-2bw"])
