@@ -14,6 +14,7 @@ from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import Alternative, Certificate, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.programs.instructions import ReduceGradients, Update
 from pipeplan.programs.overlap import overlap_exchanges
@@ -41,8 +42,8 @@ _SHORTER = (2, 3)
 def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
     """What the plan's streams give over enough batches for a steady state.
 
-    Where a batch has too many instructions, the result is extrapolated from two shorter ones. None where those have too
-    many as well, and for stages of unequal replicas, whose batches cannot be shortened.
+    Where a batch has too many instructions, the result is extrapolated from two shorter ones, cut at the bound. It is
+    None where those have too many as well, and for stages of unequal replicas, whose batches cannot be shortened.
     """
     batches = _batches_to_play(plan, instructions)
     if batches:
@@ -60,7 +61,7 @@ def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated
 
     whole = _Played(
         batches=batches,
-        batch_s=line(less.batch_s, more.batch_s),
+        batch_s=max(line(less.batch_s, more.batch_s), least_batch_s(plan)),
         span_s=line(less.span_s, more.span_s),
         busy_s=tuple(map(line, less.busy_s, more.busy_s)),
         peak_bytes=tuple(round(line(*pair)) for pair in zip(less.peak_bytes, more.peak_bytes, strict=True)),
@@ -159,7 +160,8 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     """
     halves = 2 if plan.split_backward_half_way else 1
     microbatches = [halves * times * plan.depth for times in _SHORTER]
-    if plan.width is None or _laws(plan).update == "minibatch" or plan.microbatches <= microbatches[-1]:
+    unequal = plan.width is None or plan.chunks > 1 or _laws(plan).update == "minibatch"
+    if unequal or plan.microbatches <= microbatches[-1]:
         return ()
     shorter = []
     for count in microbatches:
@@ -233,10 +235,16 @@ class Decision:
 
 
 def complete(problem: PlanningProblem, decision: Decision) -> Plan:
-    """The plan. `simulated` is left out where playing it would take longer than planning it."""
+    """The plan, played. `simulated` is left out where playing it would take longer than planning it."""
+    plan = assemble(problem, decision)
+    return replace(plan, simulated=play(plan))
+
+
+def assemble(problem: PlanningProblem, decision: Decision) -> Plan:
+    """The plan, not played."""
     options = problem.options
     master_weights = keeps_master_weights(problem.profile.dtype, options.master_weights)
-    plan = Plan(
+    return Plan(
         planner=decision.planner,
         cost_model=decision.cost_model,
         model=problem.profile.model,
@@ -265,7 +273,6 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
         interpolated=decision.microbatch_size not in problem.profile.microbatch_sizes,
         warnings=problem.warnings,
     )
-    return replace(plan, simulated=play(plan))
 
 
 def _costs(problem: PlanningProblem, decision: Decision, *, master_weights: bool) -> tuple[StageCosts, ...]:

@@ -5,7 +5,7 @@ stages of the answer are then translated back into places in the graph's order.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pipeplan.costs.graph import Line, crossing_bytes, graph_of, line_of, loaded_bytes
@@ -24,9 +24,27 @@ def on_chain(planner: Planner) -> Planner:
     """
 
     def on_any(problem: PlanningProblem) -> Answer:
+        chained = Chained.of(problem)
+        answer = planner(chained.problem)
+        return chained.back(answer) if isinstance(answer, Plan) else answer
+
+    return on_any
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """A problem whose model is a chain, and the graph's `line` that it was made from; None where it was a chain."""
+
+    problem: PlanningProblem
+    line: Line | None
+    profile: Profile
+
+    @classmethod
+    def of(cls, problem: PlanningProblem) -> "Chained":
+        """The problem on a chain. Raises InvalidInputError for cuts that the chain does not have."""
         profile, options = problem.profile, problem.options
         if profile.edges is None:
-            return planner(problem)
+            return cls(problem, None, profile)
         line = line_of_profile(profile)
         rule = "must be single-tensor for a planner of chains"
         require(options.cuts in (None, "single-tensor"), "cuts", rule, options.cuts)
@@ -43,14 +61,15 @@ def on_chain(planner: Planner) -> Planner:
         )
         others = tuple(_chain(other, line) for other in problem.other_profiles)
         chain = replace(problem, profile=_chain(profile, line), other_profiles=others, options=options)
+        return cls(chain, line, profile)
 
-        answer = planner(chain)
-        if not isinstance(answer, Plan):
-            return answer
-        stages = tuple(replace(each, start=places[each.start], stop=places[each.stop]) for each in answer.stages)
-        return replace(answer, stages=stages, order=line.order, profile_id=content_id(profile))
-
-    return on_any
+    def back(self, plan: Plan) -> Plan:
+        """A plan of the chain in terms of the graph's blocks."""
+        if self.line is None:
+            return plan
+        places = self.line.single_tensor
+        stages = tuple(replace(each, start=places[each.start], stop=places[each.stop]) for each in plan.stages)
+        return replace(plan, stages=stages, order=self.line.order, profile_id=content_id(self.profile))
 
 
 def chain_of(profile: Profile) -> Profile:

@@ -4,7 +4,7 @@ A column has a row an instruction: the seconds that it takes by itself, and whom
 workers meet at an edge (a send and its receive), several at an exchange.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -56,6 +56,8 @@ class Handed(IntEnum):
     ACTIVATION = 0
     GRADIENT = 1
     EXCHANGE = 2
+    PART = 3
+    """What an exchange sends between units, after what it does inside them."""
 
 
 Group = tuple[int, Handed]
@@ -97,10 +99,19 @@ class Edge:
 
 
 @dataclass(slots=True, eq=False)
+class Line:
+    """A stage's exchanges: one is under way on the route, and others wait for its end."""
+
+    route: Route
+    busy: bool = False
+    waiting: deque["Exchange"] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
 class Exchange:
     """An exchange among replicas or among stages: how many workers are still missing, and when the last one arrived.
 
-    It takes `inside_s` within units of devices, and then `seconds` on its route, or without one. `tail_s` is what is
+    It takes `inside_s` within units of devices, then `seconds` on its line's route, or without one. `tail_s` is what is
     left of an exchange that runs beside a backward once that backward has ended.
     """
 
@@ -108,7 +119,7 @@ class Exchange:
     group: Group
     seconds: float
     missing: int
-    route: Route | None
+    line: Line | None
     inside_s: float = 0.0
     tail_s: float = 0.0
     waiting: list[int] = field(default_factory=list)
@@ -147,7 +158,7 @@ class Compiler:
         self._devices = devices
         self._edges: dict[tuple[int, int, bool, int], Edge] = {}
         self._exchanges: dict[_Meeting, Exchange] = {}
-        self._lines: dict[int, Route] = {}
+        self._lines: dict[int, Line] = {}
         self._ports: dict[_Port, int] = {}
         self.routes: list[Route] = []
         self.columns = [self._column(stream) for stream in program.streams]
@@ -276,7 +287,7 @@ class Compiler:
                 group=(members[0], Handed.EXCHANGE),
                 seconds=max(self._costs[stage].latency_s for stage in members),
                 missing=missing,
-                route=None,
+                line=None,
             )
         return self._exchanges[key]
 
@@ -292,7 +303,7 @@ class Compiler:
         key = (stage, ReduceGradients(instruction.version))
         if key not in self._exchanges:
             costs = self._costs[stage]
-            route = self._line(stage) if costs.reduce_s > 0 and (costs.reduce_port_devices or begins) else None
+            line = self._line(stage) if costs.reduce_s > 0 and (costs.reduce_port_devices or begins) else None
             inside_s = costs.reduce_inside_s if costs.reduce_port_devices else 0.0
             following = (*stream.instructions[index + 1 : index + 2], None)[0]  # completes the gradients
             self._exchanges[key] = Exchange(
@@ -300,7 +311,7 @@ class Compiler:
                 group=(stage, Handed.EXCHANGE),
                 seconds=costs.reduce_s - inside_s,
                 missing=1 if begins and source is not None else self._program.pipeline.replicas[stage],
-                route=route,
+                line=line,
                 inside_s=inside_s,
                 tail_s=costs.exchange_tail_s(split=isinstance(following, BackwardWeight)),
             )
@@ -316,8 +327,8 @@ class Compiler:
         column.exchanges[index] = exchange
         return Meet.AWAIT if exchange.number in begun else Meet.EXCHANGE
 
-    def _line(self, stage: int) -> Route:
-        """The route of a stage's exchanges, one after another: through ports, or on links of their own.
+    def _line(self, stage: int) -> Line:
+        """A stage's exchanges, one after another: through ports, or on links of their own.
 
         A ring enters and leaves every unit once, however many of the replicas are in it. Each of these carries its
         share of it (`costs.collectives`).
@@ -337,7 +348,7 @@ class Compiler:
                     if costs.reduce_device_share < 1:
                         own = [_Port(out, behind_a_port, device, own=True) for device in devices]
                         passed |= {port: 1.0 / inside[port.unit // behind_a_port] for port in own}
-            self._lines[stage] = self._route(passed, share, costs.reduce_device_share)
+            self._lines[stage] = Line(self._route(passed, share, costs.reduce_device_share))
         return self._lines[stage]
 
     def _route(self, passed: Mapping[_Port, float], share: float, own: float) -> Route:

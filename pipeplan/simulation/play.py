@@ -131,15 +131,24 @@ class Engine:
 
     def _hand_over(self, exchange: Exchange) -> None:
         """All members are there."""
-        begins_s = exchange.reached_s + exchange.inside_s
-        if exchange.route is None:
-            self._exchanged(exchange, begins_s + exchange.seconds)
+        if exchange.line is None:
+            self._exchanged(exchange, exchange.reached_s + exchange.alone_s)
         else:
-            heappush(self._requests, (begins_s, exchange.group, exchange.number))
+            heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
+
+    def _begin(self, exchange: Exchange, now_s: float) -> None:
+        """It is the exchange's turn on its line: it goes on inside the units first."""
+        assert exchange.line is not None
+        exchange.line.busy = True
+        heappush(self._requests, (now_s + exchange.inside_s, (exchange.group[0], Handed.PART), exchange.number))
 
     def _exchanged(self, exchange: Exchange, end_s: float) -> None:
         exchange.end_s = end_s
         self._ready.extend(exchange.waiting)
+        if exchange.line is not None:
+            exchange.line.busy = False
+            if exchange.line.waiting:
+                self._begin(exchange.line.waiting.popleft(), end_s)
 
     def _carry(self) -> bool:
         """Lets time pass on the network up to its next moment: things arrive, others start. False where none do."""
@@ -157,9 +166,17 @@ class Engine:
                 self._exchanged(thing, end_s)
         while requests and requests[0][0] <= now_s:
             _, group, number = heappop(requests)
-            handed = self._exchanges[number] if group[1] is Handed.EXCHANGE else self._edges[number]
-            assert handed.route is not None
-            network.start(handed.route, handed, handed.seconds, now_s)
+            line = self._exchanges[number].line if group[1] >= Handed.EXCHANGE else None
+            if line is None:
+                edge = self._edges[number]
+                assert edge.route is not None
+                network.start(edge.route, edge, edge.seconds, now_s)
+            elif group[1] is Handed.PART:
+                network.start(line.route, self._exchanges[number], self._exchanges[number].seconds, now_s)
+            elif line.busy:
+                line.waiting.append(self._exchanges[number])
+            else:
+                self._begin(self._exchanges[number], now_s)
         network.share_out(now_s)
         return True
 

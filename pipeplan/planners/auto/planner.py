@@ -1,18 +1,16 @@
-"""Auto: asks every planner, plays what they propose as instruction streams, and takes what is fastest then.
+"""Auto: the configuration that is fastest when its instruction streams are played.
 
-The planners' closed forms know neither latency nor transfers that wait for each other, nor how well computing hides
-them; the streams do. Every planner therefore proposes its answer and the best of its alternatives, PipeDream-2BW's also
-its best plan of every depth that is a power of two. All proposals are ranked alike:
+The planners' closed forms know neither latency nor transfers that share a port, nor how well computing hides them; the
+streams do. Every planner proposes its answer. Beyond these the shapes of all schedules with equal replicas are searched
+on every placement, the highest bound first (`search`). All are ranked alike:
 
 1. Those that fit come first: by their planner's accounting, and by the peak of the play (`memory=training`). No stage
    may update after more samples than the batch has.
-2. Then the throughput of the play decides. At most `PLAYED_INSTRUCTIONS` instructions are played, answers before
-   alternatives and the faster by the closed form first. A proposal beyond that ranks by its closed form, times the
-   least ratio of played to closed form that was seen.
+2. Then the throughput of the play decides. At most `PLAYED_INSTRUCTIONS` instructions are played, and `MOST_SPLITS`
+   configurations split into stages; the certificate says how far the answer may be from the best of the space.
 3. Ties: fewer devices, then fewer stages, then the order in which they were proposed.
 
-Where the profile has a split backward, the best proposals with a flush are played with 2BP as well, and those of 1F1B
-as ZB-H1.
+Where the profile has a split backward, plans with a flush are played with 2BP as well, and those of 1F1B as ZB-H1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +20,15 @@ from pipeplan.documents.plan import Alternative, Answer, Infeasible, Reason
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
+from pipeplan.planners.auto.search import PlayedSearch
+from pipeplan.planners.auto.space import SEARCHED, PlayedSpace
+from pipeplan.planners.on_chain import Chained
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.planners.reasons import readable
 
 NAME = "auto"
+
+TWO_BW = "pipedream-2bw"
 
 SHOWN_MISSES = 10
 """How many alternatives that do not fit are shown, for each planner."""
@@ -50,8 +53,12 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
     if not asked.proposals:
         return _infeasible(asked)
     ranking = Ranking(problem=problem)
-    ranking.play(asked.proposals, answers=asked.answered)
-    ranking.split()
+    search = _search(problem, asked, ranking)
+    if search is None:
+        ranking.add_answers(asked.proposals)
+    else:
+        search.run(asked.proposals)
+    ranking.sort()
     if not ranking.fitting:
         return _infeasible(asked, ranking.exceeding)
     best = ranking.fitting[0]
@@ -59,10 +66,22 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
         best.plan,
         planner=NAME,
         cost_model=f"{best.proposal.proposer.planner}: {best.plan.cost_model}",
-        configurations_considered=asked.considered,
-        alternatives=tuple(_alternatives(asked, ranking)),
+        configurations_considered=asked.considered + (search.configurations if search else 0),
+        alternatives=(*_alternatives(asked, ranking), *(search.alternatives() if search else ())),
         pareto=tuple(_pareto(ranking.fitting)),
+        certificate=search.certificate(best) if search and best.played else best.plan.certificate,
     )
+
+
+def _search(problem: PlanningProblem, asked: PlannersAsked, ranking: Ranking) -> PlayedSearch | None:
+    """The search of what PipeDream-2BW's planner could be asked; None for what it refused or was not asked."""
+    options = problem.options
+    known = SEARCHED if options.schedule is None else tuple(name for name in SEARCHED if name == options.schedule)
+    answered = {plan.planner for plan in asked.answers} | {answer.planner for _, answer in asked.infeasible}
+    if not known or options.safe_batch or TWO_BW not in answered:
+        return None
+    chained = Chained.of(problem)
+    return PlayedSearch(space=PlayedSpace(problem=chained.problem, schedules=known), chained=chained, ranking=ranking)
 
 
 def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible:
@@ -112,7 +131,7 @@ def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternativ
 
 def _nothing(proposer: Proposer, reason: str) -> Alternative:
     return Alternative(
-        schedule=proposer.schedule or proposer.planner,
+        schedule=proposer.planner,
         depth=0,
         width=None,
         microbatch_size=0,

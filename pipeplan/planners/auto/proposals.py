@@ -1,23 +1,14 @@
-"""Proposals: what all planners say to one problem, their answers and the plans behind their best alternatives."""
+"""Proposals: what all planners answer to one problem."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pipeplan.documents.plan import Alternative, Infeasible, Plan
+from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError, MissingDependencyError, PipeplanError
 from pipeplan.planners.problem import Planner, PlanningProblem
 
 T = TypeVar("T")
-
-NEXT_BEST = 3
-"""How many of a planner's alternatives are proposed by their throughput, and as many by their memory."""
-
-LARGE = 1_000_000
-"""Devices times blocks above which only answers are proposed: further questions would take minutes."""
-
-SCHEDULES_OF_2BW = (None, "1f1b", "gpipe", "data-parallel")
-"""How PipeDream-2BW's planner is asked: for its own search, and for the schedules that this leaves out."""
 
 MINIBATCHES = 4
 """For how many of the largest measured sizes PipeDream is asked: it plans one size at a time."""
@@ -28,17 +19,12 @@ class Proposer:
     """A planner, and the options with which it is asked on top of the user's."""
 
     planner: str
-    schedule: str | None = None
     microbatch_size: int | None = None
 
-    def asked(self, problem: PlanningProblem) -> PlanningProblem | None:
-        """The problem as it is put to the planner; None if the user wants another schedule."""
-        schedule = problem.options.schedule
-        if self.schedule is not None and schedule not in (None, self.schedule):
-            return None
+    def asked(self, problem: PlanningProblem) -> PlanningProblem:
+        """The problem as it is put to the planner."""
         options = replace(
             problem.options,
-            schedule=self.schedule or schedule,
             microbatch_size=self.microbatch_size or problem.options.microbatch_size,
             split_backward=None,
             split_backward_half_way=False,
@@ -46,8 +32,7 @@ class Proposer:
         return replace(problem, options=options)
 
     def __str__(self) -> str:
-        schedule = "" if self.schedule is None else f" for {self.schedule}"
-        return f"{self.planner}{schedule}{f' at {self.microbatch_size}' if self.microbatch_size else ''}"
+        return f"{self.planner}{f' at {self.microbatch_size}' if self.microbatch_size else ''}"
 
 
 ONLY_EXACT = Proposer("exact")
@@ -73,10 +58,9 @@ class Proposal:
 
 @dataclass(slots=True, kw_only=True)
 class PlannersAsked:
-    """What the planners said. The first `answered` proposals are answers, the others come from alternatives."""
+    """What the planners said."""
 
     proposals: list[Proposal] = field(default_factory=list)
-    answered: int = 0
     answers: list[Plan] = field(default_factory=list)
     infeasible: list[tuple[Proposer, Infeasible]] = field(default_factory=list)
     refused: list[tuple[Proposer, PipeplanError]] = field(default_factory=list)
@@ -95,15 +79,11 @@ class PlannersAsked:
 
 
 def ask_all(problem: PlanningProblem, planners: Mapping[str, Planner]) -> PlannersAsked:
-    """Every planner's answer first, then the best of its alternatives and depths that are powers of two."""
+    """Every planner's answer."""
     asked = PlannersAsked()
-    answered: list[tuple[Proposer, Plan]] = []
     for proposer in _proposers(problem, planners):
-        put = proposer.asked(problem)
-        if put is None:
-            continue
         try:
-            answer = planners[proposer.planner](put)
+            answer = planners[proposer.planner](proposer.asked(problem))
         except (InvalidInputError, MissingDependencyError) as error:
             asked.refused.append((proposer, error))
             continue
@@ -112,16 +92,6 @@ def ask_all(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Planne
         else:
             asked.answers.append(answer)
             asked.propose(answer, proposer)
-            answered.append((proposer, answer))
-    asked.answered = len(asked.proposals)
-    for proposer, answer in answered:
-        for put in _further(proposer, problem, answer.alternatives):
-            try:
-                again = planners[proposer.planner](put)
-            except InvalidInputError:
-                continue  # a question of ours, not the user's
-            if isinstance(again, Plan):
-                asked.propose(again, proposer)
     return asked
 
 
@@ -130,7 +100,7 @@ def _proposers(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Ite
     if len(problem.cluster.types) > 1:
         return iter([ONLY_EXACT] if ONLY_EXACT.planner in planners else [])
     options = problem.options
-    every = [Proposer("pipedream-2bw", schedule) for schedule in SCHEDULES_OF_2BW]
+    every = [Proposer("pipedream-2bw")]
     sizes = [size for size in problem.profile.microbatch_sizes if problem.batch_size % size == 0]
     if options.microbatch_size is None and len(sizes) > 1:
         every += [Proposer("pipedream", microbatch_size=size) for size in sizes[-MINIBATCHES:]]
@@ -140,41 +110,6 @@ def _proposers(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Ite
     if options.forced_cuts or options.forbidden_cuts:
         every += [ONLY_EXACT]
     return (proposer for proposer in every if proposer.planner in planners)
-
-
-def _further(
-    proposer: Proposer, problem: PlanningProblem, alternatives: Sequence[Alternative]
-) -> Iterator[PlanningProblem]:
-    """What else a planner is asked: for the whole plans of its best alternatives, and for depths of its own.
-
-    The best are the fastest that fit, and those of the front of throughput against memory that need the least.
-    """
-    put = proposer.asked(problem)
-    large = problem.cluster.devices * len(problem.profile.blocks) > LARGE
-    if put is None or large or proposer.planner == "pipedream":
-        return
-    fitting = [other for other in alternatives if other.throughput_samples_per_s and other.memory_bytes is not None]
-    fastest = sorted(fitting, key=lambda other: -(other.throughput_samples_per_s or 0.0))[:NEXT_BEST]
-    front = pareto_front(
-        fitting,
-        throughput_samples_per_s=lambda other: other.throughput_samples_per_s or 0.0,
-        memory_bytes=lambda other: other.memory_bytes or 0,
-    )
-    for other in (*fastest, *(other for other in front[-NEXT_BEST:] if other not in fastest)):
-        options = replace(
-            put.options,
-            schedule=other.schedule,
-            stages=other.depth,
-            microbatch_size=other.microbatch_size,
-            recompute=other.recompute,
-        )
-        yield replace(put, options=options)
-
-    if proposer.planner == "pipedream-2bw" and put.options.stages is None:
-        deepest = min(problem.cluster.devices, len(problem.profile.blocks))
-        for depth in (2**power for power in range(1, deepest.bit_length())):
-            schedule = put.options.schedule or "pipedream-2bw"
-            yield replace(put, options=replace(put.options, schedule=schedule, stages=depth))
 
 
 def pareto_front(

@@ -1,6 +1,6 @@
 """Ranking: proposals, played as instruction streams, the best first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeplan.documents.plan import Alternative, Plan
@@ -8,16 +8,13 @@ from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import length, play
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import shortfall
-from pipeplan.schedules.registry import schedule_named
+from pipeplan.schedules.registry import BUILT_IN, schedule_named
 
 PLAYED_INSTRUCTIONS = 600_000
-"""Of all proposals together: about a second and a half."""
+"""Of all proposals together: two seconds or three."""
 
 LONGEST_PLAY = 60_000
 """Of one proposal."""
-
-SPLIT_PROPOSALS = 3
-"""How many of the best proposals with a flush are also played with a split backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,64 +64,86 @@ class Ranked:
 
 @dataclass(slots=True, kw_only=True)
 class Ranking:
-    """All proposals, the best first: those that fit, and those that do not. `left` instructions may still be played."""
+    """All that was proposed, those that fit and those that do not. `left` instructions may still be played."""
 
     problem: PlanningProblem
     fitting: list[Ranked] = field(default_factory=list)
     exceeding: list[Ranked] = field(default_factory=list)
     left: int = PLAYED_INSTRUCTIONS
+    _known: set[object] = field(default_factory=set)
+    _fused: dict[object, Plan] = field(default_factory=dict)
 
-    def play(self, proposals: Sequence[Proposal], answers: int) -> None:
-        """Plays the planners' answers, the first `answers`, then the others by their closed form; and ranks all."""
-        others = sorted(proposals[answers:], key=lambda each: -each.plan.throughput_samples_per_s)
-        played: list[Proposal] = []
-        for proposal in (*proposals[:answers], *others):
-            plan = proposal.plan
-            if plan.simulated is None or plan.simulated.extrapolated_from is not None:
-                longest = min(LONGEST_PLAY, self.left)
-                self.left -= length(plan, instructions=longest)
-                simulated = play(plan, instructions=longest) or plan.simulated
-                proposal = replace(proposal, plan=replace(plan, simulated=simulated))
-            played.append(proposal)
+    @property
+    def best_rate(self) -> float:
+        """What the fastest plays that fits; 0 where none does yet."""
+        return max((each.samples_per_s for each in self.fitting if each.played), default=0.0)
+
+    def add_answers(self, proposals: Sequence[Proposal]) -> None:
+        """Plays the planners' answers. What is too long to be played ranks by its closed form, times the least ratio
+        of played to closed form that the others have.
+        """
+        played = [replace(each, plan=self._play(each.plan)) for each in proposals]
         ratios = [
             each.plan.simulated.throughput_samples_per_s / each.plan.throughput_samples_per_s
             for each in played
             if each.plan.simulated is not None and each.plan.throughput_samples_per_s > 0
         ]
-        ratio = min(ratios, default=1.0)
-        for ranked in sorted((self._ranked(proposal, ratio) for proposal in played), key=Ranked.preference):
-            (self.fitting if ranked.over is None else self.exceeding).append(ranked)
+        for each in played:
+            self._keep(self._ranked(each, min(ratios, default=1.0)))
+        for each in played:
+            for plan in self.variants(each.plan):
+                self.add(replace(each, plan=plan))
 
-    def split(self) -> None:
-        """Plays the best with a flush again, with a split backward: proposals like any other.
+    def add(self, proposal: Proposal) -> None:
+        """Plays a proposal, unless the same was played before."""
+        if proposal.configuration in self._known:
+            return
+        plan = proposal.plan
+        if plan.split_backward or schedule_named(plan.schedule).splits_backward:
+            ranked = self._split(proposal)
+            if ranked is not None and ranked.over is not None and plan.split_backward:
+                saving = replace(plan, split_backward_half_way=True)
+                if not plan.split_backward_half_way:
+                    self.add(replace(proposal, plan=saving))
+        else:
+            ranked = self._ranked(replace(proposal, plan=self._play(plan)), 1.0)
+        if ranked is not None:
+            self._keep(ranked)
 
-        That is 2BP, or its memory-saving variant where 2BP does not fit; and for 1F1B, where the user names neither
-        schedule nor variant, ZB-H1, whose stages keep no more microbatches than 1F1B's first one.
+    def variants(self, fused: Plan) -> Iterator[Plan]:
+        """The plan, and with a flush the same stages with a split backward.
+
+        That is 2BP, or its memory-saving variant where that is asked for; and for 1F1B, where the user names neither
+        schedule nor variant, ZB-H1, whose stages keep no more microbatches than 1F1B's first one. Plans that recompute
+        for want of memory have none: a split backward holds more.
         """
-        options = self.problem.options
-        if options.split_backward is False or not has_split_backward(self.problem):
+        options, laws = self.problem.options, schedule_named(fused.schedule)
+        yield fused
+        short = fused.recompute and not (options.recompute or options.split_backward or laws.recomputes)
+        if options.split_backward is False or not laws.takes_two_bp or not has_split_backward(self.problem) or short:
             return
         free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
-        flushing = [
-            each
-            for each in self.fitting
-            if schedule_named(each.plan.schedule).takes_two_bp and each.plan.simulated is not None
-        ]
-        for ranked in flushing[:SPLIT_PROPOSALS]:
-            proposal, fused = ranked.proposal, ranked.plan
-            fast = replace(fused, split_backward=True)
-            saving = replace(fast, split_backward_half_way=True)
-            variants: list[Ranked | None] = []
-            zero_bubble = schedule_named(fused.schedule).zero_bubble
-            if free and zero_bubble is not None and fused.depth > 1:
-                variants.append(self._split(proposal, replace(fused, schedule=zero_bubble)))
-            split = self._split(proposal, saving if options.split_backward_half_way else fast)
-            if split is not None and split.over is not None and not options.split_backward_half_way:
-                split = self._split(proposal, saving)
-            for variant in (*variants, split):  # of two that are as fast ZB-H1, which holds less, comes first
-                if variant is not None:
-                    (self.fitting if variant.over is None else self.exceeding).append(variant)
+        whole = replace(fused, simulated=None)
+        if free and laws.zero_bubble is not None and fused.depth > 1:
+            yield replace(whole, schedule=laws.zero_bubble)
+        yield replace(whole, split_backward=True, split_backward_half_way=options.split_backward_half_way)
+
+    def sort(self) -> None:
+        """Puts the best first."""
         self.fitting.sort(key=Ranked.preference)
+
+    def _keep(self, ranked: Ranked) -> None:
+        if ranked.proposal.configuration not in self._known:
+            self._known.add(ranked.proposal.configuration)
+            (self.fitting if ranked.over is None else self.exceeding).append(ranked)
+
+    def _play(self, plan: Plan) -> Plan:
+        """The plan with what its streams give, as far as that may be played."""
+        if plan.simulated is not None and plan.simulated.extrapolated_from is None:
+            return plan
+        longest = min(LONGEST_PLAY, self.left)
+        self.left -= length(plan, instructions=longest)
+        return replace(plan, simulated=play(plan, instructions=longest) or plan.simulated)
 
     def _ranked(self, proposal: Proposal, ratio: float) -> Ranked:
         """The proposal with its played throughput, or else `ratio` times the closed form's, and what it exceeds."""
@@ -151,12 +170,17 @@ class Ranking:
             over = f"does not fit when played, {shortfall(missing.index(worst), worst)}"
         return Ranked(proposal=proposal, samples_per_s=rate, played=simulated is not None, over=over)
 
-    def _split(self, proposal: Proposal, split: Plan) -> Ranked | None:
-        """A variant of the proposal, with what its microbatches hold until their p2; None where it is too long."""
-        fused, whole = proposal.plan, replace(split, simulated=None)
-        simulated = play(whole, instructions=LONGEST_PLAY)
+    def _split(self, proposal: Proposal) -> Ranked | None:
+        """A plan with a split backward, with what its microbatches hold until their p2; None where it is too long.
+
+        That is what its play holds beyond the play of the same stages with a whole backward.
+        """
+        split = proposal.plan
+        fused = self._whole(split)
+        simulated = play(split, instructions=LONGEST_PLAY)
         if simulated is None or fused.simulated is None:
             return None
+        self.left -= length(split, instructions=LONGEST_PLAY)
         more_bytes = [0] * fused.depth
         peaks = zip(fused.placement, simulated.peak_memory_bytes, fused.simulated.peak_memory_bytes, strict=True)
         for worker, split_bytes, fused_bytes in peaks:
@@ -169,7 +193,16 @@ class Ranking:
             )
             for stage, more in zip(fused.stages, more_bytes, strict=True)
         )
-        return self._ranked(replace(proposal, plan=replace(whole, stages=stages, simulated=simulated)), 1.0)
+        return self._ranked(replace(proposal, plan=replace(split, stages=stages, simulated=simulated)), 1.0)
+
+    def _whole(self, split: Plan) -> Plan:
+        """The same stages with a whole backward, played."""
+        base = next((n for n in BUILT_IN if schedule_named(n).zero_bubble == split.schedule), split.schedule)
+        whole = replace(split, schedule=base, split_backward=False, split_backward_half_way=False, simulated=None)
+        key = base, whole.stages, whole.placement, whole.microbatch_size
+        if key not in self._fused:
+            self._fused[key] = self._play(whole)
+        return self._fused[key]
 
 
 def has_split_backward(problem: PlanningProblem) -> bool:

@@ -119,15 +119,22 @@ class Evaluator:
             device_bytes=self.device_bytes,
         )
 
-    def fastest(self, shape: PipelineShape, *, least_time_s: float = 0.0, ceiling_s: float = inf) -> Candidate | None:
-        """The shape on the better orientation (the first if they are equal).
+    def fastest(
+        self,
+        shape: PipelineShape,
+        *,
+        least_time_s: float = 0.0,
+        ceiling_s: float = inf,
+        on: tuple[Links, ...] | None = None,
+    ) -> Candidate | None:
+        """The shape on the better orientation (the first if they are equal), or on the best of these links.
 
         None if no split fits, or none of them takes at most `ceiling_s` a microbatch. `least_time_s` is a known bound:
         no split takes less.
         """
         best: Candidate | None = None
         starts = self._some_terms(shape).fitting_starts() if not shape.laws.pipelined else None
-        for links in self.links(shape):
+        for links in self.links(shape) if on is None else on:
             terms = self.terms(shape, links)
             found, step_s = None, inf
             if starts is not None:

@@ -33,7 +33,8 @@ LATER_S = 1e-12
 class Request:
     """Something that wants ports: a tensor, or a stage's exchange of gradients.
 
-    What has the same `line` follows each other. `left_s` is what is left of it at full speed.
+    What has the same `line` follows each other. `left_s` is what is left of it at full speed. `then` is what follows
+    on other ports.
     """
 
     at_s: float
@@ -42,6 +43,7 @@ class Request:
     left_s: float
     latency_s: float
     ports: list[Port]
+    then: tuple[float, list[Port]] | None = None
 
 
 def fair_speeds(ports: Sequence[Sequence[Port]]) -> list[float]:
@@ -178,9 +180,8 @@ class Plain:
         costs, ports = self.costs[stage], self.ring(stage)
         inside_s = costs.reduce_inside_s if costs.reduce_port_devices else 0.0
         line = ("exchange", stage)
-        self.requests.append(
-            Request(at_s + inside_s, line, key, costs.reduce_s - inside_s, 0.0, ports or [(True, 0, stage)])
-        )
+        then = costs.reduce_s - inside_s, ports or [(True, 0, stage)]
+        self.requests.append(Request(at_s, line, key, inside_s, 0.0, [(True, -1, stage)], then))
 
     def ring(self, stage: int) -> list[Port]:
         """The ports of the units in which a stage's replicas are."""
@@ -232,10 +233,17 @@ class Plain:
         until_s = min(ends_s + starts_s)
         for one, speed in zip(self.flying, speeds, strict=True):
             one.left_s -= speed * (until_s - self.now_s)
+        goes_on = []
         for one, end_s in zip(self.flying, ends_s, strict=True):
-            if end_s <= until_s + LATER_S:
+            if end_s > until_s + LATER_S:
+                goes_on.append(one)
+            elif one.then is not None:
+                one.left_s, one.ports = one.then
+                one.then = None
+                goes_on.append(one)
+            else:
                 self.arrived[one.key] = until_s + one.latency_s
-        self.flying = [one for one, end_s in zip(self.flying, ends_s, strict=True) if end_s > until_s + LATER_S]
+        self.flying = goes_on
         self.now_s = until_s
         for one in sorted(self.requests, key=lambda each: each.at_s):
             if one.at_s <= until_s + LATER_S and one.line not in {other.line for other in self.flying}:

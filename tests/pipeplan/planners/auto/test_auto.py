@@ -249,3 +249,74 @@ def test_zb_h1_is_chosen_where_its_play_is_fastest_unless_the_user_wants_another
 def test_2bp_of_a_profile_that_was_not_measured_split_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="split_backward: needs a profile with backward_input_s"):
         solve("auto", replace(transformer(), options=Options(split_backward=True)))
+
+
+FORCED = [
+    Options(schedule=schedule, stages=stages, microbatch_size=1)
+    for schedule in ("1f1b", "pipedream-2bw", "gpipe")
+    for stages in (1, 2, 3, 4)
+] + [Options(schedule="data-parallel", microbatch_size=1), Options(schedule="naive", stages=2, microbatch_size=1)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    blocks=st.lists(cells(), min_size=2, max_size=6),
+    machines=clusters(8),
+    batch_size=st.sampled_from([4, 8]),
+    latency_s=st.sampled_from([0.0, 0.1, 2.0]),
+    forced=st.sampled_from(FORCED),
+    devices=st.integers(1, 8),
+)
+def test_no_schedule_depth_or_number_of_devices_that_is_forced_plays_faster(
+    blocks: Sequence[Cell], machines: Cluster, batch_size: int, latency_s: float, forced: Options, devices: int
+) -> None:
+    """The devices are the first ones of the cluster, as a plan uses them that leaves others idle."""
+    levels = tuple(replace(level, latency_s=latency_s) for level in machines.levels)
+    problem = PlanningProblem(profile=profile(blocks), cluster=replace(machines, levels=levels), batch_size=batch_size)
+    best = solve("auto", problem)
+    try:
+        other = solve("auto", replace(problem, options=forced))
+    except InvalidInputError:
+        return
+    if isinstance(other, Plan):
+        assert isinstance(best, Plan)
+        assert rate(best) >= 0.995 * rate(other)
+    first = replace(levels[0], size=min(devices, levels[0].size))
+    fewer = solve("auto", replace(problem, cluster=replace(machines, levels=(first,))))
+    if isinstance(fewer, Plan):
+        assert isinstance(best, Plan)
+        assert rate(best) >= 0.995 * rate(fewer)
+
+
+def test_one_device_is_the_answer_where_the_way_to_others_is_long() -> None:
+    """Eight blocks of 0.2 ms and 40 kB between them on two devices 10 ms apart: one device plays 625 samples/s."""
+    cell = Cell(forward_s=0.0002 / 3, backward_s=0.0004 / 3, output_bytes=40_000)
+    slow = cluster((2, 1e9), latency_s=0.01)
+    plan = solve("auto", PlanningProblem(profile=profile([cell] * 8), cluster=slow, batch_size=8))
+    assert isinstance(plan, Plan)
+    assert plan.workers == 1
+    assert rate(plan) == pytest.approx(625)
+
+
+def test_replicas_share_servers_with_stages_where_that_is_fastest() -> None:
+    """Four stages of four replicas on four servers, by what a server's port sends for a batch of 16 x 4 microbatches.
+
+    Pipelines in the servers: four exchanges of 1.5 x 8,000 bytes. Replicas in the servers: 16 x 4 tensors of 400 bytes,
+    each way. Two replicas of two stages: two exchanges of 8,000 bytes, and half of the tensors one way.
+    """
+    cell = Cell(forward_s=1.0, backward_s=2.0, weight_bytes=4_000, output_bytes=400, activation_bytes=1)
+    machines = cluster((4, 1e6), (4, 250.0))
+    problem = PlanningProblem(
+        profile=profile([cell] * 8),
+        cluster=machines,
+        batch_size=64,
+        options=Options(schedule="pipedream-2bw", stages=4),
+    )
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan)
+    served = [
+        {(worker.stage, worker.replica) for worker in plan.placement[first : first + 4]} for first in (0, 4, 8, 12)
+    ]
+    assert {(len({s for s, _ in each}), len({r for _, r in each})) for each in served} == {(2, 2)}
+    assert plan.certificate is not None
+    assert plan.certificate.gap < 0.05

@@ -1,0 +1,123 @@
+"""Search: plays what could still be fastest, the highest bound first.
+
+1. Every configuration has a rate that none of its plays exceeds (`space`). The highest comes first.
+2. Where it is split into stages, its plan has a lower one (`bound`), and takes its place in the order. With a flush the
+   same stages with a split backward are further plans.
+3. A plan whose turn comes is played.
+4. The search ends when no rate that is left is above that of the fastest play that fits, by more than `CLOSE`; or at a
+   limit. The highest rate that is left says how far the answer may be from the best.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+from pipeplan.documents.plan import Alternative, Certificate
+from pipeplan.planners.auto.proposals import Proposal, Proposer
+from pipeplan.planners.auto.ranking import Ranked, Ranking
+from pipeplan.planners.auto.space import Configuration, PlayedSpace
+from pipeplan.planners.bound import most_samples_per_s
+from pipeplan.planners.on_chain import Chained
+
+MOST_SPLITS = 600
+"""So many configurations are split into stages: some three seconds."""
+
+CLOSE = 0.002
+"""The search ends where nothing that is left can be faster by more than this share."""
+
+SHOWN_UNPLAYED = 12
+"""How many configurations that were not played are shown."""
+
+_SEARCHED_BY = Proposer("pipedream-2bw")
+
+
+@dataclass(slots=True, kw_only=True)
+class PlayedSearch:
+    """The search, and what it found; `ranking` holds everything that was played."""
+
+    space: PlayedSpace
+    chained: Chained
+    ranking: Ranking
+    configurations: int = 0
+    splits: int = 0
+    plays: int = 0
+    without_split: int = 0
+    left: float = 0.0
+    unplayed: list[tuple[float, Configuration]] = field(default_factory=list)
+    _waiting: list[tuple[float, int, Configuration | Proposal]] = field(default_factory=list)
+    _pushed: int = 0
+
+    def run(self, answers: Sequence[Proposal]) -> None:
+        """Searches to the end, or to a limit. The planners' answers are plans like others."""
+        for answer in answers:
+            for plan in self.ranking.variants(answer.plan):
+                self._push(most_samples_per_s(plan), replace(answer, plan=plan))
+        for configuration in self.space.configurations():
+            self.configurations += 1
+            self._push(configuration.most, configuration)
+        while self._waiting:
+            most = -self._waiting[0][0]
+            if most <= self.ranking.best_rate * (1 + CLOSE) or self.splits >= MOST_SPLITS or self.ranking.left <= 0:
+                break
+            _, _, item = heappop(self._waiting)
+            if isinstance(item, Configuration):
+                self._split(item, most)
+            else:
+                self.plays += 1
+                self.ranking.add(item)
+        self.left = max((-most for most, _, _ in self._waiting), default=0.0)
+        for most, _, item in sorted(self._waiting, key=lambda each: each[:2]):
+            if len(self.unplayed) == SHOWN_UNPLAYED:
+                break
+            if isinstance(item, Configuration):
+                self.unplayed.append((-most, item))
+
+    def alternatives(self) -> Iterator[Alternative]:
+        """Some of what was not played, with the rate that it cannot exceed."""
+        for most, configuration in self.unplayed:
+            shape = configuration.shape
+            yield Alternative(
+                schedule=shape.schedule,
+                depth=shape.depth,
+                width=shape.width,
+                microbatch_size=shape.microbatch_size,
+                microbatches=shape.microbatches,
+                recompute=bool(shape.recompute),
+                throughput_samples_per_s=None,
+                memory_bytes=None,
+                reason=f"not played: at most {most:.4g} samples/s",
+            )
+
+    def certificate(self, best: Ranked) -> Certificate:
+        """What was shown of the answer's rate."""
+        rate = best.samples_per_s
+        reached = max(self.left, rate)
+        rest = self.configurations - self.splits
+        claim = (
+            f"Of {self.configurations} configurations (schedule, width, depth, microbatch size and placement), "
+            f"{self.splits} were split into stages, {self.without_split} of them in vain: none fits. {self.plays} "
+            f"plans were played. By a bound on their streams the other plans, and {rest} configurations that were not "
+            f"split, play at most {reached:.6g} samples/s; this plan plays {rate:.6g}."
+        )
+        return Certificate(
+            method="best bound first",
+            quantity="seconds a sample, played",
+            value=1 / rate,
+            bound=1 / reached,
+            claim=claim,
+        )
+
+    def _push(self, most: float, item: Configuration | Proposal) -> None:
+        self._pushed += 1
+        heappush(self._waiting, (-most, self._pushed, item))
+
+    def _split(self, configuration: Configuration, most: float) -> None:
+        """Splits a configuration into stages: its plan waits for its turn, and so do those with a split backward."""
+        self.splits += 1
+        fused = self.space.plan(configuration)
+        if fused is None:
+            self.without_split += 1
+            return
+        for plan in self.ranking.variants(self.chained.back(fused)):
+            proposal = Proposal(plan=plan, proposer=_SEARCHED_BY, order=self._pushed)
+            self._push(min(most_samples_per_s(plan), most), proposal)

@@ -1,0 +1,261 @@
+"""Space: everything that auto may play, as shapes on placements, with what each may reach at best.
+
+A configuration is a schedule, a shape (`two_bw.terms.PipelineShape`) and a placement, on any number of the devices. Its
+stages are those of the closed form's best split, whose memory fits.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, prod
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.collectives import AllReduce, all_reduce_among
+from pipeplan.costs.transfer import Bandwidths
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Plan, Worker
+from pipeplan.planners.complete import assemble
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.two_bw.candidate import Evaluator, decision
+from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.planners.two_bw.terms import Links, PipelineShape, orientations
+from pipeplan.schedules.registry import schedule_named
+
+SEARCHED = ("data-parallel", "naive", "pipedream-2bw", "1f1b", "gpipe")
+"""The schedules that the closed forms split into stages; what splits the backward is tried on their plans."""
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A shape on a placement, with the rates of its plays: none is above `most`, and with equal stages it is `likely`.
+
+    Both are samples a second.
+    """
+
+    shape: PipelineShape
+    wiring: "Wiring"
+    most: float
+    likely: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """A placement, and what crosses the network on it.
+
+    `edge_s_per_byte` and `edge_latency_s` are sums over the boundaries, there and back. `exchange` is that of stage 0's
+    replicas. `ring_stages`: how many stages' exchanges pass a port, on average over all units. `ring_s_per_byte`: what
+    they take there at least, by bytes of the model, on the outermost level. `crossing`: how many transfers of a
+    microbatch pass the busiest port one way, and `port_s_per_byte` what each takes there.
+    """
+
+    links: Links
+    edge_s_per_byte: float
+    edge_latency_s: float
+    exchange: AllReduce
+    ring_stages: float
+    ring_s_per_byte: float
+    crossing: int
+    port_s_per_byte: float
+
+
+def mixtures(cluster: Cluster, width: int, depth: int) -> Iterator[Links]:
+    """Some replicas of several stages in each unit: between pipelines in a row (one replica) and stages in a row.
+
+    On every level of the cluster, with k replicas of u / k consecutive stages in a unit of u devices, for every k that
+    divides both (2BW 2021, section 3.3, has the two ends alone).
+    """
+    unit = 1
+    for level in cluster.levels[:-1]:
+        unit *= level.size
+        for replicas in range(2, min(width, unit)):
+            stages = unit // replicas
+            if unit % replicas or width % replicas or depth % stages:
+                continue
+            yield _links(cluster, width, depth, _Mixed(replicas=replicas, stages=stages))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mixed:
+    """Units of `stages` consecutive stages with `replicas` of each, the units of a pipeline in a row."""
+
+    replicas: int
+    stages: int
+
+    def __call__(self, widths: Sequence[int]) -> tuple[Worker, ...]:
+        """The placement of stages that all have as many replicas."""
+        return tuple(
+            Worker(stage=stage, replica=replica)
+            for first_replica in range(0, widths[0], self.replicas)
+            for first_stage in range(0, len(widths), self.stages)
+            for stage in range(first_stage, first_stage + self.stages)
+            for replica in range(first_replica, first_replica + self.replicas)
+        )
+
+
+def _links(cluster: Cluster, width: int, depth: int, place: _Mixed) -> Links:
+    bandwidths, ranks = Bandwidths(cluster), _ranks(place((width,) * depth), width, depth)
+    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
+    return Links(
+        place=place,
+        edges=bandwidths.of_levels(bandwidths.levels(low, high).max(axis=1)),
+        groups=bandwidths.spanning(ranks.min(axis=1), ranks.max(axis=1)),
+    )
+
+
+def _ranks(placement: Sequence[Worker], width: int, depth: int) -> IntArray:
+    """[stage, replica] -> rank."""
+    ranks = np.empty((depth, width), dtype=np.int64)
+    ranks[[worker.stage for worker in placement], [worker.replica for worker in placement]] = np.arange(width * depth)
+    return ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedSpace:
+    """The configurations of a problem. `problem` has a chain."""
+
+    problem: PlanningProblem
+    schedules: tuple[str, ...] = SEARCHED
+    _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """Splits shapes. Raises InvalidInputError where no microbatch size divides the batch."""
+        return Evaluator(problem=self.problem, measured=profiled(self.problem))
+
+    def configurations(self) -> list[Configuration]:
+        """All of them, the likely fastest first."""
+        found = [
+            self._configuration(shape, wiring)
+            for shape in self._shapes()
+            for wiring in self._wired(shape.width, shape.depth)
+        ]
+        return sorted(found, key=lambda each: (-each.likely, each.shape.devices, each.shape.depth))
+
+    def plan(self, configuration: Configuration) -> Plan | None:
+        """The configuration's plan, not played; None where no split fits."""
+        shape, evaluator = configuration.shape, self.evaluator
+        found = evaluator.fastest(shape, on=(configuration.wiring.links,))
+        if found is None:
+            return None
+        made = decision(
+            "pipedream-2bw", "pipedream-2bw-a.1", found, evaluator.stops(found), considered=1, alternatives=()
+        )
+        return assemble(self.problem, made)
+
+    def _shapes(self) -> Iterator[PipelineShape]:
+        options, batch_size = self.problem.options, self.problem.batch_size
+        devices, blocks = self.problem.cluster.devices, self.evaluator.measured.blocks
+        for name in self.schedules:
+            laws = schedule_named(name)
+            recompute = options.recompute
+            if recompute is None and not laws.pipelined:
+                recompute = False
+            shallowest = 1 if laws.single_stage or not laws.flushes else 2
+            deepest = 1 if laws.single_stage else min(devices, blocks)
+            for depth in range(shallowest, deepest + 1):
+                if options.stages not in (None, depth):
+                    continue
+                for width in range(1, devices // depth + 1):
+                    for size in self.evaluator.measured.sizes:
+                        microbatches, rest = divmod(batch_size, width * size)
+                        if rest or (laws.microbatch_a_stage and microbatches < depth):
+                            continue
+                        yield PipelineShape(
+                            schedule=name,
+                            width=width,
+                            depth=depth,
+                            microbatch_size=size,
+                            microbatches=microbatches,
+                            recompute=recompute,
+                        )
+
+    def _wired(self, width: int, depth: int) -> tuple[Wiring, ...]:
+        key = width, depth
+        if key not in self._wirings:
+            cluster = self.problem.cluster
+            every = (*orientations(cluster, width, depth), *mixtures(cluster, width, depth))
+            self._wirings[key] = tuple(_wiring(cluster, links, width, depth) for links in every)
+        return self._wirings[key]
+
+    def _configuration(self, shape: PipelineShape, wiring: Wiring) -> Configuration:
+        """Bounds by the whole model, and what equal stages would take."""
+        chain, laws = self.evaluator.chain(shape.microbatch_size), shape.laws
+        m, depth = shape.microbatches, shape.depth
+        total_s = chain.least_s[-1] if shape.recompute is None else chain.listed_s(recompute=shape.recompute)[-1]
+        block_s = self._largest_block_s(shape.microbatch_size)
+        boundaries: FloatArray = chain.output_bytes[1:-1]
+        least_bytes, mean_bytes = (float(boundaries.min()), float(boundaries.mean())) if len(boundaries) else (0.0, 0.0)
+        weights = float(chain.weight_bytes[-1])
+        held = laws.in_flight(depth=depth, stage=0, microbatches=m)
+
+        # A stage may recompute while it waits: that is on no microbatch's way there and back.
+        way_s = min(chain.listed_s(recompute=False)[-1], total_s)
+        moved_s = wiring.edge_latency_s + least_bytes * wiring.edge_s_per_byte
+        least_s = m * max(total_s / depth, block_s, (way_s + moved_s) / held)
+        ring = wiring.exchange.slowest
+        if shape.width > 1 and ring is not None:
+            least_s = max(least_s, weights * wiring.ring_s_per_byte)
+        if laws.pipelined and laws.flushes:
+            # Stages that each take 1 - 1/m of the one before end together: no others are as fast (`bound`, 3).
+            least_s = max(least_s, way_s / (1.0 - (1.0 - 1.0 / m) ** depth))
+
+        step_s = max(total_s / depth, block_s)
+        there_and_back_s = total_s + wiring.edge_latency_s + mean_bytes * wiring.edge_s_per_byte
+        batch_s = m * max(step_s, there_and_back_s / held, wiring.crossing * mean_bytes * wiring.port_s_per_byte)
+        exchange_s = 0.0
+        if shape.width > 1 and ring is not None:
+            ring_s = weights / depth * ring.ring_s_per_byte
+            exchange_s = wiring.exchange.seconds(weights / depth) + max(wiring.ring_stages - 1, 0.0) * ring_s
+        if not laws.flushes:
+            batch_s = max(batch_s, exchange_s)
+        else:
+            drain_s = there_and_back_s * (depth - 1) / depth if laws.pipelined else 0.0
+            batch_s += drain_s + max(exchange_s - (drain_s + step_s) / 2, 0.0)
+        samples = shape.batch_size
+        return Configuration(
+            shape=shape,
+            wiring=wiring,
+            most=samples / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf,
+            likely=samples / batch_s if batch_s > 0 else inf,
+        )
+
+    def _largest_block_s(self, microbatch_size: int) -> float:
+        return float(np.diff(self.evaluator.chain(microbatch_size).least_s).max())
+
+
+def _wiring(cluster: Cluster, links: Links, width: int, depth: int) -> Wiring:
+    ranks = _ranks(links.place((width,) * depth), width, depth)
+    exchange = all_reduce_among(cluster, ranks[0].tolist())
+    bandwidths = Bandwidths(cluster)
+    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
+    latencies = np.maximum.accumulate([level.latency_s for level in cluster.levels])
+    edge_latency_s = float(latencies[bandwidths.levels(low, high).max(axis=1)].sum()) if depth > 1 else 0.0
+
+    ring_stages = ring_s_per_byte = 0.0
+    if exchange.slowest is not None:
+        port = exchange.slowest.port
+        units = [len(np.unique(stage)) for stage in ranks // port.devices]
+        every = len(np.unique(ranks // port.devices))
+        ring_stages = sum(count for count in units if count > 1) / every
+        outermost = prod(level.size for level in cluster.levels[:-1])
+        if port.devices == outermost:
+            # A ring of n units loads each port with 2 (n - 1) / n of its bytes: all ports together, 2 (n - 1).
+            ring_s_per_byte = 2 * (min(units) - 1) / every / cluster.levels[-1].bandwidth_bytes_per_s
+    slowest = min(range(len(cluster.levels)), key=lambda level: cluster.levels[level].bandwidth_bytes_per_s)
+    unit = prod(level.size for level in cluster.levels[:slowest])
+    sends = ranks[:-1] // unit
+    leaving = np.bincount(sends[sends != ranks[1:] // unit], minlength=1)
+    return Wiring(
+        links=links,
+        edge_s_per_byte=float((2.0 / links.edges).sum()),
+        edge_latency_s=2.0 * edge_latency_s,
+        exchange=exchange,
+        ring_stages=ring_stages,
+        ring_s_per_byte=ring_s_per_byte,
+        crossing=int(leaving.max()),
+        port_s_per_byte=1.0 / cluster.levels[slowest].bandwidth_bytes_per_s,
+    )

@@ -1,0 +1,147 @@
+"""Bound: seconds of a batch below which no play of a plan goes, from its costs and its placement alone.
+
+With c_s the seconds that stage s computes a microbatch, m microbatches a batch:
+
+1. A stage computes all of a batch's microbatches: m c_s, its update, and what is left of its exchange.
+2. A stage has at most k_s microbatches in flight (the schedule's law). Each is there while it passes all later stages
+   and comes back, which takes R_s: a batch takes m R_s / k_s (Little 1961).
+3. With a flush, the first microbatch reaches stage s by way of the stages before it, and the last one comes back that
+   way: this is added to 1 and 2. A schedule that splits the backward comes back by the gradients of the inputs alone.
+4. Without pipelining a microbatch passes all stages before the next one begins.
+5. A port carries all that passes it in a batch. With a flush, exchanges begin when the last backwards do.
+
+With a flush all batches but the first are alike, and no play passes the bound. Without one they may alternate, and the
+median of a few may be a little below what all of them take: one play in thousands passes the bound, by up to a percent.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import inf
+
+from pipeplan.costs.transfer import ranks_by_stage
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.schedules.registry import schedule_named
+
+_Port = tuple[bool, int, int]
+"""Outwards or inwards, the devices that share it, and the number of its unit."""
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """What a microbatch takes on a stage: there and back, with the boundary after it; what the stage computes until the
+    way back is over; all that it computes; and its forward.
+    """
+
+    there_and_back_s: float
+    between_s: float
+    compute_s: float
+    forward_s: float
+
+
+def most_samples_per_s(plan: Plan) -> float:
+    """Samples a second that no play of the plan exceeds in its steady state; infinite for what costs nothing.
+
+    Of stages with different replicas, and of ranks with several stages, only what they compute counts.
+    """
+    if plan.width is not None and plan.chunks == 1:
+        least_s = least_batch_s(plan)
+        return plan.microbatch_size * plan.microbatches * plan.width / least_s if least_s > 0 else inf
+    passages = zip(_passages(plan), plan.stages, strict=True)
+    computed_s = [passage.compute_s / stage.replicas for passage, stage in passages]
+    span = plan.depth // plan.chunks
+    slowest_s = max(sum(computed_s[first::span]) for first in range(span))
+    return plan.microbatch_size / slowest_s * (1 + _ROUNDING) if slowest_s > 0 else inf
+
+
+def least_batch_s(plan: Plan) -> float:
+    """Seconds a batch that no play of the plan goes below in its steady state. All stages have equal replicas."""
+    laws, costs, m = schedule_named(plan.schedule), plan.costs, plan.microbatches
+    passages = _passages(plan)
+    if not laws.pipelined:
+        alone_s = sum(max(passage.there_and_back_s, passage.compute_s) for passage in passages)
+        return (1 - _ROUNDING) * m * (alone_s if plan.depth == 1 else sum(p.there_and_back_s for p in passages))
+    exchanges = max(plan.replicas) > 1
+    ends_s = [own.update_s + (_left_s(plan, own) if exchanges and laws.flushes else 0.0) for own in costs]
+    before_s = [0.0, *accumulate(passage.there_and_back_s for passage in passages)]
+    least_s = 0.0
+    for stage, passage in enumerate(passages):
+        held = laws.in_flight(depth=plan.depth, stage=stage, microbatches=m)
+        round_s = m * (before_s[-1] - before_s[stage]) / held
+        least_s = max(least_s, m * passage.compute_s + ends_s[stage], round_s)
+        if laws.flushes:
+            window_s = max(m * passage.between_s, round_s)
+            least_s = max(least_s, before_s[stage] + window_s + (ends_s[0] if stage else 0.0))
+        elif exchanges:
+            least_s = max(least_s, costs[stage].reduce_s)
+    return (1 - _ROUNDING) * max(least_s, _ports_s(plan, passages))
+
+
+def _passages(plan: Plan) -> list[_Passage]:
+    """Every stage's. A stage may recompute while it waits for a gradient, so that this delays no microbatch."""
+    splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
+    onward_s = [
+        own.activation_transfer_s + own.latency_s + following.gradient_transfer_s + following.latency_s
+        for own, following in pairwise(plan.costs)
+    ]
+    passages = []
+    for stage, own, after_s in zip(plan.stages, plan.costs, (*onward_s, 0.0), strict=True):
+        first_s = own.forward_s + (own.recompute_s if stage.recompute else 0.0)
+        back_s = own.backward_input_s if splits else own.backward_s
+        passages.append(
+            _Passage(
+                there_and_back_s=own.forward_s + back_s + after_s,
+                between_s=first_s + back_s,
+                compute_s=first_s + back_s + (own.backward_weight_s if splits else 0.0),
+                forward_s=own.forward_s,
+            )
+        )
+    return passages
+
+
+def _left_s(plan: Plan, own: StageCosts) -> float:
+    """What is left of a stage's exchange once its last backward is over."""
+    return own.exchange_tail_s(split=plan.split_backward or schedule_named(plan.schedule).splits_backward)
+
+
+def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
+    """What the busiest port carries in a batch; with a flush, from the first exchange that may begin to the last."""
+    carried_s, m = _transfers_s(plan), plan.microbatches
+    exchanged_s: dict[_Port, float] = defaultdict(float)
+    begins_s: dict[_Port, float] = {}
+    reached_s = [0.0, *accumulate(passage.forward_s for passage in passages)]
+    for stage, (own, ranks) in enumerate(zip(plan.costs, ranks_by_stage(plan.placement), strict=True)):
+        devices = own.reduce_port_devices
+        if devices and len(ranks) > 1:
+            inside = Counter(rank // devices for rank in ranks)
+            seconds = (own.reduce_s - own.reduce_inside_s) * min(own.reduce_device_share * min(inside.values()), 1.0)
+            first_s = reached_s[stage] + (m - 1) * passages[stage].compute_s
+            for port in ((out, devices, unit) for unit in inside for out in (True, False)):
+                exchanged_s[port] += seconds
+                begins_s[port] = min(begins_s.get(port, first_s), first_s)
+    least_s = max((carried_s[port] + exchanged_s[port] for port in {*carried_s, *exchanged_s}), default=0.0)
+    if schedule_named(plan.schedule).flushes:
+        # The stage that updates last may begin its next batch later than stage 0, by the way to it.
+        least_s = max([least_s, *(begins_s[port] + exchanged_s[port] - reached_s[-2] for port in begins_s)])
+    return least_s
+
+
+def _transfers_s(plan: Plan) -> dict[_Port, float]:
+    """What the transfers of a batch take on every port."""
+    carried_s: dict[_Port, float] = defaultdict(float)
+    ranks, m = ranks_by_stage(plan.placement), plan.microbatches
+    for stage, own in enumerate(plan.costs):
+        for seconds, devices, other in (
+            (own.activation_transfer_s * own.activation_device_share, own.activation_port_devices, stage + 1),
+            (own.gradient_transfer_s * own.gradient_device_share, own.gradient_port_devices, stage - 1),
+        ):
+            if devices and seconds and 0 <= other < plan.depth:
+                for sender, receiver in zip(ranks[stage], ranks[other], strict=True):
+                    if sender // devices != receiver // devices:
+                        carried_s[True, devices, sender // devices] += m * seconds
+                        carried_s[False, devices, receiver // devices] += m * seconds
+    return carried_s

@@ -1,0 +1,88 @@
+"""The bounds of the search: no play is faster, whatever the problem."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.auto.ranking import Ranking
+from pipeplan.planners.auto.space import PlayedSpace
+from pipeplan.planners.bound import least_batch_s, most_samples_per_s
+from pipeplan.planners.complete import play
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.schedules.registry import schedule_named
+from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
+from tests.pipeplan.planners.auto.test_auto import split
+
+ROUNDING = 1 + 1e-6
+
+ALTERNATING = 1.01
+"""Without a flush the median of a few batches may be below their mean."""
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    blocks=st.lists(cells(), min_size=1, max_size=6),
+    machines=clusters(8),
+    batch_size=st.sampled_from([1, 4, 8, 24]),
+    latency_s=st.sampled_from([0.0, 0.01, 0.5]),
+    recompute=st.sampled_from([None, False, True]),
+    is_split=st.booleans(),
+    data=st.data(),
+)
+def test_no_play_is_faster_than_its_bounds(
+    blocks: Sequence[Cell],
+    machines: Cluster,
+    batch_size: int,
+    latency_s: float,
+    recompute: bool | None,
+    is_split: bool,
+    data: st.DataObject,
+) -> None:
+    levels = tuple(replace(level, latency_s=latency_s) for level in machines.levels)
+    model = profile(blocks)
+    problem = PlanningProblem(
+        profile=split(model) if is_split else model,
+        cluster=replace(machines, levels=levels),
+        batch_size=batch_size,
+        options=Options(recompute=recompute),
+    )
+    try:
+        configurations = (space := PlayedSpace(problem=problem)).configurations()
+    except InvalidInputError:
+        return
+    for place in data.draw(st.lists(st.integers(0, len(configurations) - 1), min_size=1, max_size=6, unique=True)):
+        configuration = configurations[place]
+        fused = space.plan(configuration)
+        for plan in () if fused is None else Ranking(problem=problem).variants(fused):
+            simulated = play(plan, instructions=200_000)
+            assert simulated is not None
+            rate = simulated.throughput_samples_per_s
+            above = ROUNDING if schedule_named(plan.schedule).flushes else ALTERNATING
+            assert rate <= most_samples_per_s(plan) * above
+            if plan is fused:
+                assert rate <= configuration.most * above
+
+
+def one_server(depth: int, schedule: str, **cell: float) -> Plan:
+    """Equal blocks, a stage each, on one server of fast links."""
+    blocks = [Cell(forward_s=1.0, backward_s=2.0, output_bytes=1, **cell)] * depth  # type: ignore[arg-type]
+    problem = PlanningProblem(profile=profile(blocks), cluster=cluster((depth, 1e9)), batch_size=8)
+    space = PlayedSpace(problem=problem, schedules=(schedule,))
+    plans = (space.plan(each) for each in space.configurations() if (each.shape.depth, each.shape.width) == (depth, 1))
+    plan = next(plan for plan in plans if plan is not None)
+    return replace(plan, simulated=play(plan))
+
+
+@pytest.mark.parametrize(("schedule", "batch_s"), [("gpipe", 33.0), ("1f1b", 33.0), ("pipedream-2bw", 24.0)])
+def test_the_bound_of_equal_stages_is_what_is_played(schedule: str, batch_s: float) -> None:
+    """Eight microbatches of 3 s on four stages: (8 + 3) x 3 s with a flush, 8 x 3 s without."""
+    plan = one_server(4, schedule)
+    assert plan.simulated is not None
+    assert least_batch_s(plan) == pytest.approx(batch_s, rel=1e-6)
+    assert 8 / plan.simulated.throughput_samples_per_s == pytest.approx(batch_s, rel=1e-6)
