@@ -34,7 +34,10 @@ _FLAGS: dict[str, Any] = {
     ],
     "stages": Annotated[int | None, typer.Option(help="The number of stages; default: the best.")],
     "recompute": Annotated[
-        bool | None, typer.Option("--recompute/--no-recompute", help="On all stages or none; default: each as is best.")
+        bool | None,
+        typer.Option(
+            "--recompute/--no-recompute", help="On all stages or none; default: each as is best, with gpipe all."
+        ),
     ],
     "synchronisation": Annotated[str | None, typer.Option(help="pipedream: parameter-server or all-reduce.")],
     "memory": Annotated[str, typer.Option(help="How memory is accounted: training or paper.")],

@@ -1,8 +1,9 @@
 """GPipe's partitioning (Huang et al. 2019, section 2.3): K cells of consecutive blocks, of the least variance of cost.
 
 A cell's cost is its forward and backward. The sum of all costs is given, so that the least variance is the least sum
-of squares. Only boundary activations are kept, and every cell's forward runs again in the backward. Unlike the paper,
-only partitions that fit the devices' memory are compared; wherever the paper's partition fits, it is the answer.
+of squares. Only boundary activations are kept, and every cell's forward runs again in the backward; with
+`Options.recompute` false all activations of the batch are kept instead. Unlike the paper, only partitions that fit the
+devices' memory are compared; wherever the paper's partition fits, it is the answer.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from pipeplan.planners.problem import (
     PlanningProblem,
     refuse_unused,
     require_few_blocks,
-    require_recompute,
     require_schedule,
     require_stages,
 )
@@ -33,13 +33,12 @@ NAME = "gpipe"
 def gpipe(problem: PlanningProblem) -> Answer:
     """The fastest microbatch size with its partition of least variance; K from the options, or the devices.
 
-    A microbatch takes the slowest cell's time, recomputation and transfers included, times (m + K - 1) / m.
+    A microbatch takes the slowest cell's time, transfers and recomputation (if any) included, times (m + K - 1) / m.
     """
     options = problem.options
     used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
     refuse_unused(NAME, options, used)
     require_schedule(options, (NAME,), NAME)
-    require_recompute(options, NAME)
     require_stages(problem)
     require_few_blocks(problem)
     measured = profiled(problem)
@@ -51,7 +50,7 @@ def gpipe(problem: PlanningProblem) -> Answer:
             depth=depth,
             microbatch_size=size,
             microbatches=problem.batch_size // size,
-            recompute=True,
+            recompute=options.recompute is not False,
         )
         for size in measured.sizes
         if size <= problem.batch_size and (options.safe_batch or problem.batch_size % size == 0)

@@ -245,11 +245,6 @@ def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -
     require(options.schedule is None or options.schedule in allowed, "schedule", rule, options.schedule)
 
 
-def require_recompute(options: Options, planner: str) -> None:
-    """Raises InvalidInputError if the user forbids the recomputation on which a planner or schedule depends."""
-    require(options.recompute is not False, "recompute", f"cannot be turned off for {planner}", options.recompute)
-
-
 def require_stages(problem: PlanningProblem) -> None:
     """Raises InvalidInputError for more stages than blocks or devices."""
     stages = problem.options.stages

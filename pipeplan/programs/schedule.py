@@ -77,7 +77,7 @@ class Schedule(ABC):
     # What is chosen for it where a user does not choose.
 
     recomputes: ClassVar[bool] = False
-    """Planners recompute all stages."""
+    """Planners recompute all stages, unless they are asked not to."""
 
     minibatch_statistics: ClassVar[bool] = False
     """Batch norm tracks whole minibatches."""

@@ -159,7 +159,7 @@ def _limit(
         problem.options,
         schedule=schedule,
         stages=depth,
-        recompute=None if schedule_named(schedule).recomputes else recompute,
+        recompute=recompute,
         microbatch_size=size,
     )
     try:

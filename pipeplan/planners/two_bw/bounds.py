@@ -126,6 +126,9 @@ class RateBounds:
         depth = found.depth.astype(np.float64)
         if recomputes or not self.execution.laws.fills:
             most, shares = np.ones(len(found)), depth
+        elif self.execution.laws.keeps_batch:
+            most = found.microbatches.astype(np.float64)
+            shares = depth / most
         elif self.problem.options.memory == "paper":
             most, shares = depth, np.ones(len(found))
         else:

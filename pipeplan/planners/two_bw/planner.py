@@ -25,7 +25,6 @@ from pipeplan.planners.problem import (
     PlanningProblem,
     refuse_unused,
     require_few_blocks,
-    require_recompute,
     require_schedule,
     require_stages,
 )
@@ -60,12 +59,8 @@ def two_bw(problem: PlanningProblem) -> Answer:
     options = problem.options
     used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
     refuse_unused(NAME, options, used)
-    if options.schedule is not None:
-        asked = schedule_named(options.schedule)
-        if not plans_for(asked):
-            require_schedule(options, tuple(n for n in schedule_names() if plans_for(schedule_named(n))), NAME)
-        if asked.recomputes:
-            require_recompute(options, asked.name)
+    if options.schedule is not None and not plans_for(schedule_named(options.schedule)):
+        require_schedule(options, tuple(n for n in schedule_names() if plans_for(schedule_named(n))), NAME)
     require_stages(problem)
     require_few_blocks(problem)
     measured = profiled(problem)

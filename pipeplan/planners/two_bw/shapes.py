@@ -95,7 +95,7 @@ class ShapeSpace:
         for name, low, high in ranges:
             recompute = options.recompute
             laws = schedule_named(name)
-            if laws.recomputes:
+            if recompute is None and laws.recomputes:
                 recompute = True
             elif recompute is None and not laws.pipelined:
                 recompute = False  # one microbatch is in flight, so that recomputation saves nothing

@@ -15,6 +15,9 @@ from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, profile
 from tests.pipeplan.planners.every_partition import compositions
 
+RECOMPUTE = st.sampled_from([None, True, False])
+"""None is the paper's: with recomputation."""
+
 
 def answer_for(
     blocks: Sequence[Cell],
@@ -41,9 +44,11 @@ def cell_costs(blocks: Sequence[Cell], sizes: Sequence[int]) -> list[Fraction]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(cells(), min_size=1, max_size=8), st.integers(1, 8))
-def test_no_partition_into_as_many_cells_has_less_variance(blocks: list[Cell], devices: int) -> None:
-    plan = answer_for(blocks, devices)
+@given(st.lists(cells(), min_size=1, max_size=8), st.integers(1, 8), RECOMPUTE)
+def test_no_partition_into_as_many_cells_has_less_variance(
+    blocks: list[Cell], devices: int, recompute: bool | None
+) -> None:
+    plan = answer_for(blocks, devices, options=Options(recompute=recompute))
     assert isinstance(plan, Plan)
     assert plan.depth == min(len(blocks), devices)
     chosen = [stage.stop - stage.start for stage in plan.stages]
@@ -52,27 +57,33 @@ def test_no_partition_into_as_many_cells_has_less_variance(blocks: list[Cell], d
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(cells(), min_size=2, max_size=6), st.integers(1, 40))
-def test_a_partition_that_fits_is_found_wherever_there_is_one(blocks: list[Cell], memory_bytes: int) -> None:
-    answer = answer_for(blocks, 2, memory_bytes=memory_bytes)
-    worst = [
-        max(held_bytes(blocks[:stop]) + 7 * blocks[stop - 1].output_bytes, held_bytes(blocks[stop:], blocks[stop - 1]))
-        for stop in range(1, len(blocks))
-    ]
+@given(st.lists(cells(), min_size=2, max_size=6), st.integers(1, 40), RECOMPUTE)
+def test_a_partition_that_fits_is_found_wherever_there_is_one(
+    blocks: list[Cell], memory_bytes: int, recompute: bool | None
+) -> None:
+    answer = answer_for(blocks, 2, memory_bytes=memory_bytes, options=Options(recompute=recompute))
+    again = recompute is not False
+    worst = []
+    for stop in range(1, len(blocks)):
+        first, second = blocks[:stop], blocks[stop:]
+        crossing = first[-1].output_bytes
+        worst.append(max(held_bytes(first, 0, again) + 7 * crossing, held_bytes(second, crossing, again)))
     if isinstance(answer, Infeasible):
         assert answer.reasons[0].missing_bytes == min(worst) - memory_bytes
     else:
         assert max(stage.memory_bytes for stage in answer.stages) == worst[answer.stages[0].stop - 1] <= memory_bytes
 
 
-def held_bytes(stage: Sequence[Cell], before: Cell | None = None) -> int:
-    """|W| and its gradients, one microbatch's activations, four microbatches' inputs, and the largest transient.
+def held_bytes(stage: Sequence[Cell], inputs: int, recompute: bool) -> int:
+    """|W| and its gradients, what four microbatches keep, and the largest transient.
 
-    In buffers: four microbatches sent, two received ahead, and on the stage before a gradient in use.
+    They keep their inputs and one of them its activations, or without recomputation all their activations. In buffers:
+    four microbatches sent, two received ahead, and on the stage before a gradient in use.
     """
-    inputs = before.output_bytes if before else 0
-    kept = sum(cell.activation_bytes for cell in stage) + (4 + 4 + 2) * inputs
-    return 2 * sum(cell.weight_bytes for cell in stage) + kept + max(cell.workspace_bytes for cell in stage)
+    activations = sum(cell.activation_bytes for cell in stage)
+    kept = activations + 4 * inputs if recompute else 4 * activations
+    weights = sum(cell.weight_bytes for cell in stage)
+    return 2 * weights + kept + (4 + 2) * inputs + max(cell.workspace_bytes for cell in stage)
 
 
 def test_four_cells_pay_for_filling_and_recomputing() -> None:
@@ -83,6 +94,20 @@ def test_four_cells_pay_for_filling_and_recomputing() -> None:
     assert plan.bubble_fraction == 3 / 11
     assert plan.recompute
     assert plan.schedule == "gpipe"
+
+
+def test_without_recomputation_four_cells_pay_only_for_filling() -> None:
+    # F + B = 3 s a cell; all eight microbatches keep their 2 bytes, and with recomputation one.
+    blocks, asked = [Cell(activation_bytes=2)] * 4, Options(recompute=False)
+    plan = answer_for(blocks, 4, batch_size=8, memory_bytes=16, options=asked)
+    assert isinstance(plan, Plan)
+    assert plan.time_per_microbatch_s == 3 * 11 / 8
+    assert not plan.recompute
+    assert [stage.memory_bytes for stage in plan.stages] == [16] * 4
+    too_tight = answer_for(blocks, 4, batch_size=8, memory_bytes=15, options=asked)
+    assert isinstance(too_tight, Infeasible)
+    assert too_tight.reasons[0].missing_bytes == 1
+    assert isinstance(answer_for(blocks, 4, batch_size=8, memory_bytes=15), Plan)
 
 
 def test_the_fastest_of_the_measured_sizes_is_taken_and_the_others_named() -> None:
@@ -98,7 +123,6 @@ def test_the_fastest_of_the_measured_sizes_is_taken_and_the_others_named() -> No
     [
         (Options(stages=3), r"stages: must not be more stages than blocks \(2\), got 3"),
         (Options(stages=2), r"stages: must not be more stages than devices \(1\), got 2"),
-        (Options(recompute=False), "recompute: cannot be turned off for gpipe, got False"),
         (Options(synchronisation="all-reduce"), "synchronisation: is not an option of the planner gpipe"),
         (Options(schedule="1f1b"), "schedule: must be one of gpipe for the planner gpipe, got '1f1b'"),
     ],

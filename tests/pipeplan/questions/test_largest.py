@@ -31,9 +31,7 @@ def fits(asked: PlanningProblem, times: int, depth: int, schedule: str, recomput
     whole = repeated(asked.profile, range(1, 2), times)
     if len(whole.blocks) < depth:
         return False
-    options = Options(
-        schedule=schedule, stages=depth, recompute=True if schedule == "gpipe" else recompute, microbatch_size=1
-    )
+    options = Options(schedule=schedule, stages=depth, recompute=recompute, microbatch_size=1)
     row = cluster((depth, 100.0), memory_bytes=asked.cluster.device.memory_bytes)
     return isinstance(two_bw(replace(asked, profile=whole, cluster=row, options=options)), Plan)
 

@@ -10,9 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from pipeplan.documents.plan import Plan
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
 from pipeplan.programs.instructions import Checkpoint, Instruction
 from pipeplan.programs.timeline_document import LaneDocument
 from pipeplan.simulation.predict import predict
+from tests.pipeplan.builders import Cell, cluster, profile
 from tests.schedules import ASP, STASHING
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
@@ -76,6 +79,23 @@ def test_weights_equal_the_single_process_reference(
     plan = make_plan(schedule, CUTS[depth], replicas=width, microbatches=microbatches, recompute=recompute)
     weights, _ = execute(plan, tmp_path)
     assert distance(weights, expected(plan)) < 1e-12
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_planned_gpipe_trains_exactly_whether_it_recomputes_or_not(recompute: bool, tmp_path: Path) -> None:
+    model = replace(profile([Cell(output_bytes=128)] * 4, sizes=(2,)), dtype="float64")
+    problem = PlanningProblem(
+        profile=model, cluster=cluster((2, 1e9)), batch_size=8, options=Options(stages=2, recompute=recompute)
+    )
+    plan = solve("gpipe", problem)
+    assert isinstance(plan, Plan)
+    weights, results = execute(plan, tmp_path)
+    assert distance(weights, expected(plan)) < 1e-12
+    recomputed = [sum(text.startswith("R") for text in result.lane.instructions) for result in results]
+    assert recomputed == [4 * STEPS * recompute] * 2
+    assert [without_checkpoints(result.lane) for result in results] == [
+        lane.instructions for lane in predict(plan, batches=STEPS).lanes
+    ]
 
 
 @pytest.mark.parametrize("schedule", ["pipedream-2bw", "pipedream"])
