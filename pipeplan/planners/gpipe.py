@@ -108,10 +108,8 @@ def _partitioned(
 def _squares(terms: PipelineTerms, starts: Starts) -> Costs:
     """Costs squared, infinite where a cell does not fit."""
     fits = terms.within(starts, 0.0)
-    sums = terms.chain.compute_s
 
     def cost(stage: int, begins: slice, stops: slice) -> FloatArray:
-        squares = np.square(sums[stops] - sums[begins][:, None])
-        return np.where(np.isfinite(fits(stage, begins, stops)), squares, np.inf)
+        return np.where(np.isfinite(fits(stage, begins, stops)), terms.squares(stage, begins, stops), np.inf)
 
     return cost

@@ -12,7 +12,7 @@ from pipeplan.planners.complete import Decision
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower
 from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
-from pipeplan.planners.two_bw.split import ROUNDING, Found, least_sum, min_sum
+from pipeplan.planners.two_bw.split import ROUNDING, Found, even_min_sum, least_sum
 from pipeplan.planners.two_bw.terms import (
     Links,
     MemoryCounts,
@@ -155,14 +155,17 @@ class Evaluator:
         return self._some_terms(shape).possible(step_s)
 
     def stops(self, chosen: Candidate) -> tuple[int, ...]:
-        """Where the stages of its best split end."""
+        """Where the stages of its best split end.
+
+        Without pipelining many splits are as fast. Of these the worst stage holds least, then compute is most even.
+        """
         terms = chosen.terms
         if chosen.found is not None:
             return terms.fastest(terms.every_start, 0.0).stops(chosen.found)
         starts = terms.fitting_starts()
         if starts is None:
             raise InvalidInputError("stages", "must be so many that a split exists", chosen.shape.depth)
-        return min_sum(terms.time_s, starts)
+        return even_min_sum(terms.within(starts, 0.0), starts, held=terms.memory_bytes, squares=terms.squares)
 
     def nearest(self, shape: PipelineShape, ceiling_bytes: float = inf) -> Miss | None:
         """By how much the best split in terms of memory exceeds the device; None if that is above the ceiling."""

@@ -23,6 +23,7 @@ from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds, expand
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator
 from pipeplan.planners.two_bw.shapes import ShapeRows, ShapeSpace
+from pipeplan.planners.two_bw.split import TIE
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import order_of
 
@@ -34,9 +35,6 @@ MOST_CONFIGURATIONS = 200_000
 
 WAITING = 20
 """How many configurations of a chunk are remembered of those that are not split."""
-
-TIE = 1e-12
-"""Rates that differ by no more than this share of them are equal."""
 
 Preference = tuple[bool, int, int, int, tuple[int, str]]
 

@@ -22,6 +22,9 @@ from pipeplan.arrays import FloatArray
 ROUNDING = 1e-9
 """By how much sums in different orders may differ: a bound is trusted no further."""
 
+TIE = 1e-12
+"""Costs of splits, and rates, that differ by no more than this share of them are equal."""
+
 NEAR = 1 / 64
 """The limit of a search is brought as near as this to the least that leaves any starts, as a share of it."""
 
@@ -154,7 +157,7 @@ class SplitSearch:
 
         def squares(stage: int, starts: slice, stops: slice) -> FloatArray:
             table = costs(stage, starts, stops)
-            return np.where(table <= found.worst * (1 + 1e-12), np.square(table), np.inf)
+            return np.where(table <= found.worst * (1 + TIE), np.square(table), np.inf)
 
         return min_sum(squares, found.starts)
 
@@ -171,6 +174,29 @@ def least_sum(costs: Costs, starts: Starts) -> float:
 def min_sum(costs: Costs, starts: Starts) -> tuple[int, ...]:
     """The stops of the split of the least sum. There must be one."""
     return _walk(costs, starts, np.add)
+
+
+def even_min_sum(costs: Costs, starts: Starts, *, held: Costs, squares: Costs) -> tuple[int, ...]:
+    """The stops of the split of the least sum whose largest `held` is least, then whose sum of `squares` is.
+
+    There must be a split. A stage is in a split of the least sum if its cost, with the least sums before and after it,
+    comes to that sum. Stages of this kind that follow each other make only splits of the least sum.
+    """
+    before, after = _fold_back(costs, starts), _fold(costs, starts, np.add)
+    most = after[0].item(0) * (1 + TIE)
+
+    def held_at_best(stage: int, begins: slice, stops: slice) -> FloatArray:
+        first, last = starts[stage].start, starts[stage + 1].start
+        sums = before[stage][begins.start - first : begins.stop - first][:, None] + costs(stage, begins, stops)
+        sums += after[stage + 1][stops.start - last : stops.stop - last]
+        return np.where(sums <= most, held(stage, begins, stops), np.inf)
+
+    least = _fold(held_at_best, starts, np.maximum)[0].item(0)
+
+    def squares_at_best(stage: int, begins: slice, stops: slice) -> FloatArray:
+        return np.where(held_at_best(stage, begins, stops) <= least, squares(stage, begins, stops), np.inf)
+
+    return min_sum(squares_at_best, starts)
 
 
 def least_squares(costs: Callable[[Starts], Costs], work: Sequence[float], starts: Starts) -> tuple[int, ...] | None:
@@ -218,3 +244,12 @@ def _fold(costs: Costs, starts: Starts, combine: np.ufunc) -> list[FloatArray]:
         table = costs(stage, starts[stage], starts[stage + 1])
         suffixes.append(np.minimum.reduce(combine(table, suffixes[-1]), axis=1))
     return suffixes[::-1]
+
+
+def _fold_back(costs: Costs, starts: Starts) -> list[FloatArray]:
+    """The least sum of the stages before stage s by the start of stage s, for every s; 0 before the first stage."""
+    prefixes = [np.zeros(1)]
+    for stage in range(len(starts) - 1):
+        table = costs(stage, starts[stage], starts[stage + 1])
+        prefixes.append(np.minimum.reduce(table + prefixes[-1][:, None], axis=0))
+    return prefixes

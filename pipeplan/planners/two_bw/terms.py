@@ -240,6 +240,10 @@ class PipelineTerms:
         held = [self.mode_bytes(mode, stage, starts, stops) for mode in self.shape.modes]
         return self._stages_only(np.minimum(held[0], held[-1]), starts, stops)
 
+    def squares(self, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """The square of a stage's compute without transfers and recomputation."""
+        return np.square(self.chain.compute_s[stops] - self.chain.compute_s[starts][:, None])
+
     def recomputes(self, stage: int, start: int, stop: int) -> bool:
         """The mode of a stage: the shorter that fits, or (if none does) the smaller."""
         place = stage, slice(start, start + 1), slice(stop, stop + 1)

@@ -14,6 +14,7 @@ from pipeplan.planners.two_bw.split import (
     Costs,
     SplitSearch,
     Starts,
+    even_min_sum,
     every_start,
     least_squares,
     least_sum,
@@ -133,6 +134,35 @@ def test_the_least_sum_is_that_of_the_best_of_all_splits(chain: Chain, depth: in
     assert least_sum(chain.costs, starts) == min(every, default=(INFINITE, ()))[0]
     if every:
         assert min_sum(chain.costs, starts) == min(every)[1]
+
+
+@given(
+    chain=chains,
+    depth=st.integers(1, 8),
+    held=st.lists(st.integers(0, 3).map(float), min_size=8, max_size=8),
+    squared=st.lists(st.integers(0, 3).map(float), min_size=8, max_size=8),
+)
+def test_of_splits_of_the_least_sum_the_worst_stage_holds_least_and_then_they_are_even(
+    chain: Chain, depth: int, held: list[float], squared: list[float]
+) -> None:
+    depth = min(depth, len(chain.work))
+    every = list(chain.every_split(depth))
+    if not every:
+        return
+
+    def of_blocks(amounts: list[float]) -> Costs:
+        sums = np.asarray([0.0, *accumulate(amounts)])
+        return lambda stage, starts, stops: sums[stops] - sums[starts][:, None]
+
+    def squares(stage: int, starts: slice, stops: slice) -> FloatArray:
+        return np.square(of_blocks(squared)(stage, starts, stops))
+
+    def key(costs: list[float], stops: tuple[int, ...]) -> tuple[float, float, float, tuple[int, ...]]:
+        stages = list(pairwise((0, *stops)))
+        return sum(costs), max(sum(held[a:b]) for a, b in stages), sum(sum(squared[a:b]) ** 2 for a, b in stages), stops
+
+    found = even_min_sum(chain.costs, every_start(len(chain.work), depth), held=of_blocks(held), squares=squares)
+    assert found == min(key(*split) for split in every)[-1]
 
 
 def test_of_a_thousand_blocks_in_64_stages_few_starts_are_looked_at() -> None:

@@ -1,6 +1,7 @@
 """2BW's planner beyond the appendix: sizes between measured ones, safe batches, stages that recompute one by one."""
 
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -185,6 +186,39 @@ def test_the_certificate_accounts_for_every_configuration() -> None:
     assert certificate.gap == 0
     considered, *others = certificate.witness
     assert considered == plan.configurations_considered == sum(others)
+
+
+def test_naive_stages_that_are_as_fast_whatever_they_are_hold_little() -> None:
+    """All splits of equal messages take as long; the first stages once had one block each, and the last the rest."""
+    options = Options(schedule="naive", stages=4, microbatch_size=8)
+    problem = bert_like(devices=8, memory_bytes=10**12, options=options)
+    blocks = problem.profile.blocks
+
+    def held_bytes(start: int, stop: int) -> int:
+        # Weights of 2 bytes, master weights and gradients of 4; activations; and messages: 3 in, 4 out.
+        at = problem.profile.at(8)[start:stop]
+        held = sum(5 * block.weight_bytes for block in blocks[start:stop]) + sum(block.activation_bytes for block in at)
+        return held + (3 * at[0].input_bytes if start else 0) + (4 * at[-1].output_bytes if stop < len(blocks) else 0)
+
+    plan = solve("pipedream-2bw", problem)
+    assert isinstance(plan, Plan)
+    assert [stage.memory_bytes for stage in plan.stages] == [
+        held_bytes(stage.start, stage.stop) for stage in plan.stages
+    ]
+    every = [(0, *cuts, len(blocks)) for cuts in combinations(range(1, len(blocks)), 3)]
+    least = min(max(held_bytes(*stage) for stage in pairwise(split)) for split in every)
+    assert max(stage.memory_bytes for stage in plan.stages) == least
+
+
+def test_a_naive_cut_where_less_crosses_is_worth_more_than_even_stages() -> None:
+    # 1, 8 or 8 bytes cross: the first cut is the fastest, though the second stage then holds three of four blocks.
+    blocks = [Cell(output_bytes=size, weight_bytes=100) for size in (1, 8, 8, 0)]
+    options = Options(schedule="naive", stages=2, microbatch_size=1)
+    plan = plan_for(profile(blocks), cluster((2, 1.0)), 4, options)
+    assert [(stage.start, stage.stop) for stage in plan.stages] == [(0, 1), (1, 4)]
+    even = plan_for(profile([replace(block, output_bytes=1) for block in blocks]), cluster((2, 1.0)), 4, options)
+    assert [(stage.start, stage.stop) for stage in even.stages] == [(0, 2), (2, 4)]
+    assert even.time_per_microbatch_s == plan.time_per_microbatch_s == 16.0
 
 
 def test_reasons_cover_every_configuration() -> None:
