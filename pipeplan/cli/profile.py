@@ -29,7 +29,9 @@ def import_profile(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to import.")],
     source: Annotated[str, typer.Option("--format", help="pipedream-graph: PipeDream's graph.txt.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the profile goes.")],
-    microbatch_size: Annotated[int, typer.Option(help="The batch size that the file was measured with.")] = 1,
+    microbatch_size: Annotated[
+        int | None, typer.Option(help="The minibatch that the file was measured with; default: what the file implies.")
+    ] = None,
     model_name: Annotated[str | None, typer.Option(help="Default: the file's name.")] = None,
     device_name: Annotated[str, typer.Option(help="The device that the file was measured on.")] = "unknown",
     device_memory_bytes: Annotated[int, typer.Option(help="That device's memory.")] = UNKNOWN_DEVICE_BYTES,
@@ -41,7 +43,8 @@ def import_profile(
     require(cuts in CUTS, "cuts", f"must be one of {', '.join(CUTS)}", cuts)
     model = Model(name=file.name.partition(".")[0] if model_name is None else model_name)
     device = Device(name=device_name, memory_bytes=device_memory_bytes)
-    require_count("microbatch_size", microbatch_size)
+    if microbatch_size is not None:
+        require_count("microbatch_size", microbatch_size)
     require(dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", dtype)
     try:
         profile = import_pipedream_graph(
@@ -55,4 +58,5 @@ def import_profile(
     except InvalidInputError as error:
         raise InvalidInputError(f"{file}, {error.field}", error.rule, error.value) from error
     write_document(output, dump(profile))
-    typer.echo(f"{output}: {profile.model.name}, {len(profile.blocks)} blocks", err=True)
+    size = profile.microbatch_sizes[0]
+    typer.echo(f"{output}: {profile.model.name}, {len(profile.blocks)} blocks, microbatches of {size}", err=True)

@@ -11,33 +11,50 @@ of a partitioned graph end in one more field, `stage_id=0`, which is ignored.
 As in PipeDream's own optimizer (SOSP 2019), `Input` nodes that read nothing stand for the data loader. It feeds any
 stage, and its time is not the device's: these nodes are left out, and their bytes are input of the first block that
 reads them. `__getitem__` nodes that nobody reads are left out too. A block's activations are its output.
+
+The file does not name the size of its minibatch. Where one dimension of an output is known to be the minibatch, the
+output's bytes tell it (`implied_microbatch_size`).
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeplan.costs.graph import graph_of, line_of, on_or_behind_a_cycle
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Measurement, Model, Profile
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.on_chain import chain_of
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _STAGE = re.compile(r"stage_id=-?\d+")
 
+_FLATTENED = re.compile(r"View\((?:-1|\d+)\)")
+"""`x.view(x.size(0), -1)`, a row a sample: PipeDream does not write the first size."""
+
+_LINEAR = re.compile(r"Linear\(in_features=([1-9]\d*), .*\)")
+_RECURRENT = re.compile(r"(?:LSTM|GRU|RNN)\(\d+, ([1-9]\d*)(?:, num_layers=([1-9]\d*))?(.*)\)")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An operation of the model: milliseconds, and the bytes of its output and its weights. `line` counts from 1."""
+    """An operation of the model: milliseconds, and the bytes of its weights and of the tensors of its output.
+
+    `line` counts from 1.
+    """
 
     line: int
     name: str
     description: str
     forward_ms: float
     backward_ms: float
-    output_bytes: int
+    tensor_bytes: tuple[float, ...]
     weight_bytes: int
+
+    @property
+    def output_bytes(self) -> int:
+        """All tensors of the output together."""
+        return round(sum(self.tensor_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +100,12 @@ def parse_graph(text: str) -> ParsedGraph:
 
 
 def _node(number: int, line: str) -> Node:
-    """A node's line; the amounts of a list are added up."""
+    """A node's line; the amounts of a list are those of several tensors."""
     parts = line.strip().split(" -- ")
     if len(parts) > 3 and _STAGE.fullmatch(parts[-1]):
         parts.pop()
     _require(len(parts) >= 3, number, "must be `name -- description -- times and sizes`", line.strip())
-    values: dict[str, float] = {}
+    values: dict[str, tuple[float, ...]] = {}
     for item in parts[-1].split(", "):
         key, found, value = item.partition("=")
         _require(bool(found) and key in _FIELDS, number, f"must be one of {', '.join(_FIELDS)}, as key=value", item)
@@ -100,17 +117,17 @@ def _node(number: int, line: str) -> Node:
                 raise InvalidInputError(f"line {number}", rule, text) from error
             _require(math.isfinite(amount) and amount >= 0, number, rule, text)
             amounts.append(amount)
-        values[key] = sum(amounts)
+        values[key] = tuple(amounts)
     for field in _FIELDS:
         _require(field in values, number, f"must give {field}", parts[-1])
     return Node(
         line=number,
         name=parts[0],
         description=" -- ".join(parts[1:-1]),
-        forward_ms=values["forward_compute_time"],
-        backward_ms=values["backward_compute_time"],
-        output_bytes=round(values["activation_size"]),
-        weight_bytes=round(values["parameter_size"]),
+        forward_ms=sum(values["forward_compute_time"]),
+        backward_ms=sum(values["backward_compute_time"]),
+        tensor_bytes=values["activation_size"],
+        weight_bytes=round(sum(values["parameter_size"])),
     )
 
 
@@ -118,10 +135,36 @@ def _require(condition: bool, number: int, rule: str, value: object) -> None:
     require(condition, f"line {number}", rule, value)
 
 
+def implied_microbatch_size(graph: ParsedGraph, dtype: str) -> int:
+    """The minibatch that the file was measured with. Raises InvalidInputError where the file does not tell one size.
+
+    Two outputs have the minibatch and the model's own sizes as their only dimensions: what is flattened into rows for
+    a `Linear`, minibatch x in_features; and the state of a recurrent layer, layers x minibatch x hidden size.
+    """
+    found = {elements / of_sample for elements, of_sample in _of_minibatches(graph, DTYPE_BYTES[dtype])}
+    sizes = sorted(found)
+    told = len(sizes) == 1 and sizes[0] >= 1 and sizes[0].is_integer()
+    implied = f"implies {' and '.join(f'{size:g}' for size in sizes)}" if sizes else "does not imply it"
+    require(told, "microbatch_size", f"must be given (--microbatch-size): the file {implied}", None)
+    return int(sizes[0])
+
+
+def _of_minibatches(graph: ParsedGraph, element_bytes: int) -> Iterator[tuple[float, int]]:
+    """The numbers of a tensor whose dimensions are known, and how many of them belong to a sample."""
+    for node in graph.nodes.values():
+        if linear := _LINEAR.fullmatch(node.description):
+            for source in (graph.nodes[name] for name in graph.reads[node.name]):
+                if _FLATTENED.fullmatch(source.description):
+                    yield source.output_bytes / element_bytes, int(linear[1])
+        elif (recurrent := _RECURRENT.fullmatch(node.description)) and len(node.tensor_bytes) > 1:
+            layers = int(recurrent[2] or 1) * (2 if "bidirectional=True" in recurrent[3] else 1)
+            yield node.tensor_bytes[1] / element_bytes, layers * int(recurrent[1])
+
+
 def import_pipedream_graph(
     text: str,
     *,
-    microbatch_size: int,
+    microbatch_size: int | None,
     model: Model,
     device: Device,
     dtype: str,
@@ -129,11 +172,12 @@ def import_pipedream_graph(
 ) -> Profile:
     """The profile of a graph file; one measurement a block, at the size that the file was measured with.
 
-    Blocks stand in the order of `pipeplan.costs.graph.line_of`. With `single_tensor` the profile is a chain, whose
-    blocks are what lies between two places that one tensor crosses. Raises InvalidInputError for what is not such a
-    file, naming the line where it can.
+    `microbatch_size` None stands for the size that the file implies. Blocks stand in the order of
+    `pipeplan.costs.graph.line_of`. With `single_tensor` the profile is a chain, whose blocks are what lies between two
+    places that one tensor crosses. Raises InvalidInputError for what is not such a file, naming the line where it can.
     """
     graph = parse_graph(text)
+    size = implied_microbatch_size(graph, dtype) if microbatch_size is None else microbatch_size
     nodes = _blocks_in_order(graph)
     place = {node.name: index for index, node in enumerate(nodes)}
     blocks = []
@@ -144,7 +188,7 @@ def import_pipedream_graph(
         read_before = loaders & fed
         fed |= loaders
         measurement = Measurement(
-            microbatch_size=microbatch_size,
+            microbatch_size=size,
             forward_s=node.forward_ms / 1000,
             backward_s=node.backward_ms / 1000,
             input_bytes=sum(source.output_bytes for source in sources if source.name not in read_before),

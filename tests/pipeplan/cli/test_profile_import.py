@@ -17,10 +17,10 @@ def line(name: str, description: str = "Conv", *, size: str = "8.0") -> str:
     return f"{name} -- {description} -- {times}, activation_size={size}, parameter_size=4.000"
 
 
-def imported(*lines: str, single_tensor: bool = False) -> Profile:
+def imported(*lines: str, single_tensor: bool = False, microbatch_size: int | None = 3) -> Profile:
     return import_pipedream_graph(
         "\n".join(lines),
-        microbatch_size=3,
+        microbatch_size=microbatch_size,
         model=Model(name="m"),
         device=Device(name="d", memory_bytes=1),
         dtype="float32",
@@ -146,6 +146,57 @@ def test_the_public_profiles_import_with_all_their_weights(name: str, nodes: int
     assert profile.weight_bytes == chain.weight_bytes == weights
 
 
+@pytest.mark.parametrize(("name", "size"), [("vgg16", 128), ("resnet50", 128), ("gnmt", 32)])
+def test_the_public_profiles_imply_their_minibatches(name: str, size: int) -> None:
+    """Images and sentences; 128 images of 224 x 224 pixels are what the convolutional networks read."""
+    text = (PROFILES / f"{name}.graph.txt").read_text(encoding="utf-8")
+    assert imported(*text.splitlines(), microbatch_size=None).microbatch_sizes == (size,)
+    images = [line for line in text.splitlines() if " -- Input -- " in line]
+    assert all(f"activation_size={size * 3 * 224 * 224 * 4}.0" in line for line in images)
+
+
+def flattened(features: int, size: str, view: str = "View(-1)") -> tuple[str, ...]:
+    """Rows of float32 for a linear layer."""
+    linear = line("l", f"Linear(in_features={features}, out_features=9, bias=True)")
+    return line("v", view, size=size), linear, "\tv -- l"
+
+
+RECURRENT = line("r", "LSTM(7, 10, num_layers=3, bidirectional=True)", size="[4000.0; 1200.0; 1200.0]")
+"""Five sequences: 3 layers x 2 directions x 5 x 10 float32."""
+
+
+@pytest.mark.parametrize(
+    ("lines", "size"),
+    [
+        (flattened(25, "800.0"), 8),
+        (flattened(25, "800.0", "View(25)"), 8),
+        ((RECURRENT,), 5),
+        ((line("r", "GRU(7, 10)", size="[4000.0; 200.0]"),), 5),
+        ((RECURRENT, *flattened(10, "200.0")), 5),
+    ],
+)
+def test_a_file_implies_its_minibatch_where_a_dimension_is_known_to_be_it(lines: tuple[str, ...], size: int) -> None:
+    assert imported(*lines, microbatch_size=None).microbatch_sizes == (size,)
+    assert imported(*lines, microbatch_size=2).microbatch_sizes == (2,)
+
+
+@pytest.mark.parametrize(
+    ("lines", "implied"),
+    [
+        ((line("a"),), "does not imply it"),
+        (flattened(25, "800.0", "View(-1, 25)"), "does not imply it"),  # rows of several sizes may be one
+        ((line("v"), line("l", "Linear(in_features=2, out_features=1, bias=True)")), "does not imply it"),
+        (flattened(25, "850.0"), "implies 8.5"),
+        (flattened(0, "850.0"), "does not imply it"),
+        ((RECURRENT, *flattened(25, "800.0")), "implies 5 and 8"),
+    ],
+)
+def test_a_size_that_the_file_does_not_tell_must_be_given(lines: tuple[str, ...], implied: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        imported(*lines, microbatch_size=None)
+    assert str(caught.value) == f"microbatch_size: must be given (--microbatch-size): the file {implied}, got None"
+
+
 @pytest.mark.parametrize("shape", ["path", "apart"])
 def test_a_file_of_very_many_nodes_is_read(shape: str) -> None:
     count = 3_000
@@ -156,16 +207,15 @@ def test_a_file_of_very_many_nodes_is_read(shape: str) -> None:
 
 
 def test_an_imported_profile_is_solved_from_its_file(tmp_path: Path) -> None:
+    """As the README has it: 128 images are a minibatch."""
     output = tmp_path / "vgg16.json"
-    ended = pipeplan(
-        "profile", "import", PROFILES / "vgg16.graph.txt", "--format", "pipedream-graph",
-        "--microbatch-size", "64", "-o", output,
-    )  # fmt: skip
+    ended = pipeplan("profile", "import", PROFILES / "vgg16.graph.txt", "--format", "pipedream-graph", "-o", output)
     assert (ended.status, ended.out) == (0, "")
+    assert "vgg16, 40 blocks, microbatches of 128" in ended.err
     assert read(Profile, output).model.name == "vgg16"
     cluster = write(tmp_path / "cluster.json", cluster_document(4, 10**11))
     solved = pipeplan(
-        "solve", "--profile", output, "--cluster", cluster, "--planner", "pipedream", "--batch-size", "64", "--json"
+        "solve", "--profile", output, "--cluster", cluster, "--planner", "pipedream", "--batch-size", "128", "--json"
     )
     assert solved.status == 0
     assert sum(stage["replicas"] for stage in solved.document["stages"]) == 4
@@ -201,6 +251,18 @@ def test_an_error_names_the_file_and_the_line(tmp_path: Path) -> None:
     assert f"{graph}, line 2: must be `name -- description -- times and sizes`, got 'nonsense'" in ended.err
 
 
+def test_the_size_of_a_file_that_does_not_tell_it_is_an_option(tmp_path: Path) -> None:
+    graph, output = tmp_path / "graph.txt", tmp_path / "p.json"
+    graph.write_text(line("a"), encoding="utf-8")
+    asked = ("profile", "import", graph, "--format", "pipedream-graph", "-o", output)
+    ended = pipeplan(*asked)
+    assert ended.status == 2
+    assert f"{graph}, microbatch_size: must be given (--microbatch-size): the file does not imply it" in ended.err
+    assert not output.exists()
+    assert pipeplan(*asked, "--microbatch-size", "6").status == 0
+    assert read(Profile, output).microbatch_sizes == (6,)
+
+
 def test_a_graph_is_imported_as_a_chain_and_solved_between_branches(tmp_path: Path) -> None:
     machines = cluster_document(4, 10**12)
     machines["levels"][0]["bandwidth_bytes_per_s"] = 1e10
@@ -213,7 +275,7 @@ def test_a_graph_is_imported_as_a_chain_and_solved_between_branches(tmp_path: Pa
         assert ended.status == 0
         assert (read(Profile, output).edges is None) == (cuts == "single-tensor")
         solved = pipeplan(
-            "solve", "--profile", output, "--cluster", cluster, "--planner", "pipedream", "--batch-size", "1", "--json"
+            "solve", "--profile", output, "--cluster", cluster, "--planner", "pipedream", "--batch-size", "32", "--json"
         )
         assert solved.status == 0
         times[cuts] = solved.document["time_per_microbatch_s"]
