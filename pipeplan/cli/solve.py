@@ -39,7 +39,10 @@ _FLAGS: dict[str, Any] = {
             "--recompute/--no-recompute", help="On all stages or none; default: each as is best, with gpipe all."
         ),
     ],
-    "synchronisation": Annotated[str | None, typer.Option(help="pipedream: parameter-server or all-reduce.")],
+    "synchronisation": Annotated[
+        str | None,
+        typer.Option(help="pipedream: all-reduce, or parameter-server as in the paper; default: all-reduce."),
+    ],
     "memory": Annotated[str, typer.Option(help="How memory is accounted: training or paper.")],
     "optimizer": Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")],
     "recompute_factor": Annotated[float | None, typer.Option(help="2BW's c_extra; default: from the profile.")],

@@ -34,7 +34,8 @@ MAX_BLOCKS = 10_000
 class Options:
     """What a user may fix. None leaves it to the planner; a planner refuses an option that it has no use for.
 
-    `synchronisation`: PipeDream's gradient volume (2018, section 3.2: parameter server). `memory`: the accounting.
+    `synchronisation`: the exchange that PipeDream's gradient volume is of, the all-reduce that runs unless it is to be
+    the paper's parameter server (2018, section 3.2). `memory`: the accounting.
     `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
     `safe_batch`: the batch size is the largest that is safe (2BW 2021, algorithm 1), not the one that must be.
     `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).

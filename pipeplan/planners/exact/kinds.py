@@ -271,7 +271,7 @@ class Tabulated:
         intervals = self.intervals[kind.type]
         before_s = intervals.before_bytes[:, None] / kind.before
         after_s = intervals.after_bytes / kind.after
-        law = EXCHANGES[self.options.synchronisation or ("parameter-server" if shape.width is None else "all-reduce")]
+        law = EXCHANGES[self.options.synchronisation or "all-reduce"]
         exchange_s = float(law(np.asarray(float(kind.replicas)))) * intervals.weight_bytes / kind.own
         if shape.width is None:
             stage_s = np.maximum(compute_s, exchange_s) / kind.replicas

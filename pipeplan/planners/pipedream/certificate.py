@@ -16,7 +16,7 @@ from pipeplan.errors import PipeplanError
 from pipeplan.planners.pipedream.partition import Partition
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States, cut_states
-from pipeplan.planners.pipedream.terms import FACTORS, network, released, synchronisation
+from pipeplan.planners.pipedream.terms import FACTORS, network, released
 from pipeplan.planners.problem import PlanningProblem
 
 QUANTITY = "slowest stage, seconds a minibatch"
@@ -88,7 +88,8 @@ def units_of(problem: PlanningProblem) -> list[LevelLinks]:
 def check_certificate(plan: Plan, problem: PlanningProblem) -> None:
     """Checks what the plan's certificate claims. Raises PipeplanError if it is false, or too large to be checked.
 
-    Plain loops over pairs of cuts, O(n^2), that share nothing with the search but the terms of the papers.
+    Plain loops over pairs of cuts, O(n^2), that share nothing with the search but the terms of the papers. Gradients
+    are exchanged as the plan's cost model says, unless `problem` asks for one exchange.
     """
     held = plan.certificate
     if held is None:
@@ -98,7 +99,9 @@ def check_certificate(plan: Plan, problem: PlanningProblem) -> None:
     _require(slowest_s <= held.value * (1 + _EQUAL), "a stage is slower than its value")
     _require(0 < held.bound <= held.value * (1 + _EQUAL), "its bound is above its value")
     states = cut_states(problem.profile, plan.microbatch_size, cuts=problem.options.cuts).states
-    check = _Check(states=states, levels=tuple(units_of(problem)), factor=FACTORS[synchronisation(problem)])
+    exchange = problem.options.synchronisation or plan.cost_model.rpartition("/")[2]
+    _require(exchange in FACTORS, "the plan's cost model names no exchange")
+    check = _Check(states=states, levels=tuple(units_of(problem)), factor=FACTORS[exchange])
     if held.method == "machines needed":
         _check_witness(check, held, fewer=problem.options.fewer_machines)
     else:

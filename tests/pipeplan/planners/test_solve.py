@@ -53,7 +53,12 @@ def test_public_profiles_are_planned_and_their_streams_run(planner: str, name: s
 @pytest.mark.parametrize(("machines", "replicas"), [(4, (3, 1)), (8, (7, 1)), (16, (15, 1))])
 def test_vgg16_keeps_its_dense_end_on_one_machine(machines: int, replicas: tuple[int, ...]) -> None:
     """PipeDream (2018), table 1, chose 2-1-1 and 7-1 on its own profile; this is its public one, at 10 Gb/s."""
-    problem = PlanningProblem(profile=public_profile("vgg16"), cluster=cluster((machines, 1.25e9)), batch_size=64)
+    problem = PlanningProblem(
+        profile=public_profile("vgg16"),
+        cluster=cluster((machines, 1.25e9)),
+        batch_size=64,
+        options=Options(synchronisation="parameter-server"),
+    )
     plan = solve("pipedream", problem)
     assert isinstance(plan, Plan)
     assert plan.replicas == replicas

@@ -49,15 +49,20 @@ def plan_of(blocks: list[Cell], machines: Cluster, options: Options | None = Non
 
 def test_the_larger_of_compute_and_synchronisation_counts_not_their_sum() -> None:
     # Two machines, one block: T = 3 s, W = 4 (2 - 1)/2 * 3 bytes at 1 byte/s = 6 s, so max(3, 6) / 2.
-    plan = plan_of([Cell(weight_bytes=3)], cluster((2, 1.0)))
+    plan = plan_of([Cell(weight_bytes=3)], cluster((2, 1.0)), Options(synchronisation="parameter-server"))
     assert isinstance(plan, Plan)
     assert plan.time_per_microbatch_s == 3.0
+    assert plan.cost_model == "pipedream-2018-3.2/parameter-server"
 
 
-def test_an_all_reduce_moves_half_of_what_a_parameter_server_does() -> None:
-    plan = plan_of([Cell(weight_bytes=3)], cluster((2, 1.0)), Options(synchronisation="all-reduce"))
+@pytest.mark.parametrize("asked", [None, "all-reduce"])
+def test_the_exchange_is_the_all_reduce_that_is_played_unless_asked_otherwise(asked: str | None) -> None:
+    """It moves half of what a parameter server does: W = 2 (2 - 1)/2 * 8 bytes at 1 byte/s = 8 s, so max(3, 8) / 2."""
+    plan = plan_of([Cell(weight_bytes=8)], cluster((2, 1.0)), Options(synchronisation=asked))
     assert isinstance(plan, Plan)
-    assert plan.time_per_microbatch_s == 1.5
+    assert plan.time_per_microbatch_s == 4.0
+    assert plan.costs[0].reduce_s == 8.0
+    assert plan.cost_model == "pipedream-2018-3.2/all-reduce"
 
 
 def test_a_heavy_tail_of_weights_stands_alone_behind_replicas() -> None:
@@ -219,7 +224,7 @@ def test_options_that_mean_nothing_together_are_refused(options: Options, messag
 def test_two_levels_are_planned_from_the_inside_out() -> None:
     """The fast link inside a server takes the replicas of the heavy blocks, the slow one outside a thin boundary."""
     blocks = [Cell(weight_bytes=40, output_bytes=40), Cell(weight_bytes=40, output_bytes=1)] * 2
-    plan = plan_of(blocks, cluster((2, 100.0), (2, 1.0)))
+    plan = plan_of(blocks, cluster((2, 100.0), (2, 1.0)), Options(synchronisation="parameter-server"))
     assert isinstance(plan, Plan)
     assert [(s.start, s.stop, s.replicas) for s in plan.stages] == [(0, 2, 2), (2, 4, 2)]
     assert plan.cost_model == "pipedream-2019-3.1/parameter-server"
@@ -227,7 +232,7 @@ def test_two_levels_are_planned_from_the_inside_out() -> None:
 
 certified = st.builds(
     Options,
-    synchronisation=st.sampled_from([None, "all-reduce"]),
+    synchronisation=st.sampled_from(["parameter-server", "all-reduce"]),
     fewer_machines=st.booleans(),
 )
 
@@ -243,6 +248,17 @@ def test_certificates_hold(model: Profile, machines: Cluster, options: Options) 
     assert isinstance(plan, Plan) and plan.certificate is not None
     assert plan.certificate.gap < 1e-9
     check_certificate(plan, problem)
+
+
+@pytest.mark.parametrize("asked", ["parameter-server", "all-reduce"])
+def test_a_certificate_is_about_the_exchange_that_its_plan_names(asked: str) -> None:
+    """Plans of earlier releases count a parameter server; whoever checks them does not have to know."""
+    problem = problem_of([Cell(weight_bytes=5), Cell(weight_bytes=2)], cluster((4, 1.0)))
+    plan = solve("pipedream", replace(problem, options=Options(synchronisation=asked)))
+    assert isinstance(plan, Plan)
+    check_certificate(plan, problem)
+    with pytest.raises(PipeplanError, match="the plan's cost model names no exchange"):
+        check_certificate(replace(plan, cost_model="unit"), problem)
 
 
 @settings(max_examples=60, deadline=None)

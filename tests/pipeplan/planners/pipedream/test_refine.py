@@ -43,7 +43,7 @@ def refined(problem: PlanningProblem) -> Refined | None:
 @st.composite
 def problems(draw: st.DrawFn) -> PlanningProblem:
     options = Options(
-        synchronisation=draw(st.sampled_from([None, "all-reduce"])),
+        synchronisation=draw(st.sampled_from(["parameter-server", "all-reduce"])),
         fewer_machines=draw(st.booleans()),
         memory=draw(st.sampled_from(["training", "paper"])),
     )
