@@ -6,6 +6,10 @@ and its cursor points behind the last row that was looked at.
 
     rows in order   | . . . | x . x . . x . x . x | . . . |
                      cursor   scan, at most MAX_SCANNED
+
+Rows that have nothing in the column of the order come last, whatever its direction. Databases disagree where such rows
+stand, and none finds them at the end of a descending order by the index of an ascending one. So a page takes the rows
+that have a value first, and then those that have none, by their sequence: an index finds both.
 """
 
 import base64
@@ -15,7 +19,7 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
@@ -106,7 +110,7 @@ class Listing(Generic[T]):
     `table` has the `sequence` that tells equal rows apart. `rows` has the columns of filters and sorts: a join where
     they belong to several tables, None for the table alone. A sort needs an index on its column and the sequence
     (`created_at` may be the sequence itself). An index with a filter's column before these two answers that filter
-    too, however few rows pass it.
+    too, however few rows pass it. Rows with null in a sort's column come last in both directions.
     """
 
     table: Table
@@ -118,12 +122,16 @@ class Listing(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """A sort of a listing: by its column, then by the sequence."""
+    """A sort of a listing: by its column, then by the sequence.
+
+    Of a column that may be null, `empty` says which part of the rows is meant: those with null, or the others.
+    """
 
     name: str
     column: Column[Any]
     sequence: Column[Any]
     descending: bool
+    empty: bool = False
 
     @property
     def keys(self) -> tuple[Column[Any], ...]:
@@ -132,9 +140,18 @@ class _Order:
     def by(self) -> list[ColumnElement[Any]]:
         return [key.desc() if self.descending else key.asc() for key in self.keys]
 
+    def part(self) -> list[ColumnElement[bool]]:
+        """The rows of this part; of a column that is never null there is one part only."""
+        if not self.column.nullable:
+            return []
+        return [self.column.is_(None) if self.empty else self.column.is_not(None)]
+
     def behind_start(self) -> ColumnElement[bool]:
-        """The rows that come after `start_value` and `start_sequence`."""
+        """The rows that come after `start_value` and `start_sequence`; of the empty ones, after the sequence."""
         compare = operator.lt if self.descending else operator.gt
+        if self.empty:
+            after: ColumnElement[bool] = compare(self.sequence, bindparam("start_sequence", type_=self.sequence.type))
+            return after
         named = {self.column: "start_value", self.sequence: "start_sequence"}
         starts = [bindparam(named[key], type_=key.type) for key in self.keys]
         condition: ColumnElement[bool] = (
@@ -145,7 +162,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Position:
-    """The last row of the page before, by its column's value and its sequence."""
+    """The last row of the page before, by its column's value (None where it has none) and its sequence."""
 
     value: Any
     sequence: int
@@ -175,18 +192,26 @@ def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequenc
     given = [one for one in filters if one.value not in (None, ())]
     order, start = _start(listing, cut, given)
     shapes = tuple((one.name, one.column, one.compare) for one in given)
-    statements = _statements(listing, order.name, shapes, start is not None)
-    values = {f"filter_{one.name}": one.value for one in given} | {"page_limit": cut.limit + 1}
+    values = {f"filter_{one.name}": one.value for one in given}
+    values |= {"scan_limit": MAX_SCANNED, "scan_end": MAX_SCANNED - 1}
     if start is not None:
         values |= {"start_value": start.value, "start_sequence": start.sequence}
-    scan = {"scan_limit": MAX_SCANNED, "scan_end": MAX_SCANNED - 1}
 
-    # One row more than the page has tells whether another page follows.
-    rows = connection.execute(statements.items, values | scan).all()
-    more = len(rows) > cut.limit
-    last = rows[cut.limit - 1] if more else None
-    if not more and statements.end is not None:
-        last = connection.execute(statements.end, values | scan).one_or_none()
+    rows: list[Row[Any]] = []
+    last: Row[Any] | None = None
+    for empty in (False, True) if order.column.nullable else (False,):
+        if empty < order.empty:
+            continue  # the page before has ended among the empty ones
+        statements = _statements(listing, order.name, shapes, start is not None and empty == order.empty, empty)
+        # One row more than the page has tells whether another page follows.
+        values["page_limit"] = cut.limit + 1 - len(rows)
+        rows += connection.execute(statements.items, values).all()
+        if len(rows) > cut.limit:
+            last = rows[cut.limit - 1]
+        elif statements.end is not None:
+            last = connection.execute(statements.end, values).one_or_none()
+        if last is not None:
+            break
 
     cursor = None
     if last is not None:  # `_start` reads what is written here
@@ -217,9 +242,11 @@ def insert_once(connection: Connection, statement: Insert) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _statements(listing: Listing[Any], sort: str, shapes: tuple[_Shape, ...], following: bool) -> _Statements:
+def _statements(
+    listing: Listing[Any], sort: str, shapes: tuple[_Shape, ...], following: bool, empty: bool
+) -> _Statements:
     """The statements of a request's shape, made once for each: to build one takes longer than to execute it."""
-    order = _order(listing, sort)
+    order = replace(_order(listing, sort), empty=empty)
 
     # An index in this order answers `near`; `far` are the filters that rows are scanned for.
     indexed = {tuple(index.columns) for index in listing.table.indexes}
@@ -227,7 +254,7 @@ def _statements(listing: Listing[Any], sort: str, shapes: tuple[_Shape, ...], fo
     near = [s for s in shapes if s[1] is order.column or s in leading]
     far = [s for s in shapes if s not in near]
 
-    conditions = [_condition(shape) for shape in near] + ([order.behind_start()] if following else [])
+    conditions = [_condition(shape) for shape in near] + order.part() + ([order.behind_start()] if following else [])
     keys = (order.column.label("page_key"), order.sequence.label("page_sequence"))
     items = listing.query.add_columns(*keys).order_by(*order.by()).limit(bindparam("page_limit", type_=Integer))
     if not far:
@@ -281,6 +308,8 @@ def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[
     same = cut.sort in (None, name) and filtered == _fingerprint(filters)
     require(same and name.removeprefix("-") in listing.sorts, "cursor", _CURSOR_RULE, cut.cursor)
     order = _order(listing, name)
+    if value is None and order.column.nullable:
+        return replace(order, empty=True), _Position(value=None, sequence=sequence)
     try:
         if isinstance(order.column.type, UtcTime):
             key: Any = datetime.fromisoformat(value)
