@@ -21,7 +21,7 @@ from typing import Final
 
 from pipeplan.costs.estimate import estimate
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.plan import Stage, Worker
+from pipeplan.documents.plan import ClosedForm, Stage, Worker
 from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.complete import Decision, complete
@@ -139,9 +139,7 @@ class Predictor:
             microbatch_size=row.microbatch_size,
             microbatches=row.microbatches,
             batch_size=row.batch_size,
-            time_per_microbatch_s=0.0,
-            throughput_samples_per_s=0.0,
-            bubble_fraction=0.0,
+            closed_form=ClosedForm(time_per_microbatch_s=0.0, throughput_samples_per_s=0.0, bubble_fraction=0.0),
             optimal_in_flight=row.depth,
             configurations_considered=1,
         )

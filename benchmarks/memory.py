@@ -20,7 +20,7 @@ from pipeplan.costs.graph import boundaries
 from pipeplan.costs.memory import training_copies
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import read
-from pipeplan.documents.plan import Plan, Stage
+from pipeplan.documents.plan import ClosedForm, Plan, Stage
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import Options, PlanningProblem
@@ -83,9 +83,7 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
         microbatch_size=MICROBATCH_SIZE,
         microbatches=case.microbatches,
         batch_size=batch_size,
-        time_per_microbatch_s=1.0,
-        throughput_samples_per_s=1.0,
-        bubble_fraction=0.0,
+        closed_form=ClosedForm(time_per_microbatch_s=1.0, throughput_samples_per_s=1.0, bubble_fraction=0.0),
         optimal_in_flight=depth,
         configurations_considered=1,
     )

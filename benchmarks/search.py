@@ -121,7 +121,7 @@ def main() -> None:
     small = instance(100, 8, 16, 2**7)
     plan = two_bw(small)
     assert isinstance(plan, Plan)
-    assert abs(plain(small) / plan.throughput_samples_per_s - 1) < 1e-12
+    assert abs(plain(small) / plan.closed_form.throughput_samples_per_s - 1) < 1e-12
     ratio = best_s(lambda: plain(small), 1) / best_s(lambda: two_bw(small))
     print(f"100 blocks, 64 devices: a search that splits every configuration takes {ratio:.0f} times as long")
     print(f"\n{'gpipe, one microbatch size':46} {'whole ms':>9} {'of it play':>10}")

@@ -62,6 +62,8 @@ def fill(path: Path, count: int) -> list[str]:
                 "microbatches": answer.microbatches,
                 "throughput_samples_per_s": seeded.uniform(10.0, 1000.0),
                 "bubble_fraction": 0.1,
+                "closed_form_samples_per_s": answer.closed_form.throughput_samples_per_s,
+                "closed_form_bubble_fraction": answer.closed_form.bubble_fraction,
                 "created_at": start + timedelta(seconds=first + index),
                 "estimated": seeded.random() < 0.1,
                 "memory_bytes": seeded.randrange(2**35),

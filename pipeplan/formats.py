@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
 
-from pipeplan.documents.plan import Certificate, Plan, StageMemory
+from pipeplan.documents.plan import Alternative, Certificate, Plan, StageMemory
 from pipeplan.planners.problem import Options
 
 NONE = "–"
@@ -41,6 +41,18 @@ def size(value_bytes: float | None) -> str:
 def rate(value: float | None) -> str:
     """`1,250 samples/s`."""
     return NONE if value is None else f"{_number(value)} samples/s"
+
+
+def price(value: float | None) -> str:
+    """The rate of a plan's streams; `closed form only` of a plan whose streams were not played."""
+    return "closed form only" if value is None else rate(value)
+
+
+def price_of(other: Alternative) -> str:
+    """`1,250 samples/s`; `1,250 samples/s in closed form` of a configuration whose streams were not played."""
+    if other.throughput_samples_per_s is not None or other.closed_form_samples_per_s is None:
+        return rate(other.throughput_samples_per_s)
+    return f"{rate(other.closed_form_samples_per_s)} in closed form"
 
 
 def percent(value: float | None) -> str:
@@ -149,6 +161,8 @@ FILTERS: dict[str, Callable[..., object]] = {
     "seconds": seconds,
     "size": size,
     "rate": rate,
+    "price": price,
+    "price_of": price_of,
     "percent": percent,
     "change": change,
     "count": count,

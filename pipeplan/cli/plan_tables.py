@@ -15,8 +15,8 @@ from rich.table import Table
 from pipeplan.cli.console import PIPED_WIDTH
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import Alternative, Infeasible, Plan, Simulated
-from pipeplan.formats import memory_items, proven, size
+from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
+from pipeplan.formats import memory_items, percent, proven, size
 from pipeplan.planners.complete import one_pipeline
 from pipeplan.programs.instructions import is_compute
 from pipeplan.protocol.listing import Page
@@ -41,11 +41,8 @@ def show_solution(plan: Plan) -> None:
     if simulated is not None:
         played = simulated.extrapolated_from
         shorter = "" if played is None else f" of {played} microbatches, extrapolated"
-        console.print(
-            f"simulated over {simulated.batches} batches{shorter}: "
-            f"{simulated.throughput_samples_per_s:,.4g} samples/s, "
-            f"bubble {100 * simulated.bubble_fraction:.1f} %, at most {size(max(simulated.peak_memory_bytes))}"
-        )
+        most = size(max(simulated.peak_memory_bytes))
+        console.print(f"played over {simulated.batches} batches{shorter}: at most {most} on a worker")
     if plan.certificate is not None:
         console.print(proven(plan.certificate), soft_wrap=True)
     if plan.calibration_id is not None:
@@ -64,7 +61,7 @@ def show_solution(plan: Plan) -> None:
         front = [
             (
                 *_configuration(each),
-                f"{each.throughput_samples_per_s or 0.0:,.4g}",
+                _rate_of(each),
                 size(each.memory_bytes),
                 each.reason,
             )
@@ -72,8 +69,10 @@ def show_solution(plan: Plan) -> None:
         ]
         console.print(_table(headings, front))
     if plan.alternatives:
-        others = [(*_configuration(other), other.reason) for other in plan.alternatives[:SHOWN_ALTERNATIVES]]
-        console.print(_table(("Considered", *CONFIGURATION, "Why not"), others))
+        others = [
+            (*_configuration(other), _rate_of(other), other.reason) for other in plan.alternatives[:SHOWN_ALTERNATIVES]
+        ]
+        console.print(_table(("Considered", *CONFIGURATION, "Samples/s", "Why not"), others))
     if simulated is not None:
         console.print(picture(plan, simulated), soft_wrap=True)
 
@@ -91,11 +90,13 @@ def show_plan(plan: Plan) -> None:
     """One plan and its stages."""
     console = _console()
     console.print(f"plan {content_id(plan)}  {plan.planner}, {plan.schedule}")
-    console.print(
-        f"{plan.throughput_samples_per_s:,.4g} samples/s{_mark(plan)}, bubble {100 * plan.bubble_fraction:.1f} %, "
-        f"{plan.workers} workers, {plan.microbatches} microbatches of {plan.microbatch_size}",
-        highlight=False,
-    )
+    closed_form = f"{_figures(plan.closed_form)} ({plan.cost_model})"
+    if plan.simulated is None:
+        line = f"closed form only: {closed_form}{_mark(plan)}"
+    else:
+        line = f"{_figures(plan.simulated)}{_mark(plan)}; closed form: {closed_form}"
+    console.print(line, soft_wrap=True)
+    console.print(f"{plan.workers} workers, {plan.microbatches} microbatches of {plan.microbatch_size}")
     for warning in plan.warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
     stages = [
@@ -118,7 +119,17 @@ def show_list(page: Page[PlanSummary]) -> None:
     if not page.items:
         console.print("no plans yet: `pipeplan plan create` makes one")
         return
-    headings = ("Plan", "Model", "Planner", "Schedule", "Stages x replicas", "Batch", "Samples/s", "Bubble")
+    headings = (
+        "Plan",
+        "Model",
+        "Planner",
+        "Schedule",
+        "Stages x replicas",
+        "Batch",
+        "Samples/s",
+        "Closed form",
+        "Bubble",
+    )
     rows = [
         (
             plan.id,
@@ -127,8 +138,8 @@ def show_list(page: Page[PlanSummary]) -> None:
             plan.schedule,
             f"{plan.depth} x {plan.width or 'mixed'}",
             str(plan.batch_size),
-            f"{plan.throughput_samples_per_s:,.4g}{_mark(plan)}",
-            f"{100 * plan.bubble_fraction:.1f} %",
+            *_rates(plan.throughput_samples_per_s, plan.closed_form_samples_per_s, _mark(plan)),
+            percent(plan.bubble_fraction),
         )
         for plan in page.items
     ]
@@ -148,6 +159,7 @@ def show_comparison(plans: Sequence[Plan]) -> None:
         "Most memory",
         "Bubble",
         "Samples/s",
+        "Closed form",
         "",
     )
     rows = [
@@ -158,9 +170,9 @@ def show_comparison(plans: Sequence[Plan]) -> None:
             f"{plan.depth} x {plan.width or 'mixed'}",
             f"{plan.microbatches} x {plan.microbatch_size}",
             size(max(stage.memory_bytes for stage in plan.stages)),
-            f"{100 * plan.bubble_fraction:.1f} %",
-            f"{plan.throughput_samples_per_s:,.4g}{_mark(plan)}",
-            f"{_speed(plan, plans[0]):.2f}x",
+            percent(plan.bubble_fraction),
+            *_rates(plan.throughput_samples_per_s, plan.closed_form.throughput_samples_per_s, _mark(plan)),
+            _times(_speed(plan, plans[0])),
         )
         for plan in plans
     ]
@@ -168,8 +180,12 @@ def show_comparison(plans: Sequence[Plan]) -> None:
 
 
 def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
-    """The same for scripts: the plans' documents, the speed of each against the first, and the fastest."""
-    fastest = max(plans, key=lambda plan: plan.throughput_samples_per_s)
+    """The same for scripts: the plans' documents, the speed of each against the first, and the fastest.
+
+    Speeds are played ones, None where one of the two was not played; the fastest of plans without any is the closed
+    form's.
+    """
+    fastest = max(plans, key=lambda p: (p.throughput_samples_per_s or 0.0, p.closed_form.throughput_samples_per_s))
     return {
         "plans": [plan_document(plan) | {"speed_against_first": _speed(plan, plans[0])} for plan in plans],
         "fastest": content_id(fastest),
@@ -197,7 +213,7 @@ def show_alternatives(found: Alternatives) -> None:
             f"{other.depth} x {other.width or 'mixed'}",
             f"{other.microbatches} x {other.microbatch_size}",
             "yes" if other.recompute else "no",
-            "" if other.throughput_samples_per_s is None else f"{other.throughput_samples_per_s:,.4g}",
+            _rate_of(other),
             "" if other.memory_bytes is None else size(other.memory_bytes),
             other.reason,
         )
@@ -220,9 +236,32 @@ def _mark(plan: Plan | PlanSummary) -> str:
     return " (estimated)" if plan.estimated else ""
 
 
-def _speed(plan: Plan, first: Plan) -> float:
-    rate = first.throughput_samples_per_s
-    return plan.throughput_samples_per_s / rate if rate else 0.0
+def _figures(of: Simulated | ClosedForm) -> str:
+    return f"{of.throughput_samples_per_s:,.4g} samples/s, bubble {percent(of.bubble_fraction)}"
+
+
+def _rates(played: float | None, closed_form: float, mark: str) -> tuple[str, str]:
+    """The cells under Samples/s and Closed form."""
+    form = f"{closed_form:,.4g}"
+    return ("closed form only", form + mark) if played is None else (f"{played:,.4g}{mark}", form)
+
+
+def _rate_of(other: Alternative) -> str:
+    """The alternative's cell under Samples/s."""
+    if other.throughput_samples_per_s is not None:
+        return f"{other.throughput_samples_per_s:,.4g}"
+    form = other.closed_form_samples_per_s
+    return "" if form is None else f"{form:,.4g} in closed form"
+
+
+def _speed(plan: Plan, first: Plan) -> float | None:
+    """How many times as fast as the first, both played."""
+    rate, first_rate = plan.throughput_samples_per_s, first.throughput_samples_per_s
+    return rate / first_rate if rate is not None and first_rate else None
+
+
+def _times(speed: float | None) -> str:
+    return "" if speed is None else f"{speed:.2f}x"
 
 
 def _console(*, on_error_stream: bool = False) -> Console:

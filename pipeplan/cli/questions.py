@@ -102,8 +102,8 @@ def smallest(
 ) -> None:
     """Finds the fewest devices that reach a throughput; exit status 3 where the whole cluster does not.
 
-    Devices are the cluster's first: 1, 2, ... of a server, then whole servers, and so on. Plans are judged by their
-    simulated throughput where they are simulated.
+    Devices are the cluster's first: 1, 2, ... of a server, then whole servers, and so on. Plans are judged by the
+    throughput of their streams, those that are too long to be played by the closed form's.
     """
     from pipeplan.cli.plan_tables import show_solution
 
@@ -130,7 +130,12 @@ def smallest(
 
 
 def _step(step: SmallestStep) -> str:
-    gives = step.reason if step.throughput_samples_per_s is None else f"{step.throughput_samples_per_s:,.4g} samples/s"
+    if step.closed_form_samples_per_s is None:
+        gives = step.reason or ""
+    elif step.throughput_samples_per_s is None:
+        gives = f"{step.closed_form_samples_per_s:,.4g} samples/s in closed form, not played"
+    else:
+        gives = f"{step.throughput_samples_per_s:,.4g} samples/s"
     return f"{step.devices} devices, {gives}"
 
 
@@ -243,7 +248,7 @@ def sweep(
         typer.echo(dump({"over": name, "rows": found, "warnings": problem.warnings}))
     else:
         show_warnings(problem)
-        what = ("Samples/s", "Simulated", "Schedule", "Stages x replicas", "Microbatches", "Most memory", "Why not")
+        what = ("Samples/s", "Closed form", "Schedule", "Stages x replicas", "Microbatches", "Most memory", "Why not")
         show_table((name, *what), [_cells(row) for row in rows])
     if all(row.plan is None for row in rows):
         raise SystemExit(INFEASIBLE)
@@ -253,11 +258,11 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
     plan, value = row.plan, f"{row.value:,.12g}"
     if plan is None:
         return (value, *("–",) * 6, row.reason or "")
-    simulated = plan.simulated
+    played = plan.throughput_samples_per_s
     return (
         value,
-        f"{plan.throughput_samples_per_s:,.4g}",
-        "–" if simulated is None else f"{simulated.throughput_samples_per_s:,.4g}",
+        "–" if played is None else f"{played:,.4g}",
+        f"{plan.closed_form.throughput_samples_per_s:,.4g}",
         plan.schedule,
         f"{plan.depth} x {plan.width or 'mixed'}",
         f"{plan.microbatches} x {plan.microbatch_size}",

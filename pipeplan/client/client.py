@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from pipeplan.client.connection import DEFAULT_URL, Connection
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import PLAN_EXTRAS, dump, parse, parse_plan
+from pipeplan.documents.files import dump, parse, parse_plan
 from pipeplan.documents.plan import Answer, Infeasible, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, NotFoundError, ServiceError
@@ -119,13 +119,11 @@ class ServiceClient:
         headers = prefer | ({} if idempotency_key is None else {"Idempotency-Key": idempotency_key})
         document = json.loads(self._connection.post("/v1/plans", dump(request), headers=headers))
         if "feasible" in document:  # the answer, and no job
-            content = {key: value for key, value in document.items() if key not in PLAN_EXTRAS}
-            feasible = document["feasible"]
-            return PlanAnswer(
-                answer=parse(Plan, content) if feasible else parse(Infeasible, content),
-                plan_id=document["id"] if feasible else None,
-                solve_time_s=float(document["solve_time_s"]),
-            )
+            feasible, solve_time_s = document["feasible"], float(document["solve_time_s"])
+            if feasible:
+                return PlanAnswer(answer=parse_plan(document), plan_id=document["id"], solve_time_s=solve_time_s)
+            reasons = {key: value for key, value in document.items() if key not in ("feasible", "solve_time_s")}
+            return PlanAnswer(answer=parse(Infeasible, reasons), plan_id=None, solve_time_s=solve_time_s)
 
         try:
             job = self.wait_for_job(document["id"], on_progress=on_progress)

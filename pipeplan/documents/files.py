@@ -21,8 +21,14 @@ from pipeplan.errors import InvalidInputError, require, require_unique
 
 T = TypeVar("T")
 
-PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s"})
+PRICE = ("time_per_microbatch_s", "throughput_samples_per_s", "bubble_fraction")
+"""A plan's played figures. In a document without `closed_form`, of release 0.1.0, they are the closed form's."""
+
+PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s", *PRICE})
 """What a plan's document says beside the plan: derived, or true of one answer only."""
+
+_PLAYING = "auto"
+"""The planner whose alternatives had played throughputs in release 0.1.0; the others' were the closed form's."""
 
 MAX_NESTING = 200
 """How deep pydantic's parser goes."""
@@ -106,25 +112,31 @@ def write_document(path: Path, text: str) -> None:
         raise InvalidInputError("output", "must be a file that can be written", str(path)) from error
 
 
-def parse_plan(content: str | bytes) -> Plan:
-    """A plan from its document; the derived keys that `plan_document` adds are allowed and left aside."""
+def parse_plan(content: str | bytes | dict[str, Any]) -> Plan:
+    """A plan from its document, of any release; the derived keys that `plan_document` adds are left aside."""
     try:
-        document = json.loads(content)
+        document = content if isinstance(content, dict) else json.loads(content)
     except ValueError as error:
-        text = content.decode(errors="replace") if isinstance(content, bytes) else content
+        text = content.decode(errors="replace") if isinstance(content, bytes) else str(content)
         raise InvalidInputError("plan", "must be a JSON document", text[:60]) from error
     if not isinstance(document, dict):
         raise InvalidInputError("plan", "must be a JSON object", document)
     if document.get("feasible") is False:
         raise InvalidInputError("feasible", "must be true: this document says that no plan fits", False)
+    if "closed_form" not in document:
+        document = _with_closed_form(document)
+    elif isinstance(document["closed_form"], dict):
+        form = {key: value for key, value in document["closed_form"].items() if key != "cost_model"}
+        document = document | {"closed_form": form}
     return parse(Plan, {key: value for key, value in document.items() if key not in PLAN_EXTRAS})
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values, with its id and what can be read off it."""
+    """The plan as plain values, with its id and what can be read off it: its price, and the closed form's name."""
     derived = {"id": content_id(plan), "feasible": True, "depth": plan.depth, "width": plan.width}
+    derived |= {name: getattr(plan, name) for name in PRICE}
     values: dict[str, Any] = plain(plan)
-    return derived | values
+    return derived | values | {"closed_form": {"cost_model": plan.cost_model, **values["closed_form"]}}
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:
@@ -132,6 +144,22 @@ def answer_document(answer: Answer) -> dict[str, Any]:
     if isinstance(answer, Infeasible):
         return {"feasible": False} | dataclasses.asdict(answer)
     return plan_document(answer)
+
+
+def _with_closed_form(document: dict[str, Any]) -> dict[str, Any]:
+    """A plan's document of release 0.1.0, whose figures were the closed form's, with them where they are today."""
+    today = document | {"closed_form": {name: document[name] for name in PRICE if name in document}}
+    others = document.get("alternatives")
+    if document.get("planner") != _PLAYING and isinstance(others, list):
+        today["alternatives"] = [_with_closed_form_rate(other) for other in others]
+    return today
+
+
+def _with_closed_form_rate(alternative: Any) -> Any:
+    if not isinstance(alternative, dict) or "throughput_samples_per_s" not in alternative:
+        return alternative
+    rate = alternative["throughput_samples_per_s"]
+    return alternative | {"throughput_samples_per_s": None, "closed_form_samples_per_s": rate}
 
 
 def dump(content: Any) -> str:

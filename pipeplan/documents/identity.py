@@ -2,8 +2,8 @@
 
 An id is a hash of the document's canonical text. That text has every field of the document's first version, and a later
 one only where it is not at its default: a field that a release adds changes the id of nothing that was stored before,
-and no id has to be stored again. Whoever changes this rule makes a second version of it, and keeps this one for the ids
-that are out there.
+and no id has to be stored again. A field that has moved or has another name since is where it was, under its old name.
+Whoever changes this rule makes a second version of it, and keeps this one for the ids that are out there.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ FIRST_FIELDS: Mapping[str, str] = {
     "backward_after_forward instruction_s update_s_per_byte version_s_per_byte exchange_factor levels "
     "activation_factor context_bytes",
     "Certificate": "witness",
+    "ClosedForm": "",
     "Cluster": "device groups",
     "Device": "context_bytes allocator_reserve",
     "DeviceGroup": "",
@@ -49,6 +50,18 @@ FIRST_FIELDS: Mapping[str, str] = {
 class that documents begin to hold is added once, with none.
 """
 
+FIRST_PLACES: Mapping[str, str] = {"Plan": "closed_form"}
+"""By class, the field in whose place an id's text has that field's own fields: a plan's first version had the closed
+form's figures among its own.
+"""
+
+FIRST_NAMES: Mapping[str, tuple[str, str]] = {
+    "Alternative": ("closed_form_samples_per_s", "throughput_samples_per_s"),
+}
+"""By class, a field and the name under which an id's text has it while the field of that name is None: an alternative's
+first version had one throughput, played or not.
+"""
+
 
 def canonical_json(content: Any) -> str:
     """The one JSON text of a dataclass or plain value: sorted keys, no spaces, NaN refused."""
@@ -57,11 +70,12 @@ def canonical_json(content: Any) -> str:
 
 def content_id(content: Any) -> str:
     """32 hexadecimal digits of the content's SHA-256."""
-    return text_id(canonical_json(content))
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_first_shape)
+    return text_id(text)
 
 
 def text_id(canonical: str) -> str:
-    """The same of a canonical text."""
+    """The same of a canonical text, for what is in its first version's shape still: all but plans."""
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 
@@ -101,6 +115,18 @@ def _fields(content: Any) -> dict[str, Any]:
     names, later = _names_and_later(kind)
     values = {name: getattr(content, name) for name in names}
     return {name: value for name, value in values.items() if name not in later or value != later[name]}
+
+
+def _first_shape(content: Any) -> dict[str, Any]:
+    """The same with the fields where, and under the names that, the first version had them: the text of an id."""
+    kind, values = type(content), _fields(content)
+    if kind.__name__ in FIRST_PLACES:
+        values |= _first_shape(values.pop(FIRST_PLACES[kind.__name__]))
+    if kind.__name__ in FIRST_NAMES:
+        now, first = FIRST_NAMES[kind.__name__]
+        if now in values and values[first] is None:
+            values[first] = values.pop(now)
+    return values
 
 
 @cache

@@ -77,6 +77,20 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedForm:
+    """What the planner's formulas give, those that the plan's `cost_model` names: what its search compared.
+
+    The time is a microbatch's of all replicas of the pipeline together, or PipeDream's minibatch's.
+    """
+
+    time_per_microbatch_s: float
+    throughput_samples_per_s: float
+    bubble_fraction: float
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
     """What the instruction streams give when they are played with the plan's costs.
 
@@ -96,7 +110,11 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A configuration that was considered and not chosen, and why."""
+    """A configuration that was considered and not chosen, and why.
+
+    `throughput_samples_per_s` is that of its streams, None where they were not played. `closed_form_samples_per_s` is
+    what the planner's formulas give, None where they were not asked or a played figure stands in their place.
+    """
 
     schedule: str
     depth: int
@@ -107,6 +125,7 @@ class Alternative:
     throughput_samples_per_s: float | None
     memory_bytes: int | None
     reason: str
+    closed_form_samples_per_s: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -139,9 +158,9 @@ class Plan:
     """Which blocks run where, in which order, and what that was predicted to give.
 
     `microbatches` counts a batch's microbatches on one replica of the pipeline: 1 for PipeDream, whose minibatch
-    is never divided. `time_per_microbatch_s`, `throughput_samples_per_s` and `bubble_fraction` come from the
-    closed form named by `cost_model`. `simulated` comes from the instruction streams, played with the stages' `costs`:
-    whoever has the plan can play them again, for any number of batches.
+    is never divided. `simulated` comes from the instruction streams, played with the stages' `costs`: whoever has the
+    plan can play them again, for any number of batches. It is the plan's price: `throughput_samples_per_s`,
+    `bubble_fraction` and `time_per_microbatch_s` are read off it. `closed_form` is what the planner's search compared.
 
     - `order`: of a graph, the profile's blocks in the order in which the stages hold them; a stage's [start, stop) are
       places in it.
@@ -172,9 +191,7 @@ class Plan:
     microbatches: int
     optimizer: str
     memory_accounting: str
-    time_per_microbatch_s: float
-    throughput_samples_per_s: float
-    bubble_fraction: float
+    closed_form: ClosedForm
     optimal_in_flight: int
     configurations_considered: int
     simulated: Simulated | None = None
@@ -223,6 +240,22 @@ class Plan:
         placed = [(w.stage, w.replica) for w in self.placement]
         rule = f"must place each of the {len(expected)} replicas of the stages once"
         require(len(placed) == len(expected) and set(placed) == expected, "placement", rule, placed)
+
+    @property
+    def throughput_samples_per_s(self) -> float | None:
+        """The throughput of the streams; None where they were not played."""
+        return None if self.simulated is None else self.simulated.throughput_samples_per_s
+
+    @property
+    def bubble_fraction(self) -> float | None:
+        """The share of the workers' time without compute when the streams are played; None where they were not."""
+        return None if self.simulated is None else self.simulated.bubble_fraction
+
+    @property
+    def time_per_microbatch_s(self) -> float | None:
+        """The time in which the streams give the samples of the closed form's microbatch; None without a throughput."""
+        form, rate = self.closed_form, self.throughput_samples_per_s
+        return form.time_per_microbatch_s * form.throughput_samples_per_s / rate if rate else None
 
     @property
     def depth(self) -> int:

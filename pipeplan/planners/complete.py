@@ -12,7 +12,7 @@ from pipeplan.costs.estimate import estimate
 from pipeplan.costs.memory import keeps_master_weights
 from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.identity import known_id
-from pipeplan.documents.plan import Alternative, Certificate, Plan, Simulated, Stage, Worker
+from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.problem import PlanningProblem
@@ -223,9 +223,7 @@ class Decision:
     microbatch_size: int
     microbatches: int
     batch_size: int
-    time_per_microbatch_s: float
-    throughput_samples_per_s: float
-    bubble_fraction: float
+    closed_form: ClosedForm
     optimal_in_flight: int
     configurations_considered: int
     alternatives: tuple[Alternative, ...] = ()
@@ -260,9 +258,7 @@ def assemble(problem: PlanningProblem, decision: Decision) -> Plan:
         microbatches=decision.microbatches,
         optimizer=options.optimizer,
         memory_accounting=options.memory,
-        time_per_microbatch_s=decision.time_per_microbatch_s,
-        throughput_samples_per_s=decision.throughput_samples_per_s,
-        bubble_fraction=decision.bubble_fraction,
+        closed_form=decision.closed_form,
         optimal_in_flight=decision.optimal_in_flight,
         configurations_considered=decision.configurations_considered,
         alternatives=decision.alternatives,

@@ -27,6 +27,10 @@ PATTERN = r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$"
 RESERVED = ("plan", "history")
 """Last parts that would be taken for what is asked about an alias."""
 
+PLAYED = "of the plan's streams when they are played; null where they were not"
+CLOSED_FORM = "what the planner's formulas give, and its search compared"
+"""What the two figures of a plan are."""
+
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -47,7 +51,7 @@ class PlanRequest(WireModel):
 
 
 class PlanSummary(WireModel):
-    """A stored plan: its shape and the predicted throughput; `estimated` if its profile was not measured."""
+    """A stored plan: its shape and what it promises; `estimated` if its profile was not measured."""
 
     id: str
     planner: str
@@ -61,8 +65,10 @@ class PlanSummary(WireModel):
     batch_size: int
     microbatch_size: int
     microbatches: int
-    throughput_samples_per_s: float
-    bubble_fraction: float
+    throughput_samples_per_s: float | None = Field(description=PLAYED)
+    bubble_fraction: float | None = Field(description=PLAYED)
+    closed_form_samples_per_s: float = Field(description=CLOSED_FORM)
+    closed_form_bubble_fraction: float = Field(description=CLOSED_FORM)
     solve_time_s: float
     created_at: datetime
     estimated: bool = False
@@ -74,7 +80,11 @@ class PlanSummary(WireModel):
 
 
 class PlanQuery(ListQuery):
-    """Which plans, and in which order: a minus before it is from the most to the least. Default: newest first."""
+    """Which plans, and in which order: a minus before it is from the most to the least. Default: newest first.
+
+    `throughput` is the played one: plans whose streams were not played come last in both directions, and do not pass
+    `min_throughput`.
+    """
 
     sort: Literal["created_at", "-created_at", "throughput", "-throughput", "memory", "-memory"] | None = None
     planner: Name | None = None
@@ -85,7 +95,7 @@ class PlanQuery(ListQuery):
     profile_id: Name | None = None
     cluster_id: Name | None = None
     estimated: bool | None = Field(default=None, description="whether the profile was computed, not measured")
-    min_throughput: float | None = Field(default=None, ge=0, description="samples/s, predicted")
+    min_throughput: float | None = Field(default=None, ge=0, description="samples/s of the played streams")
     content: bool = Field(default=False, description="whole plans instead of their summaries")
 
 
@@ -108,7 +118,7 @@ class Streams(WireModel):
 
 
 class PlanFacts(WireModel):
-    """What a plan is and promises. `simulated_...` is what its streams gave when they were played."""
+    """What a plan is and promises. `simulated_...` are the names of 0.1.0 for the played figures."""
 
     id: str
     planner: str
@@ -129,15 +139,20 @@ class PlanFacts(WireModel):
     estimated: bool
     cuts: tuple[int, ...] = Field(description="the first block of every stage but the first")
     recomputing_stages: tuple[int, ...]
-    throughput_samples_per_s: float
-    simulated_samples_per_s: float | None
-    bubble_fraction: float
-    simulated_bubble_fraction: float | None
+    throughput_samples_per_s: float | None = Field(description=PLAYED)
+    simulated_samples_per_s: float | None = Field(description="the same as throughput_samples_per_s")
+    closed_form_samples_per_s: float = Field(description=CLOSED_FORM)
+    bubble_fraction: float | None = Field(description=PLAYED)
+    simulated_bubble_fraction: float | None = Field(description="the same as bubble_fraction")
+    closed_form_bubble_fraction: float = Field(description=CLOSED_FORM)
     slowest_stage: int
     slowest_stage_time_s: float
     memory_bytes: int = Field(description="of a worker of the fullest stage")
     compute_s_per_sample: float = Field(description="forward, backward and recomputation on all stages together")
-    busy_fraction: float = Field(description="the workers' share of time that this compute takes")
+    busy_fraction: float = Field(
+        description="the workers' share of time that this compute takes, by the played throughput; the closed form's "
+        "where the streams were not played"
+    )
     stages: tuple[Stage, ...]
 
 
@@ -157,15 +172,19 @@ class Factor(WireModel):
 
 
 class Speed(WireModel):
-    """How a plan's speed comes about, against the first: the factors' product is the ratio."""
+    """How a plan's speed comes about, against the first: the factors' product is the ratio.
+
+    The ratio is of played throughputs. Where one of the two plans was not played, it is of the closed forms'.
+    """
 
     id: str
     ratio: float | None
+    price: Literal["played", "closed form"]
     because: tuple[Factor, ...]
 
 
 class Comparison(WireModel):
-    """Plans side by side."""
+    """Plans side by side. The fastest is that of the played ones; where none was played, the closed form's."""
 
     plans: tuple[PlanFacts, ...]
     differences: tuple[Difference, ...]

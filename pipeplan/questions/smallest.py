@@ -45,11 +45,15 @@ def sub_cluster(cluster: Cluster, devices: int) -> Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallestStep:
-    """A number of devices, and the throughput of their best plan or why there is none."""
+    """A number of devices, and the throughput of their best plan or why there is none.
+
+    The throughput is the played one, None where the plan was not played: the closed form's then judges the plan.
+    """
 
     devices: int
     sizes: tuple[int, ...]
     throughput_samples_per_s: float | None = None
+    closed_form_samples_per_s: float | None = None
     reason: str | None = None
 
 
@@ -71,8 +75,9 @@ class Smallest:
 
 
 def rate(plan: Plan) -> float:
-    """The throughput by which plans are judged: the simulated one, where there is one."""
-    return plan.simulated.throughput_samples_per_s if plan.simulated else plan.throughput_samples_per_s
+    """The throughput by which plans are judged: the played one, or the closed form's where there is none."""
+    played = plan.throughput_samples_per_s
+    return plan.closed_form.throughput_samples_per_s if played is None else played
 
 
 def smallest(
@@ -118,10 +123,15 @@ def smallest(
         devices=None if found is None else tried[-1].devices,
         plan=found,
         next_fewer=fewer,
-        fastest=max(tried, key=lambda step: step.throughput_samples_per_s or 0.0) if found is None else None,
+        fastest=max(tried, key=_judged) if found is None else None,
         tried=tuple(tried),
         skipped=len(clusters) - len(enough),
     )
+
+
+def _judged(step: SmallestStep) -> float:
+    """The step's `rate`; 0 where it has no plan."""
+    return step.throughput_samples_per_s or step.closed_form_samples_per_s or 0.0
 
 
 def _step(problem: PlanningProblem, planner: Planner, cluster: Cluster) -> tuple[SmallestStep, Plan | None]:
@@ -135,4 +145,10 @@ def _step(problem: PlanningProblem, planner: Planner, cluster: Cluster) -> tuple
         return SmallestStep(devices=cluster.devices, sizes=sizes, reason=str(error)), None
     if isinstance(answer, Infeasible):
         return SmallestStep(devices=cluster.devices, sizes=sizes, reason=answer.reasons[0].detail), None
-    return SmallestStep(devices=cluster.devices, sizes=sizes, throughput_samples_per_s=rate(answer)), answer
+    step = SmallestStep(
+        devices=cluster.devices,
+        sizes=sizes,
+        throughput_samples_per_s=answer.throughput_samples_per_s,
+        closed_form_samples_per_s=answer.closed_form.throughput_samples_per_s,
+    )
+    return step, answer

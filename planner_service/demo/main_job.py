@@ -151,11 +151,8 @@ class DemoCandidate:
 
     @property
     def throughput_samples_per_s(self) -> float:
-        """What the instruction streams predict; 0 where nothing fits."""
-        if isinstance(self.answer, Infeasible):
-            return 0.0
-        simulated = self.answer.simulated
-        return simulated.throughput_samples_per_s if simulated else self.answer.throughput_samples_per_s
+        """What the instruction streams predict; 0 where nothing fits, or nothing was played."""
+        return (self.answer.throughput_samples_per_s or 0.0) if isinstance(self.answer, Plan) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,6 @@ def show_candidates(console: Console, outcome: DemoOutcome) -> None:
             continue
         simulated = plan.simulated
         memory_bytes = max(simulated.peak_memory_bytes) if simulated else max(s.memory_bytes for s in plan.stages)
-        bubble = simulated.bubble_fraction if simulated else plan.bubble_fraction
         table.add_row(
             planner,
             plan.schedule,
@@ -47,7 +46,7 @@ def show_candidates(console: Console, outcome: DemoOutcome) -> None:
             "-".join(str(s.replicas) for s in plan.stages),
             f"{plan.microbatches} x {plan.microbatch_size}",
             f"{candidate.throughput_samples_per_s:.1f}",
-            f"{bubble:.1%}",
+            "" if plan.bubble_fraction is None else f"{plan.bubble_fraction:.1%}",
             f"{memory_bytes / MIB:,.0f} MiB",
             style="bold green" if chosen else None,
         )

@@ -15,6 +15,7 @@ from fastapi.routing import iter_route_contexts
 from pydantic import TypeAdapter
 
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.files import PRICE
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
@@ -22,7 +23,7 @@ from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.protocol.agents import Presence, Registration
 from pipeplan.protocol.jobs import Completion, Failure, Heartbeat, LeaseRequest, Progress, Release, Task
-from pipeplan.protocol.plans import AliasTarget, PlanRequest
+from pipeplan.protocol.plans import PLAYED, AliasTarget, PlanRequest
 from pipeplan.protocol.problems import MEDIA_TYPE, Problem, problem_of
 from pipeplan.protocol.tokens import NewToken
 from planner_service.access.auth import demands_of, is_public, scope
@@ -110,6 +111,7 @@ DERIVED = {
     "feasible": {"type": "boolean", "const": True},
     "depth": {"type": "integer", "description": "stages"},
     "width": {"type": ["integer", "null"], "description": "replicas, where all stages have the same"},
+    **{name: {"type": ["number", "null"], "description": PLAYED} for name in PRICE},
 }
 """What a plan's document adds to the plan."""
 
@@ -217,13 +219,15 @@ def _described(app: FastAPI) -> dict[str, Any]:
 def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
     """Adds the schemas of a plan's document and of a planner's answer, which the routes send as text."""
     document = deepcopy(schemas["Plan"])
-    document["properties"] |= DERIVED
+    form = deepcopy(schemas["ClosedForm"])
+    form["properties"]["cost_model"] = {"type": "string", "description": "the plan's"}
+    document["properties"] |= DERIVED | {"closed_form": _reference("ClosedFormDocument")}
     document["required"] = [*document["required"], *DERIVED]
     answer = deepcopy(document)
     answer["properties"]["solve_time_s"] = SOLVE_TIME
     no = deepcopy(schemas["Infeasible"])
     no["properties"] |= {"feasible": {"type": "boolean", "const": False}, "solve_time_s": SOLVE_TIME}
-    schemas |= {"PlanDocument": document, "PlanAnswer": answer, "NoPlanAnswer": no}
+    schemas |= {"ClosedFormDocument": form, "PlanDocument": document, "PlanAnswer": answer, "NoPlanAnswer": no}
     schemas["Page_Plan_"]["properties"]["items"]["items"] = _reference("PlanDocument")
     both = {"oneOf": [_reference("PlanAnswer"), _reference("NoPlanAnswer")]}
     created, got = paths["/v1/plans"]["post"], paths["/v1/plans/{plan_id}"]["get"]

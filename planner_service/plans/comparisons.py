@@ -5,10 +5,12 @@ time:
 
     samples/s = workers x busy share / compute seconds a sample
 
-The ratio of two plans' speeds is the product of the ratios of these three.
+The ratio of two plans' speeds is the product of the ratios of these three. Speeds are those of the streams when they
+are played. A plan whose streams were not is compared by the closed form, and so is the plan beside it: like with like.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pipeplan.documents.plan import Plan
 from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
@@ -16,7 +18,7 @@ from pipeplan.schedules.registry import schedule_named
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context
 
-_NOT_COMPARED = ("id", "stages")
+_NOT_COMPARED = ("id", "stages", "simulated_samples_per_s", "simulated_bubble_fraction")
 
 
 def compare(context: Context, plan_ids: list[str]) -> Comparison:
@@ -47,18 +49,23 @@ def comparison(compared: Sequence[tuple[str, Plan]]) -> Comparison:
         plans=tuple(facts),
         differences=tuple(differences),
         speeds=tuple(_speed(one, facts[0]) for one in facts),
-        fastest=max(facts, key=_rate).id,
+        fastest=max(facts, key=lambda one: (one.throughput_samples_per_s or 0.0, one.closed_form_samples_per_s)).id,
     )
 
 
 def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
     """How many times as fast as the first the plan is, and which of the three factors make it so."""
-    if not _rate(first) or not plan.compute_s_per_sample or not first.busy_fraction:
-        return Speed(id=plan.id, ratio=None, because=())
+    price: Literal["played", "closed form"] = "played"
+    rate, first_rate = plan.throughput_samples_per_s, first.throughput_samples_per_s
+    if rate is None or first_rate is None:
+        price, rate, first_rate = "closed form", plan.closed_form_samples_per_s, first.closed_form_samples_per_s
+    busy, first_busy = _busy_fraction(rate, plan), _busy_fraction(first_rate, first)
+    if not first_rate or not plan.compute_s_per_sample or not first_busy:
+        return Speed(id=plan.id, ratio=None, price=price, because=())
 
-    shares = f"workers compute for {plan.busy_fraction:.1%} of the time against {first.busy_fraction:.1%}"
+    shares = f"workers compute for {busy:.1%} of the time against {first_busy:.1%}"
     slowest = f"the slowest stage, {plan.slowest_stage}, takes {1e3 * plan.slowest_stage_time_s:.4g} ms a microbatch"
-    busy = f"{shares}; {slowest} against {1e3 * first.slowest_stage_time_s:.4g} ms"
+    shares = f"{shares}; {slowest} against {1e3 * first.slowest_stage_time_s:.4g} ms"
 
     plan_ms, first_ms = 1e3 * plan.compute_s_per_sample, 1e3 * first.compute_s_per_sample
     compute = f"{plan_ms:.4g} ms of compute a sample against {first_ms:.4g}"
@@ -72,11 +79,15 @@ def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
             ratio=plan.workers / first.workers,
             text=f"{plan.workers} workers against {first.workers}",
         ),
-        Factor(name="busy", ratio=plan.busy_fraction / first.busy_fraction, text=busy),
+        Factor(name="busy", ratio=busy / first_busy, text=shares),
         Factor(name="compute", ratio=first.compute_s_per_sample / plan.compute_s_per_sample, text=compute),
     )
     kept = tuple(factor for factor in factors if abs(factor.ratio - 1.0) > 1e-9)
-    return Speed(id=plan.id, ratio=_rate(plan) / _rate(first), because=kept)
+    return Speed(id=plan.id, ratio=rate / first_rate, price=price, because=kept)
+
+
+def _busy_fraction(samples_per_s: float, plan: PlanFacts) -> float:
+    return samples_per_s * plan.compute_s_per_sample / plan.workers
 
 
 def _facts(plan_id: str, plan: Plan) -> PlanFacts:
@@ -88,8 +99,8 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         compute_of_stages_s.append((costs.forward_s + backward_s + recompute_s) / costs.microbatch_size)
     compute_s = sum(compute_of_stages_s)
     slowest = max(range(plan.depth), key=lambda index: plan.stages[index].time_s)
-    played = plan.simulated
-    rate = plan.throughput_samples_per_s if played is None else played.throughput_samples_per_s
+    form, played = plan.closed_form, plan.throughput_samples_per_s
+    rate = form.throughput_samples_per_s if played is None else played
     return PlanFacts(
         id=plan_id,
         planner=plan.planner,
@@ -110,10 +121,12 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         estimated=plan.estimated,
         cuts=tuple(stage.start for stage in plan.stages[1:]),
         recomputing_stages=tuple(index for index, stage in enumerate(plan.stages) if stage.recompute),
-        throughput_samples_per_s=plan.throughput_samples_per_s,
-        simulated_samples_per_s=None if played is None else played.throughput_samples_per_s,
+        throughput_samples_per_s=played,
+        simulated_samples_per_s=played,
+        closed_form_samples_per_s=form.throughput_samples_per_s,
         bubble_fraction=plan.bubble_fraction,
-        simulated_bubble_fraction=None if played is None else played.bubble_fraction,
+        simulated_bubble_fraction=plan.bubble_fraction,
+        closed_form_bubble_fraction=form.bubble_fraction,
         slowest_stage=slowest,
         slowest_stage_time_s=plan.stages[slowest].time_s,
         memory_bytes=max(stage.memory_bytes for stage in plan.stages),
@@ -121,8 +134,3 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         busy_fraction=rate * compute_s / plan.workers,
         stages=plan.stages,
     )
-
-
-def _rate(facts: PlanFacts) -> float:
-    played = facts.simulated_samples_per_s
-    return facts.throughput_samples_per_s if played is None else played

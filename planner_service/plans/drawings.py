@@ -9,7 +9,7 @@ draw           a timeline as rows of bars, a row a rank
 from dataclasses import dataclass, fields
 
 from pipeplan.documents.plan import Plan, Stage, StageMemory
-from pipeplan.formats import rate, seconds, size
+from pipeplan.formats import price_of, seconds, size
 from pipeplan.programs.instructions import Instruction, StartReduce, is_compute, microbatches_of
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane, Timeline, TimelineEvent
@@ -147,8 +147,11 @@ class ParetoChart:
 
 
 def pareto_chart(plan: Plan) -> ParetoChart | None:
-    """The chart; None where the answer stands alone."""
-    front = [(each, each.memory_bytes or 0, each.throughput_samples_per_s or 0.0) for each in plan.pareto]
+    """The chart; None where the answer stands alone. A plan that was not played stands by its closed form."""
+    front = [
+        (each, each.memory_bytes or 0, each.throughput_samples_per_s or each.closed_form_samples_per_s or 0.0)
+        for each in plan.pareto
+    ]
     if len(front) < 2:
         return None
     most_bytes, most_rate = 1.05 * max(held for _, held, _ in front), 1.1 * max(fast for _, _, fast in front)
@@ -164,7 +167,7 @@ def pareto_chart(plan: Plan) -> ParetoChart | None:
             x=x(held),
             y=y(fast),
             title=f"{each.schedule}, {each.depth} × {each.width or 'mixed'}, microbatches of {each.microbatch_size}"
-            f"{', recomputing' if each.recompute else ''}: {rate(fast)}, {size(held)} a device",
+            f"{', recomputing' if each.recompute else ''}: {price_of(each)}, {size(held)} a device",
             chosen=index == 0,
         )
         for index, (each, held, fast) in enumerate(front)

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from math import log
+from math import inf, log
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from pipeplan.documents.plan import Plan, StageMemory
 from pipeplan.errors import require
-from pipeplan.formats import NONE, count, percent, rate, seconds, shape, size, times
+from pipeplan.formats import NONE, count, percent, price, rate, seconds, shape, size, times
 from pipeplan.protocol.plans import PlanFacts, PlanQuery, PlanSummary
 from pipeplan.schedules.registry import schedule_names
 from planner_service.plans import comparisons
@@ -54,9 +54,10 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """A plan beside the fastest: how many times as fast that is (None: as fast), and why."""
+    """A plan beside the fastest: how many times as fast that is (None: as fast), by which of their prices, and why."""
 
     plan_id: str
+    price: str
     ratio: str | None
     reasons: tuple[str, ...]
 
@@ -87,20 +88,23 @@ class _Quantity:
 
 _QUANTITIES = (
     _Quantity(
-        label="Simulated throughput",
-        shown=lambda plan, facts: rate(facts.simulated_samples_per_s),
-        rank=lambda plan, facts: -(facts.simulated_samples_per_s or facts.throughput_samples_per_s),
+        label="Throughput",
+        shown=lambda plan, facts: price(plan.throughput_samples_per_s),
+        rank=lambda plan, facts: -(plan.throughput_samples_per_s or 0.0),
     ),
-    _Quantity(label="Predicted in closed form", shown=lambda plan, facts: rate(plan.throughput_samples_per_s)),
+    _Quantity(
+        label="Throughput in closed form", shown=lambda plan, facts: rate(plan.closed_form.throughput_samples_per_s)
+    ),
     _Quantity(
         label="Bubble",
         shown=lambda plan, facts: percent(plan.bubble_fraction),
-        rank=lambda plan, facts: plan.bubble_fraction,
+        rank=lambda plan, facts: inf if plan.bubble_fraction is None else plan.bubble_fraction,
     ),
+    _Quantity(label="Bubble in closed form", shown=lambda plan, facts: percent(plan.closed_form.bubble_fraction)),
     _Quantity(
         label="Share of time computing",
-        shown=lambda plan, facts: percent(facts.busy_fraction),
-        rank=lambda plan, facts: -facts.busy_fraction,
+        shown=lambda plan, facts: f"{percent(facts.busy_fraction)}{'' if plan.simulated else ' in closed form'}",
+        rank=lambda plan, facts: -facts.busy_fraction if plan.simulated else inf,
     ),
     _Quantity(
         label="Compute a sample",
@@ -113,6 +117,10 @@ _QUANTITIES = (
         rank=lambda plan, facts: plan.stages[fullest(plan)].memory_bytes,
     ),
     _Quantity(label="Time a microbatch", shown=lambda plan, facts: seconds(plan.time_per_microbatch_s)),
+    _Quantity(
+        label="Time a microbatch in closed form",
+        shown=lambda plan, facts: seconds(plan.closed_form.time_per_microbatch_s),
+    ),
     _Quantity(label="Workers", shown=lambda plan, facts: count(plan.workers), rank=lambda plan, facts: plan.workers),
     _Quantity(label="Stages × replicas", shown=lambda plan, facts: shape(plan.depth, plan.width)),
     _Quantity(label="Schedule", shown=lambda plan, facts: plan.schedule),
@@ -189,5 +197,8 @@ def _against(fastest: tuple[str, Plan], other: tuple[str, Plan]) -> Against:
     told = [factor for factor in factors if abs(factor.ratio - 1) > NEGLIGIBLE]
     ratio = None if speed.ratio is None or speed.ratio < 1 + NEGLIGIBLE else times(speed.ratio)
     return Against(
-        plan_id=slower.id, ratio=ratio, reasons=tuple(f"{factor.text} ({times(factor.ratio)})" for factor in told)
+        plan_id=slower.id,
+        price=speed.price,
+        ratio=ratio,
+        reasons=tuple(f"{factor.text} ({times(factor.ratio)})" for factor in told),
     )

@@ -60,6 +60,8 @@ def add(
         microbatches=plan.microbatches,
         throughput_samples_per_s=plan.throughput_samples_per_s,
         bubble_fraction=plan.bubble_fraction,
+        closed_form_samples_per_s=plan.closed_form.throughput_samples_per_s,
+        closed_form_bubble_fraction=plan.closed_form.bubble_fraction,
         created_at=now,
         estimated=plan.estimated,
         memory_bytes=max(stage.memory_bytes for stage in plan.stages),

@@ -129,8 +129,11 @@ plans = Table(
     Column("batch_size", BigInteger, nullable=False),
     Column("microbatch_size", BigInteger, nullable=False),
     Column("microbatches", BigInteger, nullable=False),
-    Column("throughput_samples_per_s", Float, nullable=False),
-    Column("bubble_fraction", Float, nullable=False),
+    # Null where the plan's streams were not played.
+    Column("throughput_samples_per_s", Float, nullable=True),
+    Column("bubble_fraction", Float, nullable=True),
+    Column("closed_form_samples_per_s", Float, nullable=False),
+    Column("closed_form_bubble_fraction", Float, nullable=False),
     _time("created_at"),
     _estimated(),
     Column("memory_bytes", BigInteger, nullable=False, server_default="0"),

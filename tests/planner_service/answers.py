@@ -1,7 +1,9 @@
 """A planner for the service's tests: answers at once, and says no when the devices' memory is too small."""
 
+from dataclasses import replace
+
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan, Reason, Stage, Worker
+from pipeplan.documents.plan import Alternative, Answer, ClosedForm, Infeasible, Plan, Reason, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.problem import PlanningProblem
 
@@ -23,6 +25,12 @@ def halve(planner: str, problem: PlanningProblem) -> Answer:
     return _plan(planner, problem, tuple(stages))
 
 
+def halve_unplayed(planner: str, problem: PlanningProblem) -> Answer:
+    """The same, as if its streams were too long to be played."""
+    answer = halve(planner, problem)
+    return replace(answer, simulated=None) if isinstance(answer, Plan) else answer
+
+
 def _plan(planner: str, problem: PlanningProblem, stages: tuple[Stage, ...]) -> Plan:
     costs = StageCosts(
         microbatch_size=2, forward_s=0.01, backward_s=0.02, backward_input_s=0.01, backward_weight_s=0.01
@@ -34,9 +42,10 @@ def _plan(planner: str, problem: PlanningProblem, stages: tuple[Stage, ...]) -> 
         microbatch_size=2,
         microbatches=problem.batch_size // 2,
         recompute=False,
-        throughput_samples_per_s=50.0,
+        throughput_samples_per_s=None,
         memory_bytes=2**30,
         reason="slower: 50 samples/s",
+        closed_form_samples_per_s=50.0,
     )
     return Plan(
         planner=planner,
@@ -54,9 +63,14 @@ def _plan(planner: str, problem: PlanningProblem, stages: tuple[Stage, ...]) -> 
         microbatches=problem.batch_size // 2,
         optimizer="sgd",
         memory_accounting="training",
-        time_per_microbatch_s=0.03,
-        throughput_samples_per_s=60.0,
-        bubble_fraction=0.1,
+        closed_form=ClosedForm(time_per_microbatch_s=0.025, throughput_samples_per_s=80.0, bubble_fraction=0.05),
+        simulated=Simulated(
+            batches=4,
+            throughput_samples_per_s=60.0,
+            bubble_fraction=0.1,
+            busy_fraction=(0.9, 0.9),
+            peak_memory_bytes=tuple(stage.memory_bytes for stage in stages),
+        ),
         optimal_in_flight=2,
         configurations_considered=2,
         alternatives=(slower,),

@@ -121,7 +121,7 @@ def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternativ
     for other in ranking.exceeding:
         yield other.alternative(other.over or "")
     for answer in asked.answers:
-        misses = [other for other in answer.alternatives if not other.throughput_samples_per_s and other.memory_bytes]
+        misses = [other for other in answer.alternatives if not other.closed_form_samples_per_s and other.memory_bytes]
         yield from misses[:SHOWN_MISSES]
     for proposer, infeasible in asked.infeasible:
         yield _nothing(proposer, f"{proposer}: no plan fits; {infeasible.reasons[0].detail}")

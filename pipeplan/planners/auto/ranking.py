@@ -48,7 +48,7 @@ class Ranked:
 
     def alternative(self, reason: str) -> Alternative:
         """The plan as one of the answer's alternatives."""
-        plan = self.plan
+        plan, fits = self.plan, self.over is None
         return Alternative(
             schedule=plan.schedule,
             depth=plan.depth,
@@ -56,9 +56,10 @@ class Ranked:
             microbatch_size=plan.microbatch_size,
             microbatches=plan.microbatches,
             recompute=plan.recompute,
-            throughput_samples_per_s=self.samples_per_s if self.over is None else None,
+            throughput_samples_per_s=self.samples_per_s if fits and self.played else None,
             memory_bytes=self.memory_bytes,
             reason=reason,
+            closed_form_samples_per_s=plan.closed_form.throughput_samples_per_s if fits and not self.played else None,
         )
 
 
@@ -84,9 +85,9 @@ class Ranking:
         """
         played = [replace(each, plan=self._play(each.plan)) for each in proposals]
         ratios = [
-            each.plan.simulated.throughput_samples_per_s / each.plan.throughput_samples_per_s
+            each.plan.simulated.throughput_samples_per_s / each.plan.closed_form.throughput_samples_per_s
             for each in played
-            if each.plan.simulated is not None and each.plan.throughput_samples_per_s > 0
+            if each.plan.simulated is not None and each.plan.closed_form.throughput_samples_per_s > 0
         ]
         for each in played:
             self._keep(self._ranked(each, min(ratios, default=1.0)))
@@ -149,7 +150,7 @@ class Ranking:
         """The proposal with its played throughput, or else `ratio` times the closed form's, and what it exceeds."""
         problem, plan = self.problem, proposal.plan
         simulated = plan.simulated
-        rate = simulated.throughput_samples_per_s if simulated else ratio * plan.throughput_samples_per_s
+        rate = simulated.throughput_samples_per_s if simulated else ratio * plan.closed_form.throughput_samples_per_s
 
         # By how much a stage exceeds its device, in its planner's accounting (2BP holds more) or when it is played.
         device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}

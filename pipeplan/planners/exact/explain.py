@@ -102,9 +102,10 @@ def _judged(search: ExactSearch, best: Solution, stages: Sequence[Stage], what: 
         microbatch_size=shape.microbatch_size,
         microbatches=shape.microbatches,
         recompute=any(stage.recompute for stage in stages),
-        throughput_samples_per_s=rate if fits else None,
+        throughput_samples_per_s=None,
         memory_bytes=max(stage.memory_bytes for stage in stages),
         reason=f"{what}: {slower(rate) if fits else shortfall(worst, excess[worst])}",
+        closed_form_samples_per_s=rate if fits else None,
     )
 
 

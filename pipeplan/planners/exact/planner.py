@@ -14,7 +14,7 @@ The steps of the branch and bound are in `search`; `branches` and `decision` mak
 
 from math import log
 
-from pipeplan.documents.plan import Answer
+from pipeplan.documents.plan import Answer, ClosedForm
 from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.explain import alternatives, batch_of, certificate, infeasible, stages_of
@@ -86,9 +86,11 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
             microbatch_size=shape.microbatch_size,
             microbatches=shape.microbatches,
             batch_size=batch_of(shape, best.placed),
-            time_per_microbatch_s=time_s,
-            throughput_samples_per_s=shape.samples / time_s,
-            bubble_fraction=shape.bubble_fraction,
+            closed_form=ClosedForm(
+                time_per_microbatch_s=time_s,
+                throughput_samples_per_s=shape.samples / time_s,
+                bubble_fraction=shape.bubble_fraction,
+            ),
             optimal_in_flight=optimal_in_flight,
             configurations_considered=len(shapes),
             alternatives=tuple(alternatives(search, best)),

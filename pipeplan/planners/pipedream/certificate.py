@@ -94,7 +94,9 @@ def check_certificate(plan: Plan, problem: PlanningProblem) -> None:
     held = plan.certificate
     if held is None:
         raise PipeplanError("the plan holds no certificate")
-    _require(held.quantity == QUANTITY and held.value == plan.time_per_microbatch_s, "it is not about this plan")
+    _require(
+        held.quantity == QUANTITY and held.value == plan.closed_form.time_per_microbatch_s, "it is not about this plan"
+    )
     slowest_s = max(stage.time_s for stage in plan.stages)
     _require(slowest_s <= held.value * (1 + _EQUAL), "a stage is slower than its value")
     _require(0 < held.bound <= held.value * (1 + _EQUAL), "its bound is above its value")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 
-from pipeplan.documents.plan import Alternative, Answer, Certificate, Infeasible, Stage, Worker
+from pipeplan.documents.plan import Alternative, Answer, Certificate, ClosedForm, Infeasible, Stage, Worker
 from pipeplan.errors import LARGEST_COUNT, InvalidInputError, require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.pipedream.certificate import certificate
@@ -189,9 +189,9 @@ def _decision(model: CutModel, wanted: PartitionSearch, found: Partition, proven
         microbatch_size=size,
         microbatches=1,
         batch_size=min(lcm(*replicas), LARGEST_COUNT // size) * size,
-        time_per_microbatch_s=found.cost_s,
-        throughput_samples_per_s=size / found.cost_s,
-        bubble_fraction=0.0,
+        closed_form=ClosedForm(
+            time_per_microbatch_s=found.cost_s, throughput_samples_per_s=size / found.cost_s, bubble_fraction=0.0
+        ),
         optimal_in_flight=-(-sum(replicas) // replicas[0]),
         configurations_considered=_considered(wanted),
         alternatives=tuple(_alternatives(model, wanted, found)),
@@ -233,7 +233,7 @@ def _alternatives(model: CutModel, wanted: PartitionSearch, found: Partition) ->
 def _alternative(model: CutModel, loser: Partition) -> Alternative:
     index, memory_bytes = _largest(model, loser)
     missing_bytes = memory_bytes - model.problem.cluster.device.usable_bytes
-    throughput_samples_per_s = model.microbatch_size / loser.cost_s
+    rate = model.microbatch_size / loser.cost_s
     return Alternative(
         schedule=NAME,
         depth=len(loser.shares),
@@ -241,9 +241,10 @@ def _alternative(model: CutModel, loser: Partition) -> Alternative:
         microbatch_size=model.microbatch_size,
         microbatches=1,
         recompute=False,
-        throughput_samples_per_s=throughput_samples_per_s if missing_bytes <= 0 else None,
+        throughput_samples_per_s=None,
         memory_bytes=memory_bytes,
-        reason=slower(throughput_samples_per_s) if missing_bytes <= 0 else shortfall(index, missing_bytes),
+        reason=slower(rate) if missing_bytes <= 0 else shortfall(index, missing_bytes),
+        closed_form_samples_per_s=rate if missing_bytes <= 0 else None,
     )
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from math import inf
 
 from pipeplan.costs.memory import copies, exchanged_sets, keeps_master_weights
-from pipeplan.documents.plan import Alternative, Certificate, Stage, StageMemory
+from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Stage, StageMemory
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import Decision
 from pipeplan.planners.problem import PlanningProblem
@@ -256,9 +256,11 @@ def decision(
         microbatch_size=shape.microbatch_size,
         microbatches=shape.microbatches,
         batch_size=shape.batch_size,
-        time_per_microbatch_s=chosen.time_per_microbatch_s,
-        throughput_samples_per_s=chosen.throughput_samples_per_s,
-        bubble_fraction=shape.bubble_fraction,
+        closed_form=ClosedForm(
+            time_per_microbatch_s=chosen.time_per_microbatch_s,
+            throughput_samples_per_s=chosen.throughput_samples_per_s,
+            bubble_fraction=shape.bubble_fraction,
+        ),
         optimal_in_flight=shape.laws.in_flight(depth=shape.depth, stage=0, microbatches=shape.microbatches),
         configurations_considered=considered,
         alternatives=tuple(alternatives),
@@ -274,7 +276,7 @@ def lost(found: Candidate, stops: tuple[int, ...], chosen: Candidate) -> Alterna
         found.shape,
         slower(rate) if rate < chosen.throughput_samples_per_s else as_fast(rate),
         recompute=any(stage.recompute for stage in split),
-        throughput_samples_per_s=rate,
+        closed_form_samples_per_s=rate,
         memory_bytes=max(stage.memory_bytes for stage in split),
     )
 
@@ -302,7 +304,7 @@ def _alternative(
     reason: str,
     *,
     recompute: bool,
-    throughput_samples_per_s: float | None = None,
+    closed_form_samples_per_s: float | None = None,
     memory_bytes: int | None = None,
 ) -> Alternative:
     return Alternative(
@@ -312,7 +314,8 @@ def _alternative(
         microbatch_size=shape.microbatch_size,
         microbatches=shape.microbatches,
         recompute=recompute,
-        throughput_samples_per_s=throughput_samples_per_s,
+        throughput_samples_per_s=None,
         memory_bytes=memory_bytes,
         reason=reason,
+        closed_form_samples_per_s=closed_form_samples_per_s,
     )

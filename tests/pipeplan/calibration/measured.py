@@ -5,7 +5,7 @@ from dataclasses import replace
 from pipeplan.calibration.observed import costs_of
 from pipeplan.calibration.samples import MeasuredRun
 from pipeplan.documents.cluster import Cluster, Level
-from pipeplan.documents.plan import Plan, Stage
+from pipeplan.documents.plan import ClosedForm, Plan, Stage
 from pipeplan.documents.profile import Overheads, Profile
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import PlanningProblem
@@ -47,9 +47,7 @@ def plan_for(schedule: str, stops: tuple[int, ...], replicas: int, *, recompute:
         microbatch_size=1,
         microbatches=microbatches,
         batch_size=microbatches * replicas,
-        time_per_microbatch_s=1.0,
-        throughput_samples_per_s=1.0,
-        bubble_fraction=0.0,
+        closed_form=ClosedForm(time_per_microbatch_s=1.0, throughput_samples_per_s=1.0, bubble_fraction=0.0),
         optimal_in_flight=len(stages),
         configurations_considered=1,
     )

@@ -278,5 +278,5 @@ def test_a_graph_is_imported_as_a_chain_and_solved_between_branches(tmp_path: Pa
             "solve", "--profile", output, "--cluster", cluster, "--planner", "pipedream", "--batch-size", "32", "--json"
         )
         assert solved.status == 0
-        times[cuts] = solved.document["time_per_microbatch_s"]
+        times[cuts] = solved.document["closed_form"]["time_per_microbatch_s"]
     assert times["any"] < times["single-tensor"]

@@ -54,8 +54,29 @@ def test_without_json_tables_and_a_picture_are_shown(tmp_path: Path) -> None:
         "--planner", "pipedream-2bw", "--schedule", "1f1b", "--no-recompute", "--batch-size", "8",
     )  # fmt: skip
     assert ended.status == 0
-    for text in ("samples/s", "Stage", "simulated over 4 batches", "slower:", "stage 0  F1"):
+    for text in ("samples/s", "Stage", "closed form: ", "played over 4 batches", "slower:", "stage 0  F1"):
         assert text in ended.out
+
+
+def test_the_price_is_the_played_one_and_the_closed_forms_figures_stand_beside_it(tmp_path: Path) -> None:
+    asked = ("--planner", "pipedream-2bw", "--schedule", "1f1b", "--no-recompute", "--batch-size", "8")
+    document = solve(tmp_path, *asked, "--json").document
+    simulated, form = document["simulated"], document["closed_form"]
+    assert form.keys() == {"cost_model", "time_per_microbatch_s", "throughput_samples_per_s", "bubble_fraction"}
+    assert form["cost_model"] == document["cost_model"]
+    for name in ("throughput_samples_per_s", "bubble_fraction"):
+        assert document[name] == simulated[name]
+    seconds = form["time_per_microbatch_s"] * form["throughput_samples_per_s"] / simulated["throughput_samples_per_s"]
+    assert document["time_per_microbatch_s"] == seconds
+    assert simulated["throughput_samples_per_s"] != form["throughput_samples_per_s"]
+
+    played, closed_form = (f"{of['throughput_samples_per_s']:,.4g} samples/s, bubble " for of in (simulated, form))
+    line = solve(tmp_path, *asked).out.splitlines()[1]
+    assert line.startswith(played)
+    assert f"; closed form: {closed_form}" in line
+    for other in document["alternatives"]:
+        assert other["throughput_samples_per_s"] is None
+    assert any(other["closed_form_samples_per_s"] for other in document["alternatives"])
 
 
 def test_times_too_short_to_divide_by_are_refused(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def test_four_cells_pay_for_filling_and_recomputing() -> None:
     # F + B + recomputed F = 4 s a cell; m = 8 microbatches on K = 4 cells: 4 s * (8 + 4 - 1) / 8.
     plan = answer_for([Cell()] * 4, 4, batch_size=8)
     assert isinstance(plan, Plan)
-    assert plan.time_per_microbatch_s == 5.5
-    assert plan.bubble_fraction == 3 / 11
+    assert plan.closed_form.time_per_microbatch_s == 5.5
+    assert plan.closed_form.bubble_fraction == 3 / 11
     assert plan.recompute
     assert plan.schedule == "gpipe"
 

@@ -72,7 +72,7 @@ def test_pipedream_on_single_tensors_is_pipedream_on_the_chain() -> None:
     plan = solve("pipedream", problem_of(model, Options(cuts="single-tensor", microbatch_size=1)))
     on_chain = solve("pipedream", problem_of(chain_of(model), Options(microbatch_size=1)))
     assert isinstance(plan, Plan) and isinstance(on_chain, Plan)
-    assert plan.time_per_microbatch_s == on_chain.time_per_microbatch_s
+    assert plan.closed_form.time_per_microbatch_s == on_chain.closed_form.time_per_microbatch_s
     assert plan.costs == on_chain.costs
 
 
@@ -104,7 +104,7 @@ def test_stages_are_named_by_places_in_the_order() -> None:
     plan = solve("pipedream", replace(problem_of(graph(cells, ((0, 2), (1, 3), (2, 3)))), batch_size=1))
     assert isinstance(plan, Plan) and plan.order is not None
     assert [(s.start, s.stop) for s in plan.stages] == [(0, 2), (2, 4)]
-    assert plan.time_per_microbatch_s == 8.0
+    assert plan.closed_form.time_per_microbatch_s == 8.0
 
 
 @pytest.mark.parametrize(

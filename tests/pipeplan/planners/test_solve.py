@@ -142,9 +142,9 @@ def test_asp_is_planned_with_room_for_all_gradients_and_the_link_that_they_share
     assert plan.width == 4
     assert plan.stages[0].memory is not None
     assert plan.stages[0].memory.gradients == 4 * plan.stages[0].memory.weights
-    assert plan.time_per_microbatch_s == pytest.approx(max(12.0, 4 * 16 / bandwidth / 4))
+    assert plan.closed_form.time_per_microbatch_s == pytest.approx(max(12.0, 4 * 16 / bandwidth / 4))
     assert plan.simulated is not None
-    assert plan.simulated.throughput_samples_per_s == pytest.approx(plan.throughput_samples_per_s, rel=1e-6)
+    assert plan.simulated.throughput_samples_per_s == pytest.approx(plan.closed_form.throughput_samples_per_s, rel=1e-6)
 
 
 @pytest.mark.parametrize(

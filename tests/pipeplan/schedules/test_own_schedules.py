@@ -82,7 +82,7 @@ def test_it_is_planned_for_and_its_long_runs_are_what_it_generates(waves: Schedu
     assert isinstance(plan, Plan) and plan.schedule == "waves" and plan.simulated is not None
     flushed = solve("pipedream-2bw", replace(problem, options=replace(options, schedule="1f1b")))
     assert isinstance(flushed, Plan) and flushed.simulated is not None
-    assert plan.throughput_samples_per_s == flushed.throughput_samples_per_s
+    assert plan.closed_form.throughput_samples_per_s == flushed.closed_form.throughput_samples_per_s
     assert plan.simulated.throughput_samples_per_s < flushed.simulated.throughput_samples_per_s
     long = [list(stream.instructions) for stream in long_program_of(plan, batches=20).streams]
     assert long == [list(stream.instructions) for stream in program_of(plan, batches=20).streams]

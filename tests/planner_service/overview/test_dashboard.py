@@ -19,6 +19,7 @@ from planner_service.plans import service as plans
 from planner_service.plans.drawings import LABEL_WIDTH, WIDTH, draw, last_batches
 from planner_service.platform.axes import round_values
 from planner_service.platform.context import Context
+from tests.planner_service.answers import halve_unplayed
 from tests.planner_service.examples import ANY_WORK, PROFILE_TASK, request_document, run_result, run_task, store_plan
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
@@ -65,6 +66,28 @@ def test_a_plans_page_shows_stages_prediction_schedule_and_alternatives(http: Te
     page = _page(http, f"/plans/{store_plan(context)}")
     for text in ("60 samples/s", "24 MiB", "30 ms", "slower: 50 samples/s", "<svg", "F1 &gt;F1:1", "Not run yet"):
         assert text in page
+
+
+def test_a_plans_page_names_its_price_and_the_closed_forms(http: TestClient, context: Context) -> None:
+    page = _page(http, f"/plans/{store_plan(context)}")
+    for fact in (
+        "<dt>Throughput</dt><dd>60 samples/s<small>played over 4 batches</small>",
+        "<dt>Throughput in closed form</dt><dd>80 samples/s<small>test</small>",
+        "<dt>Bubble</dt><dd>10.0 %<small>in closed form 5.0 %</small>",
+        "<dt>Time a microbatch</dt><dd>33.3 ms<small>in closed form 25 ms</small>",
+        "50 samples/s in closed form",
+    ):
+        assert fact in page
+
+
+def test_the_page_of_a_plan_that_was_not_played_shows_no_price(http: TestClient, context: Context) -> None:
+    page = _page(http, f"/plans/{store_plan(replace(context, solve=halve_unplayed))}")
+    for fact in (
+        "<dt>Throughput</dt><dd>closed form only<small>the streams are too long to be played</small>",
+        "<dt>Throughput in closed form</dt><dd>80 samples/s<small>test</small>",
+        "<dt>Bubble</dt><dd>–<small>in closed form 5.0 %</small>",
+    ):
+        assert fact in page
 
 
 def test_a_runs_page_shows_predicted_and_measured_side_by_side(http: TestClient, context: Context) -> None:

@@ -15,7 +15,7 @@ from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from planner_service.plans import service as plans
 from planner_service.plans.comparisons import comparison
 from planner_service.platform.context import Context
-from tests.planner_service.answers import halve
+from tests.planner_service.answers import halve, halve_unplayed
 from tests.planner_service.examples import store_plan
 
 
@@ -40,6 +40,46 @@ def test_the_factors_of_a_speed_multiply_to_the_ratio() -> None:
     recomputing = {factor.name: factor for factor in compared.speeds[2].because}
     assert recomputing["compute"].ratio < 1
     assert "2 stages recompute against 0" in recomputing["compute"].text
+
+
+def test_a_plan_that_was_not_played_is_compared_by_the_closed_forms_of_both_and_is_not_the_fastest() -> None:
+    two, four = _solved(2), _solved(4)
+    assert two.simulated is not None
+    unplayed = replace(four, simulated=None)
+    compared = comparison([("two", two), ("four", unplayed)])
+    facts, speed = compared.plans[1], compared.speeds[1]
+    assert (facts.throughput_samples_per_s, facts.bubble_fraction) == (None, None)
+    form = two.closed_form.throughput_samples_per_s
+    assert (facts.closed_form_samples_per_s, compared.plans[0].closed_form_samples_per_s) == (
+        four.closed_form.throughput_samples_per_s,
+        form,
+    )
+    assert (speed.price, speed.ratio) == ("closed form", facts.closed_form_samples_per_s / form)
+    assert facts.closed_form_samples_per_s > form
+    assert prod(factor.ratio for factor in speed.because) == pytest.approx(speed.ratio)
+    assert compared.fastest == "two"
+    assert comparison([("two", replace(two, simulated=None)), ("four", unplayed)]).fastest == "four"
+
+
+def test_played_plans_are_compared_by_what_was_played_however_the_closed_forms_compare() -> None:
+    two = _solved(2)
+    assert two.simulated is not None
+    doubled = replace(two.simulated, throughput_samples_per_s=2 * two.simulated.throughput_samples_per_s)
+    halved = replace(two.closed_form, throughput_samples_per_s=two.closed_form.throughput_samples_per_s / 2)
+    compared = comparison([("one", two), ("other", replace(two, simulated=doubled, closed_form=halved))])
+    assert compared.speeds[1].price == "played"
+    assert compared.speeds[1].ratio == pytest.approx(2.0)
+    assert compared.fastest == "other"
+    named = {difference.field for difference in compared.differences}
+    assert named == {"throughput_samples_per_s", "closed_form_samples_per_s", "busy_fraction"}
+
+
+def test_the_page_of_a_comparison_names_both_figures(http: TestClient, context: Context) -> None:
+    first, second = store_plan(context), store_plan(replace(context, solve=halve_unplayed), batch_size=32)
+    page = http.get("/compare", params={"plan": [first, second]}).text
+    for text in ("Throughput", "60 samples/s", "closed form only", "Throughput in closed form", "80 samples/s"):
+        assert text in page
+    assert "is, in closed form, " in page and "when both are played" not in page
 
 
 def test_what_differs_is_named_with_every_plans_value(http: TestClient, context: Context) -> None:

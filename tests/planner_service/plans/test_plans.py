@@ -84,7 +84,8 @@ def test_a_prediction_that_is_no_finite_number_is_refused_and_stores_nothing(con
     store_plan(context, batch_size=2)
 
     def boundless(planner: str, problem: PlanningProblem) -> Answer:
-        return replace(_halved(planner, problem), throughput_samples_per_s=float("inf"))
+        plan = _halved(planner, problem)
+        return replace(plan, closed_form=replace(plan.closed_form, throughput_samples_per_s=float("inf")))
 
     with pytest.raises(InvalidInputError, match=r"profile_id: .*finite"):
         plans.create(replace(context, solve=boundless), PLAN_REQUEST)

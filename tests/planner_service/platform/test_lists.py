@@ -2,20 +2,24 @@
 
 import base64
 import json
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event
 
+from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import PlanningProblem
 from pipeplan.protocol.plans import PlanQuery
 from planner_service.plans import service as plans
 from planner_service.plans import store as stored_plans
 from planner_service.platform import listing
 from planner_service.platform.context import Context
 from planner_service.platform.migrations import downgrade, upgrade
+from tests.planner_service.answers import halve
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import profile_document, store_plan
 
@@ -61,6 +65,80 @@ def test_every_order_is_kept_over_pages_and_turned_round_by_a_minus(
     for sort in ("throughput", "memory"):  # all the same here: what came in first is first
         assert _ids(http, limit=limit, sort=sort) == stored
         assert _ids(http, limit=limit, sort=f"-{sort}") == stored[::-1]
+
+
+PRICES = (40.0, None, 20.0, None, 60.0, 20.0)
+"""The played throughputs of six plans, by place; the closed form's are another order: 10, 20, ..., 60."""
+
+
+def priced(planner: str, problem: PlanningProblem) -> Answer:
+    """The halves with the price of their place, which the batch size says."""
+    plan = halve(planner, problem)
+    assert isinstance(plan, Plan) and plan.simulated is not None
+    place = problem.batch_size // 4 - 1
+    form, price = replace(plan.closed_form, throughput_samples_per_s=10.0 * (place + 1)), PRICES[place]
+    simulated = None if price is None else replace(plan.simulated, throughput_samples_per_s=price)
+    return replace(plan, closed_form=form, simulated=simulated)
+
+
+@pytest.fixture
+def prices(context: Context, clock: Clock) -> list[str]:
+    """Six plans' ids, oldest first, with the prices of `PRICES`."""
+    ids = []
+    for place in range(len(PRICES)):
+        planner = ("pipedream-2bw", "gpipe")[place % 2]
+        ids.append(store_plan(replace(context, solve=priced), batch_size=4 * (place + 1), planner=planner))
+        clock.advance(60)
+    return ids
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 200])
+@pytest.mark.parametrize(
+    ("parameters", "places"),
+    [
+        ({"sort": "throughput"}, [2, 5, 0, 4, 1, 3]),
+        ({"sort": "-throughput"}, [4, 0, 5, 2, 3, 1]),
+        ({"sort": "-throughput", "planner": "gpipe"}, [5, 3, 1]),
+        ({"sort": "throughput", "planner": "gpipe"}, [5, 1, 3]),
+        ({"sort": "throughput", "devices": 2}, [2, 5, 0, 4, 1, 3]),
+        ({"sort": "-throughput", "devices": 2, "estimated": "false"}, [4, 0, 5, 2, 3, 1]),
+        ({"sort": "throughput", "min_throughput": 30}, [0, 4]),
+        ({"sort": "-throughput", "min_throughput": 30, "devices": 2}, [4, 0]),
+        ({"min_throughput": 15}, [5, 4, 2, 0]),
+        ({"min_throughput": 0}, [5, 4, 2, 0]),
+        ({"sort": "memory"}, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_plans_go_by_the_played_price_and_those_without_one_come_last_both_ways(
+    http: TestClient, prices: list[str], parameters: dict[str, Any], places: list[int], limit: int
+) -> None:
+    assert _ids(http, limit=limit, **parameters) == [prices[place] for place in places]
+
+
+@pytest.mark.parametrize("sort", ["throughput", "-throughput"])
+def test_plans_without_a_price_are_looked_for_a_few_rows_at_a_time_too(
+    http: TestClient, prices: list[str], sort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _ids(http, sort=sort, devices=2)
+    monkeypatch.setattr(listing, "MAX_SCANNED", 2)
+    assert _ids(http, sort=sort, devices=2, limit=3) == expected
+    assert _ids(http, sort=sort, devices=3) == []
+
+
+def test_a_summary_has_both_figures_and_no_price_where_nothing_was_played(http: TestClient, prices: list[str]) -> None:
+    items = http.get("/v1/plans", params={"sort": "created_at"}).json()["items"]
+    assert [item["throughput_samples_per_s"] for item in items] == list(PRICES)
+    assert [item["bubble_fraction"] for item in items] == [None if price is None else 0.1 for price in PRICES]
+    assert [item["closed_form_samples_per_s"] for item in items] == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+    assert {item["closed_form_bubble_fraction"] for item in items} == {0.05}
+
+
+def test_the_pages_of_lists_name_both_figures(http: TestClient, prices: list[str]) -> None:
+    page = http.get("/plans", params={"sort": "-throughput"}).text
+    assert "Throughput ↓</a>" in page and ">Closed form</th>" in page
+    assert page.count("closed form only") == PRICES.count(None)
+    order = [page.index(f'href="/plans/{prices[place]}"') for place in (4, 0, 5, 2, 3, 1)]
+    assert order == sorted(order)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +232,8 @@ def test_a_cursor_goes_on_in_its_own_list_only(http: TestClient, stored: list[st
         ["-throughput", 1.0, True, ""],
         ["-throughput", 1.0, 2**63, ""],
         ["-memory", 2**70, 1, ""],
+        ["-memory", None, 1, ""],
+        ["-created_at", None, 1, ""],
         ["id", "0", 1, ""],
         [None, 1.0, 1, ""],
         {},
@@ -177,23 +257,10 @@ def test_a_page_looks_at_so_many_rows_and_its_cursor_goes_on_behind_them(
     assert _ids(http, devices=3) == []
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        PlanQuery(),
-        PlanQuery(sort="-throughput"),
-        PlanQuery(sort="memory"),
-        PlanQuery(sort="-throughput", planner="gpipe"),
-        PlanQuery(sort="-throughput", min_throughput=1.0),
-        PlanQuery(schedule="1f1b", estimated=False),
-    ],
-)
-def test_pages_are_read_off_an_index_without_sorting(context: Context, stored: list[str], query: PlanQuery) -> None:
-    """SQLite tells how it goes about it; on PostgreSQL so small a table is read whole, whatever the indexes."""
+def _explained(context: Context, query: PlanQuery) -> list[str]:
+    """How SQLite goes about the page; on PostgreSQL so small a table is read whole, whatever the indexes."""
     if not context.database.is_sqlite:
         pytest.skip("SQLite's plan of the query is looked at")
-    limit_one = query.model_copy(update={"limit": 1})
-    cursor = plans.page(context, limit_one).next_cursor
     explained: list[str] = []
 
     def explain(_connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -202,11 +269,44 @@ def test_pages_are_read_off_an_index_without_sorting(context: Context, stored: l
             explained.extend(row[3] for row in rows)
 
     event.listen(context.database.engine, "before_cursor_execute", explain)
-    plans.page(context, limit_one.model_copy(update={"cursor": cursor}))
+    plans.page(context, query)
     event.remove(context.database.engine, "before_cursor_execute", explain)
+    return explained
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        PlanQuery(),
+        PlanQuery(sort="-throughput"),
+        PlanQuery(sort="throughput"),
+        PlanQuery(sort="memory"),
+        PlanQuery(sort="-throughput", planner="gpipe"),
+        PlanQuery(sort="-throughput", min_throughput=1.0),
+        PlanQuery(schedule="1f1b", estimated=False),
+    ],
+)
+def test_pages_are_read_off_an_index_without_sorting(context: Context, stored: list[str], query: PlanQuery) -> None:
+    limit_one = query.model_copy(update={"limit": 1})
+    cursor = plans.page(context, limit_one).next_cursor
+    explained = _explained(context, limit_one.model_copy(update={"cursor": cursor}))
     searched = [step for step in explained if step.startswith("SEARCH plans")]
     assert any("INDEX ix_plans" in step for step in searched), explained
     assert not any(step.startswith("SCAN plans") and "INDEX" not in step for step in explained), explained
+
+
+@pytest.mark.parametrize("sort", ["throughput", "-throughput"])
+@pytest.mark.parametrize("planner", [None, "gpipe"])
+def test_plans_without_a_price_are_read_off_an_index_too(
+    context: Context, prices: list[str], sort: Literal["throughput", "-throughput"], planner: str | None
+) -> None:
+    """Of a page that begins after the first plan without a price nothing is sorted, in either direction."""
+    query = PlanQuery(sort=sort, planner=planner, limit=2 if planner else 5)
+    after_first = query.model_copy(update={"cursor": plans.page(context, query).next_cursor})
+    (last,) = plans.page(context, after_first).items
+    assert last.throughput_samples_per_s is None
+    explained = _explained(context, after_first)
+    assert all(step.startswith("SEARCH plans") and "INDEX ix_plans" in step for step in explained), explained
 
 
 def test_what_lists_go_by_is_filled_in_for_plans_of_before(http: TestClient, context: Context) -> None:

@@ -1,9 +1,11 @@
 """Migrations: they give exactly the declared tables, and run both ways with data in them."""
 
+import json
 import re
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,11 @@ from planner_service.jobs import service as jobs
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context
 from planner_service.platform.database import Database
+from planner_service.platform.listing import Cut
 from planner_service.platform.migrations import downgrade, head, migrations_folder, revision_of, upgrade
 from planner_service.platform.tables import metadata
 from planner_service.runs import service as runs
-from tests.planner_service.answers import halve
+from tests.planner_service.answers import halve, halve_unplayed
 from tests.planner_service.examples import ANY_WORK, PROFILE_TASK, run_result, run_task, store_plan
 from tests.planner_service.servers import PIPEPLAN, environment
 
@@ -151,6 +154,40 @@ def test_a_file_that_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> 
 
 def test_the_migrations_are_beside_the_package_or_in_it() -> None:
     assert (migrations_folder() / "versions" / "0001_first_tables.py").is_file()
+
+
+def test_prices_are_read_off_the_documents_and_documents_keep_their_ids_both_ways(database: Database) -> None:
+    """Before 0005 the columns held the closed form's figures, and documents had them among their own."""
+    context = Context(database=database, solve=halve)
+    without = replace(context, solve=halve_unplayed)
+    ids = [store_plan(context), store_plan(without, batch_size=32)]
+    found = [plans.get(context, plan_id) for plan_id in ids]
+
+    downgrade(database, "0004")
+    columns = text("SELECT id, content, throughput_samples_per_s, bubble_fraction FROM plans ORDER BY sequence")
+    with database.read() as connection:
+        earlier = connection.execute(columns).all()
+    assert [tuple(row)[2:] for row in earlier] == [(80.0, 0.05), (80.0, 0.05)]
+    for row in earlier:
+        document = json.loads(row.content)
+        assert "closed_form" not in document
+        assert (document["id"], document["throughput_samples_per_s"]) == (row.id, 80.0)
+        assert (document["time_per_microbatch_s"], document["bubble_fraction"]) == (0.025, 0.05)
+        (other,) = document["alternatives"]
+        assert other["throughput_samples_per_s"] == 50.0 and "closed_form_samples_per_s" not in other
+
+    upgrade(database)
+    with database.read() as connection:
+        today = connection.execute(columns).all()
+    assert [(row.id, row.content) for row in today] == [(row.id, row.content) for row in earlier]
+    assert [tuple(row)[2:] for row in today] == [(60.0, 0.1), (None, None)]
+    assert [plans.get(context, plan_id) for plan_id in ids] == found
+    for plan_id in ids:
+        summary = plans.summary(context, plan_id)
+        assert (summary.closed_form_samples_per_s, summary.closed_form_bubble_fraction) == (80.0, 0.05)
+    assert [store_plan(context), store_plan(without, batch_size=32)] == ids
+    assert len(plans.newest(context, Cut()).items) == 2
+    database.close()
 
 
 def test_runs_keep_their_timelines_and_losses_on_the_way_down_and_up(database: Database) -> None:

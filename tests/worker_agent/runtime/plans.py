@@ -2,7 +2,7 @@
 
 from math import lcm
 
-from pipeplan.documents.plan import Plan, Stage
+from pipeplan.documents.plan import ClosedForm, Plan, Stage
 from pipeplan.documents.profile import Model
 from pipeplan.documents.stage_costs import unit_costs
 from pipeplan.programs.program import pipelines_in_a_row
@@ -51,9 +51,7 @@ def make_plan(
         optimizer=optimizer,
         master_weights=master_weights,
         memory_accounting="training",
-        time_per_microbatch_s=1.0,
-        throughput_samples_per_s=1.0,
-        bubble_fraction=0.0,
+        closed_form=ClosedForm(time_per_microbatch_s=1.0, throughput_samples_per_s=1.0, bubble_fraction=0.0),
         optimal_in_flight=depth,
         configurations_considered=1,
         split_backward=split_backward,

@@ -45,7 +45,7 @@ def split(whole: Profile) -> Profile:
 
 
 def rate(plan: Plan) -> float:
-    return plan.simulated.throughput_samples_per_s if plan.simulated else plan.throughput_samples_per_s
+    return plan.simulated.throughput_samples_per_s if plan.simulated else plan.closed_form.throughput_samples_per_s
 
 
 def transformer(*, memory_bytes: int = 3_000, latency_s: float = 0.01, blocks: int = 8) -> PlanningProblem:

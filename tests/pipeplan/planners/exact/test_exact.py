@@ -83,7 +83,9 @@ def _same_optimum(problem: PlanningProblem, recurrence: str, asked: PlanningProb
     theirs, ours = solve(recurrence, problem), exact(asked or problem)
     assert isinstance(ours, Plan) == isinstance(theirs, Plan)
     if isinstance(ours, Plan) and isinstance(theirs, Plan):
-        assert ours.throughput_samples_per_s == pytest.approx(theirs.throughput_samples_per_s, rel=1e-6)
+        assert ours.closed_form.throughput_samples_per_s == pytest.approx(
+            theirs.closed_form.throughput_samples_per_s, rel=1e-6
+        )
         assert ours.certificate is not None
         assert ours.certificate.gap <= 1e-6
         assert all(stage.memory_bytes <= problem.cluster.device.usable_bytes for stage in ours.stages)
@@ -177,7 +179,7 @@ def test_when_time_is_up_the_best_plan_comes_with_its_gap() -> None:
     assert plan.certificate.gap > 1e-6
     recurrence = solve("pipedream", replace(problem, options=Options(schedule="pipedream")))
     assert isinstance(recurrence, Plan)
-    assert plan.throughput_samples_per_s >= recurrence.throughput_samples_per_s * (1 - 1e-6)
+    assert plan.closed_form.throughput_samples_per_s >= recurrence.closed_form.throughput_samples_per_s * (1 - 1e-6)
 
 
 def test_time_that_is_up_before_there_is_an_answer_is_not_called_infeasible() -> None:
@@ -213,7 +215,7 @@ def test_who_watches_sees_the_best_and_the_bound_come_together() -> None:
     )
     assert isinstance(plan, Plan)
     assert seen[-1].open_shapes == 0
-    assert seen[-1].best_s == pytest.approx(1 / plan.throughput_samples_per_s)
+    assert seen[-1].best_s == pytest.approx(1 / plan.closed_form.throughput_samples_per_s)
     assert seen[-1].bound_s == pytest.approx(seen[-1].best_s, rel=1e-6)
     bests = [progress.best_s for progress in seen if progress.best_s is not None]
     assert bests == sorted(bests, reverse=True)
@@ -250,10 +252,10 @@ def test_blocks_that_take_no_time_are_planned_around() -> None:
             profile=profile(blocks), cluster=cluster((2, 1.0)), batch_size=8, options=Options(schedule="pipedream")
         )
     )
-    assert plan.throughput_samples_per_s == pytest.approx(2 / 3.0)
+    assert plan.closed_form.throughput_samples_per_s == pytest.approx(2 / 3.0)
 
 
 def test_one_block_on_one_device_is_a_plan() -> None:
     plan = plan_of(PlanningProblem(profile=profile([Cell()]), cluster=cluster((1, 1.0)), batch_size=1))
     assert (plan.depth, plan.width) == (1, 1)
-    assert plan.throughput_samples_per_s == pytest.approx(1 / 3.0)
+    assert plan.closed_form.throughput_samples_per_s == pytest.approx(1 / 3.0)

@@ -85,7 +85,7 @@ def test_pipedream_replicates_the_type_that_needs_it() -> None:
     options = Options(schedule="pipedream", microbatch_size=1)
     plan = plan_of(mixed_problem([Cell()] * 4, [FAST, replace(SLOW, count=2)], options=options, batch_size=1))
     assert {stage.device: stage.replicas for stage in plan.stages} == {"fast": 1, "slow": 2}
-    assert plan.throughput_samples_per_s == pytest.approx(1 / 6.0)
+    assert plan.closed_form.throughput_samples_per_s == pytest.approx(1 / 6.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,7 +119,7 @@ def test_it_finds_what_trying_every_stage_on_every_type_finds(
         assert best_s is None
         return
     assert best_s is not None
-    assert 1 / answer.throughput_samples_per_s == pytest.approx(best_s, rel=1e-6)
+    assert 1 / answer.closed_form.throughput_samples_per_s == pytest.approx(best_s, rel=1e-6)
 
 
 def every_sample_s(problem: PlanningProblem, schedule: str) -> list[float]:
@@ -270,4 +270,4 @@ def test_planners_of_equal_devices_name_the_one_that_is_for_unequal_ones(planner
 
 def test_groups_of_one_type_are_a_cluster_like_any_other() -> None:
     problem = mixed_problem([Cell()] * 4, [Gpu(name="fast"), Gpu(name="fast")], options=Options(schedule="1f1b"))
-    assert plan_of(problem).throughput_samples_per_s == pytest.approx(2 / 12.0)
+    assert plan_of(problem).closed_form.throughput_samples_per_s == pytest.approx(2 / 12.0)

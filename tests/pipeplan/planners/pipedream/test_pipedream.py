@@ -51,7 +51,7 @@ def test_the_larger_of_compute_and_synchronisation_counts_not_their_sum() -> Non
     # Two machines, one block: T = 3 s, W = 4 (2 - 1)/2 * 3 bytes at 1 byte/s = 6 s, so max(3, 6) / 2.
     plan = plan_of([Cell(weight_bytes=3)], cluster((2, 1.0)), Options(synchronisation="parameter-server"))
     assert isinstance(plan, Plan)
-    assert plan.time_per_microbatch_s == 3.0
+    assert plan.closed_form.time_per_microbatch_s == 3.0
     assert plan.cost_model == "pipedream-2018-3.2/parameter-server"
 
 
@@ -60,7 +60,7 @@ def test_the_exchange_is_the_all_reduce_that_is_played_unless_asked_otherwise(as
     """It moves half of what a parameter server does: W = 2 (2 - 1)/2 * 8 bytes at 1 byte/s = 8 s, so max(3, 8) / 2."""
     plan = plan_of([Cell(weight_bytes=8)], cluster((2, 1.0)), Options(synchronisation=asked))
     assert isinstance(plan, Plan)
-    assert plan.time_per_microbatch_s == 4.0
+    assert plan.closed_form.time_per_microbatch_s == 4.0
     assert plan.costs[0].reduce_s == 8.0
     assert plan.cost_model == "pipedream-2018-3.2/all-reduce"
 
@@ -94,9 +94,9 @@ def test_the_streams_reach_the_rate_of_the_closed_form_when_nothing_is_sent() ->
     straight = next(a for a in plan.alternatives if a.depth == 4) if isinstance(plan, Plan) else None
     assert isinstance(plan, Plan)
     assert plan.simulated is not None
-    assert plan.simulated.throughput_samples_per_s == pytest.approx(plan.throughput_samples_per_s, rel=0.05)
+    assert plan.simulated.throughput_samples_per_s == pytest.approx(plan.closed_form.throughput_samples_per_s, rel=0.05)
     assert straight is not None
-    assert straight.throughput_samples_per_s == pytest.approx(1 / 3.0)
+    assert straight.closed_form_samples_per_s == pytest.approx(1 / 3.0)
 
 
 def test_several_measured_sizes_ask_for_the_minibatch() -> None:
@@ -156,15 +156,15 @@ def test_release_gives_what_the_authors_program_prints(case: dict[str, Any]) -> 
         PlanningProblem(profile=published(case["profile"]), cluster=machines, batch_size=1, options=options),
     )
     assert isinstance(plan, Plan)
-    assert plan.time_per_microbatch_s == pytest.approx(case["slowest_stage_s"], rel=1e-9)
-    assert max(stage.time_s for stage in plan.stages) <= plan.time_per_microbatch_s * (1 + 1e-9)
+    assert plan.closed_form.time_per_microbatch_s == pytest.approx(case["slowest_stage_s"], rel=1e-9)
+    assert max(stage.time_s for stage in plan.stages) <= plan.closed_form.time_per_microbatch_s * (1 + 1e-9)
 
 
 def test_release_adds_compute_and_exchange_where_the_paper_takes_the_larger() -> None:
     # Two machines, one block: compute 3 s, exchange 4 * 1/2 * 3 bytes / (1 byte/s) = 6 s: (3 + 6) / 2, not 6 / 2.
     plan = plan_of([Cell(weight_bytes=3)], cluster((2, 1.0)), Options(semantics="release"))
     assert isinstance(plan, Plan)
-    assert plan.time_per_microbatch_s == 4.5
+    assert plan.closed_form.time_per_microbatch_s == 4.5
     assert plan.stages[0].time_s == 4.5
 
 
@@ -173,8 +173,8 @@ def test_release_counts_a_boundary_only_if_it_is_compressed() -> None:
     without = plan_of(blocks, machines, Options(semantics="release"))
     compressed = plan_of(blocks, machines, Options(semantics="release", compression_ratio=4.0))
     assert isinstance(without, Plan) and isinstance(compressed, Plan)
-    assert without.time_per_microbatch_s == 3.0
-    assert compressed.time_per_microbatch_s == 2 * 10 / 4
+    assert without.closed_form.time_per_microbatch_s == 3.0
+    assert compressed.closed_form.time_per_microbatch_s == 2 * 10 / 4
 
 
 def test_release_does_not_look_at_memory() -> None:
@@ -204,7 +204,7 @@ def test_fewer_machines_leave_idle_what_does_not_help() -> None:
     assert isinstance(everything, Plan) and isinstance(fewer, Plan)
     assert (everything.replicas, fewer.replicas) == ((4,), (1,))
     assert fewer.placement == (Worker(stage=0, replica=0),)
-    assert fewer.time_per_microbatch_s < everything.time_per_microbatch_s
+    assert fewer.closed_form.time_per_microbatch_s < everything.closed_form.time_per_microbatch_s
 
 
 @pytest.mark.parametrize(

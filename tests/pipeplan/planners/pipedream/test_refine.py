@@ -111,7 +111,7 @@ def test_a_planner_says_how_far_its_plan_of_a_large_graph_may_be_from_the_optimu
     plan = pipedream(problem)
     assert isinstance(plan, Plan) and plan.certificate is not None
     assert plan.certificate.method == "cut and refine"
-    assert plan.certificate.bound <= plan.certificate.value == plan.time_per_microbatch_s
+    assert plan.certificate.bound <= plan.certificate.value == plan.closed_form.time_per_microbatch_s
     assert plan.order is not None and sorted(plan.order) == list(range(len(cells)))
     place = {block: index for index, block in enumerate(plan.order)}
     stage = [next(i for i, s in enumerate(plan.stages) if s.start <= place[b] < s.stop) for b in range(len(cells))]

@@ -178,7 +178,7 @@ def test_the_search_finds_what_trying_every_configuration_finds(
         assert missing[0] == min(tried.worst_bytes for tried in every) - machines.device.memory_bytes
         return
     best = max(tried.throughput for tried in fitting)
-    assert answer.throughput_samples_per_s == pytest.approx(best, rel=1e-9)
+    assert answer.closed_form.throughput_samples_per_s == pytest.approx(best, rel=1e-9)
     as_good = {(t.schedule, t.width, t.depth, t.size) for t in fitting if t.throughput > best * (1 - 1e-9)}
     shape = (answer.schedule, answer.width, answer.depth, answer.microbatch_size)
     assert shape in as_good
@@ -191,7 +191,7 @@ def test_a_blocks_number_that_depth_does_not_divide_is_split_at_the_best_place()
     options = Options(schedule="pipedream-2bw", stages=2, recompute=False, microbatch_size=1)
     plan = answer_for([Cell()] * 3, cluster((2, 1.0)), 4, options)
     assert isinstance(plan, Plan)
-    assert plan.time_per_microbatch_s == 6.0
+    assert plan.closed_form.time_per_microbatch_s == 6.0
     assert [(s.start, s.stop) for s in plan.stages] == [(0, 1), (1, 3)]
 
 
@@ -199,7 +199,7 @@ def test_widths_are_compared_on_the_whole_jobs_rate() -> None:
     """Erratum: b / t is one pipeline's. Four replicas without communication do four times as much."""
     plan = answer_for([Cell()], cluster((4, 1.0)), 8, Options(microbatch_size=1))
     assert isinstance(plan, Plan)
-    assert (plan.width, plan.throughput_samples_per_s) == (4, 4 / 3.0)
+    assert (plan.width, plan.closed_form.throughput_samples_per_s) == (4, 4 / 3.0)
 
 
 def test_a_width_that_fills_a_server_exchanges_gradients_inside_it() -> None:
@@ -285,7 +285,9 @@ def test_the_streams_of_equal_stages_reach_the_closed_forms_rate(schedule: str, 
     assert plan.simulated is not None
     # Without a flush the first and the last microbatches differ; GPipe may recompute before the gradient arrives.
     tolerance = 0.05 if schedule == "pipedream-2bw" or recompute else 1e-9
-    assert plan.simulated.throughput_samples_per_s == pytest.approx(plan.throughput_samples_per_s, rel=tolerance)
+    assert plan.simulated.throughput_samples_per_s == pytest.approx(
+        plan.closed_form.throughput_samples_per_s, rel=tolerance
+    )
     assert max(plan.simulated.peak_memory_bytes) <= max(stage.memory_bytes for stage in plan.stages)
 
 
@@ -295,6 +297,6 @@ def test_sixty_four_devices_and_a_hundred_blocks_are_searched() -> None:
     assert isinstance(plan, Plan)
     assert plan.configurations_considered > 1000
     assert len(plan.alternatives) <= 50
-    rates = [a.throughput_samples_per_s for a in plan.alternatives if a.throughput_samples_per_s is not None]
+    rates = [a.closed_form_samples_per_s for a in plan.alternatives if a.closed_form_samples_per_s is not None]
     assert rates == sorted(rates, reverse=True)
-    assert rates[0] <= plan.throughput_samples_per_s
+    assert rates[0] <= plan.closed_form.throughput_samples_per_s

@@ -57,7 +57,7 @@ def test_a_size_between_two_measured_ones_is_planned_where_the_larger_does_not_f
     measured = measured_at({2: (1.0, 10), 8: (2.0, 41)})
     plan = plan_for(measured, cluster((1, 1.0), memory_bytes=40), 24)
     assert (plan.microbatch_size, plan.interpolated) == (6, True)
-    assert plan.time_per_microbatch_s == pytest.approx(5.0)
+    assert plan.closed_form.time_per_microbatch_s == pytest.approx(5.0)
     assert plan.stages[0].memory_bytes == 31
     assert plan.costs[0].forward_s == pytest.approx(5 / 3)
 
@@ -110,7 +110,7 @@ def test_a_safe_batch_is_never_slower_than_an_exact_one_nor_larger(
     safe = answer_for(measured, machines, batch_size, Options(schedule=schedule, safe_batch=True))
     if isinstance(exact, Plan):
         assert isinstance(safe, Plan)
-        assert safe.throughput_samples_per_s >= exact.throughput_samples_per_s * (1 - 1e-12)
+        assert safe.closed_form.throughput_samples_per_s >= exact.closed_form.throughput_samples_per_s * (1 - 1e-12)
     if isinstance(safe, Plan):
         assert safe.batch_size <= batch_size
         assert safe.schedule != "pipedream-2bw" or safe.microbatches >= safe.depth
@@ -134,7 +134,9 @@ def test_stages_that_recompute_one_by_one_are_never_slower_than_all_or_none(
     for uniform in (none, every):
         if isinstance(uniform, Plan):
             assert isinstance(mixed, Plan)
-            assert mixed.throughput_samples_per_s >= uniform.throughput_samples_per_s * (1 - 1e-12)
+            assert mixed.closed_form.throughput_samples_per_s >= uniform.closed_form.throughput_samples_per_s * (
+                1 - 1e-12
+            )
 
 
 def test_only_the_stages_that_hold_most_recompute() -> None:
@@ -165,7 +167,7 @@ def test_a_bert_like_chain_gains_from_mixing() -> None:
     problem = bert_like(devices=512, memory_bytes=7 * 10**9)
     mixed, uniform = solve("pipedream-2bw", problem), best_uniform(problem)
     assert isinstance(mixed, Plan)
-    assert mixed.throughput_samples_per_s > 1.1 * uniform
+    assert mixed.closed_form.throughput_samples_per_s > 1.1 * uniform
 
 
 def best_uniform(problem: PlanningProblem) -> float:
@@ -174,7 +176,7 @@ def best_uniform(problem: PlanningProblem) -> float:
         solve("pipedream-2bw", replace(problem, options=replace(problem.options, recompute=recompute)))
         for recompute in (False, True)
     ]
-    return max((a.throughput_samples_per_s for a in answers if isinstance(a, Plan)), default=0.0)
+    return max((a.closed_form.throughput_samples_per_s for a in answers if isinstance(a, Plan)), default=0.0)
 
 
 def test_the_certificate_accounts_for_every_configuration() -> None:
@@ -182,7 +184,7 @@ def test_the_certificate_accounts_for_every_configuration() -> None:
     plan = plan_for(profile(blocks, sizes=(1, 2)), cluster((2, 8.0), (3, 1.0), memory_bytes=60), 12)
     certificate = plan.certificate
     assert certificate is not None
-    assert certificate.value == 1 / plan.throughput_samples_per_s
+    assert certificate.value == 1 / plan.closed_form.throughput_samples_per_s
     assert certificate.gap == 0
     considered, *others = certificate.witness
     assert considered == plan.configurations_considered == sum(others)
@@ -253,7 +255,9 @@ def test_more_memory_bandwidth_or_devices_is_never_worse(blocks: list[Cell], mem
         after = answer_for(measured, better, 12)
         if isinstance(before, Plan):
             assert isinstance(after, Plan)
-            assert after.throughput_samples_per_s >= before.throughput_samples_per_s * (1 - 1e-12)
+            assert after.closed_form.throughput_samples_per_s >= before.closed_form.throughput_samples_per_s * (
+                1 - 1e-12
+            )
 
 
 @pytest.mark.parametrize("batch_size", [1, 2**31, 2**31 - 1, 2**62])
