@@ -7,4 +7,10 @@ ASP = "data-parallel-asp"
 INTERLEAVED = "1f1b-interleaved"
 DATA_PARALLEL = frozenset(name for name in BUILT_IN if schedule_named(name).single_stage)
 STASHING = frozenset(name for name in BUILT_IN if schedule_named(name).update == "minibatch")
+V_SHAPED = frozenset(name for name in BUILT_IN if schedule_named(name).v_shaped)
 FUSED = frozenset(name for name in BUILT_IN if schedule_named(name).takes_two_bp)
+
+
+def chunks_of(schedule: str) -> int:
+    """The stages of a rank in tests that do not vary them: 2 where a rank can have several."""
+    return 2 if schedule_named(schedule).chunked else 1

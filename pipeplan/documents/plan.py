@@ -170,7 +170,8 @@ class Plan:
     - `master_weights`: gradients of 16-bit weights add up in float32, and the optimizer works on float32 copies.
     - `split_backward`: 2BP; `split_backward_half_way`: its memory-saving variant, figure 5.
     - `chunks`: the stages that a rank holds (Narayanan et al. 2021). The placement then lists stages below
-      depth / chunks alone, and the rank of stage s has the stages s, s + depth / chunks, ...
+      depth / chunks alone, and the rank of stage s has the stages s, s + depth / chunks, ..., or, in a schedule's V
+      (Qi et al. 2024), s and depth - 1 - s.
     - `interpolated`: the microbatch size was not measured; the costs lie between those of the two next to it that were.
     - `warnings`: sentences that say where the profile may not be of the cluster's devices.
     - `planner_version`: the planner with another version may answer the same request with another plan.

@@ -101,6 +101,9 @@ def require_grid(source: ExportSource, target: str) -> int:
     if width is None:
         rule = f"cannot be {target}: it has one number of replicas for all stages, and this plan's differ"
         raise InvalidInputError("format", rule, ", ".join(map(str, source.plan.replicas)))
+    if schedule_named(source.plan.schedule).v_shaped:
+        rule = f"cannot be {target}: its ranks would hold other stages, and this plan's hold two in a V"
+        raise InvalidInputError("format", rule, source.plan.schedule)
     if source.plan.dtype == "float64":
         raise InvalidInputError("format", f"cannot be {target}: it does not train in float64", source.plan.dtype)
     if source.plan.order not in (None, tuple(range(source.plan.stages[-1].stop))):

@@ -35,6 +35,7 @@ def check(program: Program) -> None:
     """Raises ScheduleError, naming rank and instruction, unless the program keeps these laws:
 
     - every worker computes exactly its own microbatches, each forward once and each backward once, in that order;
+    - between two stages of one rank, where nothing is sent, the rank's own order is that of the microbatch's way;
     - a microbatch's forward, recomputation and backward name one weight version; it exists when it is used, and is
       the newest one for a schedule with a flush, at most `versions_behind` older for one without;
     - with vertical sync a microbatch runs on every stage on the version that it has on the input stage;
@@ -57,6 +58,8 @@ def check(program: Program) -> None:
             raise ScheduleError(f"rank {stream.rank} ends on version {newest}, but its batches make version {last}")
         _check_exchanges(stream, first)
         _check_updates(program, stream)
+    for whole in program.streams:
+        _check_way(program.pipeline, whole)
     if not program.schedule.vertical_sync:
         return
 
@@ -124,6 +127,24 @@ def _check_microbatches(pipeline: Pipeline, stream: Stream) -> None:
     for kind, numbers in done.items():
         if numbers != expected:
             raise ScheduleError(f"rank {stream.rank} never computes the {kind} of {sorted(expected - numbers)[:4]}")
+
+
+def _check_way(pipeline: Pipeline, stream: Stream) -> None:
+    """A microbatch's work on neighbouring stages of one rank: forward on the earlier first, backward on the later."""
+    stages = [pipeline.stage_of(stream.stage, chunk) for chunk in range(pipeline.chunks)]
+    done: dict[str, set[tuple[int, int]]] = {"forward": set(), "backward": set()}
+    for instruction in stream.instructions:
+        match instruction:
+            case Forward(microbatch=k):
+                way, step = "forward", -1
+            case Backward(microbatch=k) | BackwardInput(microbatch=k):
+                way, step = "backward", 1
+            case _:
+                continue
+        stage = stages[instruction.chunk]
+        if stage + step in stages and (k, stage + step) not in done[way]:
+            raise _broken(stream, instruction, f"{way} before that of stage {stage + step} on the same rank")
+        done[way].add((k, stage))
 
 
 def _check_versions(program: Program, stream: Stream, newest: int) -> int:

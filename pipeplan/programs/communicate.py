@@ -51,11 +51,12 @@ def communicate(
     """A worker's stream with its sends and receives, and its exchanges among replicas.
 
     Receives stand right before the compute that needs them, sends right after the compute that makes them. The peer of
-    a microbatch is the replica of the neighbouring stage that computes it, in both directions. A version is made from
-    the gradients of all replicas, or, `in_turn`, from those of one replica after the other.
+    a microbatch is the replica of the neighbouring stage that computes it, in both directions. Between two stages of
+    one rank nothing is sent: the tensors are there. A version is made from the gradients of all replicas, or,
+    `in_turn`, from those of one replica after the other.
     """
     stages = [pipeline.stage_of(worker.stage, chunk) for chunk in range(pipeline.chunks)]
-    neighbours = [(_ranks(pipeline, stage - 1, ranks), _ranks(pipeline, stage + 1, ranks)) for stage in stages]
+    neighbours = [[_ranks(pipeline, worker, stage + step, ranks) for step in (-1, 1)] for stage in stages]
     replicas = pipeline.replicas[worker.stage]
     chunk, (before, after), several = 0, neighbours[0], pipeline.chunks > 1
     for instruction in instructions:
@@ -122,8 +123,12 @@ def exchange_among_stages(program: Program, wanted: AmongStages) -> Program:
     return replace(program, streams=tuple(streams))
 
 
-def _ranks(pipeline: Pipeline, stage: int, ranks: Mapping[Worker, int]) -> Sequence[int]:
-    """The workers of a neighbouring stage by replica, which take its microbatches in turn; none beyond the ends."""
-    if not 0 <= stage < pipeline.depth:
+def _ranks(pipeline: Pipeline, worker: Worker, stage: int, ranks: Mapping[Worker, int]) -> Sequence[int]:
+    """The workers of a neighbouring stage by replica, which take its microbatches in turn.
+
+    None where the worker has that stage itself, and beyond the ends.
+    """
+    first_stage, _ = pipeline.place_of(stage)
+    if not 0 <= stage < pipeline.depth or first_stage == worker.stage:
         return ()
-    return [ranks[Worker(stage=stage % pipeline.span, replica=replica)] for replica in range(pipeline.replicas[stage])]
+    return [ranks[Worker(stage=first_stage, replica=replica)] for replica in range(pipeline.replicas[stage])]

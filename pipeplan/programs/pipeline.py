@@ -17,6 +17,8 @@ class Pipeline:
 
     With `chunks` above 1 a rank holds several stages (Narayanan et al. 2021, virtual pipeline stages): the worker of
     stage s < `span` has the stages s, s + span, s + 2 span, ... as its chunks 0, 1, 2, ..., and stands for all of them.
+    Where the pipeline is `v_shaped` (Qi et al. 2024), it has the stages s and depth - 1 - s: the last rank has two
+    stages in a row, and the first rank has the first stage and the last.
     """
 
     replicas: tuple[int, ...]
@@ -25,6 +27,7 @@ class Pipeline:
     first_batch: int = 0
     recompute: tuple[bool, ...] = ()
     chunks: int = 1
+    v_shaped: bool = False
 
     def __post_init__(self) -> None:
         require(len(self.replicas) > 0, "stages", "must be at least 1", len(self.replicas))
@@ -37,6 +40,7 @@ class Pipeline:
         require(len(self.recompute) in (0, self.depth), "recompute", rule, self.recompute)
         require_count("chunks", self.chunks)
         require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
+        require(not self.v_shaped or self.chunks == 2, "chunks", "must be 2 in a V", self.chunks)
 
     @property
     def depth(self) -> int:
@@ -45,12 +49,21 @@ class Pipeline:
 
     @property
     def span(self) -> int:
-        """From a chunk of a rank to its next, in stages: the ranks of one whole pipeline."""
+        """The ranks of one whole pipeline."""
         return self.depth // self.chunks
 
     def stage_of(self, first_stage: int, chunk: int) -> int:
         """The stage that is this chunk of the rank whose chunk 0 is `first_stage`."""
+        if self.v_shaped and chunk == 1:
+            return self.depth - 1 - first_stage
         return first_stage + chunk * self.span
+
+    def place_of(self, stage: int) -> tuple[int, int]:
+        """Of the rank that has this stage the stage of chunk 0, and the chunk that the stage is there."""
+        chunk = stage // self.span
+        if self.v_shaped and chunk == 1:
+            return self.depth - 1 - stage, chunk
+        return stage % self.span, chunk
 
     @property
     def batch_microbatches(self) -> int:

@@ -60,6 +60,9 @@ class Schedule(ABC):
     chunked: ClassVar[bool] = False
     """A rank may hold several stages, its chunks (Narayanan et al. 2021)."""
 
+    v_shaped: ClassVar[bool] = False
+    """Its ranks hold two chunks in a V (Qi et al. 2024): of p ranks rank r has the stages r and 2p - 1 - r."""
+
     microbatch_a_stage: ClassVar[bool] = False
     """A batch must have at least as many microbatches as there are stages."""
 

@@ -5,6 +5,7 @@ Pipeline and placement in, one stream per worker out.
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -25,6 +26,7 @@ from pipeplan.schedules.one_f_one_b import OneFOneB
 from pipeplan.schedules.pipedream import PipeDream, VerticalSync
 from pipeplan.schedules.two_bw import TwoBW
 from pipeplan.schedules.zb_h1 import ZBH1
+from pipeplan.schedules.zb_v import ZBV
 
 GROUP = "pipeplan.schedules"
 """The entry-point group of other packages' schedules: a schedule's name = its class."""
@@ -60,6 +62,7 @@ for built_in in (
     VerticalSync(),
     ZBH1(),
     Interleaved(),
+    ZBV(),
 ):
     register(built_in)
 
@@ -155,6 +158,9 @@ def build(
     require(equal or known.update == "minibatch", "replicas", rule, pipeline.replicas)
     rule = f"must be 1 for {known.name}, in which a rank has one stage"
     require(pipeline.chunks == 1 or known.chunked, "chunks", rule, pipeline.chunks)
+    rule = f"must be 2 for {known.name}, whose ranks hold two stages in a V"
+    require(pipeline.chunks == 2 or not known.v_shaped, "chunks", rule, pipeline.chunks)
+    pipeline = replace(pipeline, v_shaped=known.v_shaped)
     workers = tuple(placement) or pipelines_in_a_row(pipeline.replicas[: pipeline.span])
     ranks = {worker: rank for rank, worker in enumerate(workers)}
 

@@ -338,7 +338,7 @@ class Compiler:
             behind_a_port, share = costs.reduce_port_devices, costs.reduce_device_share
             passed: dict[_Port, float] = {}
             if behind_a_port:
-                first_stage = stage % self._program.pipeline.span
+                first_stage, _ = self._program.pipeline.place_of(stage)
                 streams = self._program.streams
                 devices = [device for s in streams if s.stage == first_stage for device in self._devices[s.rank]]
                 inside = Counter(device // behind_a_port for device in devices)

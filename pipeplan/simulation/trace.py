@@ -100,9 +100,11 @@ class _Drawn:
         self.sent: dict[tuple[int, int], Message] = {}
         received: dict[tuple[int, int], Message] = {}
         span = 1 + max(lane.stage for lane in timeline.lanes)
+        v_shaped = _is_v_shaped(timeline, span)
         for number, lane in enumerate(self.lanes):
             for index, instruction in enumerate(lane.instructions):
-                stage = lane.stage + instruction.chunk * span
+                returns = v_shaped and instruction.chunk == 1
+                stage = 2 * span - 1 - lane.stage if returns else lane.stage + instruction.chunk * span
                 match instruction:
                     case SendActivation(microbatch=k):
                         self.sent[number, index] = False, k, stage
@@ -194,3 +196,10 @@ def _flow(phase: str, process: int, track: int, number: int, at_ns: int, message
     if phase == "f":
         event["bp"] = "e"
     return event
+
+
+def _is_v_shaped(timeline: Timeline, span: int) -> bool:
+    """Whether the ranks' second stages come in a V: of the last rank's two stages the first one sends nothing on."""
+    last = [instruction for lane in timeline.lanes if lane.stage == span - 1 for instruction in lane.instructions]
+    several = any(instruction.chunk == 1 for instruction in last)
+    return several and not any(isinstance(one, SendActivation) and one.chunk == 0 for one in last)

@@ -280,6 +280,12 @@ def test_deepspeed_which_does_not_interleave_refuses_such_a_plan() -> None:
         FORMATS["deepspeed"].write(_source(_interleaved()))
 
 
+@pytest.mark.parametrize("name", ["megatron", "torchtitan", "deepspeed"])
+def test_a_plan_whose_ranks_hold_two_stages_in_a_v_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"cannot be {name}: its ranks would hold other stages.*got 'zb-v'"):
+        FORMATS[name].write(_source(replace(_interleaved(), schedule="zb-v")))
+
+
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"chrome-trace"}))
 @pytest.mark.parametrize("estimated", [True, False])
 def test_an_export_of_an_estimated_plan_says_so(name: str, estimated: bool) -> None:

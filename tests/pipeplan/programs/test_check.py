@@ -25,6 +25,7 @@ from pipeplan.programs.text import parse_stream
 from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
 from tests.pipeplan.builders import equal_thirds
+from tests.schedules import DATA_PARALLEL, INTERLEAVED, SCHEDULES, chunks_of
 
 Change = Callable[[list[Instruction], int], None]
 
@@ -52,9 +53,15 @@ def newer(stream: list[Instruction], at: int) -> None:
 
 programs = st.builds(
     lambda schedule, stages, batches: build(
-        schedule, Pipeline(replicas=(1,) * stages, microbatches=stages, batches=batches)
+        schedule,
+        Pipeline(
+            replicas=(1,) * (stages * chunks_of(schedule)),
+            microbatches=stages,
+            batches=batches,
+            chunks=chunks_of(schedule),
+        ),
     ),
-    st.sampled_from(["naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw", "pipedream-vertical-sync", "zb-h1"]),
+    st.sampled_from(sorted(set(SCHEDULES) - DATA_PARALLEL - {INTERLEAVED})),
     st.integers(1, 4),
     st.integers(1, 4),
 )
@@ -82,7 +89,7 @@ def test_a_backward_moved_before_its_forward_is_refused(program: Program, data: 
     at = data.draw(st.sampled_from([i for i, x in enumerate(stream) if isinstance(x, Backward | BackwardInput)]))
     backward = stream[at]
     assert isinstance(backward, Backward | BackwardInput)
-    forward = stream.index(Forward(backward.microbatch, backward.version))
+    forward = stream.index(Forward(backward.microbatch, backward.version, backward.chunk))
     stream[at], stream[forward] = stream[forward], stream[at]
     with pytest.raises(ScheduleError, match=r"backward before forward|second time|newest version"):
         check(changed(program, rank, stream))
@@ -133,6 +140,25 @@ def test_a_law_that_one_chunk_of_a_rank_breaks_is_named() -> None:
     program = build("1f1b-interleaved", Pipeline(replicas=(1,) * 4, microbatches=2, chunks=2))
     stream = [i for i in program.streams[1].instructions if i != Backward(2, 0, 1)]
     with pytest.raises(ScheduleError, match="rank 1 never computes the backward of \\[2\\]"):
+        check(changed(program, 1, stream))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "law"),
+    [
+        (Forward(2), Forward(2, 0, 1), "rank 1 at F2.1: forward before that of stage 1 on the same rank"),
+        (BackwardInput(1, 0, 1), BackwardInput(1), "rank 1 at I1: backward before that of stage 2 on the same rank"),
+    ],
+)
+def test_a_microbatch_that_leaves_its_way_between_two_stages_of_a_rank_is_refused(
+    first: Instruction, second: Instruction, law: str
+) -> None:
+    """Of 2 ranks in a V rank 1 has the stages 1 and 2: nothing that is sent holds their order."""
+    program = build("zb-v", Pipeline(replicas=(1,) * 4, microbatches=3, chunks=2))
+    stream = list(program.streams[1].instructions)
+    earlier, later = stream.index(first), stream.index(second)
+    stream[earlier], stream[later] = stream[later], stream[earlier]
+    with pytest.raises(ScheduleError, match=law):
         check(changed(program, 1, stream))
 
 

@@ -18,7 +18,7 @@ from pipeplan.programs.pipeline import pipeline_of
 from pipeplan.programs.program import Program, brief, short_batches
 from pipeplan.programs.repeating import counted, retirements
 from pipeplan.simulation.predict import long_program_of, program_of
-from tests.schedules import ASP, FUSED, SCHEDULES, STASHING
+from tests.schedules import ASP, FUSED, SCHEDULES, STASHING, V_SHAPED, chunks_of
 from tests.worker_agent.runtime.plans import make_plan
 
 FLAT = {"data-parallel", "data-parallel-asp"}
@@ -31,6 +31,7 @@ def plans(draw: st.DrawFn) -> Plan:
     schedule = draw(st.sampled_from(sorted(SCHEDULES)))
     depth = 1 if schedule in FLAT else draw(st.integers(1, 4))
     chunks = draw(st.integers(1, 3)) if schedule == "1f1b-interleaved" and depth > 1 else 1
+    chunks = 2 if schedule in V_SHAPED else chunks
     microbatches = draw(st.integers(1, 2 if schedule in STASHING else 6))
     if schedule == "pipedream-2bw":
         microbatches += depth
@@ -116,7 +117,7 @@ def most_held(program: Program) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("schedule", sorted(set(SCHEDULES) - FLAT))
 def test_a_run_without_end_is_made_at_once_and_known_at_any_place(schedule: str) -> None:
     """10^15 batches; neighbours of a place far away follow each other as they do early on."""
-    chunks = 2 if schedule == "1f1b-interleaved" else 1
+    chunks = chunks_of(schedule)
     plan = make_plan(
         schedule, tuple(range(4 * chunks + 1)), microbatches=1 if schedule in STASHING else 4, chunks=chunks
     )

@@ -15,7 +15,15 @@ from pipeplan.documents.plan import Worker
 from pipeplan.documents.stage_costs import StageCosts, unit_costs
 from pipeplan.programs.check import check
 from pipeplan.programs.footprint import footprints
-from pipeplan.programs.instructions import Backward, BackwardInput, BackwardWeight, Forward, SendActivation, Update
+from pipeplan.programs.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    SendActivation,
+    Update,
+    is_compute,
+)
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction, parse_stream
@@ -24,7 +32,7 @@ from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
 from tests.pipeplan.builders import equal_thirds
-from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING
+from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, V_SHAPED, chunks_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -33,9 +41,11 @@ def golden(name: str) -> Any:
     return json.loads((GOLDEN / name).read_text(encoding="utf-8"))
 
 
-def straight(schedule: str, stages: int, microbatches: int, batches: int = 1) -> Program:
-    """One worker a stage."""
-    return build(schedule, Pipeline(replicas=(1,) * stages, microbatches=microbatches, batches=batches))
+def straight(schedule: str, ranks: int, microbatches: int, batches: int = 1) -> Program:
+    """One pipeline, a stage a rank, or two in a V."""
+    chunks = 2 if schedule in V_SHAPED else 1
+    replicas = (1,) * (ranks * chunks)
+    return build(schedule, Pipeline(replicas=replicas, microbatches=microbatches, batches=batches, chunks=chunks))
 
 
 def bubble(program: Program) -> float:
@@ -136,6 +146,8 @@ def test_an_interleaved_ranks_memory_is_that_of_all_its_stages() -> None:
         ("1f1b-interleaved", (1,) * 4, 4, 4, "chunks: must leave at least 2 ranks to the 4 stages"),
         ("1f1b-interleaved", (1,) * 4, 3, 4, "chunks: must divide the 4 stages"),
         ("1f1b", (1,) * 4, 2, 4, "chunks: must be 1 for 1f1b"),
+        ("zb-v", (1,) * 4, 1, 4, "chunks: must be 2 for zb-v"),
+        ("zb-v", (1,) * 4, 4, 4, "chunks: must be 2 for zb-v"),
     ],
 )
 def test_chunks_that_a_schedule_cannot_take_are_refused(
@@ -163,6 +175,61 @@ def test_zb_h1s_streams_are_1f1b_with_weight_gradients_that_wait() -> None:
         list(parse_stream("F1 F2 I1 F3 I2 W1 F4 I3 W2 I4 W3 W4 U1")),
         list(parse_stream("F1 I1 F2 I2 F3 I3 W1 F4 I4 W2 W3 W4 U1")),
     ]
+
+
+def test_zb_vs_streams_are_those_of_its_picture() -> None:
+    compute = [
+        [i for i in stream.instructions if isinstance(i, Forward | BackwardInput | BackwardWeight | Update)]
+        for stream in straight("zb-v", 2, 3).streams
+    ]
+    assert compute == [
+        list(parse_stream("F1 F2 F3 F1.1 I1.1 W1.1 F2.1 I2.1 W2.1 I1 W1 F3.1 I3.1 W3.1 I2 W2 I3 W3 U1 U1.1")),
+        list(parse_stream("F1 F1.1 F2 F2.1 I1.1 W1.1 F3 I1 W1 F3.1 I2.1 W2.1 I2 I3.1 I3 W2 W3.1 W3 U1 U1.1")),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_zb_vs_ranks_never_idle_once_they_have_begun(ranks: int, more: int) -> None:
+    """Zero Bubble (2024), section 6: no bubble where F = B = W, and on each rank as much memory as on 1F1B's first."""
+    microbatches = 2 * ranks - 1 + more
+    program = straight("zb-v", ranks, microbatches)
+    timeline = simulate(program, [equal_thirds()] * 2 * ranks)
+    assert timeline.makespan_s == 6 * microbatches + ranks - 1
+    for lane in timeline.lanes:
+        events = [event for event in lane.events() if is_compute(event.instruction)]
+        assert events[0].start_s == lane.rank
+        assert all(earlier.end_s == later.start_s for earlier, later in pairwise(events))
+    assert [most_kept(stream) for stream in program.streams] == [2 * ranks] * ranks
+    assert 2 * most_kept(straight("1f1b", ranks, microbatches).streams[0]) == 2 * ranks
+
+
+@given(st.sampled_from(sorted(V_SHAPED)), st.integers(1, 9), st.integers(1, 40))
+def test_schedules_in_a_v_keep_their_laws_with_any_ranks_and_microbatches(
+    schedule: str, ranks: int, microbatches: int
+) -> None:
+    """None holds more of any rank than 1F1B of its first one, in time 1F1B never beats them where F = B = W."""
+    program = straight(schedule, ranks, microbatches, batches=2)
+    check(program)
+    whole = unit_costs(forward_s=2.0, backward_input_s=2.0, backward_weight_s=2.0)
+    plain = straight("1f1b", ranks, microbatches, batches=2)
+    own_s, plain_s = (
+        simulate(each, [costs] * each.pipeline.depth).makespan_s
+        for each, costs in ((program, equal_thirds()), (plain, whole))
+    )
+    assert own_s <= plain_s
+    assert max(most_kept(stream) for stream in program.streams) <= 2 * ranks
+    for stream in program.streams:
+        stages = [part.stage for part in program.stage_streams(stream)]
+        assert stages == [stream.stage, 2 * ranks - 1 - stream.stage]
+
+
+def test_between_the_two_stages_of_a_rank_nothing_is_sent() -> None:
+    """Of p ranks the last one has the stages p - 1 and p, and the first one the first stage and the last."""
+    for ranks in (1, 2, 3):
+        program = straight("zb-v", ranks, 4)
+        sent = {(i.chunk, i.peer) for s in program.streams for i in s.instructions if isinstance(i, SendActivation)}
+        assert sent == {(0, rank) for rank in range(1, ranks)} | {(1, rank) for rank in range(ranks - 1)}
 
 
 @pytest.mark.parametrize("row", golden("gpipe_bubble.json")["rows"], ids=lambda r: f"M={r['microbatches']}")
@@ -254,7 +321,7 @@ def test_in_flight_microbatches_never_exceed_the_distance_to_the_end(schedule: s
 def test_live_versions_are_those_that_a_schedule_promises(schedule: str) -> None:
     stages = 1 if schedule in DATA_PARALLEL else 4
     program = straight(schedule, stages, 1 if schedule in STASHING else 4, batches=8)
-    for stream in program.streams:
+    for stream in (part for whole in program.streams for part in program.stage_streams(whole)):
         behind = program.schedule.versions_behind(program.pipeline, stream.stage)
         assert max(h.versions for h in footprints(stream.instructions, recompute=False)) == 1 + behind
 
@@ -263,8 +330,11 @@ def test_live_versions_are_those_that_a_schedule_promises(schedule: str) -> None
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_schedule_passes_the_check_and_plays_to_its_end(schedule: str, width: int, recompute: bool) -> None:
-    stages = 1 if schedule in DATA_PARALLEL else 3
-    pipeline = Pipeline(replicas=(width,) * stages, microbatches=3, batches=3, recompute=(recompute,) * stages)
+    chunks = chunks_of(schedule)
+    stages = 1 if schedule in DATA_PARALLEL else 3 * chunks
+    pipeline = Pipeline(
+        replicas=(width,) * stages, microbatches=3, batches=3, recompute=(recompute,) * stages, chunks=chunks
+    )
     program = build(schedule, pipeline, checkpoint_every=2)
     check(program)
     timeline = simulate(program, [equal_thirds()] * stages)

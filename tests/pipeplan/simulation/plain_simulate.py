@@ -188,8 +188,8 @@ class Plain:
         behind = self.costs[stage].reduce_port_devices
         if behind == 0:
             return []
-        span = self.program.pipeline.span
-        units = {self.devices[s.rank] // behind for s in self.program.streams if s.stage == stage % span}
+        first_stage, _ = self.program.pipeline.place_of(stage)
+        units = {self.devices[s.rank] // behind for s in self.program.streams if s.stage == first_stage}
         return [(out, behind, unit) for unit in units for out in (True, False)]
 
     def send(self, rank: int, peer: int, gradient: bool, k: int, stage: int, now_s: float) -> None:

@@ -25,7 +25,7 @@ from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
 from tests.pipeplan.builders import Cell, cluster, profile
 from tests.pipeplan.simulation.plain_simulate import Plain
-from tests.schedules import DATA_PARALLEL, FUSED, INTERLEAVED, SCHEDULES, STASHING
+from tests.schedules import DATA_PARALLEL, FUSED, INTERLEAVED, SCHEDULES, STASHING, V_SHAPED
 from tests.worker_agent.runtime.plans import make_plan
 
 SECONDS = st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0])
@@ -59,6 +59,7 @@ def test_every_schedule_is_played_as_the_plain_simulator_plays_it(data: st.DataO
     depth = 1 if schedule in DATA_PARALLEL else data.draw(st.integers(1, 4))
     width = data.draw(st.integers(1, 3))
     chunks = data.draw(st.integers(1, 2)) if schedule == INTERLEAVED and depth in (2, 4) else 1
+    chunks = 2 if schedule in V_SHAPED else chunks
     depth *= chunks
     unequal = schedule in STASHING and data.draw(st.booleans())
     replicas = tuple(data.draw(st.integers(1, 3)) for _ in range(depth)) if unequal else (width,) * depth
