@@ -95,6 +95,12 @@ class Executor:
         self._outgoing_gradients: dict[int, Tensors] = {}
         self._losses: list[Tensor] = []
         self._retiring = retirements(stream.instructions)
+        self._before: Executor | None = None
+        self._after: Executor | None = None
+
+    def hand_to(self, after: "Executor") -> None:
+        """The stage after this one is on this rank: what one of them makes the other has, and nothing is sent."""
+        self._after, after._before = after, self
 
     def run(self) -> None:
         """Executes the whole stream, and waits until what it sends is through."""
@@ -156,10 +162,12 @@ class Executor:
             fed = self._inputs(k)
             inputs = fed if isinstance(fed, tuple) else (fed,)
         outputs = self._stage.forward(k, inputs, self._targets(k) if self._targets else None)
-        if self._stage.criterion is None:
-            self._outgoing[k] = outputs
-        else:
+        if self._stage.criterion is not None:
             self._losses.append(outputs[0])
+        elif self._after is None:
+            self._outgoing[k] = outputs
+        else:  # a copy, as a channel makes one: blocks may change their inputs in place
+            self._after._received[k] = tuple(t.clone(memory_format=torch.contiguous_format) for t in outputs)
 
     def _backward(self, k: int) -> None:
         """The stage's backward. If it completes the gradients of an exchange, these are on their way at its end."""
@@ -178,7 +186,9 @@ class Executor:
                 to_inputs = self._stage.backward(k, gradients)
             self._note_exchanged(started.version)
 
-        if self._inputs is None:
+        if self._before is not None:
+            self._before._gradients[k] = to_inputs
+        elif self._inputs is None:
             self._outgoing_gradients[k] = to_inputs
         self._mail.release(k, kept=self._stage.kept_storages(k))
 

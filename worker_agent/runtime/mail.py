@@ -56,7 +56,8 @@ class Mail:
             # The window is the most microbatches that the earlier of the edge's two stages ever has in flight.
             short = brief(program)
             earlier_rank, earlier = (edge.target, edge.stage - 1) if edge.gradients else (edge.source, edge.stage)
-            theirs = short.stage_streams(short.streams[earlier_rank])[earlier // short.pipeline.span]
+            _, place = short.pipeline.place_of(earlier)
+            theirs = short.stage_streams(short.streams[earlier_rank])[place]
             held = footprints(theirs.instructions, recompute=short.pipeline.recomputes(theirs.stage))
             window = max(h.in_flight for h in held)
             self._outboxes[edge] = Outbox(edge, lines[edge], messages=messages, window=window)

@@ -132,7 +132,7 @@ class Rank:
         groups = open_tied_groups(self.program, self.job.tied, self.stream.rank)
 
         status.at(STARTING)
-        feed = self._feed(status)
+        feeds = [self._feed(part, status) for part in self.parts]
         mails = [
             Mail(self.program, self.stream.rank, lines, self.device, chunk=chunk) for chunk in range(len(self.parts))
         ]
@@ -149,8 +149,8 @@ class Rank:
             on_batch=log.add,
             keep=self.job.window(self.program),
         )
-        hooks = self._hooks(status, log, feed, late)
-        executors = self._executors(mails, replicas, groups, recorder, hooks, feed, late)
+        hooks = self._hooks(status, log, feeds, late)
+        executors = self._executors(mails, replicas, groups, recorder, hooks, feeds, late)
         status.follow(recorder.finished)
 
         run_together(executors, self.stream.instructions)
@@ -178,11 +178,11 @@ class Rank:
         tied: Mapping[Stages, dist.ProcessGroup],
         recorder: Recorder,
         hooks: Hooks,
-        feed: MicrobatchFeed | None,
+        feeds: Sequence[MicrobatchFeed | None],
         late: Late,
     ) -> list[Executor]:
-        """One for each of the rank's stages."""
-        return [
+        """One for each of the rank's stages; of two stages in a row the one hands its tensors to the other."""
+        executors = [
             Executor(
                 stream=part.stream,
                 stage=part.stage,
@@ -205,21 +205,26 @@ class Rank:
                     late=late,
                 ),
             )
-            for part, mail in zip(self.parts, mails, strict=True)
+            for part, mail, feed in zip(self.parts, mails, feeds, strict=True)
         ]
+        by_stage = {part.stream.stage: executor for part, executor in zip(self.parts, executors, strict=True)}
+        for stage, executor in by_stage.items():
+            if stage + 1 in by_stage:
+                executor.hand_to(by_stage[stage + 1])
+        return executors
 
     def _closes_batch(self, instruction: Instruction) -> bool:
         """A batch's last update, of the last of the rank's stages."""
         is_last = isinstance(instruction, Update) and instruction.version % self.updates == 0
         return is_last and instruction.chunk == len(self.parts) - 1
 
-    def _hooks(self, status: StatusWriter, log: BatchLog, feed: MicrobatchFeed | None, late: Late) -> Hooks:
+    def _hooks(self, status: StatusWriter, log: BatchLog, feeds: Sequence[MicrobatchFeed | None], late: Late) -> Hooks:
         """Status, losses, data, and checkpoints: all that goes on beside the stream."""
         pipeline = self.program.pipeline
 
         def on_instruction(index: int, instruction: Instruction) -> None:
             status.at(index)
-            if feed:
+            for feed in filter(None, feeds):
                 feed.load_ahead()
             if isinstance(instruction, Forward):
                 self.parts[instruction.chunk].noted.forward_of(pipeline.batch_of(instruction.microbatch))
@@ -254,21 +259,22 @@ class Rank:
 
         return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=on_checkpoint)
 
-    def _feed(self, status: StatusWriter) -> MicrobatchFeed | None:
-        """The first stage's inputs and the last one's targets, if either is here."""
-        fed = [part.first or part.last for part in self.parts]
-        if not any(fed):
+    def _feed(self, part: RankPart, status: StatusWriter) -> MicrobatchFeed | None:
+        """The first stage's inputs, or the last one's targets; None for others.
+
+        Each opens the data for itself: a rank that has both stages reads them at two places.
+        """
+        if not (part.first or part.last):
             return None
-        forwards = (i for i in self.stream.instructions if isinstance(i, Forward) and fed[i.chunk])
         return MicrobatchFeed(
             open_data(self.job.data, microbatch_size=self.job.plan.microbatch_size, seed=self.job.seed),
             self.job.data,
-            (forward.microbatch for forward in forwards),
+            (i.microbatch for i in part.stream.instructions if isinstance(i, Forward)),
             device=self.device,
             dtype=getattr(torch, self.job.plan.dtype),
             busy=status,
-            inputs=any(part.first for part in self.parts),
-            targets=any(part.last for part in self.parts),
+            inputs=part.first,
+            targets=part.last,
             ahead=self.device.type == "cuda",
         )
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 
+from pipeplan.schedules.registry import schedule_named
 from worker_agent.engine.processes import polling
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.status import Status, read_status
@@ -56,8 +57,10 @@ class Watcher:
     """
 
     def __init__(self, job: RunJob) -> None:
-        last_stage = job.plan.depth // job.plan.chunks - 1  # or the rank's stage before, of which it is the last chunk
-        self.followed = next(r for r, worker in enumerate(job.plan.placement) if worker.stage == last_stage)
+        # The last stage, or chunk 0 of the rank that has it as its last chunk.
+        v_shaped = schedule_named(job.plan.schedule).v_shaped
+        stage = 0 if v_shaped else job.plan.depth // job.plan.chunks - 1
+        self.followed = next(r for r, worker in enumerate(job.plan.placement) if worker.stage == stage)
         self._job = job
         self._done = job.first_step
         self._looks = deque([_Look(0, 0.0, {})])

@@ -191,6 +191,11 @@ def in_place(*, width: int = 8) -> list[nn.Module]:
     return [Bend(width) for _ in range(4)]
 
 
+def kept_and_changed(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width): the second keeps its output for its backward, the third changes it."""
+    return [nn.Linear(width, width), nn.Sequential(nn.Linear(width, width), nn.Tanh()), Bend(width), Bend(width)]
+
+
 class Twice(nn.Module):
     """A layer used in two parts that are each computed again in the backward: its gradient is added to twice there."""
 

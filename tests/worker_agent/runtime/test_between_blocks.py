@@ -85,3 +85,15 @@ def test_blocks_may_change_what_they_are_given_in_place(schedule: str, recompute
     )
     reference = train(plan, IN_PLACE, DATA, steps=3, seed=0, learning_rate=0.1)
     assert distance(checkpoint_weights(tmp_path, 3), reference) < 1e-12
+
+
+def test_a_stage_may_change_in_place_what_the_stage_before_it_on_its_rank_keeps(tmp_path: Path) -> None:
+    """What is handed over on a rank is as much the next stage's own as what is sent to it."""
+    model = "tests.worker_agent.runtime.awkward:kept_and_changed?width=8"
+    given: dict[str, Any] = {"model": model, "data": DATA, "steps": 3, "checkpoint_every": 3, "device": "cpu"}
+    weights = []
+    for schedule, chunks in (("1f1b", 1), ("zb-v", 2)):
+        out = tmp_path / schedule
+        run_ranks(RunJob(plan=make_plan(schedule, CUTS[4], chunks=chunks), out=str(out), **given))
+        weights.append(checkpoint_weights(out, 3))
+    assert distance(*weights) < 1e-12

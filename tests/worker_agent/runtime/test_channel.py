@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeplan.programs.instructions import Instruction, RecvActivation, RecvGradient, SendActivation, SendGradient
 from pipeplan.programs.program import Program
 from pipeplan.simulation.predict import program_of
-from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING
+from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, chunks_of
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.runtime.channel import ChannelEdge, ChannelLines, Inbox, Outbox, meet
 from worker_agent.runtime.mail import Mail, edges_of
@@ -134,7 +134,7 @@ def play(
     schedule: str, *, depth: int, meets: bool, ahead: int, frees: bool = False, wait_s: float = WAIT_S
 ) -> list[str]:
     """Every rank's stream on a thread of its own; what went wrong. With `frees` each wants memory all the time."""
-    chunks = 2 if schedule == "1f1b-interleaved" else 1
+    chunks = chunks_of(schedule)
     cuts = tuple(range(depth * chunks + 1))
     microbatches = 1 if schedule in STASHING else 2 * depth
     program = program_of(make_plan(schedule, cuts, microbatches=microbatches, chunks=chunks), batches=3)
@@ -171,7 +171,7 @@ def test_no_schedule_waits_for_itself_where_first_uses_wait_for_the_other_rank(s
 
 
 @pytest.mark.parametrize("depth", [2, 4])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "1f1b-interleaved", "pipedream-2bw"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "1f1b-interleaved", "pipedream-2bw", "zb-v"])
 def test_receives_may_be_posted_ahead_on_such_wires_once_all_have_met(schedule: str, depth: int) -> None:
     assert play(schedule, depth=depth, meets=True, ahead=2) == []
 

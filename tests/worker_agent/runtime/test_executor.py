@@ -16,7 +16,7 @@ from pipeplan.programs.instructions import Checkpoint, Instruction
 from pipeplan.programs.timeline_document import LaneDocument
 from pipeplan.simulation.predict import predict
 from tests.pipeplan.builders import Cell, cluster, profile
-from tests.schedules import ASP, STASHING
+from tests.schedules import ASP, STASHING, V_SHAPED
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights, train, train_in_turn, train_on_replicas
@@ -126,6 +126,33 @@ def test_interleaved_weights_equal_the_single_process_reference(
 
 def test_an_interleaved_run_resumes_on_every_chunk(tmp_path: Path) -> None:
     plan = interleaved_plan(optimizer="momentum")
+    whole, _ = execute(plan, tmp_path / "whole")
+    job = job_of(plan, tmp_path / "stopped", steps=3)
+    run_ranks(job)
+    run_ranks(replace(job, first_step=3, steps=STEPS))
+    assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
+
+
+@pytest.mark.parametrize("schedule", sorted(V_SHAPED))
+@pytest.mark.parametrize(
+    ("ranks", "width", "recompute", "optimizer"),
+    [(1, 1, False, "sgd"), (2, 1, False, "adam"), (2, 2, True, "sgd"), (1, 2, False, "momentum")],
+)
+def test_weights_of_ranks_in_a_v_equal_the_single_process_reference(
+    schedule: str, ranks: int, width: int, recompute: bool, optimizer: str, tmp_path: Path
+) -> None:
+    """Of 2 ranks rank 0 has the first and the last block; rank 1 has the others, and hands them over to itself."""
+    plan = make_plan(schedule, CUTS[2 * ranks], replicas=width, chunks=2, recompute=recompute, optimizer=optimizer)
+    weights, results = execute(plan, tmp_path)
+    assert len(results) == ranks * width
+    assert distance(weights, expected(plan)) < 1e-11
+    for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
+        assert without_checkpoints(result.lane) == lane.instructions
+
+
+@pytest.mark.parametrize("schedule", sorted(V_SHAPED))
+def test_a_run_in_a_v_resumes_on_both_stages(schedule: str, tmp_path: Path) -> None:
+    plan = make_plan(schedule, CUTS[4], chunks=2, optimizer="momentum")
     whole, _ = execute(plan, tmp_path / "whole")
     job = job_of(plan, tmp_path / "stopped", steps=3)
     run_ranks(job)

@@ -12,7 +12,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.programs.repeating import Repeating
 from pipeplan.programs.text import format_instruction
 from pipeplan.simulation.predict import program_of
-from tests.schedules import STASHING
+from tests.schedules import STASHING, V_SHAPED
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import train, train_on_replicas
@@ -51,12 +51,13 @@ def job_of(plan: Plan, out: Path, **options: Any) -> RunJob:
         ("pipedream-vertical-sync", {"recompute": True}),
         ("zb-h1", {}),
         ("1f1b-interleaved", {"chunks": 2}),
+        *((schedule, {"chunks": 2}) for schedule in sorted(V_SHAPED)),
     ],
 )
 def test_weights_of_repeated_streams_equal_the_single_process_reference(
     schedule: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    cuts = (0, 1, 2, 3, 4) if schedule == "1f1b-interleaved" else (0, 2, 4)
+    cuts = (0, 1, 2, 3, 4) if options.get("chunks") else (0, 2, 4)
     plan = make_plan(schedule, cuts, microbatches=1 if schedule in STASHING else 4, **options)
     job = job_of(plan, tmp_path)
     assert all(isinstance(stream.instructions, Repeating) for stream in job.program().streams)

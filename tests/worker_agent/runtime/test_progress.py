@@ -65,6 +65,7 @@ def test_nothing_is_told_before_there_is_a_loss_or_without_a_new_batch() -> None
 def test_the_rank_with_the_last_chunk_of_the_model_is_followed() -> None:
     plan = make_plan("1f1b-interleaved", (0, 1, 2, 3, 4), chunks=2)
     assert Watcher(replace(JOB, plan=plan)).followed == 1
+    assert Watcher(replace(JOB, plan=replace(plan, schedule="zb-v"))).followed == 0
     assert Watcher(replace(JOB, plan=make_plan("pipedream", (0, 1, 4), replicas=(2, 1), microbatches=1))).followed == 1
 
 

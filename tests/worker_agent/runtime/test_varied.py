@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeplan.documents.plan import Plan
-from tests.schedules import STASHING
+from tests.schedules import STASHING, chunks_of
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights, train
@@ -18,7 +18,7 @@ from worker_agent.models.chain import build_model
 from worker_agent.runtime.job import RunJob
 
 HERE = "tests.worker_agent.runtime.varied"
-SCHEDULES = ["naive", "gpipe", "1f1b", "zb-h1", "pipedream-2bw", "pipedream"]
+SCHEDULES = ["naive", "gpipe", "1f1b", "zb-h1", "zb-v", "pipedream-2bw", "pipedream"]
 
 
 def execute(plan: Plan, out: Path, model: str, data: str = DATA, **options: Any) -> Weights:
@@ -39,7 +39,8 @@ def expected(plan: Plan, model: str, data: str = DATA, **options: Any) -> Weight
 
 
 def planned(schedule: str, depth: int = 4, **options: Any) -> Plan:
-    return make_plan(schedule, CUTS[depth], microbatches=1 if schedule in STASHING else 4, **options)
+    microbatches = 1 if schedule in STASHING else 4
+    return make_plan(schedule, CUTS[depth], microbatches=microbatches, chunks=chunks_of(schedule), **options)
 
 
 @pytest.mark.parametrize("kind", ["plain", "conjugate", "negative", "transposed"])
