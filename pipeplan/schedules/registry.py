@@ -25,6 +25,7 @@ from pipeplan.schedules.naive import Naive
 from pipeplan.schedules.one_f_one_b import OneFOneB
 from pipeplan.schedules.pipedream import PipeDream, VerticalSync
 from pipeplan.schedules.two_bw import TwoBW
+from pipeplan.schedules.v_half import VHalf
 from pipeplan.schedules.zb_h1 import ZBH1
 from pipeplan.schedules.zb_v import ZBV
 
@@ -63,6 +64,7 @@ for built_in in (
     ZBH1(),
     Interleaved(),
     ZBV(),
+    VHalf(),
 ):
     register(built_in)
 

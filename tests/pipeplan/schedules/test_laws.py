@@ -204,6 +204,32 @@ def test_zb_vs_ranks_never_idle_once_they_have_begun(ranks: int, more: int) -> N
     assert 2 * most_kept(straight("1f1b", ranks, microbatches).streams[0]) == 2 * ranks
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("a_rank", [1, 2, 5])
+def test_v_half_has_half_of_1f1bs_bubble_in_half_of_its_memory(ranks: int, a_rank: int) -> None:
+    """Controllable Memory (2024): a bubble of about p/2m where F = B = W, activations of (p + 2) // 2 microbatches."""
+    microbatches = a_rank * ranks
+    program, plain = straight("v-half", ranks, microbatches), straight("1f1b", ranks, microbatches)
+    whole = unit_costs(forward_s=2.0, backward_input_s=2.0, backward_weight_s=2.0)
+    bubble_s = simulate(program, [equal_thirds()] * 2 * ranks).makespan_s - 6 * microbatches
+    plain_s = simulate(plain, [whole] * ranks).makespan_s - 6 * microbatches
+    assert bubble_s == plain_s / 2 - (1 if ranks % 2 and ranks > 1 else 0)
+    assert max(most_kept(stream) for stream in program.streams) == 2 * ((ranks + 2) // 2)
+    assert most_kept(plain.streams[0]) == ranks
+
+
+def test_v_halfs_streams_are_its_blocks_with_weight_gradients_between() -> None:
+    compute = [
+        [i for i in stream.instructions if isinstance(i, Forward | BackwardInput | BackwardWeight | Update)]
+        for stream in straight("v-half", 3, 3).streams
+    ]
+    assert compute == [
+        list(parse_stream("F1 F2 F1.1 I1.1 F3 W1.1 F2.1 I2.1 W2.1 I1 W1 F3.1 I3.1 I2 W3.1 W2 I3 W3 U1 U1.1")),
+        list(parse_stream("F1 F1.1 F2 I1.1 F2.1 W1.1 F3 I1 I2.1 W1 F3.1 W2.1 I2 I3.1 W2 W3.1 I3 W3 U1 U1.1")),
+        list(parse_stream("F1 F1.1 F2 F2.1 I1.1 I1 W1.1 F3 W1 F3.1 I2.1 I2 W2.1 W2 I3.1 I3 W3.1 W3 U1 U1.1")),
+    ]
+
+
 @given(st.sampled_from(sorted(V_SHAPED)), st.integers(1, 9), st.integers(1, 40))
 def test_schedules_in_a_v_keep_their_laws_with_any_ranks_and_microbatches(
     schedule: str, ranks: int, microbatches: int
