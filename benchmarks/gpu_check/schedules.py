@@ -49,7 +49,7 @@ def on_ranks(schedule: str, count: int, transport: str, ranks: Ranks) -> Case:
     if laws.single_stage:
         return exact(plan=make_plan(schedule, CUTS[1], replicas=count))
     if laws.chunked:
-        return exact(plan=make_plan(schedule, CUTS[2 * count], chunks=2))
+        return exact(plan=make_plan(schedule, CUTS[2 * count], microbatches=2 * count, chunks=2))
     microbatches = 1 if laws.update == "minibatch" else 4
     return exact(plan=make_plan(schedule, CUTS[count], microbatches=microbatches))
 

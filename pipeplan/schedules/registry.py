@@ -19,6 +19,7 @@ from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, Stream, checkpoint, pipelines_in_a_row
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.data_parallel import DataParallel, DataParallelASP
+from pipeplan.schedules.dual_pipe_v import DualPipeV
 from pipeplan.schedules.gpipe import GPipe
 from pipeplan.schedules.interleaved import Interleaved
 from pipeplan.schedules.naive import Naive
@@ -65,6 +66,7 @@ for built_in in (
     Interleaved(),
     ZBV(),
     VHalf(),
+    DualPipeV(),
 ):
     register(built_in)
 

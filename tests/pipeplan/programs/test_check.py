@@ -25,7 +25,7 @@ from pipeplan.programs.text import parse_stream
 from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
 from tests.pipeplan.builders import equal_thirds
-from tests.schedules import DATA_PARALLEL, INTERLEAVED, SCHEDULES, chunks_of
+from tests.schedules import DATA_PARALLEL, INTERLEAVED, SCHEDULES, chunks_of, microbatches_of
 
 Change = Callable[[list[Instruction], int], None]
 
@@ -56,7 +56,7 @@ programs = st.builds(
         schedule,
         Pipeline(
             replicas=(1,) * (stages * chunks_of(schedule)),
-            microbatches=stages,
+            microbatches=max(stages, microbatches_of(schedule, stages, depth=stages * chunks_of(schedule))),
             batches=batches,
             chunks=chunks_of(schedule),
         ),

@@ -18,7 +18,7 @@ from pipeplan.programs.pipeline import pipeline_of
 from pipeplan.programs.program import Program, brief, short_batches
 from pipeplan.programs.repeating import counted, retirements
 from pipeplan.simulation.predict import long_program_of, program_of
-from tests.schedules import ASP, FUSED, SCHEDULES, STASHING, V_SHAPED, chunks_of
+from tests.schedules import ASP, FULL, FUSED, SCHEDULES, STASHING, V_SHAPED, chunks_of, microbatches_of
 from tests.worker_agent.runtime.plans import make_plan
 
 FLAT = {"data-parallel", "data-parallel-asp"}
@@ -33,8 +33,8 @@ def plans(draw: st.DrawFn) -> Plan:
     chunks = draw(st.integers(1, 3)) if schedule == "1f1b-interleaved" and depth > 1 else 1
     chunks = 2 if schedule in V_SHAPED else chunks
     microbatches = draw(st.integers(1, 2 if schedule in STASHING else 6))
-    if schedule == "pipedream-2bw":
-        microbatches += depth
+    if schedule in FULL:
+        microbatches += depth * chunks
     if schedule == "1f1b-interleaved":
         microbatches = depth * min(microbatches, 2)
     equal = draw(st.integers(1, 3))
@@ -119,7 +119,10 @@ def test_a_run_without_end_is_made_at_once_and_known_at_any_place(schedule: str)
     """10^15 batches; neighbours of a place far away follow each other as they do early on."""
     chunks = chunks_of(schedule)
     plan = make_plan(
-        schedule, tuple(range(4 * chunks + 1)), microbatches=1 if schedule in STASHING else 4, chunks=chunks
+        schedule,
+        tuple(range(4 * chunks + 1)),
+        microbatches=microbatches_of(schedule, 4, depth=4 * chunks),
+        chunks=chunks,
     )
     program = long_program_of(plan, batches=10**15, checkpoint_every=7)
     for stream in program.streams:

@@ -20,7 +20,7 @@ from pipeplan.programs.timeline import throughput_samples_per_s
 from pipeplan.schedules.registry import build
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
-from tests.schedules import ASP, DATA_PARALLEL, INTERLEAVED, SCHEDULES, STASHING, V_SHAPED
+from tests.schedules import ASP, DATA_PARALLEL, INTERLEAVED, SCHEDULES, V_SHAPED, microbatches_of
 
 COSTS = unit_costs(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0)
 
@@ -123,7 +123,7 @@ unsplit = st.builds(
         schedule,
         Pipeline(
             replicas=(width,) * (1 if schedule in DATA_PARALLEL else depth * (2 if schedule in V_SHAPED else 1)),
-            microbatches=1 if schedule in STASHING else depth * microbatches,
+            microbatches=microbatches_of(schedule, depth * microbatches, depth=2 * depth),
             batches=batches,
             chunks=2 if schedule in V_SHAPED else 1,
         ),

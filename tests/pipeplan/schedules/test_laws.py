@@ -32,7 +32,7 @@ from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
 from tests.pipeplan.builders import equal_thirds
-from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, V_SHAPED, chunks_of
+from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, V_SHAPED, chunks_of, microbatches_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -148,6 +148,7 @@ def test_an_interleaved_ranks_memory_is_that_of_all_its_stages() -> None:
         ("1f1b", (1,) * 4, 2, 4, "chunks: must be 1 for 1f1b"),
         ("zb-v", (1,) * 4, 1, 4, "chunks: must be 2 for zb-v"),
         ("zb-v", (1,) * 4, 4, 4, "chunks: must be 2 for zb-v"),
+        ("dual-pipe-v", (1,) * 4, 2, 3, "microbatches: must be at least the number of stages .4. for dual-pipe-v"),
     ],
 )
 def test_chunks_that_a_schedule_cannot_take_are_refused(
@@ -230,11 +231,39 @@ def test_v_halfs_streams_are_its_blocks_with_weight_gradients_between() -> None:
     ]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("more", [0, 1, 9])
+@pytest.mark.parametrize("seconds", [(1, 1, 1), (2, 2, 1), (3, 2, 1), (2, 3, 2)])
+def test_dual_pipe_vs_bubble_and_memory_are_within_those_of_its_table(
+    ranks: int, more: int, seconds: tuple[int, int, int]
+) -> None:
+    """DualPipe of 2p stages: (p - 1)(F&B + B - 3W), F&B here one after the other; activations of 2p + 1 stages."""
+    microbatches, (f, i, w) = 2 * ranks + more, seconds
+    program = straight("dual-pipe-v", ranks, microbatches)
+    costs = [unit_costs(forward_s=f, backward_input_s=i, backward_weight_s=w)] * 2 * ranks
+    bubble_s = simulate(program, costs).makespan_s - 2 * microbatches * (f + i + w)
+    assert bubble_s <= (ranks - 1) * (f + 2 * (i + w) - 3 * w)
+    if f == i == w:
+        assert bubble_s == ranks - 1
+    assert [most_kept(stream) for stream in program.streams] == [2 * ranks + 1] * ranks
+
+
+def test_dual_pipe_vs_streams_are_those_of_its_picture() -> None:
+    compute = [
+        [i for i in stream.instructions if isinstance(i, Forward | BackwardInput | BackwardWeight | Update)]
+        for stream in straight("dual-pipe-v", 2, 4).streams
+    ]
+    first = "F1 F2 F3 F1.1 I1.1 W1.1 F2.1 F4 I2.1 W2.1 F3.1 I1 W1 I3.1 W3.1 F4.1 I2 W2 I4.1 W4.1 I3 W3 I4 W4 U1 U1.1"
+    last = "F1 F1.1 F2 F2.1 F3 I1.1 W1.1 F3.1 I1 W1 F4 I2.1 W2.1 F4.1 I2 W2 I3.1 W3.1 I3 W3 I4.1 I4 W4.1 W4 U1 U1.1"
+    assert compute == [list(parse_stream(first)), list(parse_stream(last))]
+
+
 @given(st.sampled_from(sorted(V_SHAPED)), st.integers(1, 9), st.integers(1, 40))
 def test_schedules_in_a_v_keep_their_laws_with_any_ranks_and_microbatches(
     schedule: str, ranks: int, microbatches: int
 ) -> None:
-    """None holds more of any rank than 1F1B of its first one, in time 1F1B never beats them where F = B = W."""
+    """None holds more on a rank than 1F1B on its first, but for one microbatch; none is slower where F = B = W."""
+    microbatches = microbatches_of(schedule, microbatches, depth=2 * ranks)
     program = straight(schedule, ranks, microbatches, batches=2)
     check(program)
     whole = unit_costs(forward_s=2.0, backward_input_s=2.0, backward_weight_s=2.0)
@@ -244,7 +273,7 @@ def test_schedules_in_a_v_keep_their_laws_with_any_ranks_and_microbatches(
         for each, costs in ((program, equal_thirds()), (plain, whole))
     )
     assert own_s <= plain_s
-    assert max(most_kept(stream) for stream in program.streams) <= 2 * ranks
+    assert max(most_kept(stream) for stream in program.streams) <= 2 * ranks + (schedule == "dual-pipe-v")
     for stream in program.streams:
         stages = [part.stage for part in program.stage_streams(stream)]
         assert stages == [stream.stage, 2 * ranks - 1 - stream.stage]
@@ -346,7 +375,8 @@ def test_in_flight_microbatches_never_exceed_the_distance_to_the_end(schedule: s
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_live_versions_are_those_that_a_schedule_promises(schedule: str) -> None:
     stages = 1 if schedule in DATA_PARALLEL else 4
-    program = straight(schedule, stages, 1 if schedule in STASHING else 4, batches=8)
+    microbatches = microbatches_of(schedule, 4, depth=stages * chunks_of(schedule))
+    program = straight(schedule, stages, microbatches, batches=8)
     for stream in (part for whole in program.streams for part in program.stage_streams(whole)):
         behind = program.schedule.versions_behind(program.pipeline, stream.stage)
         assert max(h.versions for h in footprints(stream.instructions, recompute=False)) == 1 + behind
@@ -359,7 +389,11 @@ def test_every_schedule_passes_the_check_and_plays_to_its_end(schedule: str, wid
     chunks = chunks_of(schedule)
     stages = 1 if schedule in DATA_PARALLEL else 3 * chunks
     pipeline = Pipeline(
-        replicas=(width,) * stages, microbatches=3, batches=3, recompute=(recompute,) * stages, chunks=chunks
+        replicas=(width,) * stages,
+        microbatches=max(3, microbatches_of(schedule, 3, depth=stages)),
+        batches=3,
+        recompute=(recompute,) * stages,
+        chunks=chunks,
     )
     program = build(schedule, pipeline, checkpoint_every=2)
     check(program)

@@ -14,7 +14,7 @@ from pipeplan.programs.text import format_instruction, parse_instruction
 from pipeplan.programs.timeline import Lane, Timeline
 from pipeplan.simulation.predict import predict, predict_ends
 from pipeplan.simulation.trace import FIRST_TRACK, chrome_trace
-from tests.schedules import SCHEDULES, STASHING, chunks_of
+from tests.schedules import SCHEDULES, chunks_of, microbatches_of
 from tests.worker_agent.runtime.plans import make_plan
 
 Event = dict[str, Any]
@@ -110,7 +110,7 @@ def require_drawable(events: list[Event]) -> int:
 def timeline_of(schedule: str, *, batches: int = 3, **options: Any) -> Timeline:
     chunks = chunks_of(schedule)
     depth = 1 if schedule.startswith("data-parallel") else 4
-    microbatches = 1 if schedule in STASHING else 4
+    microbatches = microbatches_of(schedule, 4, depth=depth * chunks)
     plan = make_plan(schedule, tuple(range(depth * chunks + 1)), microbatches=microbatches, chunks=chunks, **options)
     return predict(plan, batches=batches)
 
