@@ -76,6 +76,18 @@ def test_zb_h1_is_drawn_with_the_weight_gradients_that_wait() -> None:
     ]
 
 
+def test_two_stages_in_a_v_are_drawn_a_row_a_rank() -> None:
+    ended = simulate("zb-v", stages=2, microbatches=3)
+    assert ended.out.splitlines() == [
+        "stage 0  F1-- F2-- F3-- F1.1 I1.1 W1.1 F2.1 I2.1 W2.1 I1-- W1-- F3.1 I3.1 W3.1 I2-- W2-- I3-- W3--",
+        "stage 1       F1-- F1.1 F2-- F2.1 I1.1 W1.1 F3-- I1-- W1-- F3.1 I2.1 W2.1 I2-- I3.1 I3-- W2-- W3.1 W3--",
+        "bubble 5.26 %, makespan 9.5 s",
+    ]
+    for schedule in ("zb-v", "v-half", "dual-pipe-v"):
+        document = simulate(schedule, "--json", stages=3, microbatches=8).document
+        assert (document["stages"], document["chunks"], document["schedule"]) == (3, 2, schedule)
+
+
 def test_two_bps_memory_saving_variant_is_drawn() -> None:
     ended = simulate("1f1b", "--two-bp-half-way", stages=2, microbatches=4)
     assert ended.out.splitlines() == [
@@ -92,6 +104,7 @@ def test_two_bps_memory_saving_variant_is_drawn() -> None:
         (("--schedule", "pipedream-2bw", "--two-bp"), "schedule: must have a flush"),
         (("--schedule", "1f1b", "--chunks", "2"), "chunks: is an option of 1f1b-interleaved, got 2"),
         (("--schedule", "1f1b-interleaved", "--chunks", "0"), "chunks: must be a whole number of at least 1, got 0"),
+        (("--schedule", "zb-v", "--chunks", "3"), "chunks: must be 2 for zb-v, whose ranks hold two stages in a V"),
         (("--schedule", "zigzag"), "schedule: must be one of naive, gpipe, 1f1b, pipedream, pipedream-2bw"),
         (("--schedule", "1f1b", "--forward", "-1"), "forward: must be a finite number of at least 0, got -1.0"),
         (("--schedule", "1f1b", "--forward", "nan"), "forward: must be a finite number of at least 0, got nan"),

@@ -16,7 +16,7 @@ from pipeplan.programs.instructions import Checkpoint, Instruction
 from pipeplan.programs.timeline_document import LaneDocument
 from pipeplan.simulation.predict import predict
 from tests.pipeplan.builders import Cell, cluster, profile
-from tests.schedules import ASP, STASHING, V_SHAPED
+from tests.schedules import ASP, INTERLEAVED, STASHING, V_SHAPED
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights, train, train_in_turn, train_on_replicas
@@ -122,6 +122,15 @@ def test_interleaved_weights_equal_the_single_process_reference(
     assert distance(weights, expected(plan)) < 1e-11
     for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
         assert without_checkpoints(result.lane) == lane.instructions
+
+
+@pytest.mark.parametrize("schedule", [INTERLEAVED, "zb-v"])
+def test_stages_of_a_rank_may_have_other_numbers_of_blocks(schedule: str, tmp_path: Path) -> None:
+    plan = make_plan(schedule, (0, 1, 3, 4, 7), chunks=2)
+    model = MODEL.replace("depth=4", "depth=7")
+    run_ranks(replace(job_of(plan, tmp_path, steps=STEPS), model=model))
+    reference = train(plan, model, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
+    assert distance(checkpoint_weights(tmp_path, STEPS), reference) < 1e-11
 
 
 def test_an_interleaved_run_resumes_on_every_chunk(tmp_path: Path) -> None:
