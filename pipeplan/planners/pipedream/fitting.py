@@ -161,6 +161,35 @@ class FittingSearch:
         return np.where((need == 1) & (fitting <= 1), 1.0, two), two
 
 
+def fits_any(memory: Memory, space: PartitionSpace, devices: int) -> bool:
+    """Whether stages on all devices, or on fewer, can hold no more than the limit, joined by whatever links."""
+    every = np.arange(len(space))
+    return bool(fewest(memory.most_in_flight(every, every), space)[0][0] <= devices)
+
+
+def fewest(most_in_flight: FloatArray, space: PartitionSpace) -> tuple[FloatArray, IntArray]:
+    """The fewest devices from each state to the end, and the first stage's stop and devices; infinite if none will do.
+
+    `most_in_flight`: how many minibatches each stage has room for; not a number if they take nothing and all fit.
+    """
+    least = np.full(len(space), np.inf)
+    least[-1] = 0.0
+    choice = np.zeros((2, len(space)), dtype=np.int64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for here in reversed(range(space.last)):
+            after = slice(here + 1, None) if space.before is None else space.successors(here)
+            most, behind = most_in_flight[here, after], least[after]
+            need = np.where(behind == 0, 1.0, np.maximum(np.ceil(behind / np.maximum(most - 1, 0)), 1.0))
+            need[np.isnan(most)] = 1.0
+            need[np.isnan(need) | (most < 1)] = np.inf
+            total = need + behind
+            step = int(np.argmin(total))
+            least[here] = total[step]
+            if np.isfinite(least[here]):
+                choice[:, here] = here + 1 + step if isinstance(after, slice) else after[step], need[step]
+    return least, choice
+
+
 def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float, Stages]:
     """The least that the worst device must hold if time does not matter, and stages that hold no more.
 
@@ -191,20 +220,8 @@ def _largest(memory: Memory, stages: Stages) -> float:
 
 def _within(fixed: FloatArray, each: FloatArray, space: PartitionSpace, limit: float, devices: int) -> Stages | None:
     """Stages that hold at most the limit, on all devices; None if they need more than there are."""
-    least = np.full(len(space), np.inf)
-    least[-1] = 0.0
-    choice = np.zeros((2, len(space)), dtype=np.int64)
-    for here in reversed(range(space.last)):
-        after = space.successors(here)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            most = np.floor((limit - fixed[here, after]) / each[here, after])
-            need = np.where(least[after] == 0, 1.0, np.maximum(np.ceil(least[after] / np.maximum(most - 1, 0)), 1.0))
-        need[np.isnan(most)] = 1.0
-        need[np.isnan(need) | (most < 1)] = np.inf
-        step = int(np.argmin(need + least[after]))
-        least[here] = need[step] + least[after[step]]
-        if np.isfinite(least[here]):
-            choice[:, here] = after[step], need[step]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least, choice = fewest(np.floor((limit - fixed) / each), space)
     if least[0] > devices:
         return None
     stages, here, left = [], 0, devices - int(least[0])

@@ -14,19 +14,30 @@ they are part of, and a unit of level k has U devices. A stage of r devices has 
 in flight (2018, section 3.3); a stage that does not fit its device takes forever. As ceil(d / r) = ceil(ceil(d) / r), d
 is rounded up wherever it is handed on, and there are no more tables than devices. O(n^2 M^2) on one level; every level
 around another adds a factor n and the numbers d.
+
+Few states are looked at. With a limit on the bottleneck, p devices compute no more than p times the limit: so much is
+before a state, and so much behind it, at most. The caller raises the limit until what it finds is within it. On one
+level, memory keeps the states before p devices near as well: the devices before them reach only so far, and those
+behind them hold only so much.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray
-from pipeplan.planners.pipedream.fitting import Memory
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
+from pipeplan.planners.pipedream.fitting import Memory, fewest
 from pipeplan.planners.pipedream.probe import Stages
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 
 CALL_ENTRIES = 10_000
 """Entries that are compared in the time that the table of one stage takes at least, however small it is."""
+
+SLACK = 1e-9
+"""By how much sums of compute may differ from those in another order, as a share of all compute or of the limit."""
+
+EVERY = slice(None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +48,7 @@ class Recurrence:
     memory: Memory
     of_bytes: bool = False
     _values: dict[tuple[int, int], FloatArray] = field(default_factory=dict)
+    _reach: dict[int, IntArray] = field(default_factory=dict)
 
     def work(self) -> float:
         """Entries that the outermost level compares, and inside as many for each number of devices behind."""
@@ -49,27 +61,61 @@ class Recurrence:
             work += (states**3 / 6.0 + CALL_ENTRIES) * around**2 * tables
         return work
 
-    def stage_s(self, level: int, units: int, behind: int, beyond: int) -> FloatArray:
-        """T^k of all stages on so many units, with units behind and devices beyond; infinite where none is or fits."""
+    def stage_s(
+        self, level: int, units: int, behind: int, beyond: int, rows: slice = EVERY, columns: slice = EVERY
+    ) -> FloatArray:
+        """T^k of the stages between two ranges of states on so many units, with units behind and devices beyond.
+
+        It is infinite where there is no stage, or none that fits.
+        """
         space = self.space
         if level > 0:
             after = behind_each(behind * space.devices_inside(level) + beyond, units)
-            inside = np.asarray(self.values(level - 1, after)[-1])
+            inside = np.asarray(self.values(level - 1, after)[-1][rows, columns])
         else:
             # V^0: the compute of the stages that fit a device, or the bytes of all stages
-            every = np.arange(len(space))
-            stages = np.triu(np.ones((len(space),) * 2, dtype=bool), k=1) if space.before is None else space.before
-            held_bytes = self.memory.held_bytes(every, every, 1.0 + behind_each(behind + beyond, units))
+            held = 1.0 + behind_each(behind + beyond, units)
             if self.of_bytes:
-                return np.where(stages, held_bytes, np.inf)
-            fits = stages & (held_bytes <= self.memory.law.limit_bytes)
-            inside = np.where(fits, space.compute_s - space.compute_s[:, None], np.inf)
+                every = np.arange(len(space))
+                held_bytes = self.memory.held_bytes(every[rows], every[columns], held)
+                return np.where(self._stages[rows, columns], held_bytes, np.inf)
+            compute_s = space.compute_s[columns] - space.compute_s[rows, None]
+            inside = np.where(self._most_in_flight[rows, columns] >= held, compute_s, np.inf)
         if self.of_bytes:
             return inside
 
         # steps 1 and 2
-        weight_bytes = space.weight_bytes - space.weight_bytes[:, None]
+        weight_bytes = space.weight_bytes[columns] - space.weight_bytes[rows, None]
         return np.asarray(np.maximum(inside, space.exchange_s(level, weight_bytes, units)) / units)
+
+    @cached_property
+    def _stages(self) -> BoolArray:
+        """Whether a stage may reach from one state to another."""
+        states = len(self.space)
+        return np.triu(np.ones((states, states), dtype=bool), k=1) if self.space.before is None else self.space.before
+
+    @cached_property
+    def _most_in_flight(self) -> FloatArray:
+        """How many minibatches in flight every stage has room for, to the byte; below 1 where there is no stage."""
+        every, limit = np.arange(len(self.space)), self.memory.law.limit_bytes
+        most = self.memory.most_in_flight(every, every)
+        with np.errstate(invalid="ignore"):  # nothing in flight takes nothing, however many there are
+            most -= self.memory.held_bytes(every, every, most) > limit
+            most += self.memory.held_bytes(every, every, most + 1) <= limit
+        return np.where(self._stages, most, 0.0)
+
+    @cached_property
+    def fewest(self) -> FloatArray:
+        """The fewest devices from each state to the end, as far as memory goes."""
+        return fewest(self._most_in_flight, self.space)[0]
+
+    def reach(self, held: int) -> IntArray:
+        """By state, the last one that a stage from there, or from an earlier state, reaches with so many in flight."""
+        if held not in self._reach:
+            fits = self._most_in_flight >= held
+            last = np.where(fits.any(axis=1), len(self.space) - 1 - np.argmax(fits[:, ::-1], axis=1), 0)
+            self._reach[held] = np.maximum.accumulate(last)
+        return self._reach[held]
 
     def values(self, level: int, beyond: int) -> FloatArray:
         """V^k by units less one, first and last state."""
@@ -114,23 +160,52 @@ class MemoryProblem:
     stop: int
     beyond: int
 
-    def optimum_s(self, units: int) -> FloatArray:
-        """V by units (from 0) and first state, to the stop."""
+    def optimum_s(self, units: int, limit_s: float = np.inf) -> FloatArray:
+        """V by units (from 0) and first state, to the stop; a value above the limit may be too high."""
         boundaries_s = self.tables.boundaries_s(self.level)
         best = np.full((units + 1, len(self.tables.space)), np.inf)
-        for total in range(1, units + 1):
+        near = self._near(units, limit_s)
+        for total, rows in enumerate(near[1:], start=1):
             for first in range(1, total + 1):
-                stage_s = self._stage_s(first, total - first)
                 # step 3 if the first stage takes all units, else step 4
-                if first == total:
-                    choice = stage_s[:, self.stop]
-                else:
-                    choice = np.maximum(stage_s, np.maximum(best[total - first], boundaries_s)).min(axis=1)
-                best[total] = np.minimum(best[total], choice)
+                columns = near[total - first]
+                choice = self._stage_s(first, total - first, rows, columns)
+                if first < total:
+                    later = np.maximum(best[total - first, columns], boundaries_s[columns])
+                    choice = np.maximum(choice, later)
+                best[total, rows] = np.minimum(best[total, rows], choice.min(axis=1, initial=np.inf))
         return best
 
-    def _stage_s(self, units: int, behind: int) -> FloatArray:
-        return self.tables.stage_s(self.level, units, behind, self.beyond)
+    def _near(self, units: int, limit_s: float) -> list[slice]:
+        """By units that are left of so many, the states where they may begin if no stage takes longer than the limit.
+
+        Where none are left that is the stop.
+        """
+        space, of_bytes = self.tables.space, self.tables.of_bytes
+        left = np.arange(units + 1)
+        low, high = np.zeros(len(left), dtype=np.int64), np.full(len(left), len(space))
+        if not of_bytes and np.isfinite(limit_s):
+            compute_s, each_s = space.compute_s, limit_s * (1 + SLACK) * space.devices_inside(self.level)
+            slack_s = SLACK * compute_s[-1]
+            low = np.searchsorted(compute_s, compute_s[self.stop] - left * each_s - slack_s, side="left")
+            most_s = compute_s[self.start] + (units - left) * each_s + slack_s
+            high = np.searchsorted(compute_s, most_s, side="right")
+        if not of_bytes and len(space.levels) == 1:
+            low = np.maximum(low, [int(np.argmax(self.tables.fewest <= count)) for count in left.tolist()])
+            high = np.minimum(high, np.asarray(self._farthest(units)) + 1)
+        every = [slice(a, max(a, b)) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+        return [slice(self.stop, self.stop + 1), *every[1:]]
+
+    def _farthest(self, units: int) -> list[int]:
+        """By units that are left, the last state that the others reach in memory, stage by stage."""
+        reach, farthest = self.tables.reach, [0] * (units + 1)
+        for left in reversed(range(units)):
+            stages = ((1 + behind_each(left, first), farthest[left + first]) for first in range(1, units - left + 1))
+            farthest[left] = max(int(reach(held)[start]) for held, start in stages)
+        return farthest
+
+    def _stage_s(self, units: int, behind: int, rows: slice, columns: slice) -> FloatArray:
+        return self.tables.stage_s(self.level, units, behind, self.beyond, rows, columns)
 
     def preferred(self, units: int, cost_s: float) -> Stages:
         """Fewer stages, then fewer bytes, smaller cuts and fewer units on the earlier stages, within the cost."""
@@ -140,36 +215,48 @@ class MemoryProblem:
         shape = (units + 1, len(self.tables.space))
         count, sent = np.full(shape, np.inf), np.full(shape, np.inf)
         count[0, self.stop] = sent[0, self.stop] = 0.0
-        for total in range(1, units + 1):
+        near = self._near(units, limit_s)
+        for total, rows in enumerate(near[1:], start=1):
             for first in range(1, total + 1):
-                stages, moved = self._choices((count, sent), first, total - first, limit_s)
-                fewest = stages.min(axis=1)
-                least = np.where(stages == fewest[:, None], moved, np.inf).min(axis=1)
-                lesser = (fewest < count[total]) | ((fewest == count[total]) & (least < sent[total]))
-                count[total] = np.where(lesser, fewest, count[total])
-                sent[total] = np.where(lesser, least, sent[total])
+                columns = near[total - first]
+                stages, moved = self._choices((count, sent), first, total - first, limit_s, rows, columns)
+                fewest = stages.min(axis=1, initial=np.inf)
+                least = np.where(stages == fewest[:, None], moved, np.inf).min(axis=1, initial=np.inf)
+                known, bytes_known = count[total, rows], sent[total, rows]
+                lesser = (fewest < known) | ((fewest == known) & (least < bytes_known))
+                count[total, rows] = np.where(lesser, fewest, known)
+                sent[total, rows] = np.where(lesser, least, bytes_known)
 
         # read off from the front: the smallest cut, then the fewest units
         taken, here, left = [], self.start, units
         while left > 0:
             choices = []
             for first in range(1, left + 1):
-                stages, moved = self._choices((count, sent), first, left - first, limit_s)
-                best = (stages[here] == count[left, here]) & (moved[here] <= sent[left, here] * (1 + ROUNDING))
-                choices += [(int(stop), first) for stop in np.flatnonzero(best)]
+                rows, columns = slice(here, here + 1), near[left - first]
+                stages, moved = self._choices((count, sent), first, left - first, limit_s, rows, columns)
+                best = (stages[0] == count[left, here]) & (moved[0] <= sent[left, here] * (1 + ROUNDING))
+                choices += [(columns.start + int(stop), first) for stop in np.flatnonzero(best)]
             stop, first = min(choices)
             taken.append((here, stop, first))
             here, left = stop, left - first
         return tuple(taken)
 
     def _choices(
-        self, ranks: tuple[FloatArray, FloatArray], units: int, behind: int, limit_s: float
+        self,
+        ranks: tuple[FloatArray, FloatArray],
+        units: int,
+        behind: int,
+        limit_s: float,
+        rows: slice,
+        columns: slice,
     ) -> tuple[FloatArray, FloatArray]:
-        """Stages and bytes if a stage of so many units comes first."""
+        """Stages and bytes if a stage of so many units, between these ranges of states, comes first."""
         space, (count, sent) = self.tables.space, ranks
-        at_stop = np.arange(len(space)) == self.stop
-        boundary = np.where(at_stop, 0.0, self.tables.boundaries_s(self.level))
-        within = (self._stage_s(units, behind) <= limit_s) & (boundary <= limit_s)
-        weight_bytes = space.weight_bytes - space.weight_bytes[:, None]
-        moved = space.exchange * (units - 1) / units * weight_bytes + np.where(at_stop, 0.0, 2 * space.boundary_bytes)
-        return np.where(within, 1 + count[behind], np.inf), np.where(within, moved + sent[behind], np.inf)
+        at_stop = np.arange(len(space))[columns] == self.stop
+        boundary = np.where(at_stop, 0.0, self.tables.boundaries_s(self.level)[columns])
+        within = (self._stage_s(units, behind, rows, columns) <= limit_s) & (boundary <= limit_s)
+        weight_bytes = space.weight_bytes[columns] - space.weight_bytes[rows, None]
+        boundary_bytes = np.where(at_stop, 0.0, 2 * space.boundary_bytes[columns])
+        moved = space.exchange * (units - 1) / units * weight_bytes + boundary_bytes
+        behind_count, behind_sent = count[behind, columns], sent[behind, columns]
+        return np.where(within, 1 + behind_count, np.inf), np.where(within, moved + behind_sent, np.inf)

@@ -19,7 +19,7 @@ from itertools import count
 
 import numpy as np
 
-from pipeplan.planners.pipedream.fitting import FittingSearch, Law, Memory, in_flight, memory_of, smallest
+from pipeplan.planners.pipedream.fitting import FittingSearch, Law, Memory, fits_any, in_flight, memory_of, smallest
 from pipeplan.planners.pipedream.memory_recurrence import MemoryProblem, Recurrence, behind_each
 from pipeplan.planners.pipedream.probe import Stages, units_before
 from pipeplan.planners.pipedream.recurrence import LevelSearch, Optimum
@@ -30,6 +30,9 @@ from pipeplan.planners.pipedream.ties import preferred
 
 RECURRENCE_ENTRIES = 3e8
 """Entries that the recurrence with memory may compare: a few seconds. Beyond, a search may leave a gap."""
+
+RAISED = 1.5
+"""How much the limit on the bottleneck is raised where nothing that fits is within it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,28 +214,39 @@ def _in_units(space: PartitionSpace, level: int, stages: Stages) -> tuple[LevelP
 def _fitting(search: PartitionSearch, level: LevelSearch, optimum: Optimum) -> Partition | None:
     """Memory decides: by the recurrence if that is affordable, else by a search whose proof may leave a gap."""
     memory = _memory(search)
+    if not fits_any(memory, search.space, search.devices):
+        return None
     tables = Recurrence(space=search.space, memory=memory)
     if tables.work() <= RECURRENCE_ENTRIES:
         problem = MemoryProblem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0)
-        units = search.space.levels[-1].units
-        values = problem.optimum_s(units)[:, 0]
-        used = int(np.argmin(values)) if search.fewer else units
-        cost_s = float(values[used])
+        used, cost_s = _optimum(search, problem, optimum.cost_s)
         if not np.isfinite(cost_s):
             return None
         parts = _parts_by_recurrence(problem, used, cost_s)
         return _partition(search, parts, cost_s, Proof(method="recurrence", bound_s=cost_s))
 
-    most_bytes, stages = smallest(memory, search.space, search.devices)
-    if most_bytes > memory.law.limit_bytes:
-        return None
     if search.outermost > 0:
         # as if every link were the slowest: the plan is possible, and no slower than it says
         one_level = partition(replace(search, space=replace(search.space, levels=_one_level(search.space))))
         return None if one_level is None else replace(one_level, proof=_proof(search, level))
+    stages = smallest(memory, search.space, search.devices)[1]
     found = FittingSearch(level, memory).search(stages, optimum.refuted_s)
     parts = tuple(LevelPart(start=a, stop=b, units=m) for a, b, m in found.stages)
     return _partition(search, parts, found.cost_s, Proof(method="fewest that fit", bound_s=found.refuted_s))
+
+
+def _optimum(search: PartitionSearch, problem: MemoryProblem, least_s: float) -> tuple[int, float]:
+    """The units that the best plan uses, and its time, which is `least_s` or more; infinite if none fits."""
+    units, space = search.space.levels[-1].units, search.space
+    exchange_s = float(space.exchange_s(search.outermost, space.weight_bytes[-1], units))
+    longest_s = max(float(space.compute_s[-1]), exchange_s, float(problem.tables.boundaries_s(problem.level).max()))
+    limit_s = least_s
+    while True:
+        limit_s = limit_s * RAISED if 0 < limit_s < longest_s else np.inf
+        values = problem.optimum_s(units, limit_s)[:, 0]
+        used = int(np.argmin(values)) if search.fewer else units
+        if values[used] <= limit_s:
+            return used, float(values[used])
 
 
 def _memory(search: PartitionSearch) -> Memory:
