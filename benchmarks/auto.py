@@ -1,5 +1,6 @@
 """What auto finds beside what it asks, and how long it takes: `python -m benchmarks.auto`."""
 
+import random
 import time
 from dataclasses import replace
 
@@ -14,25 +15,17 @@ GPU = Device(name="gpu", memory_bytes=16 * 10**9)
 ASKED = (("pipedream", None), ("pipedream-2bw", None), ("pipedream-2bw", "1f1b"), ("pipedream-2bw", "data-parallel"))
 
 
-def transformer(blocks: int, servers: int, batch_size: int) -> PlanningProblem:
-    """Equal blocks of 14 million parameters in 16 bits, on servers of 8 joined at 10 Gb/s."""
-    sizes = (1, 2, 4, 8)
-    measured = tuple(
-        Measurement(
-            microbatch_size=size,
-            forward_s=0.01 * size,
-            backward_s=0.02 * size,
-            input_bytes=10**6 * size,
-            output_bytes=10**6 * size,
-            activation_bytes=30 * 10**6 * size,
-        )
-        for size in sizes
-    )
+SIZES = (1, 2, 4, 8)
+
+
+def transformer(blocks: int, servers: int, batch_size: int, *, sigma: float = 0.0) -> PlanningProblem:
+    """Blocks of 14 million parameters in 16 bits, equal or times log-normal factors, on servers of 8 at 10 Gb/s."""
+    draw = random.Random(1)
     profile = Profile(
-        model=Model(name="transformer"),
+        model=Model(name="drawn" if sigma else "equal"),
         device=GPU,
         dtype="float16",
-        blocks=tuple(Block(name=f"{i}", weight_bytes=28 * 10**6, measurements=measured) for i in range(blocks)),
+        blocks=tuple(_block(f"{index}", draw.lognormvariate(0, sigma)) for index in range(blocks)),
     )
     levels = (
         Level(size=8, bandwidth_bytes_per_s=5e10, latency_s=5e-6),
@@ -41,11 +34,27 @@ def transformer(blocks: int, servers: int, batch_size: int) -> PlanningProblem:
     return PlanningProblem(profile=profile, cluster=Cluster(device=GPU, levels=levels), batch_size=batch_size)
 
 
+def _block(name: str, factor: float) -> Block:
+    measured = tuple(
+        Measurement(
+            microbatch_size=size,
+            forward_s=factor * 0.01 * size,
+            backward_s=factor * 0.02 * size,
+            input_bytes=10**6 * size,
+            output_bytes=10**6 * size,
+            activation_bytes=int(factor * 30 * 10**6) * size,
+        )
+        for size in SIZES
+    )
+    return Block(name=name, weight_bytes=int(factor * 28 * 10**6), measurements=measured)
+
+
 def main() -> None:
     """Prints a table a cluster: seconds, and throughput when played, as a share of auto's."""
     print("| devices x blocks | planner | seconds | plan | samples/s, played | of auto's |\n|---|---|---|---|---|---|")
-    for servers, blocks, batch_size in ((1, 48, 64), (8, 48, 512), (128, 48, 8192)):
-        problem = transformer(blocks, servers, batch_size)
+    cases = [(1, 48, 64, 0.0), (8, 48, 512, 0.0), (128, 48, 8192, 0.0), (1, 48, 64, 0.35), (8, 48, 512, 0.35)]
+    for servers, blocks, batch_size, sigma in cases:
+        problem = transformer(blocks, servers, batch_size, sigma=sigma)
         best, seconds = _timed("auto", problem)
         _row(problem, "auto", best, seconds, rate(best))
         for planner, schedule in ASKED:
@@ -65,12 +74,10 @@ def _timed(planner: str, problem: PlanningProblem) -> tuple[Plan, float]:
 
 
 def _row(problem: PlanningProblem, planner: str, plan: Plan, seconds: float, best: float) -> None:
-    machines, blocks = problem.cluster.devices, len(problem.profile.blocks)
+    model, machines, blocks = problem.profile.model.name, problem.cluster.devices, len(problem.profile.blocks)
     found = f"{plan.schedule} {plan.depth} x {plan.width or 'mixed'}"
-    print(
-        f"| {machines} x {blocks} | {planner} | {seconds:.2f} | {found} | {rate(plan):.4g} | {rate(plan) / best:.3f} |",
-        flush=True,
-    )
+    row = [f"{machines} x {blocks} {model}", planner, f"{seconds:.2f}", found]
+    print("|", " | ".join([*row, f"{rate(plan):.4g}", f"{rate(plan) / best:.3f}"]), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ same closed form without bounds: it splits every configuration of the largest in
 time, the same one, so that the ratio is of two ways to the same plan.
 """
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import Plan
@@ -23,20 +24,33 @@ from pipeplan.planners.two_bw.shapes import ShapeSpace
 
 REPETITIONS = 5
 SIZES = (1, 2, 4, 8, 16, 32)
+SIGMA = 0.35
+"""Of the logarithm of a drawn block's weight: hardly two blocks are alike, and no split is even."""
 
 
-def chain(blocks: int) -> Profile:
-    """Uneven blocks, the first and the last 2.5 times as heavy; larger microbatches are more efficient."""
+def chain(weights: Sequence[float]) -> Profile:
+    """Blocks of these weights; larger microbatches are more efficient."""
     return Profile(
         model=Model(name="chain"),
         device=Device(name="device", memory_bytes=16 * 10**9),
         dtype="float32",
-        blocks=tuple(_block(index, blocks) for index in range(blocks)),
+        blocks=tuple(_block(index, weight) for index, weight in enumerate(weights)),
     )
 
 
-def _block(index: int, blocks: int) -> Block:
-    weight = (1.0 + 0.3 * (index * 37 % 101) / 101) * (2.5 if index in (0, blocks - 1) else 1.0)
+def uneven(blocks: int) -> list[float]:
+    """Weights up to 1.3, the first and the last 2.5 times as large."""
+    ends = (0, blocks - 1)
+    return [(1.0 + 0.3 * (index * 37 % 101) / 101) * (2.5 if index in ends else 1.0) for index in range(blocks)]
+
+
+def drawn(blocks: int) -> list[float]:
+    """Log-normal weights from a fixed seed."""
+    draw = random.Random(1)
+    return [draw.lognormvariate(0, SIGMA) for _ in range(blocks)]
+
+
+def _block(index: int, weight: float) -> Block:
     return Block(
         name=f"block {index}",
         weight_bytes=int(weight * 48e6),
@@ -55,7 +69,7 @@ def _block(index: int, blocks: int) -> Block:
 
 
 def instance(
-    blocks: int, servers: int, gigabytes: float, batch_size: int, options: Options | None = None
+    weights: Sequence[float], servers: int, gigabytes: float, batch_size: int, options: Options | None = None
 ) -> PlanningProblem:
     """Servers of 8 devices."""
     levels = (
@@ -64,7 +78,7 @@ def instance(
     )
     device = Device(name="device", memory_bytes=int(gigabytes * 1e9))
     return PlanningProblem(
-        profile=chain(blocks),
+        profile=chain(weights),
         cluster=Cluster(device=device, levels=levels),
         batch_size=batch_size,
         options=options or Options(),
@@ -72,13 +86,16 @@ def instance(
 
 
 INSTANCES = {
-    "200 blocks, 4,096 devices": instance(200, 512, 16, 2**13 * 15),
-    "the same, plenty of memory": instance(200, 512, 100_000, 2**13 * 15),
-    "the same, 4 GB": instance(200, 512, 4, 2**13 * 15),
-    "the same, batch 8 x 720,720": instance(200, 512, 16, 8 * 720_720),
-    "200 blocks, 10,000 devices": instance(200, 1250, 16, 2**13 * 375),
-    "200 blocks, 4,096 devices, safe batch 100,003": instance(200, 512, 16, 100_003, Options(safe_batch=True)),
-    "1,000 blocks, 64 devices": instance(1000, 8, 16, 2**10),
+    "200 blocks, 4,096 devices": instance(uneven(200), 512, 16, 2**13 * 15),
+    "the same, plenty of memory": instance(uneven(200), 512, 100_000, 2**13 * 15),
+    "the same, 4 GB": instance(uneven(200), 512, 4, 2**13 * 15),
+    "the same, batch 8 x 720,720": instance(uneven(200), 512, 16, 8 * 720_720),
+    "200 blocks, 10,000 devices": instance(uneven(200), 1250, 16, 2**13 * 375),
+    "200 blocks, 4,096 devices, safe batch 100,003": instance(uneven(200), 512, 16, 100_003, Options(safe_batch=True)),
+    "1,000 blocks, 64 devices": instance(uneven(1000), 8, 16, 2**10),
+    "200 drawn blocks, 4,096 devices": instance(drawn(200), 512, 16, 2**13 * 15),
+    "200 drawn blocks, 4,096 devices, 4 GB": instance(drawn(200), 512, 4, 2**13 * 15),
+    "1,000 drawn blocks, 4,096 devices": instance(drawn(1000), 512, 16, 2**13 * 15),
 }
 
 
@@ -118,7 +135,7 @@ def main() -> None:
         whole_s, played_s = best_s(lambda p=problem: two_bw(p)), best_s(lambda p=plan: play(p))  # type: ignore[misc]
         split = int(plan.certificate.witness[-1])
         print(f"{name:46} {1e3 * whole_s:9.1f} {1e3 * played_s:10.1f}  {split} of {plan.configurations_considered}")
-    small = instance(100, 8, 16, 2**7)
+    small = instance(uneven(100), 8, 16, 2**7)
     plan = two_bw(small)
     assert isinstance(plan, Plan)
     assert abs(plain(small) / plan.closed_form.throughput_samples_per_s - 1) < 1e-12
@@ -127,7 +144,7 @@ def main() -> None:
     print(f"\n{'gpipe, one microbatch size':46} {'whole ms':>9} {'of it play':>10}")
     for blocks in (200, 1000):
         options = Options(microbatch_size=4)
-        problem = instance(blocks, 8, 1000, 2**10, options)
+        problem = instance(uneven(blocks), 8, 1000, 2**10, options)
         plan = gpipe(problem)
         assert isinstance(plan, Plan)
         whole_s, played_s = best_s(lambda p=problem: gpipe(p)), best_s(lambda p=plan: play(p))  # type: ignore[misc]
