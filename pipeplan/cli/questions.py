@@ -161,7 +161,7 @@ def largest(
     devices = problem.cluster.devices
     wanted = [2**power for power in range(devices.bit_length())] if depths is None else _depths(depths, devices)
     with progress_bar("planning") as on_progress:
-        sizes = ask_largest(problem, planner_named(NAME), blocks, wanted, on_progress)
+        sizes = ask_largest(problem, PLANNERS[NAME], blocks, wanted, on_progress)
     if as_json:
         repeated = {"start": blocks.start, "stop": blocks.stop}
         typer.echo(dump({"repeat": repeated, "sizes": sizes, "warnings": problem.warnings}))

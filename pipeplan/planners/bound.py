@@ -10,8 +10,9 @@ With c_s the seconds that stage s computes a microbatch, m microbatches a batch:
 4. Without pipelining a microbatch passes all stages before the next one begins.
 5. A port carries all that passes it in a batch. With a flush, exchanges begin when the last backwards do.
 
-With a flush all batches but the first are alike, and no play passes the bound. Without one they may alternate, and the
-median of a few may be a little below what all of them take: one play in thousands passes the bound, by up to a percent.
+With a flush all batches but the first are alike, and no play passes the bound. Without one batches may take more and
+less time in turn, and the median of a few may be less than their mean: a play in thousands passes the bound, by a
+percent or two.
 """
 
 from collections import Counter, defaultdict

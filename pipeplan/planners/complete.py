@@ -1,7 +1,7 @@
-"""Complete: what a planner decided -> the whole plan, with its costs and what its streams give when played.
+"""Complete: what a planner decided -> the whole plan with its costs; and what its streams give when they are played.
 
-Streams are played with the plan's costs as far as that takes no longer than planning. Where a batch is too long, two
-shorter ones are played, and what they give is extrapolated.
+Streams are played with the plan's costs as far as that takes less than a second. Where a batch is too long, two shorter
+ones are played, and what they give is extrapolated.
 """
 
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ from pipeplan.programs.instructions import ReduceGradients, Update
 from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
-from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
+from pipeplan.programs.timeline import Timeline, batch_s
 from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
 
-SIMULATED_INSTRUCTIONS = 6_000
-"""What a planner plays of its answer: it takes no longer than planning."""
+SIMULATED_INSTRUCTIONS = 250_000
+"""What is played of an answer at most, for its price: it takes less than a second."""
 
 _BATCHES = 4
 """What is played of a schedule with a flush: its batches are alike, and the first, which fills, is not counted."""
@@ -130,7 +130,7 @@ class _Played:
         timeline = one_pipeline(plan, batches=batches)
         return cls(
             batches=batches,
-            batch_s=timeline.batch_size / throughput_samples_per_s(timeline),
+            batch_s=batch_s(timeline),
             span_s=timeline.makespan_s,
             busy_s=tuple(lane.busy_s for lane in timeline.lanes),
             peak_bytes=tuple(lane.peak_memory_bytes for lane in timeline.lanes),
@@ -233,13 +233,7 @@ class Decision:
 
 
 def complete(problem: PlanningProblem, decision: Decision) -> Plan:
-    """The plan, played. `simulated` is left out where playing it would take longer than planning it."""
-    plan = assemble(problem, decision)
-    return replace(plan, simulated=play(plan))
-
-
-def assemble(problem: PlanningProblem, decision: Decision) -> Plan:
-    """The plan, not played."""
+    """The plan, without its price: `solve` and `auto` play it."""
     options = problem.options
     master_weights = keeps_master_weights(problem.profile.dtype, options.master_weights)
     return Plan(

@@ -8,6 +8,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import MissingDependencyError, require
 from pipeplan.planners.auto.planner import auto
+from pipeplan.planners.complete import play
 from pipeplan.planners.gpipe import gpipe
 from pipeplan.planners.on_chain import on_chain
 from pipeplan.planners.pipedream.planner import pipedream
@@ -40,7 +41,7 @@ version: the minor one where plans are faster or more problems have one, the maj
 
 
 def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
-    """The planner's answer to the problem as its calibration corrects it, with the ids of the documents given.
+    """The planner's answer to the problem as its calibration corrects it, played, with the ids of the documents given.
 
     Raises InvalidInputError for a planner that does not exist, or for a problem that it cannot be asked.
     """
@@ -52,7 +53,8 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
     answer = asked(problem.corrected)
     if not isinstance(answer, Plan):
         return answer
-    answer = replace(answer, planner_version=VERSIONS[planner])
+    simulated = play(answer) if answer.simulated is None else answer.simulated
+    answer = replace(answer, planner_version=VERSIONS[planner], simulated=simulated)
     if problem.calibration is None:
         return answer
     return replace(

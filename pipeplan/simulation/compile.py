@@ -99,7 +99,7 @@ class Edge:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class ExchangeLine:
     """A stage's exchanges: one is under way on the route, and others wait for its end."""
 
     route: Route
@@ -119,7 +119,7 @@ class Exchange:
     group: Group
     seconds: float
     missing: int
-    line: Line | None
+    line: ExchangeLine | None
     inside_s: float = 0.0
     tail_s: float = 0.0
     waiting: list[int] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Compiler:
         self._devices = devices
         self._edges: dict[tuple[int, int, bool, int], Edge] = {}
         self._exchanges: dict[_Meeting, Exchange] = {}
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, ExchangeLine] = {}
         self._ports: dict[_Port, int] = {}
         self.routes: list[Route] = []
         self.columns = [self._column(stream) for stream in program.streams]
@@ -327,7 +327,7 @@ class Compiler:
         column.exchanges[index] = exchange
         return Meet.AWAIT if exchange.number in begun else Meet.EXCHANGE
 
-    def _line(self, stage: int) -> Line:
+    def _line(self, stage: int) -> ExchangeLine:
         """A stage's exchanges, one after another: through ports, or on links of their own.
 
         A ring enters and leaves every unit once, however many of the replicas are in it. Each of these carries its
@@ -348,7 +348,7 @@ class Compiler:
                     if costs.reduce_device_share < 1:
                         own = [_Port(out, behind_a_port, device, own=True) for device in devices]
                         passed |= {port: 1.0 / inside[port.unit // behind_a_port] for port in own}
-            self._lines[stage] = Line(self._route(passed, share, costs.reduce_device_share))
+            self._lines[stage] = ExchangeLine(self._route(passed, share, costs.reduce_device_share))
         return self._lines[stage]
 
     def _route(self, passed: Mapping[_Port, float], share: float, own: float) -> Route:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from pipeplan.documents.plan import Alternative, Certificate
-from pipeplan.planners.auto.proposals import Proposal, Proposer
+from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.auto.space import Configuration, PlayedSpace
 from pipeplan.planners.bound import most_samples_per_s
@@ -24,6 +24,9 @@ MOST_SPLITS = 600
 
 CLOSE = 0.002
 """The search ends where nothing that is left can be faster by more than this share."""
+
+FRONT_INSTRUCTIONS = 100_000
+"""So many instructions are played for plans that are slower than the answer, and hold less."""
 
 SHOWN_UNPLAYED = 12
 """How many configurations that were not played are shown."""
@@ -66,6 +69,7 @@ class PlayedSearch:
                 self.plays += 1
                 self.ranking.add(item)
         self.left = max((-most for most, _, _ in self._waiting), default=0.0)
+        self._play_front()
         for most, _, item in sorted(self._waiting, key=lambda each: each[:2]):
             if len(self.unplayed) == SHOWN_UNPLAYED:
                 break
@@ -106,6 +110,22 @@ class PlayedSearch:
             bound=1 / reached,
             claim=claim,
         )
+
+    def _play_front(self) -> None:
+        """Plays some plans more, for the front of throughput against memory: those that hold less, by their bounds."""
+        plans = [(-most, item) for most, _, item in self._waiting if isinstance(item, Proposal)]
+        held = [each for each in plans if not each[1].plan.split_backward]
+        front = pareto_front(
+            held,
+            throughput_samples_per_s=lambda each: each[0],
+            memory_bytes=lambda each: max(stage.memory_bytes for stage in each[1].plan.stages),
+        )
+        least = max(self.ranking.left - FRONT_INSTRUCTIONS, 0)
+        for _, proposal in front:
+            if self.ranking.left <= least:
+                break
+            self.plays += 1
+            self.ranking.add(proposal)
 
     def _push(self, most: float, item: Configuration | Proposal) -> None:
         self._pushed += 1

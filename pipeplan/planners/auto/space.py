@@ -16,7 +16,7 @@ from pipeplan.costs.collectives import AllReduce, all_reduce_among
 from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Plan, Worker
-from pipeplan.planners.complete import assemble
+from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator, decision
 from pipeplan.planners.two_bw.chain import profiled
@@ -144,7 +144,7 @@ class PlayedSpace:
         made = decision(
             "pipedream-2bw", "pipedream-2bw-a.1", found, evaluator.stops(found), considered=1, alternatives=()
         )
-        return assemble(self.problem, made)
+        return complete(self.problem, made)
 
     def _shapes(self) -> Iterator[PipelineShape]:
         options, batch_size = self.problem.options, self.problem.batch_size

@@ -1,6 +1,7 @@
 """The smallest cluster, against asking for every one."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -8,11 +9,12 @@ from hypothesis import strategies as st
 
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
-from pipeplan.planners.pipedream.planner import pipedream
 from pipeplan.planners.problem import Planner, PlanningProblem
-from pipeplan.planners.two_bw.planner import two_bw
+from pipeplan.planners.solve import solve
 from pipeplan.questions.smallest import rate, smallest, sub_cluster, sub_clusters
 from tests.pipeplan.builders import Cell, cluster, profile
+
+TWO_BW, PIPEDREAM = partial(solve, "pipedream-2bw"), partial(solve, "pipedream")
 
 CELL = Cell(weight_bytes=4, output_bytes=2, activation_bytes=2)
 
@@ -50,7 +52,7 @@ def test_sub_clusters_grow_inside_a_server_and_then_by_servers() -> None:
 @given(
     wanted=st.floats(0.01, 4.0),
     memory_bytes=st.sampled_from([10, 20, 30, 10**6]),
-    planner=st.sampled_from([two_bw, pipedream]),
+    planner=st.sampled_from([TWO_BW, PIPEDREAM]),
 )
 def test_the_smallest_is_the_first_that_reaches_it(wanted: float, memory_bytes: int, planner: Planner) -> None:
     asked = problem(memory_bytes=memory_bytes)
@@ -70,4 +72,4 @@ def test_the_smallest_is_the_first_that_reaches_it(wanted: float, memory_bytes: 
 
 def test_what_the_planner_cannot_be_asked_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="throughput"):
-        smallest(problem(), two_bw, 0.0)
+        smallest(problem(), TWO_BW, 0.0)

@@ -21,8 +21,8 @@ from tests.pipeplan.planners.auto.test_auto import split
 
 ROUNDING = 1 + 1e-6
 
-ALTERNATING = 1.01
-"""Without a flush the median of a few batches may be below their mean."""
+ALTERNATING = 1.05
+"""Without a flush batches may take more and less time in turn: the median of a few may be less than their mean."""
 
 
 @settings(max_examples=120, deadline=None)

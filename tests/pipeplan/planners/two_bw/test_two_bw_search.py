@@ -220,7 +220,7 @@ def test_a_naive_cut_where_less_crosses_is_worth_more_than_even_stages() -> None
     assert [(stage.start, stage.stop) for stage in plan.stages] == [(0, 1), (1, 4)]
     even = plan_for(profile([replace(block, output_bytes=1) for block in blocks]), cluster((2, 1.0)), 4, options)
     assert [(stage.start, stage.stop) for stage in even.stages] == [(0, 2), (2, 4)]
-    assert even.time_per_microbatch_s == plan.time_per_microbatch_s == 16.0
+    assert even.closed_form.time_per_microbatch_s == plan.closed_form.time_per_microbatch_s == 16.0
 
 
 def test_reasons_cover_every_configuration() -> None:
