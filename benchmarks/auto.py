@@ -1,12 +1,20 @@
-"""What auto finds beside what it asks, and how long it takes: `python -m benchmarks.auto`."""
+"""What auto finds beside what it asks, and how long it takes: `python -m benchmarks.auto`.
+
+`python -m benchmarks.auto PROFILE CLUSTER BATCH_SIZE OPTIMIZER` asks about a problem of one's own: its answer's closed
+form, bound and play, and the fastest play that any schedule and depth gives that is forced upon it.
+"""
 
 import random
+import sys
 import time
 from dataclasses import replace
 
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.files import load
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.auto.space import SEARCHED
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.questions.smallest import rate
@@ -50,8 +58,47 @@ def _block(name: str, factor: float) -> Block:
 
 
 def main() -> None:
-    """Prints a table a cluster: seconds, and throughput when played, as a share of auto's."""
-    print("| devices x blocks | planner | seconds | plan | samples/s, played | of auto's |\n|---|---|---|---|---|---|")
+    """Prints a table: of the problem that is named, or of equal blocks on three clusters."""
+    if sys.argv[1:]:
+        profile, cluster, batch_size, optimizer = sys.argv[1:]
+        problem = PlanningProblem(
+            profile=load(Profile, profile),
+            cluster=load(Cluster, cluster),
+            batch_size=int(batch_size),
+            options=Options(optimizer=optimizer),
+        )
+        _forced(problem)
+    else:
+        _equal_blocks()
+
+
+def _forced(problem: PlanningProblem) -> None:
+    """Auto's answer beside the fastest of auto's answers to the same problem with a schedule and a depth."""
+    best, seconds = _timed("auto", problem)
+    forced = 0.0
+    deepest = min(problem.cluster.devices, len(problem.profile.blocks))
+    for schedule in SEARCHED:
+        for depth in (2**power for power in range(deepest.bit_length())):
+            options = replace(problem.options, schedule=schedule, stages=depth)
+            try:
+                answer = solve("auto", replace(problem, options=options))
+            except InvalidInputError:
+                continue  # such as data parallelism of two stages
+            forced = max(forced, rate(answer) if isinstance(answer, Plan) else 0.0)
+    assert best.certificate is not None
+    found = f"{best.schedule} {best.depth} x {best.width or 'mixed'}"
+    print("| plan | CPU s | closed form | bound | played | best of what is forced |\n|---|---|---|---|---|---|")
+    print(
+        f"| {found} | {seconds:.2f} | {best.closed_form.throughput_samples_per_s:.4g} | "
+        f"{1 / best.certificate.bound:.4g} | {rate(best):.4g} | {forced:.4g} |"
+    )
+
+
+def _equal_blocks() -> None:
+    """Seconds, and throughput when played, as a share of auto's."""
+    print(
+        "| devices x blocks | planner | processor s | plan | samples/s, played | of auto's |\n|---|---|---|---|---|---|"
+    )
     cases = [(1, 48, 64, 0.0), (8, 48, 512, 0.0), (128, 48, 8192, 0.0), (1, 48, 64, 0.35), (8, 48, 512, 0.35)]
     for servers, blocks, batch_size, sigma in cases:
         problem = transformer(blocks, servers, batch_size, sigma=sigma)
@@ -65,9 +112,9 @@ def main() -> None:
 
 
 def _timed(planner: str, problem: PlanningProblem) -> tuple[Plan, float]:
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     answer = solve(planner, problem)
-    seconds = time.perf_counter() - start_s
+    seconds = time.process_time() - start_s
     if not isinstance(answer, Plan):
         raise SystemExit(f"{planner}: {answer.reasons[0].detail}")
     return answer, seconds

@@ -21,6 +21,7 @@ from fastapi.testclient import TestClient
 from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.files import parse, parse_plan
 from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import FIRST_VERSION
 from planner_service.app import create_app
 from planner_service.overview.openapi import CLUSTER
 from planner_service.platform.settings import Settings
@@ -60,6 +61,7 @@ def _database(url: str) -> JSON:
         ids["cluster"] = post("/v1/clusters", asdict(CLUSTER))["id"]
         plans = [post("/v1/plans", request_document(planner=planner)) for planner in ("pipedream-2bw", "gpipe")]
         ids["plans"] = [plan["id"] for plan in plans]
+        ids["planner_version"] = plans[0].get("planner_version", FIRST_VERSION)
         http.put("/v1/aliases/production", json={"plan_id": plans[0]["id"]}).raise_for_status()
         task = run_task(str(plans[0]["id"])).model_dump(mode="json")
         job = post("/v1/jobs", task)

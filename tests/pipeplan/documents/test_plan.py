@@ -71,7 +71,7 @@ def as_in_0_1_0(plan: Plan) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(dump(plan_document(plan)))
     form = document.pop("closed_form")
     for other in document["alternatives"]:
-        closed_form = other.pop("closed_form_samples_per_s")
+        closed_form = other.pop("closed_form_samples_per_s", None)
         if other["throughput_samples_per_s"] is None:
             other["throughput_samples_per_s"] = closed_form
     return document | {name: form[name] for name in PRICE}
