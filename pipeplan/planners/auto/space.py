@@ -4,23 +4,24 @@ A configuration is a schedule, a shape (`two_bw.terms.PipelineShape`) and a plac
 stages are those of the closed form's best split, whose memory fits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import FloatArray
 from pipeplan.costs.collectives import AllReduce, all_reduce_among
 from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.plan import Plan, Worker
+from pipeplan.documents.plan import Plan
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator, decision
 from pipeplan.planners.two_bw.chain import profiled
-from pipeplan.planners.two_bw.terms import Links, PipelineShape, orientations
+from pipeplan.planners.two_bw.placements import Links, mixtures, orientations, ranks_of
+from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import schedule_named
 
 SEARCHED = ("data-parallel", "naive", "pipedream-2bw", "1f1b", "gpipe")
@@ -60,57 +61,6 @@ class Wiring:
     ring_s_per_byte: float
     crossing: int
     port_s_per_byte: float
-
-
-def mixtures(cluster: Cluster, width: int, depth: int) -> Iterator[Links]:
-    """Some replicas of several stages in each unit: between pipelines in a row (one replica) and stages in a row.
-
-    On every level of the cluster, with k replicas of u / k consecutive stages in a unit of u devices, for every k that
-    divides both (2BW 2021, section 3.3, has the two ends alone).
-    """
-    unit = 1
-    for level in cluster.levels[:-1]:
-        unit *= level.size
-        for replicas in range(2, min(width, unit)):
-            stages = unit // replicas
-            if unit % replicas or width % replicas or depth % stages:
-                continue
-            yield _links(cluster, width, depth, _Mixed(replicas=replicas, stages=stages))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mixed:
-    """Units of `stages` consecutive stages with `replicas` of each, the units of a pipeline in a row."""
-
-    replicas: int
-    stages: int
-
-    def __call__(self, widths: Sequence[int]) -> tuple[Worker, ...]:
-        """The placement of stages that all have as many replicas."""
-        return tuple(
-            Worker(stage=stage, replica=replica)
-            for first_replica in range(0, widths[0], self.replicas)
-            for first_stage in range(0, len(widths), self.stages)
-            for stage in range(first_stage, first_stage + self.stages)
-            for replica in range(first_replica, first_replica + self.replicas)
-        )
-
-
-def _links(cluster: Cluster, width: int, depth: int, place: _Mixed) -> Links:
-    bandwidths, ranks = Bandwidths(cluster), _ranks(place((width,) * depth), width, depth)
-    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
-    return Links(
-        place=place,
-        edges=bandwidths.of_levels(bandwidths.levels(low, high).max(axis=1)),
-        groups=bandwidths.spanning(ranks.min(axis=1), ranks.max(axis=1)),
-    )
-
-
-def _ranks(placement: Sequence[Worker], width: int, depth: int) -> IntArray:
-    """[stage, replica] -> rank."""
-    ranks = np.empty((depth, width), dtype=np.int64)
-    ranks[[worker.stage for worker in placement], [worker.replica for worker in placement]] = np.arange(width * depth)
-    return ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +178,7 @@ class PlayedSpace:
 
 
 def _wiring(cluster: Cluster, links: Links, width: int, depth: int) -> Wiring:
-    ranks = _ranks(links.place((width,) * depth), width, depth)
+    ranks = ranks_of(links.place((width,) * depth), width, depth)
     exchange = all_reduce_among(cluster, ranks[0].tolist())
     bandwidths = Bandwidths(cluster)
     low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])

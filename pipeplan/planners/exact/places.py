@@ -16,7 +16,7 @@ from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Worker
 from pipeplan.planners.exact.kinds import StageKind, StageShape
-from pipeplan.planners.two_bw.terms import Links, orientations
+from pipeplan.planners.two_bw.placements import Links, orientations
 from pipeplan.programs.program import stages_in_a_row
 
 

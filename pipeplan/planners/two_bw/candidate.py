@@ -12,13 +12,12 @@ from pipeplan.planners.complete import Decision
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower
 from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
+from pipeplan.planners.two_bw.placements import Links, orientations
 from pipeplan.planners.two_bw.split import ROUNDING, Found, even_min_sum, least_sum
 from pipeplan.planners.two_bw.terms import (
-    Links,
     MemoryCounts,
     PipelineShape,
     PipelineTerms,
-    orientations,
 )
 
 

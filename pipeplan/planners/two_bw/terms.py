@@ -7,7 +7,7 @@
    c is `Options.recompute_factor`, the paper's 4/3 for instance; if none is given, the forward is counted twice.
    m = B / (w b) is the number of microbatches of a batch.
 2. T_comm = 2 |A| / bandwidth_depth(d) on every edge that the stage has: activations one way, their gradients the other.
-   T_exchange is the all-reduce at bandwidth_width(w). `orientations` says which links these are.
+   T_exchange is the all-reduce at bandwidth_width(w). `placements` says which links these are.
 3. A microbatch takes t = the sum over the stages without pipelining, their maximum with it (`split`), times
    `PipelineShape.slots` for the schedules that flush, which the appendix leaves out.
 4. The throughput is w b / t: `PipelineShape.throughput_samples_per_s`.
@@ -31,11 +31,9 @@ import numpy as np
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce, in_turn
 from pipeplan.costs.memory import Copies
-from pipeplan.costs.transfer import Bandwidths
-from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.plan import Worker
 from pipeplan.errors import LARGEST_AMOUNT
 from pipeplan.planners.two_bw.chain import ProfileChain
+from pipeplan.planners.two_bw.placements import Links
 from pipeplan.planners.two_bw.split import (
     ROUNDING,
     Costs,
@@ -46,7 +44,6 @@ from pipeplan.planners.two_bw.split import (
     is_within,
     starts_within,
 )
-from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 
@@ -110,52 +107,6 @@ class PipelineShape:
     def throughput_samples_per_s(self, time_per_microbatch_s: float) -> float:
         """The whole job's: the paper's b / t is that of one of the `width` pipelines."""
         return self.width * self.microbatch_size / time_per_microbatch_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """The bandwidths of an orientation: of every edge between stages, and among every stage's replicas.
-
-    `place` makes the placement from the stages' replicas.
-    """
-
-    place: Callable[[Sequence[int]], tuple[Worker, ...]]
-    edges: FloatArray
-    groups: FloatArray
-
-
-def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
-    """Pipelines in a row, and stages in a row unless its links are the same: 2BW orients by trying both.
-
-    The slowest link of all replicas counts. Which replicas share a server decides whether pipelines or gradient
-    exchanges stay inside it; a width that fills a server stays inside as well, which the paper's bandwidth_width(w)
-    excludes.
-    """
-    bandwidths = Bandwidths(cluster)
-    stages = np.arange(depth)
-
-    # The level that the edge after each stage reaches up to, on the pipeline where it reaches farthest.
-    levels = np.zeros(depth - 1, dtype=np.int64)
-    for unit in bandwidths.units.tolist():
-        # Rank r d + s + 1 begins a unit for some r < w: the first such r repeats after unit / gcd(d, unit).
-        starts = np.zeros(unit, dtype=bool)
-        starts[np.arange(min(width, unit), dtype=np.int64) * depth % unit] = True
-        levels += starts[-stages[1:] % unit]
-
-    pipelines = Links(
-        place=pipelines_in_a_row,
-        edges=bandwidths.of_levels(levels),
-        groups=bandwidths.spanning(stages, stages + (width - 1) * depth),
-    )
-    low = stages * width
-    row = Links(
-        place=stages_in_a_row,
-        # Replica r's edge spans the ranks [sw + r, (s + 1)w + r]; together they span [sw, sw + 2w - 1].
-        edges=bandwidths.spanning(low[:-1], low[:-1] + 2 * width - 1),
-        groups=bandwidths.spanning(low, low + width - 1),
-    )
-    same = np.array_equal(pipelines.edges, row.edges) and np.array_equal(pipelines.groups, row.groups)
-    return (pipelines,) if same else (pipelines, row)
 
 
 @dataclass(frozen=True, eq=False)
