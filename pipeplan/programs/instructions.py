@@ -181,10 +181,12 @@ Transfer: TypeAlias = SendActivation | RecvActivation | SendGradient | RecvGradi
 Exchange: TypeAlias = StartReduce | ReduceGradients | ReduceTied | ReduceNorm
 Instruction: TypeAlias = Compute | Transfer | Exchange | Update | Checkpoint
 
+_COMPUTE = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
+
 
 def is_compute(instruction: Instruction) -> bool:
     """Whether the instruction is forward or backward work: what the papers' bubbles count as busy."""
-    return isinstance(instruction, Forward | Recompute | Backward | BackwardInput | BackwardWeight)
+    return isinstance(instruction, _COMPUTE)
 
 
 def microbatches_of(instruction: Instruction) -> tuple[int, ...]:
