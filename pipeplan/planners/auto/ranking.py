@@ -42,9 +42,9 @@ class Ranked:
         width = self.plan.width or "mixed"
         return f"{self.plan.schedule}, {self.plan.depth} stages x {width}, microbatches of {self.plan.microbatch_size}"
 
-    def preference(self) -> tuple[float, int, int, int]:
-        """A key that sorts the best first."""
-        return -self.samples_per_s, self.plan.workers, self.plan.depth, self.proposal.order
+    def preference(self) -> tuple[bool, float, int, int, int]:
+        """A key that sorts the best first, and what was not played last: its rate is its closed form's."""
+        return not self.played, -self.samples_per_s, self.plan.workers, self.plan.depth, self.proposal.order
 
     def alternative(self, reason: str) -> Alternative:
         """The plan as one of the answer's alternatives."""
@@ -95,21 +95,22 @@ class Ranking:
             for plan in self.variants(each.plan):
                 self.add(replace(each, plan=plan))
 
-    def add(self, proposal: Proposal) -> None:
-        """Plays a proposal, unless the same was played before."""
+    def add(self, proposal: Proposal) -> bool:
+        """Plays a proposal, unless the same was played before; says whether it could be played."""
         if proposal.configuration in self._known:
-            return
-        plan = proposal.plan
+            return True
+        plan, saved = proposal.plan, True
         if plan.split_backward or schedule_named(plan.schedule).splits_backward:
             ranked = self._split(proposal)
             if ranked is not None and ranked.over is not None and plan.split_backward:
                 saving = replace(plan, split_backward_half_way=True)
                 if not plan.split_backward_half_way:
-                    self.add(replace(proposal, plan=saving))
+                    saved = self.add(replace(proposal, plan=saving))
         else:
             ranked = self._ranked(replace(proposal, plan=self._play(plan)), 1.0)
         if ranked is not None:
             self._keep(ranked)
+        return saved and ranked is not None and ranked.played
 
     def variants(self, fused: Plan) -> Iterator[Plan]:
         """The plan, and with a flush the same stages with a split backward.

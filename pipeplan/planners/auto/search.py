@@ -63,21 +63,28 @@ class PlayedSearch:
             self._push(configuration.most, configuration)
         while self._waiting:
             most = -self._waiting[0][0]
-            if most <= self.ranking.best_rate * (1 + CLOSE) or self.splits >= MOST_SPLITS or self.ranking.left <= 0:
+            if most <= self.ranking.best_rate * (1 + CLOSE) or self.ranking.left <= 0:
                 break
-            _, _, item = heappop(self._waiting)
-            if isinstance(item, Configuration):
-                self._split(item, most)
-            else:
-                self.plays += 1
-                self.ranking.add(item)
-        self.left = max((-most for most, _, _ in self._waiting), default=0.0)
+            self._take(heappop(self._waiting)[2], most)
+        self.left = max([self.left, *(-most for most, _, _ in self._waiting)])
         self._play_front()
         for most, _, item in sorted(self._waiting, key=lambda each: each[:2]):
             if len(self.unplayed) == SHOWN_UNPLAYED:
                 break
             if isinstance(item, Configuration):
                 self.unplayed.append((-most, item))
+
+    def _take(self, item: Configuration | Proposal, most: float) -> None:
+        """Splits or plays what is next. Of what is beyond a limit, or too long, nothing is known but its bound."""
+        if isinstance(item, Configuration):
+            known = self.splits < MOST_SPLITS
+            if known:
+                self._split(item, most)
+        else:
+            self.plays += 1
+            known = self.ranking.add(item)
+        if not known:
+            self.left = max(self.left, most)
 
     def alternatives(self) -> Iterator[Alternative]:
         """Some of what was not played, with the rate that it cannot exceed."""

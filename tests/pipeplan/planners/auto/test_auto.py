@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import answer_document, dump
-from pipeplan.documents.plan import Answer, Infeasible, Plan
+from pipeplan.documents.plan import Answer, Infeasible, Plan, Simulated
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
+from pipeplan.planners.auto import ranking
+from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.programs.check import check
@@ -320,3 +322,22 @@ def test_replicas_share_servers_with_stages_where_that_is_fastest() -> None:
     assert {(len({s for s, _ in each}), len({r for _, r in each})) for each in served} == {(2, 2)}
     assert plan.certificate is not None
     assert plan.certificate.gap < 0.05
+
+
+def test_what_is_too_long_to_be_played_is_no_answer_and_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of the best depth cannot be played: others are the answer, and the gap covers what is not known of them."""
+    problem = replace(transformer(memory_bytes=10**9), options=Options(microbatch_size=1))
+    whole = solve("auto", problem)
+    assert isinstance(whole, Plan)
+    depth = whole.depth
+
+    def too_long(plan: Plan, *, instructions: int) -> Simulated | None:
+        return None if plan.depth == depth else play(plan, instructions=instructions)
+
+    monkeypatch.setattr(ranking, "play", too_long)
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan)
+    assert plan.simulated is not None
+    assert plan.depth != depth
+    assert plan.certificate is not None
+    assert 1 / plan.certificate.bound >= rate(whole)
