@@ -143,9 +143,9 @@ def implied_microbatch_size(graph: ParsedGraph, dtype: str) -> int:
     """
     found = {elements / of_sample for elements, of_sample in _of_minibatches(graph, DTYPE_BYTES[dtype])}
     sizes = sorted(found)
-    told = len(sizes) == 1 and sizes[0] >= 1 and sizes[0].is_integer()
+    implied_once = len(sizes) == 1 and sizes[0] >= 1 and sizes[0].is_integer()
     implied = f"implies {' and '.join(f'{size:g}' for size in sizes)}" if sizes else "does not imply it"
-    require(told, "microbatch_size", f"must be given (--microbatch-size): the file {implied}", None)
+    require(implied_once, "microbatch_size", f"must be given (--microbatch-size): the file {implied}", None)
     return int(sizes[0])
 
 

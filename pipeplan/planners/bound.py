@@ -83,7 +83,7 @@ def least_batch_s(plan: Plan) -> float:
 
 
 def _passages(plan: Plan) -> list[_Passage]:
-    """Every stage's. A stage may recompute while it waits for a gradient, so that this delays no microbatch."""
+    """Every stage's. A stage may recompute while it waits for a gradient: that delays no microbatch."""
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
     onward_s = [
         own.activation_transfer_s + own.latency_s + following.gradient_transfer_s + following.latency_s

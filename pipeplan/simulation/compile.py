@@ -68,7 +68,7 @@ _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
 
 
 class _Port(NamedTuple):
-    """Outwards or inwards, how many devices there are behind it, and the number of its unit of so many.
+    """Outwards or inwards, how many devices share it, and the number of their unit.
 
     `own`: a device's own link, on its way to the port that so many devices share.
     """

@@ -1,7 +1,7 @@
 """Network: what is on its way, and how fast. Routes and moments in, ends out.
 
 A route leads through ports, out of a sender's unit of devices and into a receiver's, and carries one thing after
-another. Things on several routes share a port: its bandwidth is divided max-min fairly, so that no route can be faster
+another. Things on several routes share a port: its bandwidth is divided max-min fairly. No route can then be faster
 unless one that is no faster becomes slower (Bertsekas and Gallager, Data Networks, section 6.5.2). Shares are found by
 filling: all routes become faster together, and a route stays as it is once a port of its is full.
 

@@ -135,7 +135,7 @@ def _check(problem: PlanningProblem) -> None:
 
 
 def _by_minibatch(options: Options) -> bool:
-    """Whether the schedule's stages update after every minibatch, so that each may have replicas of its own."""
+    """Whether the stages update after every minibatch: each may then have replicas of its own."""
     return schedule_named(options.schedule or SCHEDULES[0]).update == "minibatch"
 
 
