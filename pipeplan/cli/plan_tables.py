@@ -172,7 +172,7 @@ def show_comparison(plans: Sequence[Plan]) -> None:
             size(max(stage.memory_bytes for stage in plan.stages)),
             percent(plan.bubble_fraction),
             *_rates(plan.throughput_samples_per_s, plan.closed_form.throughput_samples_per_s, _mark(plan)),
-            _times(_speed(plan, plans[0])),
+            "" if (speed := _speed(plan, plans[0])) is None else f"{speed:.2f}x",
         )
         for plan in plans
     ]
@@ -258,10 +258,6 @@ def _speed(plan: Plan, first: Plan) -> float | None:
     """How many times as fast as the first, both played."""
     rate, first_rate = plan.throughput_samples_per_s, first.throughput_samples_per_s
     return rate / first_rate if rate is not None and first_rate else None
-
-
-def _times(speed: float | None) -> str:
-    return "" if speed is None else f"{speed:.2f}x"
 
 
 def _console(*, on_error_stream: bool = False) -> Console:

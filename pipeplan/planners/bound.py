@@ -23,7 +23,6 @@ from math import inf
 
 from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.plan import Plan
-from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.schedules.registry import schedule_named
 
 _Port = tuple[bool, int, int]
@@ -67,7 +66,12 @@ def least_batch_s(plan: Plan) -> float:
         alone_s = sum(max(passage.there_and_back_s, passage.compute_s) for passage in passages)
         return (1 - _ROUNDING) * m * (alone_s if plan.depth == 1 else sum(p.there_and_back_s for p in passages))
     exchanges = max(plan.replicas) > 1
-    ends_s = [own.update_s + (_left_s(plan, own) if exchanges and laws.flushes else 0.0) for own in costs]
+    split = plan.split_backward or laws.splits_backward
+    ends_s = [
+        # What is left of a stage's exchange once its last backward is over, then its update.
+        own.update_s + (own.exchange_tail_s(split=split) if exchanges and laws.flushes else 0.0)
+        for own in costs
+    ]
     before_s = [0.0, *accumulate(passage.there_and_back_s for passage in passages)]
     least_s = 0.0
     for stage, passage in enumerate(passages):
@@ -102,11 +106,6 @@ def _passages(plan: Plan) -> list[_Passage]:
             )
         )
     return passages
-
-
-def _left_s(plan: Plan, own: StageCosts) -> float:
-    """What is left of a stage's exchange once its last backward is over."""
-    return own.exchange_tail_s(split=plan.split_backward or schedule_named(plan.schedule).splits_backward)
 
 
 def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:

@@ -136,7 +136,7 @@ class PlayedSpace:
         chain, laws = self.evaluator.chain(shape.microbatch_size), shape.laws
         m, depth = shape.microbatches, shape.depth
         total_s = chain.least_s[-1] if shape.recompute is None else chain.listed_s(recompute=shape.recompute)[-1]
-        block_s = self._largest_block_s(shape.microbatch_size)
+        block_s = float(np.diff(chain.least_s).max())
         boundaries: FloatArray = chain.output_bytes[1:-1]
         least_bytes, mean_bytes = (float(boundaries.min()), float(boundaries.mean())) if len(boundaries) else (0.0, 0.0)
         weights = float(chain.weight_bytes[-1])
@@ -172,9 +172,6 @@ class PlayedSpace:
             most=samples / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf,
             likely=samples / batch_s if batch_s > 0 else inf,
         )
-
-    def _largest_block_s(self, microbatch_size: int) -> float:
-        return float(np.diff(self.evaluator.chain(microbatch_size).least_s).max())
 
 
 def _wiring(cluster: Cluster, links: Links, width: int, depth: int) -> Wiring:

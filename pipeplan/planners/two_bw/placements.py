@@ -68,14 +68,21 @@ def mixtures(cluster: Cluster, width: int, depth: int) -> Iterator[Links]:
     On every level of the cluster, with k replicas of u / k consecutive stages in a unit of u devices, for every k that
     divides both (2BW 2021, section 3.3, has the two ends alone).
     """
-    unit = 1
+    bandwidths, unit = Bandwidths(cluster), 1
     for level in cluster.levels[:-1]:
         unit *= level.size
         for replicas in range(2, min(width, unit)):
             stages = unit // replicas
             if unit % replicas or width % replicas or depth % stages:
                 continue
-            yield _links(cluster, width, depth, _Mixed(replicas=replicas, stages=stages))
+            place = _Mixed(replicas=replicas, stages=stages)
+            ranks = ranks_of(place((width,) * depth), width, depth)
+            low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
+            yield Links(
+                place=place,
+                edges=bandwidths.of_levels(bandwidths.levels(low, high).max(axis=1)),
+                groups=bandwidths.spanning(ranks.min(axis=1), ranks.max(axis=1)),
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +101,6 @@ class _Mixed:
             for stage in range(first_stage, first_stage + self.stages)
             for replica in range(first_replica, first_replica + self.replicas)
         )
-
-
-def _links(cluster: Cluster, width: int, depth: int, place: _Mixed) -> Links:
-    bandwidths, ranks = Bandwidths(cluster), ranks_of(place((width,) * depth), width, depth)
-    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
-    return Links(
-        place=place,
-        edges=bandwidths.of_levels(bandwidths.levels(low, high).max(axis=1)),
-        groups=bandwidths.spanning(ranks.min(axis=1), ranks.max(axis=1)),
-    )
 
 
 def ranks_of(placement: Sequence[Worker], width: int, depth: int) -> IntArray:
