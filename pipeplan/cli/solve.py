@@ -33,6 +33,7 @@ _FLAGS: dict[str, Any] = {
         str | None, typer.Option(help="Plan for this schedule only: its name, or package.module:Class of your own.")
     ],
     "stages": Annotated[int | None, typer.Option(help="The number of stages; default: the best.")],
+    "chunks": Annotated[int | None, typer.Option(help="1f1b-interleaved: the stages that a rank holds.")],
     "recompute": Annotated[
         bool | None,
         typer.Option(

@@ -42,6 +42,7 @@ class Options:
     `semantics`: PipeDream's objective as published, or as its authors' program computes it; `compression_ratio` is an
     option of that program. `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
     `cuts`: where a model that is a graph may be cut. `forced_cuts`, `forbidden_cuts`: a cut k stands before block k.
+    `stages`: the ranks of a pipeline; `chunks`: the stages that each of them holds, in an interleaved schedule.
     `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
     `time_limit_s`: after which a solver returns the best that it has found.
     `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
@@ -50,6 +51,7 @@ class Options:
     microbatch_size: int | None = None
     schedule: str | None = None
     stages: int | None = None
+    chunks: int | None = None
     recompute: bool | None = None
     synchronisation: str | None = None
     memory: str = "training"
@@ -72,7 +74,7 @@ class Options:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        for field in ("microbatch_size", "stages"):
+        for field in ("microbatch_size", "stages", "chunks"):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
         if self.schedule is not None:
