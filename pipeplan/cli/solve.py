@@ -55,7 +55,10 @@ _FLAGS: dict[str, Any] = {
             help="Gradients, weights and states in float32; default: for 16 bits.",
         ),
     ],
-    "semantics": Annotated[str | None, typer.Option(help="pipedream: paper, or release as its authors' program.")],
+    "semantics": Annotated[
+        str | None,
+        typer.Option(help="Compare by played streams, paper (closed forms) or release (pipedream); default: played."),
+    ],
     "compression_ratio": Annotated[float | None, typer.Option(help="release: count boundaries, so compressed.")],
     "straight": Annotated[bool, typer.Option("--straight", help="pipedream: one replica a stage.")],
     "fewer_machines": Annotated[bool, typer.Option("--fewer-machines", help="pipedream: leave devices idle.")],

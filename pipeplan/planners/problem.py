@@ -17,13 +17,13 @@ from pipeplan.schedules.registry import schedule_named
 
 SYNCHRONISATIONS = ("parameter-server", "all-reduce")
 ACCOUNTINGS = ("training", "paper")
-SEMANTICS = ("paper", "release")
+SEMANTICS = ("played", "paper", "release")
 CUTS = ("any", "single-tensor")
 
 MOST_RECOMPUTATION = 1000
 """The largest c_extra. With far larger ones, sums of recomputed times round the times of other stages to 0."""
 
-ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if")
+ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if", "semantics")
 """Options that every planner has a use for."""
 
 MAX_BLOCKS = 10_000
@@ -39,8 +39,9 @@ class Options:
     `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
     `safe_batch`: the batch size is the largest that is safe (2BW 2021, algorithm 1), not the one that must be.
     `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
-    `semantics`: PipeDream's objective as published, or as its authors' program computes it; `compression_ratio` is an
-    option of that program. `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
+    `semantics`: what plans are compared by: the play of their streams unless asked otherwise, the paper's closed form,
+    or what PipeDream's authors' program computes (`release`); `compression_ratio` is an option of that program.
+    `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
     `cuts`: where a model that is a graph may be cut. `forced_cuts`, `forbidden_cuts`: a cut k stands before block k.
     `stages`: the ranks of a pipeline; `chunks`: the stages that each of them holds, in an interleaved schedule.
     `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).

@@ -12,6 +12,7 @@ from pipeplan.planners.complete import play
 from pipeplan.planners.gpipe import gpipe
 from pipeplan.planners.on_chain import on_chain
 from pipeplan.planners.pipedream.planner import pipedream
+from pipeplan.planners.played import by_play
 from pipeplan.planners.problem import Observer, Planner, PlanningProblem, unobserved
 from pipeplan.planners.two_bw.planner import two_bw
 
@@ -31,8 +32,11 @@ PLANNERS: dict[str, Planner] = {
     "gpipe": on_chain(gpipe),
     "exact": on_chain(exact),
 }
-"""Of these only pipedream plans graphs as they are; the others plan them as chains."""
+"""By their closed forms. Of these only pipedream plans graphs as they are; the others plan them as chains."""
 PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
+
+PLAYED = "played"
+"""What plans are compared by, of `Options.semantics`, unless asked otherwise."""
 
 VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.0.0")
 """Semantic versions of what the planners answer. A change that makes a planner answer a request differently raises its
@@ -49,7 +53,15 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
     types = [device.name for device in problem.cluster.types]
     rule = f"must be of one type for the planner {planner}: exact and auto plan for several"
     require(len(types) == 1 or planner in ("exact", "auto"), "cluster.groups", rule, types)
+    semantics = problem.options.semantics or PLAYED
+    rule = f"must be {PLAYED} for the planner auto, which compares plays"
+    require(planner != "auto" or semantics == PLAYED, "semantics", rule, semantics)
+    rule = f"must be {PLAYED} or paper for the planner {planner}: the released program is PipeDream's"
+    require(planner == "pipedream" or semantics != "release", "semantics", rule, semantics)
+
     asked = on_chain(partial(exact, observe=observe)) if planner == "exact" else PLANNERS[planner]
+    if planner != "auto" and semantics == PLAYED:
+        asked = partial(by_play, planner, asked)
     answer = asked(problem.corrected)
     if not isinstance(answer, Plan):
         return answer

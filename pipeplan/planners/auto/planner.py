@@ -16,19 +16,21 @@ Where the profile has a split backward, plans with a flush are played with 2BP a
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from pipeplan.documents.plan import Alternative, Answer, Infeasible, Reason
+from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
-from pipeplan.planners.auto.search import PlayedSearch
+from pipeplan.planners.auto.search import PlayedSearch, Space
 from pipeplan.planners.auto.space import SEARCHED, PlayedSpace
 from pipeplan.planners.on_chain import Chained
+from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.planners.reasons import readable
 
 NAME = "auto"
 
 TWO_BW = "pipedream-2bw"
+PIPEDREAM = "pipedream"
 
 SHOWN_MISSES = 10
 """How many alternatives that do not fit are shown, for each planner."""
@@ -50,41 +52,51 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
             rule = "is an option that no planner has a use for here"
             raise InvalidInputError(unused[0].field, rule, unused[0].value)
         raise errors[0]
+    answer = fastest(NAME, asked, _spaces(problem, asked), Ranking(problem=problem))
+    if not isinstance(answer, Plan):
+        return answer
+    return replace(answer, cost_model=f"{answer.planner}: {answer.cost_model}", planner=NAME)
+
+
+def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: Ranking) -> Answer:
+    """The fastest play of the planners' answers and of the spaces; it keeps the name of the planner whose it is."""
     if not asked.proposals:
-        return _infeasible(asked)
-    ranking = Ranking(problem=problem)
-    search = _search(problem, asked, ranking)
-    if search is None:
-        ranking.add_answers(asked.proposals)
-    else:
+        return _infeasible(name, asked)
+    search = PlayedSearch(spaces=spaces, ranking=ranking)
+    if spaces:
         search.run(asked.proposals)
+    else:
+        ranking.add_answers(asked.proposals)
     ranking.sort()
     if not ranking.fitting:
-        return _infeasible(asked, ranking.exceeding)
+        return _infeasible(name, asked, ranking.exceeding)
     best = ranking.fitting[0]
     return replace(
         best.plan,
-        planner=NAME,
-        cost_model=f"{best.proposal.proposer.planner}: {best.plan.cost_model}",
-        configurations_considered=asked.considered + (search.configurations if search else 0),
-        alternatives=(*_alternatives(asked, ranking), *(search.alternatives() if search else ())),
+        planner=best.proposal.proposer.planner,
+        configurations_considered=asked.considered + search.configurations,
+        alternatives=(*_alternatives(asked, ranking), *search.alternatives()),
         pareto=tuple(_pareto(ranking.fitting)),
-        certificate=search.certificate(best) if search and best.played else best.plan.certificate,
+        certificate=search.certificate(best) if spaces and best.played else best.plan.certificate,
     )
 
 
-def _search(problem: PlanningProblem, asked: PlannersAsked, ranking: Ranking) -> PlayedSearch | None:
-    """The search of what PipeDream-2BW's planner could be asked; None for what it refused or was not asked."""
+def _spaces(problem: PlanningProblem, asked: PlannersAsked) -> list[Space]:
+    """The spaces of the planners that could be asked."""
     options = problem.options
     known = SEARCHED if options.schedule is None else tuple(name for name in SEARCHED if name == options.schedule)
     answered = {plan.planner for plan in asked.answers} | {answer.planner for _, answer in asked.infeasible}
-    if not known or options.safe_batch or TWO_BW not in answered:
-        return None
-    chained = Chained.of(problem)
-    return PlayedSearch(space=PlayedSpace(problem=chained.problem, schedules=known), chained=chained, ranking=ranking)
+    spaces: list[Space] = [
+        PlayedPartitions(problem=Proposer(PIPEDREAM, plan.microbatch_size).asked(problem), whole=False)
+        for plan in asked.answers
+        if plan.planner == PIPEDREAM
+    ]
+    if known and not options.safe_batch and TWO_BW in answered:
+        spaces.append(PlayedSpace(chained=Chained.of(problem), schedules=known))
+    return spaces
 
 
-def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible:
+def _infeasible(name: str, asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible:
     """Every planner's nearest miss, the nearest of all first, then those who could not be asked."""
     reasons = [
         replace(reason, detail=f"{proposer}: {reason.detail}")
@@ -103,7 +115,7 @@ def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible
         Reason(rule="a planner must be able to respect what is asked", detail=f"{proposer}: {error}")
         for proposer, error in asked.refused
     ]
-    return Infeasible(planner=NAME, reasons=(*played, *reasons, *left_out), configurations_considered=asked.considered)
+    return Infeasible(planner=name, reasons=(*played, *reasons, *left_out), configurations_considered=asked.considered)
 
 
 def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternative]:

@@ -48,6 +48,11 @@ class Proposal:
     order: int
 
     @property
+    def way(self) -> object:
+        """What is chosen for it beside its stages, of what has several forms: its schedule and its backward."""
+        return self.plan.schedule, self.plan.split_backward, self.plan.split_backward_half_way
+
+    @property
     def configuration(self) -> object:
         """What a run of it depends on: two proposals of one configuration are one."""
         plan = self.plan

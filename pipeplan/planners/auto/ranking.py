@@ -65,14 +65,23 @@ class Ranked:
 
 @dataclass(slots=True, kw_only=True)
 class Ranking:
-    """All that was proposed, those that fit and those that do not. `left` instructions may still be played."""
+    """All that was proposed, those that fit and those that do not. `left` instructions may still be played.
+
+    `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may.
+    """
 
     problem: PlanningProblem
+    within_batch: bool = True
     fitting: list[Ranked] = field(default_factory=list)
     exceeding: list[Ranked] = field(default_factory=list)
     left: int = PLAYED_INSTRUCTIONS
     _known: set[object] = field(default_factory=set)
     _fused: dict[object, Plan] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Ranked | None:
+        """The fastest that was played and fits."""
+        return min((each for each in self.fitting if each.played), key=Ranked.preference, default=None)
 
     @property
     def best_rate(self) -> float:
@@ -144,8 +153,11 @@ class Ranking:
         if plan.simulated is not None and plan.simulated.extrapolated_from is None:
             return plan
         longest = min(LONGEST_PLAY, self.left)
+        simulated = play(plan, instructions=longest)
+        if simulated is None:
+            return plan
         self.left -= length(plan, instructions=longest)
-        return replace(plan, simulated=play(plan, instructions=longest) or plan.simulated)
+        return replace(plan, simulated=simulated)
 
     def _ranked(self, proposal: Proposal, ratio: float) -> Ranked:
         """The proposal with its played throughput, or else `ratio` times the closed form's, and what it exceeds."""
@@ -166,7 +178,8 @@ class Ranking:
 
         # PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for.
         samples, over = max(plan.replicas) * plan.microbatch_size, None
-        if schedule_named(plan.schedule).update == "minibatch" and samples > problem.batch_size:
+        by_minibatch = schedule_named(plan.schedule).update == "minibatch"
+        if self.within_batch and by_minibatch and samples > problem.batch_size:
             over = f"a stage of {max(plan.replicas)} replicas updates after {samples} samples, more than the batch"
         elif worst > 0:
             over = f"does not fit when played, {shortfall(missing.index(worst), worst)}"

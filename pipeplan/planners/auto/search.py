@@ -6,18 +6,19 @@
 3. A plan whose turn comes is played.
 4. The search ends when no rate that is left is above that of the fastest play that fits, by more than `CLOSE`; or at a
    limit. The highest rate that is left says how far the answer may be from the best.
+5. The closed form's split need not play fastest. So cuts of the fastest plan are moved by a block, as long as that
+   helps; of all splits the search then knows the bounds of their configurations alone.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from typing import Protocol
 
-from pipeplan.documents.plan import Alternative, Certificate
+from pipeplan.documents.plan import Alternative, Certificate, Plan
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
-from pipeplan.planners.auto.space import Configuration, PlayedSpace
 from pipeplan.planners.bound import most_samples_per_s
-from pipeplan.planners.on_chain import Chained
 
 MOST_SPLITS = 600
 """So many configurations are split into stages: some three seconds."""
@@ -25,24 +26,56 @@ MOST_SPLITS = 600
 CLOSE = 0.002
 """The search ends where nothing that is left can be faster by more than this share."""
 
+MOVES_INSTRUCTIONS = 100_000
+"""So many instructions are played of plans whose cuts were moved."""
+
 FRONT_INSTRUCTIONS = 100_000
 """So many instructions are played for plans that are slower than the answer, and hold less."""
 
 SHOWN_UNPLAYED = 12
 """How many configurations that were not played are shown."""
 
-_SEARCHED_BY = Proposer("pipedream-2bw")
-
 _ROUNDING = 1e-6
 """Rates that differ by no more are equal: bounds are a little above what they bound."""
+
+
+class Configuration(Protocol):
+    """All of a plan but its stages."""
+
+    @property
+    def most(self) -> float:
+        """Samples a second that no play of it exceeds."""
+
+    def split(self) -> tuple[int, ...] | None:
+        """Where the stages of its split end, empty where cuts cannot be moved; None where no split fits."""
+
+    def plan(self, stops: tuple[int, ...]) -> Plan | None:
+        """It with these stages, not played; None where they do not fit."""
+
+    def alternative(self, reason: str) -> Alternative:
+        """What a plan says of it, without a price."""
+
+
+class Space(Protocol):
+    """The configurations that a planner may answer with."""
+
+    @property
+    def planner(self) -> str:
+        """Whose they are."""
+
+    @property
+    def beyond(self) -> float:
+        """Samples a second that no plan exceeds which is of none of the configurations; 0 where there is none."""
+
+    def configurations(self) -> Sequence[Configuration]:
+        """All of them, the likely fastest first."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PlayedSearch:
     """The search, and what it found; `ranking` holds everything that was played."""
 
-    space: PlayedSpace
-    chained: Chained
+    spaces: Sequence[Space]
     ranking: Ranking
     configurations: int = 0
     splits: int = 0
@@ -50,57 +83,50 @@ class PlayedSearch:
     without_split: int = 0
     left: float = 0.0
     unplayed: list[tuple[float, Configuration]] = field(default_factory=list)
-    _waiting: list[tuple[float, int, Configuration | Proposal]] = field(default_factory=list)
+    _waiting: list[tuple[float, int, tuple[str, Configuration] | Proposal]] = field(default_factory=list)
     _pushed: int = 0
+    _splits: dict[object, tuple[str, Configuration, tuple[int, ...]]] = field(default_factory=dict)
 
     def run(self, answers: Sequence[Proposal]) -> None:
         """Searches to the end, or to a limit. The planners' answers are plans like others."""
         for answer in answers:
             for plan in self.ranking.variants(answer.plan):
                 self._push(most_samples_per_s(plan), replace(answer, plan=plan))
-        for configuration in self.space.configurations():
-            self.configurations += 1
-            self._push(configuration.most, configuration)
+        for space in self.spaces:
+            self.left = max(self.left, space.beyond)
+            for configuration in space.configurations():
+                self.configurations += 1
+                self._push(configuration.most, (space.planner, configuration))
         while self._waiting:
             most = -self._waiting[0][0]
             if most <= self.ranking.best_rate * (1 + CLOSE) or self.ranking.left <= 0:
                 break
             self._take(heappop(self._waiting)[2], most)
         self.left = max([self.left, *(-most for most, _, _ in self._waiting)])
+        self._move_cuts()
         self._play_front()
         for most, _, item in sorted(self._waiting, key=lambda each: each[:2]):
             if len(self.unplayed) == SHOWN_UNPLAYED:
                 break
-            if isinstance(item, Configuration):
-                self.unplayed.append((-most, item))
+            if not isinstance(item, Proposal):
+                self.unplayed.append((-most, item[1]))
 
-    def _take(self, item: Configuration | Proposal, most: float) -> None:
+    def _take(self, item: tuple[str, Configuration] | Proposal, most: float) -> None:
         """Splits or plays what is next. Of what is beyond a limit, or too long, nothing is known but its bound."""
-        if isinstance(item, Configuration):
-            known = self.splits < MOST_SPLITS
-            if known:
-                self._split(item, most)
-        else:
+        if isinstance(item, Proposal):
             self.plays += 1
             known = self.ranking.add(item)
+        else:
+            known = self.splits < MOST_SPLITS
+            if known:
+                self._split(*item, most)
         if not known:
             self.left = max(self.left, most)
 
     def alternatives(self) -> Iterator[Alternative]:
         """Some of what was not played, with the rate that it cannot exceed."""
         for most, configuration in self.unplayed:
-            shape = configuration.shape
-            yield Alternative(
-                schedule=shape.schedule,
-                depth=shape.depth,
-                width=shape.width,
-                microbatch_size=shape.microbatch_size,
-                microbatches=shape.microbatches,
-                recompute=bool(shape.recompute),
-                throughput_samples_per_s=None,
-                memory_bytes=None,
-                reason=f"not played: at most {most:.4g} samples/s",
-            )
+            yield configuration.alternative(f"not played: at most {most:.4g} samples/s")
 
     def certificate(self, best: Ranked) -> Certificate:
         """What was shown of the answer's rate."""
@@ -137,17 +163,53 @@ class PlayedSearch:
             self.plays += 1
             self.ranking.add(proposal)
 
-    def _push(self, most: float, item: Configuration | Proposal) -> None:
+    def _push(self, most: float, item: tuple[str, Configuration] | Proposal) -> None:
         self._pushed += 1
         heappush(self._waiting, (-most, self._pushed, item))
 
-    def _split(self, configuration: Configuration, most: float) -> None:
+    def _split(self, planner: str, configuration: Configuration, most: float) -> None:
         """Splits a configuration into stages: its plan waits for its turn, and so do those with a split backward."""
         self.splits += 1
-        fused = self.space.plan(configuration)
-        if fused is None:
-            self.without_split += 1
-            return
-        for plan in self.ranking.variants(self.chained.back(fused)):
-            proposal = Proposal(plan=plan, proposer=_SEARCHED_BY, order=self._pushed)
-            self._push(min(most_samples_per_s(plan), most), proposal)
+        stops = configuration.split()
+        proposals = [] if stops is None else list(self._proposals(planner, configuration, stops))
+        self.without_split += not proposals
+        for proposal in proposals:
+            self._push(min(most_samples_per_s(proposal.plan), most), proposal)
+
+    def _proposals(self, planner: str, configuration: Configuration, stops: tuple[int, ...]) -> Iterator[Proposal]:
+        """A configuration with these stages, and with a split backward."""
+        fused = configuration.plan(stops)
+        for plan in () if fused is None else self.ranking.variants(fused):
+            proposal = Proposal(plan=plan, proposer=Proposer(planner), order=self._pushed)
+            self._splits.setdefault(proposal.configuration, (planner, configuration, stops))
+            yield proposal
+
+    def _move_cuts(self) -> None:
+        """Plays the fastest plan with a cut moved by a block, as long as one of these is faster."""
+        least = max(self.ranking.left - MOVES_INSTRUCTIONS, 0)
+        best: Ranked | None = None
+        while best is not (best := self.ranking.best) and best is not None:
+            planner, configuration, stops = self._splits.get(best.proposal.configuration, ("", None, ()))
+            if configuration is None:
+                return
+            moved = [
+                (most, proposal)
+                for others in moved_by_a_block(stops)
+                for proposal in self._proposals(planner, configuration, others)
+                if proposal.way == best.proposal.way
+                and (most := most_samples_per_s(proposal.plan)) > best.samples_per_s * (1 + CLOSE)
+            ]
+            for _, proposal in sorted(moved, key=lambda each: -each[0]):
+                if self.ranking.left <= least:
+                    return
+                self.plays += 1
+                self.ranking.add(proposal)
+
+
+def moved_by_a_block(stops: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The splits of which one cut stands a block earlier or later; no stage is empty."""
+    for place in range(len(stops) - 1):
+        before, after = stops[place - 1] if place else 0, stops[place + 1]
+        for moved in (stops[place] - 1, stops[place] + 1):
+            if before < moved < after:
+                yield (*stops[:place], moved, *stops[place + 1 :])

@@ -15,10 +15,11 @@ from pipeplan.arrays import FloatArray
 from pipeplan.costs.collectives import AllReduce, all_reduce_among
 from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.plan import Plan
+from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.complete import complete
+from pipeplan.planners.on_chain import Chained
 from pipeplan.planners.problem import PlanningProblem
-from pipeplan.planners.two_bw.candidate import Evaluator, decision
+from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, candidate, decision
 from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.placements import Links, mixtures, orientations, ranks_of
 from pipeplan.planners.two_bw.terms import PipelineShape
@@ -31,16 +32,41 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class PlacedShape:
     """A shape on a placement, with the rates of its plays: none is above `most`, and with equal stages it is `likely`.
 
     Both are samples a second.
     """
 
+    space: "PlayedSpace"
     shape: PipelineShape
     wiring: "Wiring"
     most: float
     likely: float
+
+    def split(self) -> tuple[int, ...] | None:
+        """Where the stages of the closed form's best split end; None where none fits."""
+        found = self.space.fastest(self)
+        return None if found is None else self.space.evaluator.stops(found)
+
+    def plan(self, stops: tuple[int, ...]) -> Plan | None:
+        """Its plan with these stages, not played, of the model as it was given; None where they do not fit."""
+        return self.space.plan(self, stops)
+
+    def alternative(self, reason: str) -> Alternative:
+        """What a plan says of it, without a price."""
+        shape = self.shape
+        return Alternative(
+            schedule=shape.schedule,
+            depth=shape.depth,
+            width=shape.width,
+            microbatch_size=shape.microbatch_size,
+            microbatches=shape.microbatches,
+            recompute=bool(shape.recompute),
+            throughput_samples_per_s=None,
+            memory_bytes=None,
+            reason=reason,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +91,26 @@ class Wiring:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedSpace:
-    """The configurations of a problem. `problem` has a chain."""
+    """The configurations of a problem with these schedules; with `straight` those of one pipeline of this depth."""
 
-    problem: PlanningProblem
+    chained: Chained
     schedules: tuple[str, ...] = SEARCHED
+    straight: int | None = None
+    planner: str = "pipedream-2bw"
+    beyond: float = 0.0
     _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> PlanningProblem:
+        """Of a chain."""
+        return self.chained.problem
 
     @cached_property
     def evaluator(self) -> Evaluator:
         """Splits shapes. Raises InvalidInputError where no microbatch size divides the batch."""
         return Evaluator(problem=self.problem, measured=profiled(self.problem))
 
-    def configurations(self) -> list[Configuration]:
+    def configurations(self) -> list[PlacedShape]:
         """All of them, the likely fastest first."""
         found = [
             self._configuration(shape, wiring)
@@ -85,16 +119,19 @@ class PlayedSpace:
         ]
         return sorted(found, key=lambda each: (-each.likely, each.shape.devices, each.shape.depth))
 
-    def plan(self, configuration: Configuration) -> Plan | None:
-        """The configuration's plan, not played; None where no split fits."""
-        shape, evaluator = configuration.shape, self.evaluator
-        found = evaluator.fastest(shape, on=(configuration.wiring.links,))
-        if found is None:
+    def fastest(self, configuration: PlacedShape) -> Candidate | None:
+        """The closed form's best split; None where no split fits."""
+        return self.evaluator.fastest(configuration.shape, on=(configuration.wiring.links,))
+
+    def plan(self, configuration: PlacedShape, stops: tuple[int, ...]) -> Plan | None:
+        """The configuration's plan with these stages, not played, of the model as it was given; None if too large."""
+        shape, terms = configuration.shape, self.evaluator.terms(configuration.shape, configuration.wiring.links)
+        stages_s = [float(terms.time_s(*place)[0, 0]) for place in terms.slices(stops)]
+        if max(stages_s) == inf:
             return None
-        made = decision(
-            "pipedream-2bw", "pipedream-2bw-a.1", found, evaluator.stops(found), considered=1, alternatives=()
-        )
-        return complete(self.problem, made)
+        found = candidate(shape, terms, None, max(stages_s) if shape.laws.pipelined else sum(stages_s))
+        made = decision("pipedream-2bw", "pipedream-2bw-a.1", found, stops, considered=1, alternatives=())
+        return self.chained.back(complete(self.problem, made))
 
     def _shapes(self) -> Iterator[PipelineShape]:
         options, batch_size = self.problem.options, self.problem.batch_size
@@ -104,12 +141,13 @@ class PlayedSpace:
             recompute = options.recompute
             if recompute is None and not laws.pipelined:
                 recompute = False
-            shallowest = 1 if laws.single_stage or not laws.flushes else 2
+            asked = options.schedule is not None
+            shallowest = 1 if laws.single_stage or not laws.flushes or asked else 2
             deepest = 1 if laws.single_stage else min(devices, blocks)
             for depth in range(shallowest, deepest + 1):
-                if options.stages not in (None, depth):
+                if options.stages not in (None, depth) or self.straight not in (None, depth):
                     continue
-                for width in range(1, devices // depth + 1):
+                for width in range(1, 1 + (1 if self.straight else devices // depth)):
                     for size in self.evaluator.measured.sizes:
                         microbatches, rest = divmod(batch_size, width * size)
                         if rest or (laws.microbatch_a_stage and microbatches < depth):
@@ -131,7 +169,7 @@ class PlayedSpace:
             self._wirings[key] = tuple(_wiring(cluster, links, width, depth) for links in every)
         return self._wirings[key]
 
-    def _configuration(self, shape: PipelineShape, wiring: Wiring) -> Configuration:
+    def _configuration(self, shape: PipelineShape, wiring: Wiring) -> PlacedShape:
         """Bounds by the whole model, and what equal stages would take."""
         chain, laws = self.evaluator.chain(shape.microbatch_size), shape.laws
         m, depth = shape.microbatches, shape.depth
@@ -166,7 +204,8 @@ class PlayedSpace:
             drain_s = there_and_back_s * (depth - 1) / depth if laws.pipelined else 0.0
             batch_s += drain_s + max(exchange_s - (drain_s + step_s) / 2, 0.0)
         samples = shape.batch_size
-        return Configuration(
+        return PlacedShape(
+            space=self,
             shape=shape,
             wiring=wiring,
             most=samples / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf,

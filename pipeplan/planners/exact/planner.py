@@ -14,12 +14,12 @@ The steps of the branch and bound are in `search`; `branches` and `decision` mak
 
 from math import log
 
-from pipeplan.documents.plan import Answer, ClosedForm
+from pipeplan.documents.plan import Alternative, Answer, Certificate, ClosedForm, Plan
 from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.explain import alternatives, batch_of, certificate, infeasible, stages_of
 from pipeplan.planners.exact.kinds import StageShape
-from pipeplan.planners.exact.search import ExactSearch
+from pipeplan.planners.exact.search import ExactSearch, Solution
 from pipeplan.planners.pipedream.planner import minibatch_size
 from pipeplan.planners.problem import (
     Observer,
@@ -59,7 +59,7 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     before a plan was found or it was proven that there is none.
     """
     _check(problem)
-    shapes = _shapes(problem)
+    shapes = shapes_of(problem)
     limit = problem.options.time_limit_s or DEFAULT_TIME_LIMIT_S
     search = ExactSearch(problem=problem, shapes=shapes, limit=limit, observe=observe)
     result = search.run()
@@ -68,14 +68,28 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
         require(result.decided, "time_limit_s", rule, limit)
         return infeasible(NAME, problem, search)
 
-    best = result.best
+    return decided(
+        search,
+        result.best,
+        alternatives=tuple(alternatives(search, result.best)),
+        certificate=certificate(result, result.best, limit, len(shapes)),
+    )
+
+
+def decided(
+    search: ExactSearch,
+    best: Solution,
+    alternatives: tuple[Alternative, ...] = (),
+    certificate: Certificate | None = None,
+) -> Plan:
+    """The plan of a solution, not played."""
     shape, kinds, time_s = best.shape, best.placed.kinds, best.step_s * best.shape.slots
     if shape.width is None:
         optimal_in_flight = -(-kinds[0].workers // kinds[0].replicas)
     else:
         optimal_in_flight = shape.laws.in_flight(depth=shape.depth, stage=0, microbatches=shape.microbatches)
     return complete(
-        problem,
+        search.problem,
         Decision(
             planner=NAME,
             cost_model=f"exact/{shape.schedule}",
@@ -92,9 +106,9 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
                 bubble_fraction=shape.bubble_fraction,
             ),
             optimal_in_flight=optimal_in_flight,
-            configurations_considered=len(shapes),
-            alternatives=tuple(alternatives(search, best)),
-            certificate=certificate(result, best, limit, len(shapes)),
+            configurations_considered=len(search.shapes),
+            alternatives=alternatives,
+            certificate=certificate,
         ),
     )
 
@@ -139,7 +153,7 @@ def _by_minibatch(options: Options) -> bool:
     return schedule_named(options.schedule or SCHEDULES[0]).update == "minibatch"
 
 
-def _shapes(problem: PlanningProblem) -> list[StageShape]:
+def shapes_of(problem: PlanningProblem) -> list[StageShape]:
     """Everything but where the stages are, in the order of preference among equals."""
     options, cluster, blocks = problem.options, problem.cluster, len(problem.profile.blocks)
     schedule = options.schedule or SCHEDULES[0]

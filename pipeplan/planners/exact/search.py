@@ -93,16 +93,10 @@ class ExactSearch:
     def run(self) -> Result:
         """First plans, then the questions, in two rounds."""
         # Step 1: compute alone, spread evenly over the fastest type of device.
-        self._open = []
-        for shape in self.shapes:
-            tabulated = self.tabulated(shape.microbatch_size)
-            types = range(len(tabulated.types))
-            blocks_s = np.minimum.reduce([np.diagonal(tabulated.compute_s(kind)) for kind in types])
-            workers = sum(self.places.counts) if shape.width is None else shape.depth
-            widest = max(self.places.counts) if shape.width is None else 1
-            step_s = max(float(blocks_s.sum()) / workers, float(blocks_s.max()) / widest)
-            bound_s = shape.sample_s(step_s * (1 - 1e-12))
-            self._open.append(_Open(questions=self.questions(shape), bound_s=bound_s))
+        self._open = [
+            _Open(questions=self.questions(shape), bound_s=shape.sample_s(self.least_step_s(shape)))
+            for shape in self.shapes
+        ]
         self._open.sort(key=lambda each: each.bound_s)
 
         for opened in self._open[: 1 if self.free_depth else None]:
@@ -122,6 +116,15 @@ class ExactSearch:
         decided = all(each.decided for each in self._open)
         best_s = self.best.sample_s if self.best else inf
         return Result(best=self.best, bound_s=min(bound_s, best_s), decided=decided, spent=self.spent)
+
+    def least_step_s(self, shape: StageShape) -> float:
+        """Seconds that the slowest stage of a shape takes at least: its compute, on the fastest type of device."""
+        tabulated = self.tabulated(shape.microbatch_size)
+        types = range(len(tabulated.types))
+        blocks_s = np.minimum.reduce([np.diagonal(tabulated.compute_s(kind)) for kind in types])
+        workers = sum(self.places.counts) if shape.width is None else shape.depth
+        widest = max(self.places.counts) if shape.width is None else 1
+        return max(float(blocks_s.sum()) / workers, float(blocks_s.max()) / widest) * (1 - 1e-12)
 
     @property
     def free_depth(self) -> bool:

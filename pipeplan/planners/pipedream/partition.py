@@ -75,12 +75,16 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """Stages in order, the time of the slowest part of the pipeline, and (stage, replica) by device."""
+    """Stages in order, the time of the slowest part of the pipeline, and (stage, replica) by device.
+
+    `parts` are the same stages by level.
+    """
 
     shares: tuple[LevelShare, ...]
     cost_s: float
     placement: tuple[tuple[int, int], ...]
     proof: Proof
+    parts: tuple[LevelPart, ...]
 
     @property
     def replicas(self) -> list[int]:
@@ -288,6 +292,24 @@ def data_parallel(search: PartitionSearch) -> Partition:
     return _partition(search, parts, max(share.time_s for share in shares), Proof(method="none", bound_s=0.0))
 
 
+def priced(search: PartitionSearch, parts: tuple[LevelPart, ...]) -> Partition:
+    """These stages on the search's network, whichever they were found for; nothing is proven of them."""
+    if search.outermost > 0 and not parts[0].inside:  # found as if there were one level
+        search = replace(search, space=replace(search.space, levels=_one_level(search.space)))
+    found = _partition(search, parts, 0.0, Proof(method="none", bound_s=0.0))
+    stages_s = (share.time_s for share in found.shares)
+    return replace(found, cost_s=max(*stages_s, 0.0, *_boundaries_s(search.space, search.outermost, parts, 1)))
+
+
+def _boundaries_s(space: PartitionSpace, level: int, parts: Sequence[LevelPart], copies: int) -> Iterator[float]:
+    """What the boundaries between these parts take a minibatch, and those inside them: step 4's 2 a / B."""
+    for place, part in enumerate(parts):
+        if place > 0:
+            sent_bytes = 2 * float(space.boundary_bytes[part.start])
+            yield sent_bytes / space.levels[level].bandwidth_bytes_per_s / copies
+        yield from _boundaries_s(space, level - 1, part.inside, copies * part.units)
+
+
 def _one_level(space: PartitionSpace) -> tuple[LevelLinks, ...]:
     """All devices, joined by the slowest links."""
     slowest = min(links.bandwidth_bytes_per_s for links in space.levels)
@@ -315,6 +337,7 @@ def _partition(search: PartitionSearch, parts: tuple[LevelPart, ...], cost_s: fl
         cost_s=cost_s,
         placement=tuple(placement_of(parts, count())),
         proof=proof,
+        parts=parts,
     )
 
 

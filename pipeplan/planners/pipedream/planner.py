@@ -84,7 +84,7 @@ def pipedream(problem: PlanningProblem) -> Answer:
     replicas.
     """
     _check(problem)
-    model = _model(problem)
+    model = cut_model(problem)
     wanted = search(problem, model.states)
     if not model.cuts.complete and not released(problem):
         # a graph with more cuts than were listed
@@ -93,11 +93,11 @@ def pipedream(problem: PlanningProblem) -> Answer:
             return _nearest_miss(model, wanted)
         model = replace(model, cuts=refined.cuts)
         wanted = search(problem, model.states)
-        return complete(problem, _decision(model, wanted, refined.found, refined.certificate))
+        return complete(problem, decided(model, wanted, refined.found, refined.certificate))
     found = _released(model, wanted) if released(problem) else partition(wanted)
     if found is None:
         return _nearest_miss(model, wanted)
-    return complete(problem, _decision(model, wanted, found, certificate(problem, found)))
+    return complete(problem, decided(model, wanted, found, certificate(problem, found)))
 
 
 def _released(model: CutModel, wanted: PartitionSearch) -> Partition | None:
@@ -158,7 +158,8 @@ def minibatch_size(problem: PlanningProblem) -> int:
     return size
 
 
-def _model(problem: PlanningProblem) -> CutModel:
+def cut_model(problem: PlanningProblem) -> CutModel:
+    """The problem's model as it may be cut. Raises InvalidInputError where it has too many cuts, or too few."""
     size = minibatch_size(problem)
     blocks = len(problem.profile.blocks)
     rule = f"must be at most {MAX_STATES} for the planner {NAME}"
@@ -175,7 +176,8 @@ def _model(problem: PlanningProblem) -> CutModel:
     return model
 
 
-def _decision(model: CutModel, wanted: PartitionSearch, found: Partition, proven: Certificate | None) -> Decision:
+def decided(model: CutModel, wanted: PartitionSearch, found: Partition, proven: Certificate | None = None) -> Decision:
+    """What the planner decides where it takes this partition."""
     stages = model.stages(found)
     replicas = found.replicas
     size = model.microbatch_size

@@ -215,6 +215,7 @@ class ReleasedProgram:
             cost_s=self.cost_s,
             placement=tuple(placement_of(parts, count())),
             proof=Proof(method="recurrence", bound_s=self.cost_s),
+            parts=parts,
         )
 
     def _parts(self, level: int, start: int, stop: int) -> tuple[LevelPart, ...]:

@@ -1,5 +1,6 @@
 """Terms: what PipeDream's partitioner takes from a problem: network levels, search, and the law of a stage's memory."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeplan.costs.memory import Copies, keeps_master_weights, paper_copies, training_copies
@@ -38,11 +39,17 @@ def network(problem: PlanningProblem) -> list[LevelLinks]:
     ]
 
 
-def search(problem: PlanningProblem, states: States, *, straight: bool | None = None) -> PartitionSearch:
-    """The search that the problem asks for."""
+def search(
+    problem: PlanningProblem,
+    states: States,
+    *,
+    straight: bool | None = None,
+    levels: Sequence[LevelLinks] | None = None,
+) -> PartitionSearch:
+    """The search that the problem asks for, on its cluster's network or another one."""
     return search_of(
         states,
-        network(problem),
+        network(problem) if levels is None else levels,
         exchange=FACTORS[synchronisation(problem)],
         law=law(problem),
         straight=problem.options.straight if straight is None else straight,

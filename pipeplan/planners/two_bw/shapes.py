@@ -19,6 +19,9 @@ from pipeplan.schedules.registry import schedule_named
 
 TWO_BW = "pipedream-2bw"
 
+UNLESS_ASKED = ("data-parallel", "naive", TWO_BW)
+"""The schedules that are searched where none is asked for: the appendix's executions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
@@ -84,7 +87,7 @@ class ShapeSpace:
         options = self.problem.options
         deepest = min(self.problem.cluster.devices, self.measured.blocks)
         if options.schedule is None:
-            ranges = [("data-parallel", 1, 1), ("naive", 2, deepest), (TWO_BW, 2, deepest)]
+            ranges = [(name, *((1, 1) if schedule_named(name).single_stage else (2, deepest))) for name in UNLESS_ASKED]
         else:
             ranges = [(options.schedule, 1, 1 if schedule_named(options.schedule).single_stage else deepest)]
         if options.stages is not None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
-from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, profile
 from tests.pipeplan.planners.every_partition import compositions
+from tests.pipeplan.planners.on_paper import on_paper
 
 RECOMPUTE = st.sampled_from([None, True, False])
 """None is the paper's: with recomputation."""
@@ -34,7 +34,7 @@ def answer_for(
         batch_size=batch_size,
         options=options or Options(),
     )
-    return solve("gpipe", problem)
+    return on_paper("gpipe", problem)
 
 
 def cell_costs(blocks: Sequence[Cell], sizes: Sequence[int]) -> list[Fraction]:

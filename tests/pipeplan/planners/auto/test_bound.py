@@ -14,6 +14,7 @@ from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.bound import least_batch_s, most_samples_per_s
 from pipeplan.planners.complete import play
+from pipeplan.planners.on_chain import Chained
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.schedules.registry import schedule_named
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
@@ -53,12 +54,13 @@ def test_no_play_is_faster_than_its_bounds(
         options=Options(recompute=recompute),
     )
     try:
-        configurations = (space := PlayedSpace(problem=problem)).configurations()
+        configurations = PlayedSpace(chained=Chained.of(problem)).configurations()
     except InvalidInputError:
         return
     for place in data.draw(st.lists(st.integers(0, len(configurations) - 1), min_size=1, max_size=6, unique=True)):
         configuration = configurations[place]
-        fused = space.plan(configuration)
+        stops = configuration.split()
+        fused = None if stops is None else configuration.plan(stops)
         for plan in () if fused is None else Ranking(problem=problem).variants(fused):
             simulated = play(plan, instructions=200_000)
             assert simulated is not None
@@ -73,8 +75,12 @@ def one_server(depth: int, schedule: str, **cell: float) -> Plan:
     """Equal blocks, a stage each, on one server of fast links."""
     blocks = [Cell(forward_s=1.0, backward_s=2.0, output_bytes=1, **cell)] * depth  # type: ignore[arg-type]
     problem = PlanningProblem(profile=profile(blocks), cluster=cluster((depth, 1e9)), batch_size=8)
-    space = PlayedSpace(problem=problem, schedules=(schedule,))
-    plans = (space.plan(each) for each in space.configurations() if (each.shape.depth, each.shape.width) == (depth, 1))
+    space = PlayedSpace(chained=Chained.of(problem), schedules=(schedule,))
+    plans = (
+        each.plan(each.split() or ())
+        for each in space.configurations()
+        if (each.shape.depth, each.shape.width) == (depth, 1)
+    )
     plan = next(plan for plan in plans if plan is not None)
     return replace(plan, simulated=play(plan))
 

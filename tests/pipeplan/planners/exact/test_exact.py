@@ -12,8 +12,8 @@ from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.exact.planner import exact
 from pipeplan.planners.problem import Options, PlanningProblem, SearchProgress
-from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, clusters, profile
+from tests.pipeplan.planners.on_paper import on_paper
 
 SIZES = (1, 2)
 
@@ -80,7 +80,7 @@ def test_it_proves_the_optimum_that_pipedreams_recurrence_finds(
 
 def _same_optimum(problem: PlanningProblem, recurrence: str, asked: PlanningProblem | None = None) -> None:
     """Both fit or neither does; the rates agree to the precision that is proven, and so do the nearest misses."""
-    theirs, ours = solve(recurrence, problem), exact(asked or problem)
+    theirs, ours = on_paper(recurrence, problem), exact(asked or problem)
     assert isinstance(ours, Plan) == isinstance(theirs, Plan)
     if isinstance(ours, Plan) and isinstance(theirs, Plan):
         assert ours.closed_form.throughput_samples_per_s == pytest.approx(
@@ -177,7 +177,7 @@ def test_when_time_is_up_the_best_plan_comes_with_its_gap() -> None:
     assert "within 0.02 deterministic seconds" in plan.certificate.claim
     assert plan.certificate.bound < plan.certificate.value
     assert plan.certificate.gap > 1e-6
-    recurrence = solve("pipedream", replace(problem, options=Options(schedule="pipedream")))
+    recurrence = on_paper("pipedream", replace(problem, options=Options(schedule="pipedream")))
     assert isinstance(recurrence, Plan)
     assert plan.closed_form.throughput_samples_per_s >= recurrence.closed_form.throughput_samples_per_s * (1 - 1e-6)
 

@@ -15,16 +15,16 @@ from pipeplan.documents.profile import Device, Model
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.exact.planner import exact
 from pipeplan.planners.problem import Options, PlanningProblem
-from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import PLENTY, Cell, cells, profile
 from tests.pipeplan.planners.every_partition import compositions
 from tests.pipeplan.planners.exact.mixed import Gpu, mixed_problem, profile_on
+from tests.pipeplan.planners.on_paper import on_paper
 
 FAST, SLOW = Gpu(name="fast"), Gpu(name="slow", slowness=2.0)
 
 
 def plan_of(problem: PlanningProblem) -> Plan:
-    answer = solve("exact", problem)
+    answer = on_paper("exact", problem)
     assert isinstance(answer, Plan)
     return answer
 
@@ -265,7 +265,7 @@ def test_planners_of_equal_devices_name_the_one_that_is_for_unequal_ones(planner
     with pytest.raises(
         InvalidInputError, match=f"cluster.groups: must be of one type for the planner {planner}.*exact"
     ):
-        solve(planner, mixed_problem([Cell()] * 2, [FAST, SLOW]))
+        on_paper(planner, mixed_problem([Cell()] * 2, [FAST, SLOW]))
 
 
 def test_groups_of_one_type_are_a_cluster_like_any_other() -> None:

@@ -18,9 +18,9 @@ from pipeplan.errors import InvalidInputError, PipeplanError
 from pipeplan.imports.pipedream_graph import import_pipedream_graph
 from pipeplan.planners.pipedream.certificate import check_certificate
 from pipeplan.planners.problem import Options, PlanningProblem
-from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, clusters, profile
 from tests.pipeplan.graphs import graphs
+from tests.pipeplan.planners.on_paper import on_paper
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles"
 GOLDEN = Path(__file__).parents[3] / "golden" / "pipedream_release.json"
@@ -44,7 +44,7 @@ def problem_of(blocks: list[Cell], machines: Cluster, options: Options | None = 
 
 
 def plan_of(blocks: list[Cell], machines: Cluster, options: Options | None = None) -> Plan | Infeasible:
-    return solve("pipedream", problem_of(blocks, machines, options))
+    return on_paper("pipedream", problem_of(blocks, machines, options))
 
 
 def test_the_larger_of_compute_and_synchronisation_counts_not_their_sum() -> None:
@@ -102,8 +102,8 @@ def test_the_streams_reach_the_rate_of_the_closed_form_when_nothing_is_sent() ->
 def test_several_measured_sizes_ask_for_the_minibatch() -> None:
     measured = profile([Cell()], sizes=(1, 2))
     with pytest.raises(InvalidInputError, match="--microbatch-size"):
-        solve("pipedream", PlanningProblem(profile=measured, cluster=cluster((1, 1.0)), batch_size=4))
-    taken = solve("pipedream", PlanningProblem(profile=measured, cluster=cluster((1, 1.0)), batch_size=2))
+        on_paper("pipedream", PlanningProblem(profile=measured, cluster=cluster((1, 1.0)), batch_size=4))
+    taken = on_paper("pipedream", PlanningProblem(profile=measured, cluster=cluster((1, 1.0)), batch_size=2))
     assert isinstance(taken, Plan)
     assert taken.microbatch_size == 2
 
@@ -113,7 +113,7 @@ def test_a_batch_that_is_no_multiple_of_the_minibatch_is_refused() -> None:
         profile=profile([Cell()], sizes=(2,)), cluster=cluster((1, 1.0)), batch_size=3, options=Options()
     )
     with pytest.raises(InvalidInputError, match=r"batch_size: must be a multiple of the minibatch \(2\), got 3"):
-        solve("pipedream", problem)
+        on_paper("pipedream", problem)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_release_gives_what_the_authors_program_prints(case: dict[str, Any]) -> 
         straight=case["straight"],
         fewer_machines=case["fewer_machines"],
     )
-    plan = solve(
+    plan = on_paper(
         "pipedream",
         PlanningProblem(profile=published(case["profile"]), cluster=machines, batch_size=1, options=options),
     )
@@ -244,7 +244,7 @@ certified = st.builds(
 def test_certificates_hold(model: Profile, machines: Cluster, options: Options) -> None:
     roomy = replace(machines, device=replace(machines.device, memory_bytes=PLENTY))
     problem = PlanningProblem(profile=model, cluster=roomy, batch_size=1, options=options)
-    plan = solve("pipedream", problem)
+    plan = on_paper("pipedream", problem)
     assert isinstance(plan, Plan) and plan.certificate is not None
     assert plan.certificate.gap < 1e-9
     check_certificate(plan, problem)
@@ -254,7 +254,7 @@ def test_certificates_hold(model: Profile, machines: Cluster, options: Options) 
 def test_a_certificate_is_about_the_exchange_that_its_plan_names(asked: str) -> None:
     """Plans of earlier releases count a parameter server; whoever checks them does not have to know."""
     problem = problem_of([Cell(weight_bytes=5), Cell(weight_bytes=2)], cluster((4, 1.0)))
-    plan = solve("pipedream", replace(problem, options=Options(synchronisation=asked)))
+    plan = on_paper("pipedream", replace(problem, options=Options(synchronisation=asked)))
     assert isinstance(plan, Plan)
     check_certificate(plan, problem)
     with pytest.raises(PipeplanError, match="the plan's cost model names no exchange"):
@@ -266,7 +266,7 @@ def test_a_certificate_is_about_the_exchange_that_its_plan_names(asked: str) -> 
 def test_certificates_that_claim_more_are_rejected(blocks: list[Cell], machines: Cluster) -> None:
     roomy = replace(machines, device=replace(machines.device, memory_bytes=PLENTY))
     problem = problem_of(blocks, roomy)
-    plan = solve("pipedream", problem)
+    plan = on_paper("pipedream", problem)
     assert isinstance(plan, Plan) and plan.certificate is not None
     held = plan.certificate
     refuted_s, *numbers = held.witness
@@ -285,7 +285,7 @@ def test_certificates_that_claim_more_are_rejected(blocks: list[Cell], machines:
 def test_a_witness_with_a_number_too_high_or_too_low_is_rejected() -> None:
     blocks = [Cell(forward_s=float(index % 3), weight_bytes=index) for index in range(8)]
     problem = problem_of(blocks, cluster((4, 1.0)))
-    plan = solve("pipedream", problem)
+    plan = on_paper("pipedream", problem)
     assert isinstance(plan, Plan) and plan.certificate is not None
     check_certificate(plan, problem)
     witness = plan.certificate.witness
@@ -299,6 +299,6 @@ def test_a_witness_with_a_number_too_high_or_too_low_is_rejected() -> None:
 def test_published_profiles_come_with_certificates_that_hold() -> None:
     for name in ("vgg16", "gnmt"):
         problem = PlanningProblem(profile=published(name), cluster=cluster((4, 3.125e9)), batch_size=1)
-        plan = solve("pipedream", problem)
+        plan = on_paper("pipedream", problem)
         assert isinstance(plan, Plan)
         check_certificate(plan, problem)

@@ -13,9 +13,9 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
-from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.pipeplan.planners.every_partition import STATES, compositions
+from tests.pipeplan.planners.on_paper import on_paper
 
 SIZES = (1, 2)
 
@@ -148,7 +148,7 @@ class Split:
 
 def answer_for(blocks: Sequence[Cell], machines: Cluster, batch_size: int, options: Options) -> Plan | Infeasible:
     measured = profile(blocks, sizes=SIZES)
-    return solve(
+    return on_paper(
         "pipedream-2bw", PlanningProblem(profile=measured, cluster=machines, batch_size=batch_size, options=options)
     )
 
@@ -246,7 +246,7 @@ def test_what_does_not_fit_is_an_alternative_with_its_stage_and_bytes() -> None:
 def test_a_batch_that_no_measured_size_divides_is_refused() -> None:
     measured = profile([Cell()], sizes=(2, 4))
     with pytest.raises(InvalidInputError, match=r"batch_size: must be a multiple of .*\[2, 4\].*, got 7"):
-        solve("pipedream-2bw", PlanningProblem(profile=measured, cluster=cluster((2, 1.0)), batch_size=7))
+        on_paper("pipedream-2bw", PlanningProblem(profile=measured, cluster=cluster((2, 1.0)), batch_size=7))
 
 
 def test_more_stages_than_blocks_is_refused() -> None:

@@ -12,9 +12,9 @@ from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Block, Device, Measurement, Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
-from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.pipeplan.planners.bert_like import bert_like
+from tests.pipeplan.planners.on_paper import on_paper
 
 LINE = cluster((4, 1.0))
 
@@ -23,7 +23,7 @@ def answer_for(
     measured: Profile, machines: Cluster, batch_size: int, options: Options | None = None
 ) -> Plan | Infeasible:
     problem = PlanningProblem(profile=measured, cluster=machines, batch_size=batch_size, options=options or Options())
-    return solve("pipedream-2bw", problem)
+    return on_paper("pipedream-2bw", problem)
 
 
 def plan_for(measured: Profile, machines: Cluster, batch_size: int, options: Options | None = None) -> Plan:
@@ -79,7 +79,7 @@ def test_pipedream_still_plans_measured_minibatches_only() -> None:
         profile=profile([Cell()], sizes=(2, 8)), cluster=LINE, batch_size=3, options=Options(microbatch_size=3)
     )
     with pytest.raises(InvalidInputError, match="microbatch_size: must be one of the measured sizes"):
-        solve("pipedream", problem)
+        on_paper("pipedream", problem)
 
 
 def test_many_divisors_are_thinned_evenly() -> None:
@@ -165,7 +165,7 @@ def test_a_bert_like_chain_gains_from_mixing() -> None:
     keep gradients in float32: where less fits, on 7 GB.
     """
     problem = bert_like(devices=512, memory_bytes=7 * 10**9)
-    mixed, uniform = solve("pipedream-2bw", problem), best_uniform(problem)
+    mixed, uniform = on_paper("pipedream-2bw", problem), best_uniform(problem)
     assert isinstance(mixed, Plan)
     assert mixed.closed_form.throughput_samples_per_s > 1.1 * uniform
 
@@ -173,7 +173,7 @@ def test_a_bert_like_chain_gains_from_mixing() -> None:
 def best_uniform(problem: PlanningProblem) -> float:
     """The rate of the fastest plan whose stages all recompute, or none; 0 if none fits."""
     answers = [
-        solve("pipedream-2bw", replace(problem, options=replace(problem.options, recompute=recompute)))
+        on_paper("pipedream-2bw", replace(problem, options=replace(problem.options, recompute=recompute)))
         for recompute in (False, True)
     ]
     return max((a.closed_form.throughput_samples_per_s for a in answers if isinstance(a, Plan)), default=0.0)
@@ -202,7 +202,7 @@ def test_naive_stages_that_are_as_fast_whatever_they_are_hold_little() -> None:
         held = sum(5 * block.weight_bytes for block in blocks[start:stop]) + sum(block.activation_bytes for block in at)
         return held + (3 * at[0].input_bytes if start else 0) + (4 * at[-1].output_bytes if stop < len(blocks) else 0)
 
-    plan = solve("pipedream-2bw", problem)
+    plan = on_paper("pipedream-2bw", problem)
     assert isinstance(plan, Plan)
     assert [stage.memory_bytes for stage in plan.stages] == [
         held_bytes(stage.start, stage.stop) for stage in plan.stages

@@ -1,0 +1,88 @@
+"""Played: the plans that the exact planner plays: of every shape the best split on every placement that it knows.
+
+A shape's step is no less than its compute, spread evenly: that bounds its plays. PipeDream's shapes are not played one
+by one; the closed form's optimum stands for them.
+"""
+
+from dataclasses import dataclass, field
+from math import inf
+
+from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.planners.exact.kinds import StageShape
+from pipeplan.planners.exact.places import Placed
+from pipeplan.planners.exact.planner import NAME, decided, shapes_of
+from pipeplan.planners.exact.search import ExactSearch, Solution, slowest, solution
+from pipeplan.planners.on_chain import Chained
+from pipeplan.planners.problem import unobserved
+
+MOST_SHAPES = 400
+"""So many shapes are split at most, the highest bounds first."""
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedShape:
+    """A shape on one placement, which is split when it is asked for."""
+
+    search: ExactSearch
+    shape: StageShape
+    placed: Placed
+    most: float
+    chained: Chained
+
+    def split(self) -> tuple[int, ...] | None:
+        """Where the stages of the closed form's best split end; None where none fits."""
+        found = solution(self.search.questions(self.shape), self.placed)
+        return None if found is None else found.stops
+
+    def plan(self, stops: tuple[int, ...]) -> Plan | None:
+        """Its plan with these stages, not played; None where they do not fit, or a cut is not allowed."""
+        questions = self.search.questions(self.shape)
+        step_s = slowest([questions.table(questions.shared(kind)) for kind in self.placed.kinds], stops)
+        if step_s == inf:
+            return None
+        found = Solution(shape=self.shape, placed=self.placed, stops=stops, step_s=step_s)
+        return self.chained.back(decided(self.search, found))
+
+    def alternative(self, reason: str) -> Alternative:
+        """What a plan says of it, without a price."""
+        shape = self.shape
+        return Alternative(
+            schedule=shape.schedule,
+            depth=shape.depth,
+            width=shape.width,
+            microbatch_size=shape.microbatch_size,
+            microbatches=shape.microbatches,
+            recompute=bool(self.search.problem.options.recompute),
+            throughput_samples_per_s=None,
+            memory_bytes=None,
+            reason=reason,
+        )
+
+
+@dataclass(kw_only=True)
+class PlayedShapes:
+    """Those of a problem that the planner has answered."""
+
+    chained: Chained
+    planner: str = NAME
+    beyond: float = field(init=False, default=0.0)
+
+    def configurations(self) -> list[PlayedShape]:
+        """Those with the highest bounds; `beyond` is the bound of the others."""
+        problem = self.chained.problem
+        search = ExactSearch(problem=problem, shapes=shapes_of(problem), limit=inf, observe=unobserved)
+        bounded = []
+        for shape in search.shapes:
+            step_s = search.least_step_s(shape)
+            bounded.append((shape.samples / step_s * (1 + _ROUNDING) if step_s > 0 else inf, shape))
+        equal = [(most, shape) for most, shape in bounded if shape.width is not None]
+        equal.sort(key=lambda each: -each[0])
+        others = [*equal[MOST_SHAPES:], *((most, shape) for most, shape in bounded if shape.width is None)]
+        self.beyond = max((most for most, _ in others), default=0.0)
+        return [
+            PlayedShape(search=search, shape=shape, placed=placed, most=most, chained=self.chained)
+            for most, shape in equal[:MOST_SHAPES]
+            for placed in search.first_places(search.questions(shape))
+        ]

@@ -1,0 +1,128 @@
+"""Planners by play: never slower than by their closed forms, and as fast as the best of all plays of small problems."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Answer, Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.auto.space import PlayedSpace
+from pipeplan.planners.complete import play
+from pipeplan.planners.on_chain import Chained
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
+from tests.pipeplan.planners.on_paper import on_paper
+
+CLOSE = 1.005
+"""A search ends within 0.2 % of its bound, and cuts are moved by one block at a time."""
+
+
+def rate(answer: Answer) -> float:
+    """Samples a second, played; 0 where nothing fits."""
+    return (answer.throughput_samples_per_s or 0.0) if isinstance(answer, Plan) else 0.0
+
+
+def problem_of(
+    blocks: Sequence[Cell], machines: Cluster, batch_size: int, latency_s: float, options: Options | None = None
+) -> PlanningProblem:
+    """A profile measured at one sample, on machines with this latency everywhere."""
+    levels = tuple(replace(level, latency_s=latency_s) for level in machines.levels)
+    machines = replace(machines, levels=levels)
+    return PlanningProblem(
+        profile=profile(blocks), cluster=machines, batch_size=batch_size, options=options or Options()
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    planner=st.sampled_from(["pipedream", "pipedream-2bw", "gpipe", "exact"]),
+    blocks=st.lists(cells(), min_size=1, max_size=6),
+    machines=clusters(6),
+    batch_size=st.sampled_from([1, 4, 6, 12]),
+    latency_s=st.sampled_from([0.0, 0.5]),
+)
+def test_no_answer_plays_slower_than_that_of_the_closed_form(
+    planner: str, blocks: Sequence[Cell], machines: Cluster, batch_size: int, latency_s: float
+) -> None:
+    problem = problem_of(blocks, machines, batch_size, latency_s)
+    try:
+        published = on_paper(planner, problem)
+    except InvalidInputError:
+        with pytest.raises(InvalidInputError):
+            solve(planner, problem)
+        return
+    answer = solve(planner, problem)
+    if isinstance(answer, Plan):
+        assert answer.planner == planner
+        fits = isinstance(published, Plan) and published.simulated is not None
+        peaks = published.simulated.peak_memory_bytes if fits else ()  # type: ignore[union-attr]
+        if max(peaks, default=0) <= machines.device.memory_bytes:
+            assert rate(answer) >= rate(published)
+        assert answer.certificate is not None
+        assert 1 / answer.certificate.bound >= rate(answer) * (1 - 1e-9)
+
+
+def every_play(problem: PlanningProblem) -> float:
+    """The fastest play of all schedules, shapes, placements and splits that fit."""
+    space = PlayedSpace(chained=Chained.of(problem))
+    blocks, best = len(problem.profile.blocks), 0.0
+    for configuration in space.configurations():
+        for cuts in combinations(range(1, blocks), configuration.shape.depth - 1):
+            plan = configuration.plan((*cuts, blocks))
+            simulated = None if plan is None else play(plan)
+            if simulated and max(simulated.peak_memory_bytes) <= problem.cluster.device.memory_bytes:
+                best = max(best, simulated.throughput_samples_per_s)
+    return best
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    blocks=st.lists(cells(), min_size=1, max_size=5),
+    machines=clusters(4),
+    batch_size=st.sampled_from([1, 4, 6, 12]),
+    latency_s=st.sampled_from([0.0, 0.05, 0.5]),
+)
+def test_auto_is_as_fast_as_the_best_of_all_plays(
+    blocks: Sequence[Cell], machines: Cluster, batch_size: int, latency_s: float
+) -> None:
+    problem = problem_of(blocks, machines, batch_size, latency_s)
+    assert rate(solve("auto", problem)) * CLOSE >= every_play(problem)
+
+
+def test_a_port_that_replicas_share_turns_the_answer() -> None:
+    """Sixteen devices on four servers, whose closed form gives a server's whole port to every pair of stages."""
+    cell = Cell(forward_s=1.0, backward_s=2.0, weight_bytes=4_000, output_bytes=400, activation_bytes=1)
+    options = Options(stages=4, schedule="pipedream-2bw")
+    problem = problem_of([cell] * 8, cluster((4, 1e6), (4, 250.0)), 64, 0.0, options)
+    played, published = solve("pipedream-2bw", problem), on_paper("pipedream-2bw", problem)
+    assert isinstance(played, Plan)
+    assert isinstance(published, Plan)
+    assert published.closed_form.throughput_samples_per_s > 1.1 * rate(published)
+    assert rate(played) > 1.1 * rate(published)
+
+
+@pytest.mark.parametrize(
+    ("planner", "semantics", "message"),
+    [
+        ("auto", "paper", "semantics: must be played for the planner auto, which compares plays, got 'paper'"),
+        ("auto", "release", "semantics: must be played for the planner auto"),
+        ("pipedream-2bw", "release", "semantics: must be played or paper for the planner pipedream-2bw"),
+        ("gpipe", "release", "semantics: must be played or paper for the planner gpipe"),
+        ("exact", "release", "semantics: must be played or paper for the planner exact"),
+    ],
+)
+def test_semantics_that_a_planner_does_not_have_are_refused(planner: str, semantics: str, message: str) -> None:
+    problem = problem_of([Cell()] * 2, cluster((2, 1.0)), 2, 0.0, Options(semantics=semantics))
+    with pytest.raises(InvalidInputError, match=message):
+        solve(planner, problem)
+
+
+def test_semantics_are_one_of_three() -> None:
+    with pytest.raises(InvalidInputError, match="semantics: must be one of played, paper, release, got 'fast'"):
+        Options(semantics="fast")
