@@ -104,7 +104,7 @@ class Ranking:
             for plan in self.variants(each.plan):
                 self.add(replace(each, plan=plan))
 
-    def add(self, proposal: Proposal) -> bool:
+    def add(self, proposal: Proposal, *, longest: int = LONGEST_PLAY) -> bool:
         """Plays a proposal, unless the same was played before; says whether it could be played."""
         if proposal.configuration in self._known:
             return True
@@ -116,7 +116,7 @@ class Ranking:
                 if not plan.split_backward_half_way:
                     saved = self.add(replace(proposal, plan=saving))
         else:
-            ranked = self._ranked(replace(proposal, plan=self._play(plan)), 1.0)
+            ranked = self._ranked(replace(proposal, plan=self._play(plan, longest)), 1.0)
         if ranked is not None:
             self._keep(ranked)
         return saved and ranked is not None and ranked.played
@@ -148,11 +148,11 @@ class Ranking:
             self._known.add(ranked.proposal.configuration)
             (self.fitting if ranked.over is None else self.exceeding).append(ranked)
 
-    def _play(self, plan: Plan) -> Plan:
+    def _play(self, plan: Plan, longest: int = LONGEST_PLAY) -> Plan:
         """The plan with what its streams give, as far as that may be played."""
-        if plan.simulated is not None and plan.simulated.extrapolated_from is None:
+        if plan.simulated is not None:
             return plan
-        longest = min(LONGEST_PLAY, self.left)
+        longest = min(longest, self.left)
         simulated = play(plan, instructions=longest)
         if simulated is None:
             return plan

@@ -12,16 +12,21 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
+from itertools import chain, islice
 from typing import Protocol
 
 from pipeplan.documents.plan import Alternative, Certificate, Plan
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
+from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS
 
 MOST_SPLITS = 600
 """So many configurations are split into stages: some three seconds."""
+
+MOST_IN_VAIN = 60
+"""So many are split where no plan can be played: all are too long, or none fits."""
 
 CLOSE = 0.002
 """The search ends where nothing that is left can be faster by more than this share."""
@@ -49,6 +54,9 @@ class Configuration(Protocol):
     def split(self) -> tuple[int, ...] | None:
         """Where the stages of its split end, empty where cuts cannot be moved; None where no split fits."""
 
+    def most_of(self, stops: tuple[int, ...]) -> float:
+        """Samples a second that no play with these stages exceeds."""
+
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """It with these stages, not played; None where they do not fit."""
 
@@ -67,8 +75,21 @@ class Space(Protocol):
     def beyond(self) -> float:
         """Samples a second that no plan exceeds which is of none of the configurations; 0 where there is none."""
 
-    def configurations(self) -> Sequence[Configuration]:
-        """All of them, the likely fastest first."""
+    @property
+    def considered(self) -> int:
+        """How many configurations there are, where placements are not counted."""
+
+    def configurations(self) -> Iterator[Configuration]:
+        """All of them, the highest bound first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """The configuration of a space that has the highest bound of those that were not taken yet, and the others."""
+
+    planner: str
+    configuration: Configuration
+    others: Iterator[Configuration]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,61 +103,58 @@ class PlayedSearch:
     plays: int = 0
     without_split: int = 0
     left: float = 0.0
-    unplayed: list[tuple[float, Configuration]] = field(default_factory=list)
-    _waiting: list[tuple[float, int, tuple[str, Configuration] | Proposal]] = field(default_factory=list)
+    unplayed: list[Configuration] = field(default_factory=list)
+    _waiting: list[tuple[float, int, "_Next | Proposal"]] = field(default_factory=list)
     _pushed: int = 0
     _splits: dict[object, tuple[str, Configuration, tuple[int, ...]]] = field(default_factory=dict)
 
     def run(self, answers: Sequence[Proposal]) -> None:
-        """Searches to the end, or to a limit. The planners' answers are plans like others."""
+        """Searches to the end, or to a limit. The planners' answers are plans like others, but the first comes first."""
+        self.ranking.add(answers[0], longest=SIMULATED_INSTRUCTIONS)
+        self.plays += 1
         for answer in answers:
             for plan in self.ranking.variants(answer.plan):
                 self._push(most_samples_per_s(plan), replace(answer, plan=plan))
         for space in self.spaces:
             self.left = max(self.left, space.beyond)
-            for configuration in space.configurations():
-                self.configurations += 1
-                self._push(configuration.most, (space.planner, configuration))
+            self.configurations += space.considered
+            self._push_next(space.planner, space.configurations())
+        unsplit: list[_Next] = []
         while self._waiting:
             most = -self._waiting[0][0]
             if most <= self.ranking.best_rate * (1 + CLOSE) or self.ranking.left <= 0:
                 break
-            self._take(heappop(self._waiting)[2], most)
+            item = heappop(self._waiting)[2]
+            if isinstance(item, Proposal):
+                self.plays += 1
+                known = self.ranking.add(item)
+            else:
+                known = not self._is_at_limit
+                if known:
+                    self._split(item)
+                    self._push_next(item.planner, item.others)
+                else:
+                    unsplit.append(item)
+            if not known:  # what is too long, or beyond the limit: nothing is known of it but its bound
+                self.left = max(self.left, most)
         self.left = max([self.left, *(-most for most, _, _ in self._waiting)])
         self._move_cuts()
         self._play_front()
-        for most, _, item in sorted(self._waiting, key=lambda each: each[:2]):
-            if len(self.unplayed) == SHOWN_UNPLAYED:
-                break
-            if not isinstance(item, Proposal):
-                self.unplayed.append((-most, item[1]))
-
-    def _take(self, item: tuple[str, Configuration] | Proposal, most: float) -> None:
-        """Splits or plays what is next. Of what is beyond a limit, or too long, nothing is known but its bound."""
-        if isinstance(item, Proposal):
-            self.plays += 1
-            known = self.ranking.add(item)
-        else:
-            known = self.splits < MOST_SPLITS
-            if known:
-                self._split(*item, most)
-        if not known:
-            self.left = max(self.left, most)
+        self._list_unplayed(unsplit)
 
     def alternatives(self) -> Iterator[Alternative]:
         """Some of what was not played, with the rate that it cannot exceed."""
-        for most, configuration in self.unplayed:
-            yield configuration.alternative(f"not played: at most {most:.4g} samples/s")
+        for configuration in self.unplayed:
+            yield configuration.alternative(f"not played: at most {configuration.most:.4g} samples/s")
 
     def certificate(self, best: Ranked) -> Certificate:
         """What was shown of the answer's rate."""
         rate = best.samples_per_s
         reached = self.left if self.left > rate * (1 + _ROUNDING) else rate
-        rest = self.configurations - self.splits
         claim = (
-            f"Of {self.configurations} configurations (schedule, width, depth, microbatch size and placement), "
-            f"{self.splits} were split into stages, {self.without_split} of them in vain: none fits. {self.plays} "
-            f"plans were played. By a bound on their streams the other plans, and {rest} configurations that were not "
+            f"There are {self.configurations} configurations (schedule, width, depth and microbatch size), each with "
+            f"its placements. {self.splits} were split into stages, {self.without_split} of them in vain: none fits. "
+            f"{self.plays} plans were played. By a bound on their streams the other plans, and those of what was not "
             f"split, play at most {reached:.6g} samples/s; this plan plays {rate:.6g}."
         )
         return Certificate(
@@ -163,18 +181,35 @@ class PlayedSearch:
             self.plays += 1
             self.ranking.add(proposal)
 
-    def _push(self, most: float, item: tuple[str, Configuration] | Proposal) -> None:
+    @property
+    def _is_at_limit(self) -> bool:
+        return self.splits >= (MOST_SPLITS if self.ranking.best_rate > 0 else MOST_IN_VAIN)
+
+    def _list_unplayed(self, unsplit: Sequence["_Next"]) -> None:
+        """Some of what was not split, the highest bounds first."""
+        heads = [*unsplit, *(item for _, _, item in self._waiting if not isinstance(item, Proposal))]
+        rests = (chain([head.configuration], head.others) for head in heads)
+        self.unplayed = list(islice(merge(*rests, key=lambda each: -each.most), SHOWN_UNPLAYED))
+
+    def _push(self, most: float, item: "_Next | Proposal") -> None:
         self._pushed += 1
         heappush(self._waiting, (-most, self._pushed, item))
 
-    def _split(self, planner: str, configuration: Configuration, most: float) -> None:
+    def _push_next(self, planner: str, others: Iterator[Configuration]) -> None:
+        """Lets the first of a space's other configurations wait for its turn."""
+        for configuration in others:
+            self._push(configuration.most, _Next(planner, configuration, others))
+            break
+
+    def _split(self, item: "_Next") -> None:
         """Splits a configuration into stages: its plan waits for its turn, and so do those with a split backward."""
         self.splits += 1
-        stops = configuration.split()
-        proposals = [] if stops is None else list(self._proposals(planner, configuration, stops))
-        self.without_split += not proposals
-        for proposal in proposals:
-            self._push(min(most_samples_per_s(proposal.plan), most), proposal)
+        stops = item.configuration.split()
+        most = 0.0 if stops is None else item.configuration.most_of(stops)
+        self.without_split += stops is None
+        if stops is not None and most > self.ranking.best_rate * (1 + CLOSE):
+            for proposal in self._proposals(item.planner, item.configuration, stops):
+                self._push(min(most_samples_per_s(proposal.plan), most), proposal)
 
     def _proposals(self, planner: str, configuration: Configuration, stops: tuple[int, ...]) -> Iterator[Proposal]:
         """A configuration with these stages, and with a split backward."""

@@ -7,6 +7,8 @@ stages are those of the closed form's best split, whose memory fits.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heappop, heappush
+from itertools import count
 from math import inf, prod
 
 import numpy as np
@@ -19,9 +21,11 @@ from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.complete import complete
 from pipeplan.planners.on_chain import Chained
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.two_bw.bounds import Configurations, RateBounds
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, candidate, decision
 from pipeplan.planners.two_bw.chain import profiled
-from pipeplan.planners.two_bw.placements import Links, mixtures, orientations, ranks_of
+from pipeplan.planners.two_bw.placements import Links, mixtures, orientations
+from pipeplan.planners.two_bw.shapes import Execution
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import schedule_named
 
@@ -48,6 +52,10 @@ class PlacedShape:
         """Where the stages of the closed form's best split end; None where none fits."""
         found = self.space.fastest(self)
         return None if found is None else self.space.evaluator.stops(found)
+
+    def most_of(self, stops: tuple[int, ...]) -> float:
+        """Samples a second that no play with these stages exceeds, by what they compute."""
+        return self.space.most_of(self, stops)
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played, of the model as it was given; None where they do not fit."""
@@ -89,7 +97,21 @@ class Wiring:
     port_s_per_byte: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    """Of a microbatch on the whole model: seconds of the longest block, of all blocks, and on the way there and back;
+    the bytes of the smallest and of the mean boundary; the bytes of the weights.
+    """
+
+    block_s: float
+    total_s: float
+    way_s: float
+    least_bytes: float
+    mean_bytes: float
+    weight_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PlayedSpace:
     """The configurations of a problem with these schedules; with `straight` those of one pipeline of this depth."""
 
@@ -99,6 +121,7 @@ class PlayedSpace:
     planner: str = "pipedream-2bw"
     beyond: float = 0.0
     _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
+    _known_sums: dict[tuple[int, bool | None], "_Sums"] = field(default_factory=dict)
 
     @property
     def problem(self) -> PlanningProblem:
@@ -110,18 +133,51 @@ class PlayedSpace:
         """Splits shapes. Raises InvalidInputError where no microbatch size divides the batch."""
         return Evaluator(problem=self.problem, measured=profiled(self.problem))
 
-    def configurations(self) -> list[PlacedShape]:
-        """All of them, the likely fastest first."""
-        found = [
-            self._configuration(shape, wiring)
-            for shape in self._shapes()
-            for wiring in self._wired(shape.width, shape.depth)
-        ]
-        return sorted(found, key=lambda each: (-each.likely, each.shape.devices, each.shape.depth))
+    @cached_property
+    def considered(self) -> int:
+        """How many shapes there are."""
+        return sum(len(found) for found, _ in self._bounded)
+
+    def configurations(self) -> Iterator[PlacedShape]:
+        """All that memory does not rule out, the highest bound first, of equal ones the likely fastest.
+
+        They are made as they are needed.
+        """
+        waiting: list[tuple[float, float, int, int, int, PlacedShape]] = []
+        rates = np.concatenate([rates for _, rates in self._bounded])
+        firsts = np.cumsum([0, *(len(found) for found, _ in self._bounded)])
+        numbers = count()
+        for index in np.argsort(-rates, kind="stable").tolist():
+            rate = float(rates[index])
+            while waiting and -waiting[0][0] > rate:
+                yield heappop(waiting)[-1]
+            if rate <= 0.0:
+                break
+            part = int(np.searchsorted(firsts, index, side="right")) - 1
+            shape = self._shape(self._bounded[part][0], index - int(firsts[part]))
+            for wiring in self._wired(shape.width, shape.depth):
+                each = self._configuration(shape, wiring, rate)
+                heappush(waiting, (-each.most, -each.likely, shape.devices, shape.depth, next(numbers), each))
+        while waiting:
+            yield heappop(waiting)[-1]
 
     def fastest(self, configuration: PlacedShape) -> Candidate | None:
         """The closed form's best split; None where no split fits."""
         return self.evaluator.fastest(configuration.shape, on=(configuration.wiring.links,))
+
+    def most_of(self, configuration: PlacedShape, stops: tuple[int, ...]) -> float:
+        """Samples a second that no play with these stages exceeds, by what they compute (`bound`, 1 and 3)."""
+        shape, terms = configuration.shape, self.evaluator.terms(configuration.shape, configuration.wiring.links)
+        if not shape.laws.pipelined:
+            return configuration.most
+        way_s = terms.chain.listed_s(recompute=False)
+        filled = shape.laws.flushes
+        least_s = 0.0
+        for stage, start, stop in terms.places(stops):
+            seconds = terms.chain.listed_s(recompute=terms.recomputes(stage, start, stop))
+            own_s = shape.microbatches * (seconds[stop] - seconds[start])
+            least_s = max(least_s, own_s + (min(way_s[start], seconds[start]) if filled else 0.0))
+        return min(configuration.most, shape.batch_size / (least_s * (1 - _ROUNDING))) if least_s > 0 else inf
 
     def plan(self, configuration: PlacedShape, stops: tuple[int, ...]) -> Plan | None:
         """The configuration's plan with these stages, not played, of the model as it was given; None if too large."""
@@ -133,65 +189,124 @@ class PlayedSpace:
         made = decision("pipedream-2bw", "pipedream-2bw-a.1", found, stops, considered=1, alternatives=())
         return self.chained.back(complete(self.problem, made))
 
-    def _shapes(self) -> Iterator[PipelineShape]:
-        options, batch_size = self.problem.options, self.problem.batch_size
-        devices, blocks = self.problem.cluster.devices, self.evaluator.measured.blocks
+    @cached_property
+    def _bounded(self) -> list[tuple[Configurations, FloatArray]]:
+        """The shapes of every schedule, with the samples a second that no play of them exceeds on any placement.
+
+        0 where no split fits the devices' memory.
+        """
+        options, devices = self.problem.options, self.problem.cluster.devices
+        bounded = []
         for name in self.schedules:
             laws = schedule_named(name)
             recompute = options.recompute
             if recompute is None and not laws.pipelined:
                 recompute = False
             asked = options.schedule is not None
-            shallowest = 1 if laws.single_stage or not laws.flushes or asked else 2
-            deepest = 1 if laws.single_stage else min(devices, blocks)
-            for depth in range(shallowest, deepest + 1):
-                if options.stages not in (None, depth) or self.straight not in (None, depth):
-                    continue
-                for width in range(1, 1 + (1 if self.straight else devices // depth)):
-                    for size in self.evaluator.measured.sizes:
-                        microbatches, rest = divmod(batch_size, width * size)
-                        if rest or (laws.microbatch_a_stage and microbatches < depth):
-                            continue
-                        yield PipelineShape(
-                            schedule=name,
-                            width=width,
-                            depth=depth,
-                            microbatch_size=size,
-                            microbatches=microbatches,
-                            recompute=recompute,
-                        )
+            execution = Execution(
+                schedule=name,
+                recompute=recompute,
+                shallowest=1 if laws.single_stage or not laws.flushes or asked else 2,
+                deepest=1 if laws.single_stage else min(devices, self.evaluator.measured.blocks),
+            )
+            found = self._found(execution)
+            bounds = RateBounds(
+                problem=self.problem,
+                measured=self.evaluator.measured,
+                execution=execution,
+                master_weights=self.evaluator.master_weights,
+            )
+            fits = bounds.least_bytes(found) <= self.evaluator.device_bytes
+            bounded.append((found, np.where(fits, self._rates(found), 0.0)))
+        return bounded
+
+    def _found(self, execution: Execution) -> Configurations:
+        """The shapes that the batch, the devices and the options allow."""
+        devices, sizes = self.problem.cluster.devices, np.asarray(self.evaluator.measured.sizes)
+        widths = np.arange(1, 1 + (1 if self.straight else devices))
+        depths = np.arange(execution.shallowest, execution.deepest + 1)
+        for fixed in (self.problem.options.stages, self.straight):
+            depths = depths if fixed is None else depths[depths == fixed]
+        place, size = np.nonzero(self.problem.batch_size % (widths[:, None] * sizes) == 0)
+        width = np.repeat(widths[place], len(depths))
+        size = np.repeat(size, len(depths))
+        found = Configurations(
+            execution=execution,
+            width=width,
+            depth=np.tile(depths, len(place)),
+            size=size,
+            microbatches=self.problem.batch_size // (width * sizes[size]),
+        )
+        able = found.width * found.depth <= devices
+        if execution.laws.microbatch_a_stage:
+            able &= found.microbatches >= found.depth
+        return found.some(np.flatnonzero(able))
+
+    def _rates(self, found: Configurations) -> FloatArray:
+        """Samples a second that compute alone allows."""
+        laws, m, depth = found.execution.laws, found.microbatches, found.depth
+        sums = [self._sums(size, found.execution.recompute) for size in self.evaluator.measured.sizes]
+        total_s, block_s, way_s = (
+            np.asarray([getattr(each, name) for each in sums])[found.size] for name in ("total_s", "block_s", "way_s")
+        )
+        least_s = m * np.maximum(total_s / depth, block_s)
+        if laws.pipelined and laws.flushes:
+            # Stages that each take 1 - 1/m of the one before end together: no others are as fast (`bound`, 3).
+            least_s = np.maximum(least_s, way_s / (1.0 - (1.0 - 1.0 / m) ** depth))
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.problem.batch_size / (least_s * (1 - _ROUNDING)))
+
+    def _shape(self, found: Configurations, index: int) -> PipelineShape:
+        return PipelineShape(
+            schedule=found.execution.schedule,
+            width=int(found.width[index]),
+            depth=int(found.depth[index]),
+            microbatch_size=self.evaluator.measured.sizes[found.size[index]],
+            microbatches=int(found.microbatches[index]),
+            recompute=found.execution.recompute,
+        )
+
+    def _sums(self, size: int, recompute: bool | None) -> "_Sums":
+        """A microbatch's sums. A stage may recompute while it waits: that is on no microbatch's way."""
+        if (size, recompute) in self._known_sums:
+            return self._known_sums[size, recompute]
+        chain = self.evaluator.chain(size)
+        total_s = chain.least_s[-1] if recompute is None else chain.listed_s(recompute=recompute)[-1]
+        boundaries: FloatArray = chain.output_bytes[1:-1]
+        least, mean = (float(boundaries.min()), float(boundaries.mean())) if len(boundaries) else (0.0, 0.0)
+        way_s = min(chain.listed_s(recompute=False)[-1], total_s)
+        sums = _Sums(
+            block_s=float(np.diff(chain.least_s).max()),
+            total_s=total_s,
+            way_s=way_s,
+            least_bytes=least,
+            mean_bytes=mean,
+            weight_bytes=float(chain.weight_bytes[-1]),
+        )
+        self._known_sums[size, recompute] = sums
+        return sums
 
     def _wired(self, width: int, depth: int) -> tuple[Wiring, ...]:
         key = width, depth
         if key not in self._wirings:
             cluster = self.problem.cluster
             every = (*orientations(cluster, width, depth), *mixtures(cluster, width, depth))
-            self._wirings[key] = tuple(_wiring(cluster, links, width, depth) for links in every)
+            self._wirings[key] = tuple(_wiring(cluster, links) for links in every)
         return self._wirings[key]
 
-    def _configuration(self, shape: PipelineShape, wiring: Wiring) -> PlacedShape:
-        """Bounds by the whole model, and what equal stages would take."""
-        chain, laws = self.evaluator.chain(shape.microbatch_size), shape.laws
-        m, depth = shape.microbatches, shape.depth
-        total_s = chain.least_s[-1] if shape.recompute is None else chain.listed_s(recompute=shape.recompute)[-1]
-        block_s = float(np.diff(chain.least_s).max())
-        boundaries: FloatArray = chain.output_bytes[1:-1]
-        least_bytes, mean_bytes = (float(boundaries.min()), float(boundaries.mean())) if len(boundaries) else (0.0, 0.0)
-        weights = float(chain.weight_bytes[-1])
+    def _configuration(self, shape: PipelineShape, wiring: Wiring, most: float) -> PlacedShape:
+        """Bounds by the whole model, and what equal stages would take; `most` bounds the shape on any placement."""
+        laws, m, depth = shape.laws, shape.microbatches, shape.depth
+        sums = self._sums(shape.microbatch_size, shape.recompute)
+        total_s, mean_bytes, weights = sums.total_s, sums.mean_bytes, sums.weight_bytes
         held = laws.in_flight(depth=depth, stage=0, microbatches=m)
 
-        # A stage may recompute while it waits: that is on no microbatch's way there and back.
-        way_s = min(chain.listed_s(recompute=False)[-1], total_s)
-        moved_s = wiring.edge_latency_s + least_bytes * wiring.edge_s_per_byte
-        least_s = m * max(total_s / depth, block_s, (way_s + moved_s) / held)
+        least_s = m * (sums.way_s + wiring.edge_latency_s + sums.least_bytes * wiring.edge_s_per_byte) / held
         ring = wiring.exchange.slowest
         if shape.width > 1 and ring is not None:
             least_s = max(least_s, weights * wiring.ring_s_per_byte)
-        if laws.pipelined and laws.flushes:
-            # Stages that each take 1 - 1/m of the one before end together: no others are as fast (`bound`, 3).
-            least_s = max(least_s, way_s / (1.0 - (1.0 - 1.0 / m) ** depth))
 
-        step_s = max(total_s / depth, block_s)
+        step_s = max(total_s / depth, sums.block_s)
         there_and_back_s = total_s + wiring.edge_latency_s + mean_bytes * wiring.edge_s_per_byte
         batch_s = m * max(step_s, there_and_back_s / held, wiring.crossing * mean_bytes * wiring.port_s_per_byte)
         exchange_s = 0.0
@@ -208,29 +323,30 @@ class PlayedSpace:
             space=self,
             shape=shape,
             wiring=wiring,
-            most=samples / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf,
+            most=min(most, samples / (least_s * (1 - _ROUNDING))) if least_s > 0 else most,
             likely=samples / batch_s if batch_s > 0 else inf,
         )
 
 
-def _wiring(cluster: Cluster, links: Links, width: int, depth: int) -> Wiring:
-    ranks = ranks_of(links.place((width,) * depth), width, depth)
+def _wiring(cluster: Cluster, links: Links) -> Wiring:
+    ranks = links.ranks
     exchange = all_reduce_among(cluster, ranks[0].tolist())
     bandwidths = Bandwidths(cluster)
     low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
     latencies = np.maximum.accumulate([level.latency_s for level in cluster.levels])
-    edge_latency_s = float(latencies[bandwidths.levels(low, high).max(axis=1)].sum()) if depth > 1 else 0.0
+    edge_latency_s = float(latencies[bandwidths.levels(low, high).max(axis=1)].sum()) if len(ranks) > 1 else 0.0
 
     ring_stages = ring_s_per_byte = 0.0
     if exchange.slowest is not None:
         port = exchange.slowest.port
-        units = [len(np.unique(stage)) for stage in ranks // port.devices]
-        every = len(np.unique(ranks // port.devices))
-        ring_stages = sum(count for count in units if count > 1) / every
+        of_stages = np.sort(ranks // port.devices, axis=1)
+        units = 1 + np.count_nonzero(np.diff(of_stages, axis=1), axis=1)
+        every = 1 + int(of_stages.max())
+        ring_stages = int(units[units > 1].sum()) / every
         outermost = prod(level.size for level in cluster.levels[:-1])
         if port.devices == outermost:
             # A ring of n units loads each port with 2 (n - 1) / n of its bytes: all ports together, 2 (n - 1).
-            ring_s_per_byte = 2 * (min(units) - 1) / every / cluster.levels[-1].bandwidth_bytes_per_s
+            ring_s_per_byte = 2 * (int(units.min()) - 1) / every / cluster.levels[-1].bandwidth_bytes_per_s
     slowest = min(range(len(cluster.levels)), key=lambda level: cluster.levels[level].bandwidth_bytes_per_s)
     unit = prod(level.size for level in cluster.levels[:slowest])
     sends = ranks[:-1] // unit

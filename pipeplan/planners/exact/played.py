@@ -4,7 +4,9 @@ A shape's step is no less than its compute, spread evenly: that bounds its plays
 by one; the closed form's optimum stands for them.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 from pipeplan.documents.plan import Alternative, Plan
@@ -36,6 +38,10 @@ class PlayedShape:
         found = solution(self.search.questions(self.shape), self.placed)
         return None if found is None else found.stops
 
+    def most_of(self, stops: tuple[int, ...]) -> float:
+        """That of the shape: what its stages compute is in its plan's bound."""
+        return self.most
+
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None where they do not fit, or a cut is not allowed."""
         questions = self.search.questions(self.shape)
@@ -61,28 +67,47 @@ class PlayedShape:
         )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PlayedShapes:
     """Those of a problem that the planner has answered."""
 
     chained: Chained
     planner: str = NAME
-    beyond: float = field(init=False, default=0.0)
 
-    def configurations(self) -> list[PlayedShape]:
-        """Those with the highest bounds; `beyond` is the bound of the others."""
+    @property
+    def considered(self) -> int:
+        """The shapes on their placements."""
+        return len(self._placed)
+
+    @property
+    def beyond(self) -> float:
+        """Samples a second that none of the other shapes exceeds."""
+        return max((most for most, _ in self._bounded[1]), default=0.0)
+
+    def configurations(self) -> Iterator[PlayedShape]:
+        """Those with the highest bounds."""
+        return iter(self._placed)
+
+    @cached_property
+    def _search(self) -> ExactSearch:
         problem = self.chained.problem
-        search = ExactSearch(problem=problem, shapes=shapes_of(problem), limit=inf, observe=unobserved)
+        return ExactSearch(problem=problem, shapes=shapes_of(problem), limit=inf, observe=unobserved)
+
+    @cached_property
+    def _bounded(self) -> tuple[list[tuple[float, StageShape]], list[tuple[float, StageShape]]]:
+        """The shapes with their bounds: those that are played, and the others."""
         bounded = []
-        for shape in search.shapes:
-            step_s = search.least_step_s(shape)
+        for shape in self._search.shapes:
+            step_s = self._search.least_step_s(shape)
             bounded.append((shape.samples / step_s * (1 + _ROUNDING) if step_s > 0 else inf, shape))
         equal = [(most, shape) for most, shape in bounded if shape.width is not None]
         equal.sort(key=lambda each: -each[0])
-        others = [*equal[MOST_SHAPES:], *((most, shape) for most, shape in bounded if shape.width is None)]
-        self.beyond = max((most for most, _ in others), default=0.0)
+        return equal[:MOST_SHAPES], [*equal[MOST_SHAPES:], *(each for each in bounded if each[1].width is None)]
+
+    @cached_property
+    def _placed(self) -> list[PlayedShape]:
         return [
-            PlayedShape(search=search, shape=shape, placed=placed, most=most, chained=self.chained)
-            for most, shape in equal[:MOST_SHAPES]
-            for placed in search.first_places(search.questions(shape))
+            PlayedShape(search=self._search, shape=shape, placed=placed, most=most, chained=self.chained)
+            for most, shape in self._bounded[0]
+            for placed in self._search.first_places(self._search.questions(shape))
         ]

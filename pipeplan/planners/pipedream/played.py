@@ -11,7 +11,7 @@ plays decide:
 Whatever the network, the slowest stage computes no less than in the best partition on a network that takes no time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -39,6 +39,10 @@ class PlayedPartition:
     def split(self) -> tuple[int, ...]:
         """Empty: the stages of a level lie inside those of the level around it, and none of their cuts is moved."""
         return ()
+
+    def most_of(self, stops: tuple[int, ...]) -> float:
+        """By compute, spread evenly."""
+        return self.most
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan, not played; None where nothing fits."""
@@ -91,8 +95,17 @@ class PlayedPartitions:
             least_s = float(wanted.space.compute_s[-1]) / wanted.devices
         return model.microbatch_size / least_s * (1 + _ROUNDING) if least_s > 0 else inf
 
-    def configurations(self) -> list[PlayedPartition]:
+    @property
+    def considered(self) -> int:
+        """The partitions that are found."""
+        return len(self._partitions)
+
+    def configurations(self) -> Iterator[PlayedPartition]:
         """The closed form's own answer is not among them: its planner has given it."""
+        return iter(self._partitions)
+
+    @cached_property
+    def _partitions(self) -> list[PlayedPartition]:
         model = self._model
         wanted = search(self.problem, model.states)
         even_s = float(wanted.space.compute_s[-1]) / wanted.devices

@@ -20,10 +20,11 @@ from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
 class Links:
     """The bandwidths of an orientation: of every edge between stages, and among every stage's replicas.
 
-    `place` makes the placement from the stages' replicas.
+    `place` makes the placement from the stages' replicas; `ranks[stage, replica]` is the same for these.
     """
 
     place: Callable[[Sequence[int]], tuple[Worker, ...]]
+    ranks: IntArray
     edges: FloatArray
     groups: FloatArray
 
@@ -48,12 +49,14 @@ def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
 
     pipelines = Links(
         place=pipelines_in_a_row,
+        ranks=np.arange(width * depth).reshape(width, depth).T,
         edges=bandwidths.of_levels(levels),
         groups=bandwidths.spanning(stages, stages + (width - 1) * depth),
     )
     low = stages * width
     row = Links(
         place=stages_in_a_row,
+        ranks=np.arange(width * depth).reshape(depth, width),
         # Replica r's edge spans the ranks [sw + r, (s + 1)w + r]; together they span [sw, sw + 2w - 1].
         edges=bandwidths.spanning(low[:-1], low[:-1] + 2 * width - 1),
         groups=bandwidths.spanning(low, low + width - 1),
@@ -76,10 +79,12 @@ def mixtures(cluster: Cluster, width: int, depth: int) -> Iterator[Links]:
             if unit % replicas or width % replicas or depth % stages:
                 continue
             place = _Mixed(replicas=replicas, stages=stages)
-            ranks = ranks_of(place((width,) * depth), width, depth)
+            by_unit = np.arange(width * depth).reshape(width // replicas, depth // stages, stages, replicas)
+            ranks = by_unit.transpose(1, 2, 0, 3).reshape(depth, width)
             low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
             yield Links(
                 place=place,
+                ranks=ranks,
                 edges=bandwidths.of_levels(bandwidths.levels(low, high).max(axis=1)),
                 groups=bandwidths.spanning(ranks.min(axis=1), ranks.max(axis=1)),
             )
@@ -101,10 +106,3 @@ class _Mixed:
             for stage in range(first_stage, first_stage + self.stages)
             for replica in range(first_replica, first_replica + self.replicas)
         )
-
-
-def ranks_of(placement: Sequence[Worker], width: int, depth: int) -> IntArray:
-    """[stage, replica] -> rank."""
-    ranks = np.empty((depth, width), dtype=np.int64)
-    ranks[[worker.stage for worker in placement], [worker.replica for worker in placement]] = np.arange(width * depth)
-    return ranks
