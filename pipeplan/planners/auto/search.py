@@ -109,7 +109,7 @@ class PlayedSearch:
     _splits: dict[object, tuple[str, Configuration, tuple[int, ...]]] = field(default_factory=dict)
 
     def run(self, answers: Sequence[Proposal]) -> None:
-        """Searches to the end, or to a limit. The planners' answers are plans like others, but the first comes first."""
+        """Searches to the end, or to a limit. Of the planners' answers, plans like others, the first is played first."""
         self.ranking.add(answers[0], longest=SIMULATED_INSTRUCTIONS)
         self.plays += 1
         for answer in answers:
