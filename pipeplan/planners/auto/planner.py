@@ -22,7 +22,7 @@ from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, p
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
 from pipeplan.planners.auto.search import PlayedSearch
 from pipeplan.planners.auto.space import SEARCHED, PlayedSpace
-from pipeplan.planners.on_chain import Chained
+from pipeplan.planners.on_chain import chained
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.planners.reasons import readable
 
@@ -80,8 +80,7 @@ def _search(problem: PlanningProblem, asked: PlannersAsked, ranking: Ranking) ->
     answered = {plan.planner for plan in asked.answers} | {answer.planner for _, answer in asked.infeasible}
     if not known or options.safe_batch or TWO_BW not in answered:
         return None
-    chained = Chained.of(problem)
-    return PlayedSearch(space=PlayedSpace(problem=chained.problem, schedules=known), chained=chained, ranking=ranking)
+    return PlayedSearch(space=PlayedSpace(problem=chained(problem), schedules=known), ranking=ranking)
 
 
 def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible:

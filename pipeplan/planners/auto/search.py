@@ -17,7 +17,6 @@ from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.auto.space import Configuration, PlayedSpace
 from pipeplan.planners.bound import most_samples_per_s
-from pipeplan.planners.on_chain import Chained
 
 MOST_SPLITS = 600
 """So many configurations are split into stages: some three seconds."""
@@ -42,7 +41,6 @@ class PlayedSearch:
     """The search, and what it found; `ranking` holds everything that was played."""
 
     space: PlayedSpace
-    chained: Chained
     ranking: Ranking
     configurations: int = 0
     splits: int = 0
@@ -113,13 +111,14 @@ class PlayedSearch:
             f"plans were played. By a bound on their streams the other plans, and {rest} configurations that were not "
             f"split, play at most {reached:.6g} samples/s; this plan plays {rate:.6g}."
         )
-        return Certificate(
+        proven = Certificate(
             method="best bound first",
             quantity="seconds a sample, played",
             value=1 / rate,
             bound=1 / reached,
             claim=claim,
         )
+        return self.space.problem.graph.among_places(proven) if self.space.problem.graph else proven
 
     def _play_front(self) -> None:
         """Plays some plans more, for the front of throughput against memory: those that hold less, by their bounds."""
@@ -148,6 +147,6 @@ class PlayedSearch:
         if fused is None:
             self.without_split += 1
             return
-        for plan in self.ranking.variants(self.chained.back(fused)):
+        for plan in self.ranking.variants(fused):
             proposal = Proposal(plan=plan, proposer=_SEARCHED_BY, order=self._pushed)
             self._push(min(most_samples_per_s(plan), most), proposal)
