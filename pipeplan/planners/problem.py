@@ -193,7 +193,7 @@ class CutGraph:
     def among_places(self, certificate: Certificate) -> Certificate:
         """What was shown of plans of the chain, saying that it is of these."""
         claim = f"{certificate.claim} Stages end at places of one order of the graph, not at any of its cuts."
-        return replace(certificate, claim=claim)
+        return replace(certificate, method=f"{certificate.method} on one order of the graph", claim=claim)
 
 
 Planner = Callable[[PlanningProblem], Answer]

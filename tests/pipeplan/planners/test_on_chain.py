@@ -20,6 +20,7 @@ from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
 from tests.pipeplan.builders import PLENTY, Cell, cluster, profile
 from tests.pipeplan.graphs import DIAMOND, Edges, crossing, cuts_by_definition, graph, graphs
+from tests.pipeplan.planners.exact.mixed import Gpu, mixed_problem
 
 RESIDUAL: Edges = ((0, 1), (0, 3), (1, 2), (2, 4), (3, 4), (4, 5))
 """
@@ -207,7 +208,23 @@ def test_exact_counts_for_pipedream_what_pipedream_does() -> None:
     assert solved.stages == plan.stages and solved.order == plan.order
     assert solved.costs == plan.costs
     assert solved.closed_form == plan.closed_form
-    assert solved.certificate is not None and "not at any of its cuts" in solved.certificate.claim
+    assert solved.certificate is not None and solved.certificate.method == "cp-sat on one order of the graph"
+    assert "not at any of its cuts" in solved.certificate.claim
+
+
+def test_unequal_devices_share_a_graph_between_its_branches() -> None:
+    """
+    0 (1 s) -+- 1 (8 s) -+- 3 (1 s)     {0, 1} take 9 s on the fast device, {2, 3} as many on the one that is half as
+             +- 2 (3.5 s)+              fast
+    """
+    cells = [Cell(forward_s=s, backward_s=0, output_bytes=1) for s in (1, 8, 3.5, 1)]
+    options = Options(stages=2, microbatch_size=1, recompute=False)
+    chain = mixed_problem(cells, (Gpu(name="slow", slowness=2.0), Gpu(name="fast")), options=options)
+    others = tuple(replace(other, edges=DIAMOND) for other in chain.other_profiles)
+    plan = solve("exact", replace(chain, profile=replace(chain.profile, edges=DIAMOND), other_profiles=others))
+    assert isinstance(plan, Plan) and plan.order == (0, 1, 2, 3)
+    assert [(stage.start, stage.stop, stage.device) for stage in plan.stages] == [(0, 2, "fast"), (2, 4, "slow")]
+    assert [cost.forward_s for cost in plan.costs] == [9.0, 9.0]
 
 
 def test_a_stage_pays_for_the_tensors_that_pass_through_it() -> None:
@@ -286,4 +303,5 @@ def test_a_graph_that_does_not_fit_is_answered_with_the_reasons() -> None:
 def test_auto_plans_graphs() -> None:
     plan = solve("auto", problem_of(graph(CELLS, RESIDUAL)))
     assert isinstance(plan, Plan) and plan.order is not None
+    assert plan.certificate is not None and "on one order of the graph" in plan.certificate.method
     assert plan.profile_id == content_id(graph(CELLS, RESIDUAL))
