@@ -62,9 +62,9 @@ _FLAGS: dict[str, Any] = {
     "compression_ratio": Annotated[float | None, typer.Option(help="release: count boundaries, so compressed.")],
     "straight": Annotated[bool, typer.Option("--straight", help="pipedream: one replica a stage.")],
     "fewer_machines": Annotated[bool, typer.Option("--fewer-machines", help="pipedream: leave devices idle.")],
-    "cuts": Annotated[str | None, typer.Option(help="Of a graph: any, or single-tensor.")],
-    "forced_cuts": Annotated[list[int], typer.Option("--force-cut", help="A stage begins with this block.")],
-    "forbidden_cuts": Annotated[list[int], typer.Option("--forbid-cut", help="No stage begins with this block.")],
+    "cuts": Annotated[str | None, typer.Option(help="Of a graph: any (default), or single-tensor.")],
+    "forced_cuts": Annotated[list[int], typer.Option("--force-cut", help="A stage begins at this block (place).")],
+    "forbidden_cuts": Annotated[list[int], typer.Option("--forbid-cut", help="No stage begins at this block (place).")],
     "split_backward": Annotated[bool | None, typer.Option("--two-bp/--no-two-bp", help="Split the backward (2BP).")],
     "split_backward_half_way": Annotated[
         bool, typer.Option("--two-bp-half-way", help="auto: where 2BP is used, its memory-saving variant.")

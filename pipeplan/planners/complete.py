@@ -15,7 +15,7 @@ from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.bound import least_batch_s
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.programs.instructions import ReduceGradients, Update
 from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import Pipeline
@@ -233,7 +233,13 @@ class Decision:
 
 
 def complete(problem: PlanningProblem, decision: Decision) -> Plan:
-    """The plan, without its price: `solve` and `auto` play it."""
+    """The plan, without its price: `solve` and `auto` play it.
+
+    What was decided on the chain of a graph becomes a plan of the graph. Its order is the profile's own where every
+    stage ends with the first blocks of the profile, as many as there are: such a plan can be run.
+    """
+    if problem.graph is not None:
+        return complete(problem.graph.problem, _on_graph(problem.graph, decision))
     options = problem.options
     master_weights = keeps_master_weights(problem.profile.dtype, options.master_weights)
     return Plan(
@@ -263,6 +269,16 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
         interpolated=decision.microbatch_size not in problem.profile.microbatch_sizes,
         warnings=problem.warnings,
     )
+
+
+def _on_graph(graph: CutGraph, decision: Decision) -> Decision:
+    """A decision on the chain of a graph, in terms of the graph's blocks."""
+    order, places = tuple(graph.order), graph.places
+    stages = tuple(replace(each, start=places[each.start], stop=places[each.stop]) for each in decision.stages)
+    if all(max(order[: stage.stop]) < stage.stop for stage in stages):
+        order = tuple(range(len(order)))
+    proven = decision.certificate and graph.among_places(decision.certificate)
+    return replace(decision, stages=stages, order=order, certificate=proven)
 
 
 def _costs(problem: PlanningProblem, decision: Decision, *, master_weights: bool) -> tuple[StageCosts, ...]:

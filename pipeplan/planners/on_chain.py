@@ -1,109 +1,140 @@
 """On a chain: planners that need one, asked about a model that is a graph.
 
-The graph becomes a chain whose blocks are what lies between two places that one tensor crosses (`graph.line_of`). The
-stages of the answer are then translated back into places in the graph's order.
+The graph's blocks are put in one order, and what lies between two of its places becomes a block of the chain: what it
+receives and sends on is all that crosses there, and a stage passes on what it does not read. A stage of the answer is
+then [start, stop) in the order. `Options.cuts` says which places there are:
+
+- `any`: all places of the order in which the fewest bytes cross them (`costs.graph_order`). It is the default, as long
+  as the planner takes a chain of so many blocks.
+- `single-tensor`: the places that one tensor crosses, of the order that `graph.line_of` gives.
+
+The first order keeps the places of the second, so that its cuts are among those of `any`, under the same numbers. But a
+graph with branches has more cuts than an order has places. So with `any` the planner is asked again on an order through
+better cuts for its answer, if there are any (`through_cuts`), and the faster answer by its closed form is kept.
+
+What this guarantees: the answer is what the planner promises among the places of its order. For pipedream-2bw and
+exact, no other cuts of the graph make the slowest stage of the answer's shape faster by more than 1e-4, if they are few
+(`through_cuts`) and neither memory nor gradient exchanges decide where stages end. Of another shape on another order
+nothing is shown; nor of gpipe, whose stages are those of the least variance.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
-from pipeplan.costs.graph import Line, crossing_bytes, graph_of, line_of, loaded_bytes
-from pipeplan.documents.identity import content_id
+from pipeplan.costs.graph import crossing_bytes, graph_of, line_of, loaded_bytes
+from pipeplan.costs.graph_order import least_order
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.documents.profile import Block, Measurement, Profile
-from pipeplan.errors import require
-from pipeplan.planners.problem import Planner, PlanningProblem
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.planners.problem import MAX_BLOCKS, CutGraph, Planner, PlanningProblem
+from pipeplan.planners.through_cuts import order_through_cuts
 
 
-def on_chain(planner: Planner) -> Planner:
+def on_chain(planner: Planner, *, blocks_at_most: int = MAX_BLOCKS) -> Planner:
     """A planner of chains, for profiles that are chains or graphs; it answers for a graph in terms of its blocks.
 
-    Raises InvalidInputError for what the planner refuses, for cuts of a graph other than those of the chain, and for
-    a forced cut where the chain has none. Profiles of other types of devices are cut at the same places.
+    A graph of more blocks than `blocks_at_most` is cut where one tensor crosses unless `cuts` is set. With forced or
+    forbidden cuts, which are places of the first order, no other order is tried. A time limit counts for each order.
+    Raises InvalidInputError for what the planner refuses, and for a forced cut that is no place of the chain.
     """
 
     def on_any(problem: PlanningProblem) -> Answer:
-        chained = Chained.of(problem)
-        answer = planner(chained.problem)
-        return chained.back(answer) if isinstance(answer, Plan) else answer
+        chain = chained(problem, blocks_at_most=blocks_at_most)
+        answer, graph, options = planner(chain), chain.graph, problem.options
+        fixed = options.cuts == "single-tensor" or options.forced_cuts or options.forbidden_cuts
+        if not isinstance(answer, Plan) or graph is None or len(graph.places) <= len(graph.order) or fixed:
+            return answer
+        order = order_through_cuts(graph, answer)
+        if order is None:
+            return answer
+        try:
+            other = planner(_on_graph(chain, replace(graph, order=order)))
+        except InvalidInputError:  # a solver whose time was up before it had a plan
+            return answer
+        return max(answer, other, key=_rate) if isinstance(other, Plan) else answer
 
     return on_any
 
 
-@dataclass(frozen=True, slots=True)
-class Chained:
-    """A problem whose model is a chain, and the graph's `line` that it was made from; None where it was a chain."""
+def _rate(plan: Plan) -> float:
+    return plan.closed_form.throughput_samples_per_s
 
-    problem: PlanningProblem
-    line: Line | None
-    profile: Profile
 
-    @classmethod
-    def of(cls, problem: PlanningProblem) -> "Chained":
-        """The problem on a chain. Raises InvalidInputError for cuts that the chain does not have."""
-        profile, options = problem.profile, problem.options
-        if profile.edges is None:
-            return cls(problem, None, profile)
-        line = line_of_profile(profile)
-        rule = "must be single-tensor for a planner of chains"
-        require(options.cuts in (None, "single-tensor"), "cuts", rule, options.cuts)
-        places = line.single_tensor
-        number = {place: index for index, place in enumerate(places)}
+def chained(problem: PlanningProblem, *, blocks_at_most: int = MAX_BLOCKS) -> PlanningProblem:
+    """The problem on the chain of the first order, whose plans are those of the graph (`complete`).
+
+    A problem whose model is a chain stays what it is. Raises InvalidInputError for cuts that the chain does not have.
+    """
+    profile, options = problem.profile, problem.options
+    if profile.edges is None:
+        return problem
+    few = len(profile.blocks) <= blocks_at_most
+    order, places = _order_and_places(profile, options.cuts or ("any" if few else "single-tensor"))
+    number = {place: index for index, place in enumerate(places)}
+    last = len(profile.blocks) - 1
+    for field in ("forced_cuts", "forbidden_cuts"):
+        for cut in getattr(options, field):
+            require(1 <= cut <= last, field, f"must be places in the order in which a graph is cut, 1 to {last}", cut)
+    for cut in options.forced_cuts:
         rule = f"must be places that one tensor crosses, {list(places[1:-1])}"
-        for cut in options.forced_cuts:
-            require(cut in number, "forced_cuts", rule, cut)
-        options = replace(
-            options,
-            cuts=None,
-            forced_cuts=tuple(number[cut] for cut in options.forced_cuts),
-            forbidden_cuts=tuple(number[cut] for cut in options.forbidden_cuts if cut in number),
-        )
-        others = tuple(_chain(other, line) for other in problem.other_profiles)
-        chain = replace(problem, profile=_chain(profile, line), other_profiles=others, options=options)
-        return cls(chain, line, profile)
+        require(cut in number, "forced_cuts", rule, cut)
+    options = replace(
+        options,
+        cuts=None,
+        forced_cuts=tuple(number[cut] for cut in options.forced_cuts),
+        forbidden_cuts=tuple(number[cut] for cut in options.forbidden_cuts if cut in number),
+    )
+    return _on_graph(replace(problem, options=options), CutGraph(problem=problem, order=order, places=places))
 
-    def back(self, plan: Plan) -> Plan:
-        """A plan of the chain in terms of the graph's blocks."""
-        if self.line is None:
-            return plan
-        places = self.line.single_tensor
-        stages = tuple(replace(each, start=places[each.start], stop=places[each.stop]) for each in plan.stages)
-        return replace(plan, stages=stages, order=self.line.order, profile_id=content_id(self.profile))
+
+def _on_graph(problem: PlanningProblem, graph: CutGraph) -> PlanningProblem:
+    """The problem with the chains of the graph's profiles: those of all types of devices are cut at the same places."""
+    profile, *others = (
+        _chain(each, graph.order, graph.places) for each in (graph.problem.profile, *graph.problem.other_profiles)
+    )
+    return replace(problem, profile=profile, other_profiles=tuple(others), graph=graph)
 
 
 def chain_of(profile: Profile) -> Profile:
-    """The chain of a profile that is a graph."""
-    return _chain(profile, line_of_profile(profile))
+    """The chain of a profile that is a graph: a block for what lies between two places that one tensor crosses."""
+    return _chain(profile, *_order_and_places(profile, "single-tensor"))
 
 
-def line_of_profile(profile: Profile) -> Line:
-    """The order of a graph's blocks, with the places that one tensor crosses, at all sizes that were measured."""
+def _order_and_places(profile: Profile, cuts: str) -> tuple[Sequence[int], Sequence[int]]:
+    """The order of a graph's blocks, and the places in it that may be cut, both ends among them.
+
+    Which bytes cross is asked at the largest size that was measured.
+    """
     graph = graph_of(len(profile.blocks), profile.edges or ())
-    return line_of(graph, [max(m.output_bytes for m in block.measurements) for block in profile.blocks])
+    output_bytes = [max(m.output_bytes for m in block.measurements) for block in profile.blocks]
+    line = line_of(graph, output_bytes)
+    if cuts == "single-tensor":
+        return line.order, line.single_tensor
+    return least_order(graph, output_bytes, line), range(len(graph) + 1)
 
 
-def _chain(profile: Profile, line: Line) -> Profile:
-    """A block for what lies between two places that one tensor crosses."""
+def _chain(profile: Profile, order: Sequence[int], places: Sequence[int]) -> Profile:
+    """A block for what lies between two places that are cut."""
     graph = graph_of(len(profile.blocks), profile.edges or ())
     at = {size: profile.at(size) for size in profile.microbatch_sizes}
     boundaries: dict[int, list[int]] = {}
     for size, measured in at.items():
-        crossing = crossing_bytes(graph, line.order, [m.output_bytes for m in measured])
-        boundaries[size] = [int(crossing[place]) for place in line.single_tensor]
+        crossing = crossing_bytes(graph, order, [m.output_bytes for m in measured])
+        boundaries[size] = [int(crossing[place]) for place in places]
 
     blocks = []
-    for index, (start, stop) in enumerate(pairwise(line.single_tensor)):
-        places = line.order[start:stop]
+    for index, (start, stop) in enumerate(pairwise(places)):
+        between = order[start:stop]
         measurements = tuple(
             _measurement(
-                [measured[place] for place in places],
+                [measured[place] for place in between],
                 input_bytes=boundaries[size][index] if index else loaded_bytes(graph, measured),
                 output_bytes=boundaries[size][index + 1],
             )
             for size, measured in at.items()
         )
-        inside = [profile.blocks[place] for place in places]
+        inside = [profile.blocks[place] for place in between]
         first, last = inside[0].name, inside[-1].name
         blocks.append(
             Block(

@@ -13,7 +13,7 @@ from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.search import Space
 from pipeplan.planners.auto.space import PlayedSpace
-from pipeplan.planners.on_chain import Chained
+from pipeplan.planners.on_chain import chained
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.planners.two_bw.shapes import UNLESS_ASKED
@@ -36,21 +36,22 @@ def by_play(name: str, planner: Planner, problem: PlanningProblem) -> Answer:
 def _two_bw(problem: PlanningProblem) -> Space:
     schedule = problem.options.schedule
     schedules = UNLESS_ASKED if schedule is None else (schedule,)
-    return PlayedSpace(chained=Chained.of(problem), schedules=schedules)
+    return PlayedSpace(problem=chained(problem), schedules=schedules)
 
 
 def _gpipe(problem: PlanningProblem) -> Space:
     """One pipeline on all devices, or of the stages asked for, that recomputes unless it is asked not to."""
     options = problem.options
-    chained = Chained.of(replace(problem, options=replace(options, recompute=options.recompute is not False)))
-    depth = options.stages or min(problem.cluster.devices, len(chained.problem.profile.blocks))
-    return PlayedSpace(chained=chained, schedules=("gpipe",), straight=depth, planner="gpipe")
+    chain = chained(replace(problem, options=replace(options, recompute=options.recompute is not False)))
+    depth = options.stages or min(problem.cluster.devices, len(chain.profile.blocks))
+    return PlayedSpace(problem=chain, schedules=("gpipe",), straight=depth, planner="gpipe")
 
 
 def _exact(problem: PlanningProblem) -> Space:
+    from pipeplan.planners.exact.planner import MAX_BLOCKS
     from pipeplan.planners.exact.played import PlayedShapes
 
-    return PlayedShapes(chained=Chained.of(problem))
+    return PlayedShapes(problem=chained(problem, blocks_at_most=MAX_BLOCKS))
 
 
 _SPACES: Mapping[str, Callable[[PlanningProblem], Space]] = {

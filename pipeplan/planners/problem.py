@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
-from pipeplan.documents.plan import OPTIMIZERS, Answer
+from pipeplan.documents.plan import OPTIMIZERS, Answer, Certificate
 from pipeplan.documents.profile import STRICT, Device, Measurement, Profile
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_unique, shown
 from pipeplan.schedules.registry import schedule_named
@@ -42,7 +42,9 @@ class Options:
     `semantics`: what plans are compared by: the play of their streams unless asked otherwise, the paper's closed form,
     or what PipeDream's authors' program computes (`release`); `compression_ratio` is an option of that program.
     `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
-    `cuts`: where a model that is a graph may be cut. `forced_cuts`, `forbidden_cuts`: a cut k stands before block k.
+    `cuts`: where a model that is a graph may be cut: anywhere (the default), or where one tensor crosses.
+    `forced_cuts`, `forbidden_cuts`: a cut k stands before block k. Of a graph, k blocks stand before it in the order in
+    which the graph is cut, the same for all of its plans (`on_chain`).
     `stages`: the ranks of a pipeline; `chunks`: the stages that each of them holds, in an interleaved schedule.
     `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
     `time_limit_s`: after which a solver returns the best that it has found.
@@ -111,7 +113,8 @@ class PlanningProblem:
 
     Where the cluster has devices of several types, `other_profiles` are the same model's on the other types: together
     one profile for each, matched by the device's name. A profile of another known type than the cluster's is refused
-    unless `options.as_if`. Planners are asked the `corrected` problem.
+    unless `options.as_if`. Planners are asked the `corrected` problem. `graph` is there where the profile is a chain
+    that was made of a graph (`on_chain`).
     """
 
     profile: Profile
@@ -120,6 +123,7 @@ class PlanningProblem:
     options: Options = Options()
     other_profiles: tuple[Profile, ...] = ()
     calibration: Calibration | None = None
+    graph: "CutGraph | None" = None
 
     def __post_init__(self) -> None:
         require_count("batch_size", self.batch_size)
@@ -174,6 +178,23 @@ class PlanningProblem:
     @property
     def _profiles(self) -> tuple[Profile, ...]:
         return (self.profile, *self.other_profiles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutGraph:
+    """The problem of a graph that a problem of a chain stands for.
+
+    `order` has the graph's blocks; block k of the chain is those from the place `places[k]` to `places[k + 1]` in it.
+    """
+
+    problem: PlanningProblem
+    order: Sequence[int]
+    places: Sequence[int]
+
+    def among_places(self, certificate: Certificate) -> Certificate:
+        """What was shown of plans of the chain, saying that it is of these."""
+        claim = f"{certificate.claim} Stages end at places of one order of the graph, not at any of its cuts."
+        return replace(certificate, method=f"{certificate.method} on one order of the graph", claim=claim)
 
 
 Planner = Callable[[PlanningProblem], Answer]

@@ -21,24 +21,27 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     """The solver's planner; OR-tools is imported when it is asked. Raises MissingDependencyError without it."""
     if find_spec("ortools") is None:
         raise MissingDependencyError("the planner exact needs OR-tools: pip install 'pipeplan[exact]'")
+    from pipeplan.planners.exact.planner import MAX_BLOCKS
     from pipeplan.planners.exact.planner import exact as planner
 
-    return planner(problem, observe)
+    return on_chain(partial(planner, observe=observe), blocks_at_most=MAX_BLOCKS)(problem)
 
 
 PLANNERS: dict[str, Planner] = {
     "pipedream": pipedream,
     "pipedream-2bw": on_chain(two_bw),
     "gpipe": on_chain(gpipe),
-    "exact": on_chain(exact),
+    "exact": exact,
 }
-"""By their closed forms. Of these only pipedream plans graphs as they are; the others plan them as chains."""
+"""By their closed forms. All plan graphs: pipedream among all of their cuts, the others among those of an order of the
+blocks (`on_chain`).
+"""
 PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
 
 PLAYED = "played"
 """What plans are compared by, of `Options.semantics`, unless asked otherwise."""
 
-VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.0.0")
+VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.1.0")
 """Semantic versions of what the planners answer. A change that makes a planner answer a request differently raises its
 version: the minor one where plans are faster or more problems have one, the major one where plans mean something else.
 """
@@ -59,7 +62,7 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
     rule = f"must be {PLAYED} or paper for the planner {planner}: the released program is PipeDream's"
     require(planner == "pipedream" or semantics != "release", "semantics", rule, semantics)
 
-    asked = on_chain(partial(exact, observe=observe)) if planner == "exact" else PLANNERS[planner]
+    asked = partial(exact, observe=observe) if planner == "exact" else PLANNERS[planner]
     if planner != "auto" and semantics == PLAYED:
         asked = partial(by_play, planner, asked)
     answer = asked(problem.corrected)

@@ -38,11 +38,16 @@ def graph(blocks: Sequence[Cell], edges: Edges, *, sizes: Sequence[int] = (1,), 
 
 
 @st.composite
+def edges_between(draw: st.DrawFn, blocks: int) -> Edges:
+    """Any of the pairs of so many blocks."""
+    return tuple(pair for pair in combinations(range(blocks), 2) if draw(st.booleans()))
+
+
+@st.composite
 def graphs(draw: st.DrawFn, *, blocks_at_most: int = 7) -> Profile:
     """Any pattern of edges, disconnected parts and dangling ends included."""
     drawn = draw(st.lists(cells(), min_size=1, max_size=blocks_at_most))
-    pairs = list(combinations(range(len(drawn)), 2))
-    edges = tuple(pair for pair in pairs if draw(st.booleans()))
+    edges = draw(edges_between(len(drawn)))
     return graph(drawn, edges, input_bytes=draw(st.integers(0, 3)))
 
 

@@ -22,7 +22,7 @@ from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, p
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
 from pipeplan.planners.auto.search import PlayedSearch, Space
 from pipeplan.planners.auto.space import SEARCHED, PlayedSpace
-from pipeplan.planners.on_chain import Chained
+from pipeplan.planners.on_chain import chained
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.planners.reasons import readable
@@ -92,7 +92,7 @@ def _spaces(problem: PlanningProblem, asked: PlannersAsked) -> list[Space]:
         if plan.planner == PIPEDREAM
     ]
     if known and not options.safe_batch and TWO_BW in answered:
-        spaces.append(PlayedSpace(chained=Chained.of(problem), schedules=known))
+        spaces.append(PlayedSpace(problem=chained(problem), schedules=known))
     return spaces
 
 

@@ -21,6 +21,7 @@ from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS
+from pipeplan.planners.problem import CutGraph
 
 MOST_SPLITS = 600
 """So many configurations are split into stages: some three seconds."""
@@ -72,6 +73,10 @@ class Space(Protocol):
         """Whose they are."""
 
     @property
+    def graph(self) -> CutGraph | None:
+        """The graph of which the plans' stages end at places of one order; None where all of its cuts count."""
+
+    @property
     def beyond(self) -> float:
         """Samples a second that no plan exceeds which is of none of the configurations; 0 where there is none."""
 
@@ -109,7 +114,7 @@ class PlayedSearch:
     _splits: dict[object, tuple[str, Configuration, tuple[int, ...]]] = field(default_factory=dict)
 
     def run(self, answers: Sequence[Proposal]) -> None:
-        """Searches to the end, or to a limit. Of the planners' answers, plans like others, the first is played first."""
+        """Searches to the end, or to a limit. The first of the planners' answers is played before all else."""
         self.ranking.add(answers[0], longest=SIMULATED_INSTRUCTIONS)
         self.plays += 1
         for answer in answers:
@@ -157,13 +162,15 @@ class PlayedSearch:
             f"{self.plays} plans were played. By a bound on their streams the other plans, and those of what was not "
             f"split, play at most {reached:.6g} samples/s; this plan plays {rate:.6g}."
         )
-        return Certificate(
+        proven = Certificate(
             method="best bound first",
             quantity="seconds a sample, played",
             value=1 / rate,
             bound=1 / reached,
             claim=claim,
         )
+        graph = next((space.graph for space in self.spaces if space.graph is not None), None)
+        return proven if graph is None else graph.among_places(proven)
 
     def _play_front(self) -> None:
         """Plays some plans more, for the front of throughput against memory: those that hold less, by their bounds."""

@@ -19,8 +19,7 @@ from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.complete import complete
-from pipeplan.planners.on_chain import Chained
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, candidate, decision
 from pipeplan.planners.two_bw.chain import profiled
@@ -115,7 +114,7 @@ class _Sums:
 class PlayedSpace:
     """The configurations of a problem with these schedules; with `straight` those of one pipeline of this depth."""
 
-    chained: Chained
+    problem: PlanningProblem
     schedules: tuple[str, ...] = SEARCHED
     straight: int | None = None
     planner: str = "pipedream-2bw"
@@ -124,9 +123,9 @@ class PlayedSpace:
     _known_sums: dict[tuple[int, bool | None], "_Sums"] = field(default_factory=dict)
 
     @property
-    def problem(self) -> PlanningProblem:
-        """Of a chain."""
-        return self.chained.problem
+    def graph(self) -> CutGraph | None:
+        """What the chain stands for."""
+        return self.problem.graph
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -187,7 +186,7 @@ class PlayedSpace:
             return None
         found = candidate(shape, terms, None, max(stages_s) if shape.laws.pipelined else sum(stages_s))
         made = decision("pipedream-2bw", "pipedream-2bw-a.1", found, stops, considered=1, alternatives=())
-        return self.chained.back(complete(self.problem, made))
+        return complete(self.problem, made)
 
     @cached_property
     def _bounded(self) -> list[tuple[Configurations, FloatArray]]:

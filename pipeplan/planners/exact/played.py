@@ -14,8 +14,7 @@ from pipeplan.planners.exact.kinds import StageShape
 from pipeplan.planners.exact.places import Placed
 from pipeplan.planners.exact.planner import NAME, decided, shapes_of
 from pipeplan.planners.exact.search import ExactSearch, Solution, slowest, solution
-from pipeplan.planners.on_chain import Chained
-from pipeplan.planners.problem import unobserved
+from pipeplan.planners.problem import CutGraph, PlanningProblem, unobserved
 
 MOST_SHAPES = 400
 """So many shapes are split at most, the highest bounds first."""
@@ -31,7 +30,6 @@ class PlayedShape:
     shape: StageShape
     placed: Placed
     most: float
-    chained: Chained
 
     def split(self) -> tuple[int, ...] | None:
         """Where the stages of the closed form's best split end; None where none fits."""
@@ -49,7 +47,7 @@ class PlayedShape:
         if step_s == inf:
             return None
         found = Solution(shape=self.shape, placed=self.placed, stops=stops, step_s=step_s)
-        return self.chained.back(decided(self.search, found))
+        return decided(self.search, found)
 
     def alternative(self, reason: str) -> Alternative:
         """What a plan says of it, without a price."""
@@ -71,8 +69,13 @@ class PlayedShape:
 class PlayedShapes:
     """Those of a problem that the planner has answered."""
 
-    chained: Chained
+    problem: PlanningProblem
     planner: str = NAME
+
+    @property
+    def graph(self) -> CutGraph | None:
+        """What the chain stands for."""
+        return self.problem.graph
 
     @property
     def considered(self) -> int:
@@ -90,8 +93,7 @@ class PlayedShapes:
 
     @cached_property
     def _search(self) -> ExactSearch:
-        problem = self.chained.problem
-        return ExactSearch(problem=problem, shapes=shapes_of(problem), limit=inf, observe=unobserved)
+        return ExactSearch(problem=self.problem, shapes=shapes_of(self.problem), limit=inf, observe=unobserved)
 
     @cached_property
     def _bounded(self) -> tuple[list[tuple[float, StageShape]], list[tuple[float, StageShape]]]:
@@ -107,7 +109,7 @@ class PlayedShapes:
     @cached_property
     def _placed(self) -> list[PlayedShape]:
         return [
-            PlayedShape(search=self._search, shape=shape, placed=placed, most=most, chained=self.chained)
+            PlayedShape(search=self._search, shape=shape, placed=placed, most=most)
             for most, shape in self._bounded[0]
             for placed in self._search.first_places(self._search.questions(shape))
         ]

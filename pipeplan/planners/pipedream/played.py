@@ -22,7 +22,7 @@ from pipeplan.planners.pipedream.partition import Partition, PartitionSearch, da
 from pipeplan.planners.pipedream.planner import NAME, CutModel, cut_model, decided
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.terms import network, search, synchronised
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import CutGraph, PlanningProblem
 
 _ROUNDING = 1e-9
 
@@ -73,6 +73,7 @@ class PlayedPartitions:
     problem: PlanningProblem
     planner: str = NAME
     whole: bool = True
+    graph: CutGraph | None = None
 
     @cached_property
     def _model(self) -> CutModel:

@@ -1,10 +1,14 @@
 """Planners of chains, asked about graphs."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from pipeplan.calibration.observed import costs_of
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
@@ -13,8 +17,10 @@ from pipeplan.planners.on_chain import chain_of
 from pipeplan.planners.pipedream.states import cut_states
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
+from pipeplan.planners.verify import verify
 from tests.pipeplan.builders import PLENTY, Cell, cluster, profile
-from tests.pipeplan.graphs import Edges, graph, graphs
+from tests.pipeplan.graphs import DIAMOND, Edges, crossing, cuts_by_definition, graph, graphs
+from tests.pipeplan.planners.exact.mixed import Gpu, mixed_problem
 
 RESIDUAL: Edges = ((0, 1), (0, 3), (1, 2), (2, 4), (3, 4), (4, 5))
 """
@@ -56,15 +62,17 @@ def test_the_chain_of_a_graph_has_the_states_that_one_tensor_crosses(model: Prof
 @pytest.mark.parametrize("planner", ["pipedream-2bw", "gpipe"])
 def test_an_answer_for_the_chain_is_put_back_into_the_graphs_blocks(planner: str) -> None:
     model = graph(CELLS, RESIDUAL)
-    options = Options(stages=2, microbatch_size=1)
-    plan, on_chain = solve(planner, problem_of(model, options)), solve(planner, problem_of(chain_of(model), options))
+    options = Options(stages=2, microbatch_size=1, cuts="single-tensor")
+    plan, on_chain = (
+        solve(planner, problem_of(model, options)),
+        solve(planner, problem_of(chain_of(model), replace(options, cuts=None))),
+    )
     assert isinstance(plan, Plan) and isinstance(on_chain, Plan)
     places = (0, 1, 5, 6)
     assert [(s.start, s.stop) for s in plan.stages] == [(places[s.start], places[s.stop]) for s in on_chain.stages]
     assert plan.order == (0, 1, 2, 3, 4, 5)
     assert plan.profile_id == content_id(model)
     assert plan.costs == on_chain.costs
-    assert solve(planner, problem_of(model, replace(options, cuts="single-tensor"))) == plan
 
 
 def test_pipedream_on_single_tensors_is_pipedream_on_the_chain() -> None:
@@ -107,16 +115,173 @@ def test_stages_are_named_by_places_in_the_order() -> None:
     assert plan.closed_form.time_per_microbatch_s == 8.0
 
 
+def nested(cuts: list[frozenset[int]], stages: int) -> Iterator[tuple[frozenset[int], ...]]:
+    """All sequences of so many cuts more, each of which holds the one before and a block beyond; the last is all."""
+    for path in combinations(cuts[1:-1], stages - 1):
+        if all(first < last for first, last in pairwise(path)):
+            yield (cuts[0], *path, cuts[-1])
+
+
+def slowest_s(model: Profile, path: tuple[frozenset[int], ...], bandwidth: float) -> float:
+    """The slowest stage of 2BW between these cuts: its compute, and the tensors at both ends there and back."""
+    blocks = model.at(1)
+    moved_s = [2 * crossing(model, cut) / bandwidth for cut in path]
+    compute_s = [sum(blocks[block].compute_s for block in last - first) for first, last in pairwise(path)]
+    return max(own + before + after for own, (before, after) in zip(compute_s, pairwise(moved_s), strict=True))
+
+
+@given(graphs(blocks_at_most=6), st.integers(2, 4), st.sampled_from([0.5, 2.0, 16.0]))
+@settings(max_examples=150, deadline=None)
+def test_2bws_stages_lose_nothing_against_all_nested_cuts_of_the_graph(
+    model: Profile, stages: int, bandwidth: float
+) -> None:
+    paths = list(nested(cuts_by_definition(model), stages))
+    assume(paths)
+    options = Options(schedule="pipedream-2bw", stages=stages, microbatch_size=1, recompute=False)
+    machines = cluster((stages, bandwidth))
+    plan = solve("pipedream-2bw", PlanningProblem(profile=model, cluster=machines, batch_size=8, options=options))
+    assert isinstance(plan, Plan)
+    best_s = min(slowest_s(model, path, bandwidth) for path in paths)
+    assert best_s * (1 - 1e-9) <= plan.closed_form.time_per_microbatch_s <= best_s * (1 + 2e-4)
+
+
+@given(graphs(), st.sampled_from([0.5, 2.0, 16.0]), st.sampled_from([None, "1f1b", "pipedream-2bw"]))
+@settings(max_examples=100, deadline=None)
+def test_cuts_anywhere_are_never_worse_than_those_of_one_tensor(
+    model: Profile, bandwidth: float, schedule: str | None
+) -> None:
+    rates = []
+    for cuts in ("single-tensor", "any"):
+        options = Options(cuts=cuts, schedule=schedule, microbatch_size=1)
+        problem = PlanningProblem(profile=model, cluster=cluster((4, bandwidth)), batch_size=8, options=options)
+        plan = solve("pipedream-2bw", problem)
+        assert isinstance(plan, Plan)
+        rates.append(plan.closed_form.throughput_samples_per_s)
+    assert rates[1] >= rates[0] * (1 - 1e-9)
+
+
+@given(graphs(), st.sampled_from(["pipedream-2bw", "gpipe"]), st.sampled_from(["any", "single-tensor"]))
+@settings(max_examples=100, deadline=None)
+def test_a_plan_says_what_its_stages_cost_between_their_cuts(model: Profile, planner: str, cuts: str) -> None:
+    problem = problem_of(model, Options(cuts=cuts, microbatch_size=1), devices=4)
+    plan = solve(planner, problem)
+    assert isinstance(plan, Plan) and plan.order is not None
+    assert plan.costs == costs_of(plan, model, problem.cluster)
+    before = [frozenset(plan.order[: stage.start]) for stage in plan.stages]
+    for cost, inside in list(zip(plan.costs, before, strict=True))[1:]:
+        assert cost.input_bytes == crossing(model, inside)
+        assert cost.gradient_transfer_s == crossing(model, inside) / 100.0
+    assert all(inside in cuts_by_definition(model) for inside in before)
+    played = {finding.what: finding.holds for finding in verify(plan, problem)}
+    assert played["origin"] and played["play"]
+
+
+def test_a_plan_keeps_the_profiles_order_where_its_stages_allow_it() -> None:
+    """
+    0 -+- 1 (2) -+- 4    fewest bytes cross in the order 0 2 1 3 4; stages that end with 0, or with 3, need no other
+       +- 2 (1) -+       than the profile's
+    """
+    cells = [Cell(forward_s=s, backward_s=0, output_bytes=size) for s, size in ((4, 1), (1, 2), (1, 1), (1, 1), (1, 1))]
+    model = graph(cells, ((0, 1), (0, 2), (1, 3), (2, 3), (3, 4)))
+    plans = [
+        solve("exact", problem_of(model, Options(forced_cuts=(cut,), stages=2, microbatch_size=1))) for cut in (1, 2, 4)
+    ]
+    assert [plan.order for plan in plans if isinstance(plan, Plan)] == [
+        (0, 1, 2, 3, 4),
+        (0, 2, 1, 3, 4),
+        (0, 1, 2, 3, 4),
+    ]
+
+
+def test_exact_counts_for_pipedream_what_pipedream_does() -> None:
+    """
+    0 (1 s) -+- 1 (5 s) -+- 3 (1 s)
+             +- 2 (5 s) -+             the output of 0 passes through no stage, and crosses with that of 1
+    """
+    cells = [
+        Cell(forward_s=s, backward_s=0, weight_bytes=10**6, output_bytes=out, activation_bytes=out)
+        for s, out in ((1, 3), (5, 4), (5, 9), (1, 0))
+    ]
+    problem = replace(problem_of(graph(cells, DIAMOND, input_bytes=2)), batch_size=1)
+    solved, plan = solve("exact", replace(problem, options=Options(schedule="pipedream"))), solve("pipedream", problem)
+    assert isinstance(solved, Plan) and isinstance(plan, Plan)
+    assert solved.stages == plan.stages and solved.order == plan.order
+    assert solved.costs == plan.costs
+    assert solved.closed_form == plan.closed_form
+    assert solved.certificate is not None and solved.certificate.method == "cp-sat on one order of the graph"
+    assert "not at any of its cuts" in solved.certificate.claim
+
+
+def test_unequal_devices_share_a_graph_between_its_branches() -> None:
+    """
+    0 (1 s) -+- 1 (8 s) -+- 3 (1 s)     {0, 1} take 9 s on the fast device, {2, 3} as many on the one that is half as
+             +- 2 (3.5 s)+              fast
+    """
+    cells = [Cell(forward_s=s, backward_s=0, output_bytes=1) for s in (1, 8, 3.5, 1)]
+    options = Options(stages=2, microbatch_size=1, recompute=False)
+    chain = mixed_problem(cells, (Gpu(name="slow", slowness=2.0), Gpu(name="fast")), options=options)
+    others = tuple(replace(other, edges=DIAMOND) for other in chain.other_profiles)
+    plan = solve("exact", replace(chain, profile=replace(chain.profile, edges=DIAMOND), other_profiles=others))
+    assert isinstance(plan, Plan) and plan.order == (0, 1, 2, 3)
+    assert [(stage.start, stage.stop, stage.device) for stage in plan.stages] == [(0, 2, "fast"), (2, 4, "slow")]
+    assert [cost.forward_s for cost in plan.costs] == [9.0, 9.0]
+
+
+def test_a_stage_pays_for_the_tensors_that_pass_through_it() -> None:
+    """
+    0 -+- 1 -- 2 -+- 3      the output of 0 is read by the last stage: the two in between receive and send it on
+       +----------+
+    """
+    cells = [Cell(weight_bytes=10**6, output_bytes=size, activation_bytes=1) for size in (100, 10, 20, 0)]
+    model = graph(cells, ((0, 1), (1, 2), (2, 3), (0, 3)))
+    plan = solve("gpipe", problem_of(model, Options(stages=4, microbatch_size=1), devices=4))
+    assert isinstance(plan, Plan)
+    assert [cost.input_bytes for cost in plan.costs] == [0, 100, 110, 120]
+    assert [cost.activation_transfer_s for cost in plan.costs] == [1.0, 1.1, 1.2, 0.0]
+    held = [stage.memory.activations - 1 for stage in plan.stages if stage.memory]
+    assert held[1:] == [4 * cost.input_bytes for cost in plan.costs[1:]]
+
+
+def test_forced_and_forbidden_cuts_are_places_of_the_order() -> None:
+    model = graph(CELLS, RESIDUAL)
+    free = solve("exact", problem_of(model, Options(stages=2, microbatch_size=1)))
+    assert isinstance(free, Plan)
+    cut = free.stages[1].start
+    for options, starts in ((Options(forced_cuts=(2,)), {2}), (Options(forbidden_cuts=(cut,)), set(range(6)) - {cut})):
+        for cuts in ("any", None):
+            for planner in ("exact", "auto"):
+                asked = replace(options, stages=2, microbatch_size=1, cuts=cuts)
+                plan = solve(planner, problem_of(model, asked))
+                assert isinstance(plan, Plan) and plan.stages[1].start in starts
+
+
 @pytest.mark.parametrize(
-    ("planner", "options", "message"),
+    ("options", "message"),
     [
-        ("gpipe", Options(cuts="any"), "cuts: must be single-tensor for a planner of chains, got 'any'"),
-        ("exact", Options(forced_cuts=(2,)), r"forced_cuts: must be places that one tensor crosses, \[1, 5\], got 2"),
+        (
+            Options(forced_cuts=(2,), cuts="single-tensor"),
+            r"forced_cuts: must be places that one tensor crosses, \[1, 5\], got 2",
+        ),
+        (Options(forced_cuts=(6,)), "forced_cuts: must be places in the order in which a graph is cut, 1 to 5, got 6"),
+        (
+            Options(forbidden_cuts=(9,)),
+            "forbidden_cuts: must be places in the order in which a graph is cut, 1 to 5, got 9",
+        ),
     ],
 )
-def test_what_a_chain_cannot_say_is_refused(planner: str, options: Options, message: str) -> None:
+def test_a_cut_that_the_graph_does_not_have_is_refused(options: Options, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        solve(planner, problem_of(graph(CELLS, RESIDUAL), options))
+        solve("exact", problem_of(graph(CELLS, RESIDUAL), options))
+
+
+def test_a_graph_of_too_many_blocks_for_the_solver_is_cut_where_one_tensor_crosses() -> None:
+    edges = [(3 * index + source, 3 * index + reader) for index in range(90) for source, reader in DIAMOND]
+    model = graph([Cell(output_bytes=1)] * 271, tuple(edges))
+    plan = solve("exact", problem_of(model, Options(stages=2, microbatch_size=1)))
+    assert isinstance(plan, Plan) and plan.stages[0].stop % 3 in (0, 1)
+    assert plan == solve("exact", problem_of(model, Options(stages=2, microbatch_size=1, cuts="single-tensor")))
+    with pytest.raises(InvalidInputError, match=r"profile\.blocks: must be at most 256 for the planner exact, got 271"):
+        solve("exact", problem_of(model, Options(stages=2, microbatch_size=1, cuts="any")))
 
 
 def test_a_chain_is_asked_as_it_is() -> None:
@@ -138,4 +303,5 @@ def test_a_graph_that_does_not_fit_is_answered_with_the_reasons() -> None:
 def test_auto_plans_graphs() -> None:
     plan = solve("auto", problem_of(graph(CELLS, RESIDUAL)))
     assert isinstance(plan, Plan) and plan.order is not None
+    assert plan.certificate is not None and "on one order of the graph" in plan.certificate.method
     assert plan.profile_id == content_id(graph(CELLS, RESIDUAL))

@@ -13,7 +13,6 @@ from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.complete import play
-from pipeplan.planners.on_chain import Chained
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
@@ -70,7 +69,7 @@ def test_no_answer_plays_slower_than_that_of_the_closed_form(
 
 def every_play(problem: PlanningProblem) -> float:
     """The fastest play of all schedules, shapes, placements and splits that fit."""
-    space = PlayedSpace(chained=Chained.of(problem))
+    space = PlayedSpace(problem=problem)
     blocks, best = len(problem.profile.blocks), 0.0
     for configuration in space.configurations():
         for cuts in combinations(range(1, blocks), configuration.shape.depth - 1):

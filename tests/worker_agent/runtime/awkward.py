@@ -55,6 +55,44 @@ class Join(nn.Module):
         return torch.as_tensor(self.out(joined))
 
 
+def branching(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width) of which the second and the third both read the first, the fourth both."""
+    return [nn.Linear(width, width), Branch(width), OtherBranch(width), Sum(width)]
+
+
+class Branch(nn.Module):
+    """x -> x, which the other branch still has to read, and what this one makes of it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, torch.tanh(self.linear(x))
+
+
+class OtherBranch(nn.Module):
+    """x and what the first branch made of it -> what both made of it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        return first, torch.sigmoid(self.linear(x))
+
+
+class Sum(nn.Module):
+    """What both branches made, added up."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return torch.as_tensor(self.linear(first + second))
+
+
 def tied(*, width: int = 8) -> list[nn.Module]:
     """Four blocks (B, width) -> (B, width): the last has the first one's weight and the second one's bias."""
     blocks = [nn.Linear(width, width) for _ in range(4)]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from pipeplan.documents.plan import Plan
@@ -34,6 +34,16 @@ def delays(plan: Plan) -> tuple[int, ...]:
     if plan.schedule == "pipedream-vertical-sync":
         return (plan.depth - 1,) * plan.depth
     return (0,) * plan.depth
+
+
+class Row(nn.Sequential):
+    """Blocks one after the other, which may hand on several tensors."""
+
+    def forward(self, *values: Tensor) -> Tensor:
+        for block in self:
+            made = block(*values)
+            values = made if isinstance(made, tuple) else (made,)
+        return values[0]
 
 
 def train(
@@ -80,7 +90,7 @@ def train(
         for k in range(step * batch, (step + 1) * batch):
             inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
             with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                outputs = functional_call(chain.root, used, (inputs,))
+                outputs = functional_call(Row(*chain.blocks), used, (inputs,))
                 loss = build_loss(None)(outputs, targets)
             torch.autograd.backward(scaler.scale(loss / batch))
             for name, version in used.items():

@@ -1,5 +1,6 @@
 """What blocks hand on: several tensors, token numbers, masks; drop-out stays what it was when it is recomputed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,10 @@ import pytest
 import torch
 
 from pipeplan.documents.plan import Plan
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from tests.pipeplan.builders import Cell, cluster
+from tests.pipeplan.graphs import DIAMOND, graph
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights, train
@@ -19,6 +24,7 @@ from worker_agent.runtime.stage import random_seed
 
 READER = "tests.worker_agent.runtime.awkward:reader?width=8"
 SENTENCES = "tests.worker_agent.runtime.awkward:sentences"
+BRANCHING = "tests.worker_agent.runtime.awkward:branching?width=8"
 IN_PLACE = "tests.worker_agent.runtime.awkward:in_place?width=8"
 
 
@@ -73,6 +79,31 @@ def test_2bw_on_four_stages_equals_2bw_on_one(tmp_path: Path) -> None:
 def test_other_masks_would_train_to_something_else() -> None:
     plan = make_plan("1f1b", CUTS[2])
     assert distance(reference(plan), reference(plan, masks_of=1)) > 1e-3
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream-2bw"])
+def test_a_plan_that_cuts_a_graph_between_its_branches_trains_as_one_process_does(
+    schedule: str, recompute: bool, tmp_path: Path
+) -> None:
+    """
+    0 (1 s) -+- 1 (4 s) -+- 3 (1 s)     {0, 1} and {2, 3} take 5 s each. The outputs of 0 and 1 cross, 128 bytes each
+             +- 2 (4 s) -+              for microbatches of 2, 8 numbers and 8 bytes a number.
+    """
+    cells = [Cell(forward_s=s, backward_s=0.0, weight_bytes=576, output_bytes=64) for s in (1, 4, 4, 1)]
+    model = replace(graph(cells, DIAMOND, sizes=(2,)), dtype="float64")
+    options = Options(schedule=schedule, stages=2, recompute=recompute)
+    problem = PlanningProblem(profile=model, cluster=cluster((2, 1e9)), batch_size=8, options=options)
+    plan = solve("gpipe" if schedule == "gpipe" else "pipedream-2bw", problem)
+    assert isinstance(plan, Plan)
+    assert [(stage.start, stage.stop) for stage in plan.stages] == [(0, 2), (2, 4)]
+    assert plan.costs[1].input_bytes == 256
+
+    run_ranks(
+        RunJob(plan=plan, model=BRANCHING, data=DATA, steps=3, checkpoint_every=3, out=str(tmp_path), device="cpu")
+    )
+    reference = train(plan, BRANCHING, DATA, steps=3, seed=0, learning_rate=0.1)
+    assert distance(checkpoint_weights(tmp_path, 3), reference) < 1e-12
 
 
 @pytest.mark.parametrize("recompute", [False, True])

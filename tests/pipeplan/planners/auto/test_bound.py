@@ -14,7 +14,6 @@ from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.bound import least_batch_s, most_samples_per_s
 from pipeplan.planners.complete import play
-from pipeplan.planners.on_chain import Chained
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.schedules.registry import schedule_named
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
@@ -54,7 +53,7 @@ def test_no_play_is_faster_than_its_bounds(
         options=Options(recompute=recompute),
     )
     try:
-        configurations = list(PlayedSpace(chained=Chained.of(problem)).configurations())
+        configurations = list(PlayedSpace(problem=problem).configurations())
     except InvalidInputError:
         return
     places = st.integers(0, max(len(configurations) - 1, 0))
@@ -76,7 +75,7 @@ def one_server(depth: int, schedule: str, **cell: float) -> Plan:
     """Equal blocks, a stage each, on one server of fast links."""
     blocks = [Cell(forward_s=1.0, backward_s=2.0, output_bytes=1, **cell)] * depth  # type: ignore[arg-type]
     problem = PlanningProblem(profile=profile(blocks), cluster=cluster((depth, 1e9)), batch_size=8)
-    space = PlayedSpace(chained=Chained.of(problem), schedules=(schedule,))
+    space = PlayedSpace(problem=problem, schedules=(schedule,))
     plans = (
         each.plan(each.split() or ())
         for each in space.configurations()

@@ -1,0 +1,82 @@
+"""Graph order: a graph's blocks in one line, of which every place may be cut, with as few bytes crossing as can be.
+
+A line of n blocks has n + 1 of the graph's cuts, of which there may be many more. Which ones are lost is a choice. Here
+the sum of what crosses all places is the least: a branch, once begun, is finished before the next, the one with the
+smallest output first, and a block from the side comes as late as possible.
+
+        a -+- b (4 bytes) - c (1 byte) -+- f        a b c d e f: after c and after e little crosses
+           +- d (4 bytes) - e (1 byte) -+           a b d c e f: after d 8 bytes
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from pipeplan.costs.graph import Graph, Line, crossing_bytes
+
+STEPS = 1_000_000
+"""Blocks that are looked at for all cuts of a graph together: hundredths of a second, two seconds at most."""
+
+SEARCHED_AT_MOST = 500
+"""Blocks between two places that one tensor crosses; more of them keep an order that is known."""
+
+
+def least_order(graph: Graph, output_bytes: Sequence[int], line: Line) -> tuple[int, ...]:
+    """The order of least bytes crossing, summed over its places, of all that keep the line's single-tensor places.
+
+    Of equal ones the smallest block numbers come first. It is the least as long as the cuts between two of these places
+    are few (`STEPS`); of more, those are followed whose rest of the line is the cheapest. It is never worse than the
+    line's order, nor than the graph's own between these places.
+    """
+    parts = [line.order[start:stop] for start, stop in pairwise(line.single_tensor)]
+    own = tuple(block for part in parts for block in sorted(part))
+    place = {block: index for index, block in enumerate(line.order)}
+    found = tuple(block for part in parts for block in _least(graph, output_bytes, place, part))
+    return min((found, own, line.order), key=lambda order: crossing_bytes(graph, order, output_bytes).sum())
+
+
+def _least(graph: Graph, output_bytes: Sequence[int], place: Mapping[int, int], part: Sequence[int]) -> list[int]:
+    """The order of the consecutive blocks of a part, by dynamic programming from its last place to its first.
+
+    Sets of blocks after a place are whole numbers, bit i for the i-th of the part's blocks in the profile's order.
+    `place` is that of every block in a line that has the part's blocks in a row.
+    """
+    blocks = sorted(part)
+    if not 1 < len(blocks) <= SEARCHED_AT_MOST:
+        return blocks
+    bit = {block: 1 << index for index, block in enumerate(blocks)}
+    stop = max(place[block] for block in blocks) + 1
+    readers = {block: sum(bit.get(reader, 0) for reader in graph.read_by[block]) for block in blocks}
+    read = [bool(graph.read_by[block]) for block in blocks]
+
+    # By block, the outputs that it reads and no other part reads after this one, with their readers here.
+    ending: list[list[tuple[int, int]]] = []
+    for block in blocks:
+        last = [source for source in graph.reads[block] if all(place[r] < stop for r in graph.read_by[source])]
+        ending.append([(output_bytes[s], sum(bit.get(r, 0) for r in graph.read_by[s])) for s in last])
+
+    # By set after a place: what crosses from there on, and what crosses the place; by the number of its blocks.
+    followed = max(STEPS // (len(graph) * len(blocks)), 1)
+    layers: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
+    for _ in blocks:
+        cheapest = sorted(layers[-1].items(), key=lambda item: (item[1], item[0]))[:followed]
+        layer: dict[int, tuple[int, int]] = {}
+        for after, (onwards, crossing) in cheapest:
+            for index, block in enumerate(blocks):
+                own = 1 << index
+                if after & own or readers[block] & ~after:
+                    continue
+                here = crossing - (output_bytes[block] if read[index] else 0)
+                here += sum(size for size, all_readers in ending[index] if not all_readers & after)
+                known = layer.get(after | own)
+                if known is None or onwards + here < known[0]:
+                    layer[after | own] = (onwards + here, here)
+        layers.append(layer)
+
+    order, after = list[int](), (1 << len(blocks)) - 1
+    for layer, rest in zip(reversed(layers[1:]), reversed(layers[:-1]), strict=True):
+        onwards, here = layer[after]
+        following = (index for index in range(len(blocks)) if after >> index & 1)
+        first = next(i for i in following if rest.get(after & ~(1 << i), (None, 0))[0] == onwards - here)
+        order.append(blocks[first])
+        after &= ~(1 << first)
+    return order

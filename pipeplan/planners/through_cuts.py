@@ -1,0 +1,88 @@
+"""Through cuts: an order of a graph for the stages that a plan would have if they could end at any cut.
+
+A plan was made on one order of the blocks, whose places are only some of the graph's cuts. Over all cuts, as sets of
+blocks, dynamic programming finds the nested ones between which the slowest stage of as many stages is the fastest:
+
+    V(a, s) = min over cuts b that hold a of max(T_s(a..b), V(b, s + 1))
+
+T_s is what stage s takes for a microbatch on the links of the plan: its compute and the transfers at both of its ends
+(2BW 2021, appendix A.1), or the longer of its compute and the transfers after it where replicas share the minibatches
+(PipeDream 2018, section 3.2). On an order through these cuts the planner is asked again (`on_chain`).
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.graph import crossing_by_cut, graph_of, ideals, members, membership
+from pipeplan.costs.transfer import boundary_bytes, boundary_link, ranks_by_stage
+from pipeplan.documents.plan import Plan
+from pipeplan.planners.problem import CutGraph, PlanningProblem
+from pipeplan.schedules.registry import schedule_named
+
+CUTS_AT_MOST = 1000
+"""Cuts of a graph that are looked at, and fewer with so many stages that more than `ENTRIES_AT_MOST` would be."""
+
+ENTRIES_AT_MOST = 3e7
+"""Stages times cuts before and cuts after them: some tenths of a second."""
+
+WORTH_IT = 1e-4
+"""By how much the slowest stage must get faster, relatively."""
+
+
+def order_through_cuts(graph: CutGraph, plan: Plan) -> tuple[int, ...] | None:
+    """An order of the blocks that has better cuts for the plan's stages among its places than the plan's own are.
+
+    None where there are none, by `WORTH_IT`, or where the graph has too many cuts. Blocks of one stage keep their
+    order. Memory and exchanges of gradients are left aside.
+    """
+    problem = graph.problem
+    measured = problem.profile.at(plan.microbatch_size)
+    joined = graph_of(len(measured), problem.profile.edges or ())
+    at_most = min(CUTS_AT_MOST, int((ENTRIES_AT_MOST / plan.depth) ** 0.5))
+    cuts = ideals(joined, at_most) if plan.depth > 1 else None
+    if cuts is None:
+        return None
+    inside = membership(cuts, len(measured))
+    output_bytes = np.asarray([block.output_bytes for block in measured], dtype=np.float64)
+    crossing = crossing_by_cut(joined, inside, output_bytes)
+    number = {cut: index for index, cut in enumerate(cuts)}
+    own = [number[sum(1 << block for block in graph.order[:place])] for place in (0, *(s.stop for s in plan.stages))]
+
+    # V by stage, from the last
+    own_s, onwards_s = 0.0, np.where(np.arange(len(cuts)) == len(cuts) - 1, 0.0, np.inf)
+    choices: list[IntArray] = []
+    for here, table in zip(reversed(list(pairwise(own))), _times_s(problem, plan, inside, crossing), strict=True):
+        own_s = max(own_s, float(table[here]))
+        slowest_s = np.maximum(table, onwards_s)
+        choices.insert(0, slowest_s.argmin(axis=1))
+        onwards_s = slowest_s.min(axis=1)
+    if onwards_s[0] >= own_s * (1 - WORTH_IT):
+        return None
+
+    path = [0]
+    for choice in choices:
+        path.append(int(choice[path[-1]]))
+    place = {block: index for index, block in enumerate(graph.order)}
+    stages = (members(cuts[stop] & ~cuts[start]) for start, stop in pairwise(path))
+    return tuple(block for stage in stages for block in sorted(stage, key=lambda block: place[block]))
+
+
+def _times_s(problem: PlanningProblem, plan: Plan, inside: FloatArray, crossing: FloatArray) -> Iterator[FloatArray]:
+    """T of every stage, the last one first, by the cuts before and after it; infinite where these enclose no block."""
+    sizes = inside.sum(axis=1)
+    no_stage = np.where((inside @ inside.T == sizes[:, None]) & (sizes[:, None] < sizes), 0.0, np.inf)
+    links = [boundary_link(problem.cluster, *pair) for pair in pairwise(ranks_by_stage(plan.placement))]
+    moved_s = [boundary_bytes(1.0) * crossing / link.bandwidth_bytes_per_s for link in links]
+    ends = list(pairwise([np.zeros(len(sizes)), *moved_s, np.zeros(len(sizes))]))
+    shared = schedule_named(plan.schedule).update == "minibatch"
+    for stage, (before_s, after_s) in zip(reversed(plan.stages), reversed(ends), strict=True):
+        measured = problem.profile_on(stage.device).at(plan.microbatch_size)
+        compute_s = [(1 + stage.recompute) * block.forward_s + block.backward_s for block in measured]
+        seconds = inside @ np.asarray(compute_s)
+        if shared:
+            yield np.maximum((seconds - seconds[:, None]) / stage.replicas, after_s) + no_stage
+        else:
+            yield (seconds + after_s) - (seconds - before_s)[:, None] + no_stage
