@@ -275,7 +275,18 @@ def test_a_graph_is_imported_as_a_chain_and_solved_between_branches(tmp_path: Pa
         assert ended.status == 0
         assert (read(Profile, output).edges is None) == (cuts == "single-tensor")
         solved = pipeplan(
-            "solve", "--profile", output, "--cluster", cluster, "--planner", "pipedream", "--batch-size", "32", "--json"
+            "solve",
+            "--profile",
+            output,
+            "--cluster",
+            cluster,
+            "--planner",
+            "pipedream",
+            "--batch-size",
+            "32",
+            "--json",
+            "--semantics",
+            "paper",
         )
         assert solved.status == 0
         times[cuts] = solved.document["closed_form"]["time_per_microbatch_s"]
