@@ -6,7 +6,8 @@ plays decide:
 
 1. the cluster's, which gives the closed form's optimum;
 2. the same with each level's bandwidth divided among the devices of a unit;
-3. and beside these data parallelism, and the straight pipeline.
+3. beside these data parallelism, and the straight pipeline;
+4. and for a graph the first two where it is cut only where one tensor crosses.
 
 Whatever the network, the slowest stage computes no less than in the best partition on a network that takes no time.
 """
@@ -107,19 +108,29 @@ class PlayedPartitions:
 
     @cached_property
     def _partitions(self) -> list[PlayedPartition]:
-        model = self._model
-        wanted = search(self.problem, model.states)
-        even_s = float(wanted.space.compute_s[-1]) / wanted.devices
-        most = model.microbatch_size / even_s * (1 + _ROUNDING) if even_s > 0 else inf
-        finders: list[Callable[[], Partition | None]] = []
-        levels = _shared(network(self.problem))
-        if levels != network(self.problem):
-            finders.append(lambda: partition(search(self.problem, model.states, levels=levels)))
-        if not synchronised(self.problem) and not wanted.straight:
-            finders.append(lambda: data_parallel(wanted))
-            if wanted.devices < len(model.states):
-                finders.append(lambda: partition(search(self.problem, model.states, straight=True)))
-        return [PlayedPartition(model=model, wanted=wanted, most=most, find=find) for find in finders]
+        found = list(_found(self._model))
+        options = self.problem.options
+        if self.problem.profile.edges is not None and options.cuts != "single-tensor":
+            single = replace(self.problem, options=replace(options, cuts="single-tensor"))
+            found += _found(cut_model(single), own=True)
+        return found
+
+
+def _found(model: CutModel, *, own: bool = False) -> Iterator[PlayedPartition]:
+    """The partitions of a model, with `own` also that for the cluster's network."""
+    problem, wanted = model.problem, search(model.problem, model.states)
+    even_s = float(wanted.space.compute_s[-1]) / wanted.devices
+    most = model.microbatch_size / even_s * (1 + _ROUNDING) if even_s > 0 else inf
+    finders: list[Callable[[], Partition | None]] = [lambda: partition(wanted)] if own else []
+    levels = _shared(network(problem))
+    if levels != network(problem):
+        finders.append(lambda: partition(search(problem, model.states, levels=levels)))
+    if not synchronised(problem) and not wanted.straight and not own:
+        finders.append(lambda: data_parallel(wanted))
+        if wanted.devices < len(model.states):
+            finders.append(lambda: partition(search(problem, model.states, straight=True)))
+    for find in finders:
+        yield PlayedPartition(model=model, wanted=wanted, most=most, find=find)
 
 
 def _shared(levels: list[LevelLinks]) -> list[LevelLinks]:
