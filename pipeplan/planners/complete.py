@@ -70,6 +70,17 @@ def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated
     return replace(whole.simulated(), extrapolated_from=more.plan.microbatches)
 
 
+def play_later(plan: Plan, *, instructions: int) -> Simulated | None:
+    """The play of a plan that was stored without one, marked as added: as planners play it where they now can, and
+    otherwise with at most so many instructions.
+    """
+    for limit in (min(SIMULATED_INSTRUCTIONS, instructions), instructions):
+        simulated = play(plan, instructions=limit)
+        if simulated is not None:
+            return replace(simulated, added_within=limit)
+    return None
+
+
 def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
     """How many instructions `play` plays with this limit."""
     batches = _batches_to_play(plan, instructions)

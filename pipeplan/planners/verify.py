@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import PipeplanError
-from pipeplan.planners.complete import play
+from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS, play
 from pipeplan.planners.pipedream.certificate import check_certificate
 from pipeplan.planners.problem import PlanningProblem
 
@@ -45,7 +45,10 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
 
 
 def _played(plan: Plan) -> Finding:
-    simulated = play(replace(plan, simulated=None))
+    within = plan.simulated.added_within if plan.simulated else None
+    simulated = play(replace(plan, simulated=None), instructions=within or SIMULATED_INSTRUCTIONS)
+    if simulated is not None and within is not None:
+        simulated = replace(simulated, added_within=within)
     if simulated is None:
         holds = plan.simulated is None
         detail = "its streams are too long to be played"

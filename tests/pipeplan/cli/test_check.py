@@ -1,12 +1,16 @@
 """`pipeplan check`: a plan as it was made is proven; a changed one, or one with other documents, is not."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeplan.cli.console import CHANGED
+from pipeplan.documents.files import parse_plan, plan_document
+from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS, play, play_later
 from tests.pipeplan.cli.commands import Ended, cluster_document, pipeplan, profile_document, write
 
 
@@ -90,6 +94,21 @@ def test_a_plan_that_was_changed_is_not_proven(
     assert checked.document["proven"] is False
     assert list(failed(checked)) == [what]
     assert detail in failed(checked)[what]
+
+
+def test_a_play_that_was_added_is_played_again_within_its_own_limit(tmp_path: Path) -> None:
+    """Where planners play no longer than that, nothing can be said of what a longer play gave."""
+    solved = Solved(tmp_path)
+    plan = parse_plan(solved.plan)
+    long = replace(plan, microbatches=SIMULATED_INSTRUCTIONS // (4 * 6 * plan.depth), simulated=None)
+    long = replace(long, batch_size=long.microbatches * long.microbatch_size * lcm(*long.replicas))
+    assert play(long) is None
+    added = play_later(long, instructions=2 * SIMULATED_INSTRUCTIONS)
+    assert added is not None and added.added_within == 2 * SIMULATED_INSTRUCTIONS
+    solved.plan = plan_document(replace(long, simulated=added))
+    assert "play" not in failed(solved.checked())
+    solved.plan = plan_document(replace(long, simulated=replace(added, added_within=SIMULATED_INSTRUCTIONS)))
+    assert "yet it holds what they gave" in failed(solved.checked())["play"]
 
 
 def test_a_search_without_a_witness_is_no_proof(tmp_path: Path) -> None:
