@@ -16,6 +16,7 @@ from pipeplan.costs.collectives import AllReduce, all_reduce_among
 from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.complete import complete
 from pipeplan.planners.on_chain import Chained
 from pipeplan.planners.problem import PlanningProblem
@@ -99,6 +100,7 @@ class PlayedSpace:
     planner: str = "pipedream-2bw"
     beyond: float = 0.0
     _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
+    _leasts: dict[object, "_Least"] = field(default_factory=dict)
 
     @property
     def problem(self) -> PlanningProblem:
@@ -174,23 +176,25 @@ class PlayedSpace:
         chain, laws = self.evaluator.chain(shape.microbatch_size), shape.laws
         m, depth = shape.microbatches, shape.depth
         total_s = chain.least_s[-1] if shape.recompute is None else chain.listed_s(recompute=shape.recompute)[-1]
-        block_s = float(np.diff(chain.least_s).max())
+        key = shape.schedule, shape.microbatch_size, shape.recompute
+        if key not in self._leasts:
+            self._leasts[key] = self._least(shape)
+        least = self._leasts[key]
         boundaries: FloatArray = chain.output_bytes[1:-1]
         least_bytes, mean_bytes = (float(boundaries.min()), float(boundaries.mean())) if len(boundaries) else (0.0, 0.0)
         weights = float(chain.weight_bytes[-1])
         held = laws.in_flight(depth=depth, stage=0, microbatches=m)
 
-        # A stage may recompute while it waits: that is on no microbatch's way there and back.
-        way_s = min(chain.listed_s(recompute=False)[-1], total_s)
         moved_s = wiring.edge_latency_s + least_bytes * wiring.edge_s_per_byte
-        least_s = m * max(total_s / depth, block_s, (way_s + moved_s) / held)
+        least_s = m * max(least.compute_s / depth, least.block_s, (least.way_s + moved_s) / held)
         ring = wiring.exchange.slowest
         if shape.width > 1 and ring is not None:
-            least_s = max(least_s, weights * wiring.ring_s_per_byte)
+            least_s = max(least_s, weights * self.problem.profile.overheads.exchange_factor * wiring.ring_s_per_byte)
         if laws.pipelined and laws.flushes:
             # Stages that each take 1 - 1/m of the one before end together: no others are as fast (`bound`, 3).
-            least_s = max(least_s, way_s / (1.0 - (1.0 - 1.0 / m) ** depth))
+            least_s = max(least_s, least.way_s / (1.0 - (1.0 - 1.0 / m) ** depth))
 
+        block_s = float(np.diff(chain.least_s).max())
         step_s = max(total_s / depth, block_s)
         there_and_back_s = total_s + wiring.edge_latency_s + mean_bytes * wiring.edge_s_per_byte
         batch_s = m * max(step_s, there_and_back_s / held, wiring.crossing * mean_bytes * wiring.port_s_per_byte)
@@ -211,6 +215,46 @@ class PlayedSpace:
             most=samples / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf,
             likely=samples / batch_s if batch_s > 0 else inf,
         )
+
+    def _least(self, shape: PipelineShape) -> "_Least":
+        """What any stages of the shape compute at least, whichever recompute, with a whole or a split backward."""
+        problem, laws, overheads = self.problem, shape.laws, self.problem.profile.overheads
+        factor, blocks = problem.options.recompute_factor, problem.profile.at(shape.microbatch_size)
+        forward_s = np.asarray([block.forward_s for block in blocks])
+        whole_s = np.asarray([block.backward_s for block in blocks])
+        backwards_s = [(whole_s, np.zeros_like(whole_s))]
+        if laws.takes_two_bp and problem.options.split_backward is not False and has_split_backward(problem):
+            first = [b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks]
+            backwards_s.append((np.asarray(first), np.asarray([b.backward_weight_s or 0.0 for b in blocks])))
+        ways_s, computes_s = [], []
+        for recompute in (True, False) if shape.recompute is None else (shape.recompute,):
+            share = overheads.forward_without_graph if recompute and factor is None else 1.0
+            after = min(overheads.backward_after_forward, 1.0) if recompute or laws.alternates else 1.0
+            again_s = np.zeros_like(whole_s)
+            if recompute:
+                added = max((factor or 1.0) - 1.0, 0.0) * (forward_s + whole_s)
+                again_s = overheads.recompute * forward_s if factor is None else added
+            for first_s, rest_s in backwards_s:
+                # A stage may recompute while it waits: that is on no microbatch's way there and back.
+                ways_s.append(share * forward_s + after * first_s)
+                computes_s.append(ways_s[-1] + rest_s + again_s)
+        compute_s = np.minimum.reduce(computes_s)
+        return _Least(
+            compute_s=float(compute_s.sum()),
+            block_s=float(compute_s.max()),
+            way_s=float(np.minimum.reduce(ways_s).sum()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Least:
+    """Seconds of a microbatch that no stages go below: of the whole model, of its longest block, and of the whole model
+    on the microbatch's way there and back.
+    """
+
+    compute_s: float
+    block_s: float
+    way_s: float
 
 
 def _wiring(cluster: Cluster, links: Links, width: int, depth: int) -> Wiring:
