@@ -81,6 +81,23 @@ def play_later(plan: Plan, *, instructions: int) -> Simulated | None:
     return None
 
 
+def play_again(plan: Plan) -> Simulated | None:
+    """The play of a plan as its own was made: over as many batches, extrapolated where that was. One that has none is
+    played as planners do.
+
+    None where it is too long for that; a play of its own may be as long as it says.
+    """
+    held = plan.simulated
+    if held is None:
+        return play(plan)
+    played = plan if held.extrapolated_from is None else replace(plan, microbatches=held.extrapolated_from)
+    limit = held.batches * _instructions(played)
+    if limit > (held.added_within or SIMULATED_INSTRUCTIONS):
+        return None
+    again = play(plan, instructions=limit)
+    return again and replace(again, added_within=held.added_within)
+
+
 def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
     """How many instructions `play` plays with this limit."""
     batches = _batches_to_play(plan, instructions)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pipeplan.documents.plan import Answer, Plan
-from pipeplan.planners.auto.planner import fastest
+from pipeplan.errors import require
+from pipeplan.planners.auto.planner import NAME as AUTO
+from pipeplan.planners.auto.planner import fastest, searched_schedules
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.search import Space
@@ -26,11 +28,26 @@ def by_play(name: str, planner: Planner, problem: PlanningProblem) -> Answer:
         return answer
     asked = PlannersAsked(answers=[answer])
     asked.propose(answer, Proposer(name))
-    options = replace(problem.options, split_backward=False)
-    ranking = Ranking(problem=replace(problem, options=options), within_batch=False)
-    spaces = [] if problem.options.safe_batch else [_SPACES[name](problem)]
-    found = fastest(name, asked, spaces, ranking)
+    space, ranking = searched(name, problem)
+    found = fastest(name, asked, [] if space is None else [space], ranking)
     return replace(found, planner=name, cost_model=answer.cost_model) if isinstance(found, Plan) else found
+
+
+def searched(name: str, problem: PlanningProblem) -> tuple[Space | None, Ranking]:
+    """The space that a planner searches, None where it searches none, and a ranking of its plays.
+
+    `auto` adds a few partitions of its own, which depend on what PipeDream's planner answers. Raises InvalidInputError
+    for a planner that is not known.
+    """
+    options = problem.options
+    if name == AUTO:
+        schedules = searched_schedules(options)
+        listed = None if options.safe_batch or not schedules else Chained.of(problem)
+        space = None if listed is None else PlayedSpace(chained=listed, schedules=schedules)
+        return space, Ranking(problem=problem)
+    require(name in _SPACES, "planner", f"must be one of {AUTO}, {', '.join(_SPACES)}", name)
+    ranking = Ranking(problem=replace(problem, options=replace(options, split_backward=False)), within_batch=False)
+    return None if options.safe_batch else _SPACES[name](problem), ranking
 
 
 def _two_bw(problem: PlanningProblem) -> Space:

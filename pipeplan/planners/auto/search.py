@@ -20,6 +20,9 @@ from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
 
+METHOD = "best bound first"
+"""What its certificate calls it."""
+
 MOST_SPLITS = 600
 """So many configurations are split into stages: some three seconds."""
 
@@ -35,7 +38,7 @@ FRONT_INSTRUCTIONS = 100_000
 SHOWN_UNPLAYED = 12
 """How many configurations that were not played are shown."""
 
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 """Rates that differ by no more are equal: bounds are a little above what they bound."""
 
 
@@ -131,7 +134,7 @@ class PlayedSearch:
     def certificate(self, best: Ranked) -> Certificate:
         """What was shown of the answer's rate."""
         rate = best.samples_per_s
-        reached = self.left if self.left > rate * (1 + _ROUNDING) else rate
+        reached = self.left if self.left > rate * (1 + ROUNDING) else rate
         rest = self.configurations - self.splits
         claim = (
             f"Of {self.configurations} configurations (schedule, width, depth, microbatch size and placement), "
@@ -140,7 +143,7 @@ class PlayedSearch:
             f"split, play at most {reached:.6g} samples/s; this plan plays {rate:.6g}."
         )
         return Certificate(
-            method="best bound first",
+            method=METHOD,
             quantity="seconds a sample, played",
             value=1 / rate,
             bound=1 / reached,
