@@ -27,6 +27,7 @@ from planner_service.overview import service as stored_metrics
 from planner_service.plans import routes as plans
 from planner_service.plans.background import Background, WorkBounds
 from planner_service.plans.jobs import PLAN
+from planner_service.plans.prices import price_process
 from planner_service.plans.solver import FunctionSolver, solve_here, solver_process
 from planner_service.platform import problems
 from planner_service.platform.context import Context, Solve, utc_now
@@ -97,8 +98,10 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
         queue=settings.solver_queue,
         streams=settings.event_streams,
         deadline_s=settings.solve_deadline_s,
+        price_instructions=settings.price_instructions,
     )
-    app.state.background = Background(context, start, bounds)
+    pricing = partial(price_process, settings.solver_memory_bytes)
+    app.state.background = Background(context, start, bounds, pricing)
     app.state.feed = app.state.background.feed
     context.absence.back(now(), settings.lease_s)
 

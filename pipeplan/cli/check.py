@@ -1,6 +1,6 @@
 """`pipeplan check`: whether a plan is what it says, by the numbers that it holds."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,19 +24,29 @@ def check(
     profile: Annotated[list[Path], typer.Option(help="The profile that it was made from; of unequal devices all.")],
     cluster: Annotated[Path, typer.Option(help="The cluster that it was made for.")],
     options: Options,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in the batch asked for; default: the plan's.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="The calibration that corrected its costs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Checks where a plan comes from, what its streams give, and its proof; exit status 7 where one does not hold.
 
-    The proof is about the options that the plan was asked for with: give the same ones. Nothing is searched again: the
-    proof is checked by the numbers that the plan holds, and a plan without such numbers is not proven.
+    The proof is about the batch and the options that the plan was asked for with: give the same ones. What the plan
+    itself says of them (optimizer, accounting of memory, master weights) need not be given. A witness is checked by its
+    numbers; for what a search by play claims, its space is searched again, without what the search found. A plan
+    without either is not proven.
     """
     held = load(Plan, plan)
+    usual = Options()
+    options = replace(
+        options,
+        optimizer=held.optimizer if options.optimizer == usual.optimizer else options.optimizer,
+        memory=held.memory_accounting if options.memory == usual.memory else options.memory,
+        master_weights=held.master_weights if options.master_weights is None else options.master_weights,
+    )
     problem = PlanningProblem(
         profile=load(Profile, profile[0]),
         cluster=load(Cluster, cluster),
-        batch_size=held.batch_size,
+        batch_size=held.batch_size if batch_size is None else batch_size,
         options=options,
         calibration=read_calibration(calibration),
         other_profiles=tuple(load(Profile, other) for other in profile[1:]),

@@ -62,6 +62,11 @@ FIRST_NAMES: Mapping[str, tuple[str, str]] = {
 first version had one throughput, played or not.
 """
 
+ADDED: Mapping[str, tuple[str, str]] = {"Plan": ("simulated", "added_within")}
+"""By class, a field that may be added to a stored document, and the field of its value that says so: an id's text has
+None in its place, as the document had when it was stored.
+"""
+
 
 def canonical_json(content: Any) -> str:
     """The one JSON text of a dataclass or plain value: sorted keys, no spaces, NaN refused."""
@@ -120,6 +125,10 @@ def _fields(content: Any) -> dict[str, Any]:
 def _first_shape(content: Any) -> dict[str, Any]:
     """The same with the fields where, and under the names that, the first version had them: the text of an id."""
     kind, values = type(content), _fields(content)
+    if kind.__name__ in ADDED:
+        name, mark = ADDED[kind.__name__]
+        if getattr(values[name], mark, None) is not None:
+            values[name] = None
     if kind.__name__ in FIRST_PLACES:
         values |= _first_shape(values.pop(FIRST_PLACES[kind.__name__]))
     if kind.__name__ in FIRST_NAMES:

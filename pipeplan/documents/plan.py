@@ -96,6 +96,9 @@ class Simulated:
 
     Where a batch is too long to be played, two shorter ones were, the longer one of `extrapolated_from` microbatches:
     time, work and memory grow with the microbatches in a straight line once the pipeline is full.
+
+    A plan may be stored without a play, for its length, and be played later: with at most `added_within` instructions.
+    Its id is that of the plan without it.
     """
 
     batches: int
@@ -104,6 +107,7 @@ class Simulated:
     busy_fraction: tuple[float, ...]
     peak_memory_bytes: tuple[int, ...]
     extrapolated_from: int | None = None
+    added_within: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -70,6 +70,34 @@ def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated
     return replace(whole.simulated(), extrapolated_from=more.plan.microbatches)
 
 
+def play_later(plan: Plan, *, instructions: int) -> Simulated | None:
+    """The play of a plan that was stored without one, marked as added: as planners play it where they now can, and
+    otherwise with at most so many instructions.
+    """
+    for limit in (min(SIMULATED_INSTRUCTIONS, instructions), instructions):
+        simulated = play(plan, instructions=limit)
+        if simulated is not None:
+            return replace(simulated, added_within=limit)
+    return None
+
+
+def play_again(plan: Plan) -> Simulated | None:
+    """The play of a plan as its own was made: over as many batches, extrapolated where that was. One that has none is
+    played as planners do.
+
+    None where it is too long for that; a play of its own may be as long as it says.
+    """
+    held = plan.simulated
+    if held is None:
+        return play(plan)
+    played = plan if held.extrapolated_from is None else replace(plan, microbatches=held.extrapolated_from)
+    limit = held.batches * _instructions(played)
+    if limit > (held.added_within or SIMULATED_INSTRUCTIONS):
+        return None
+    again = play(plan, instructions=limit)
+    return again and replace(again, added_within=held.added_within)
+
+
 def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
     """How many instructions `play` plays with this limit."""
     batches = _batches_to_play(plan, instructions)

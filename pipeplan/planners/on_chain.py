@@ -88,6 +88,21 @@ def chained(problem: PlanningProblem, *, blocks_at_most: int = MAX_BLOCKS) -> Pl
     return _on_graph(replace(problem, options=options), CutGraph(problem=problem, order=order, places=places))
 
 
+def chains(problem: PlanningProblem, *, blocks_at_most: int = MAX_BLOCKS) -> tuple[PlanningProblem, ...]:
+    """The problem on all chains whose plans are played: the first order's, and that of single tensors.
+
+    What crosses between branches takes longer when it is played than a closed form knows, and fewer places have fewer
+    stages of the closed form's to mislead it. Raises InvalidInputError as `chained`.
+    """
+    first = chained(problem, blocks_at_most=blocks_at_most)
+    if first.graph is None or len(first.graph.places) <= len(first.graph.order) or problem.options.forced_cuts:
+        return (first,)
+    single = replace(problem, options=replace(problem.options, cuts="single-tensor"))
+    fewest = problem.options.stages or 1
+    second = chained(single)
+    return (first, second) if len(second.profile.blocks) >= fewest else (first,)
+
+
 def _on_graph(problem: PlanningProblem, graph: CutGraph) -> PlanningProblem:
     """The problem with the chains of the graph's profiles: those of all types of devices are cut at the same places."""
     profile, *others = (

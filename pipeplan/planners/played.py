@@ -4,16 +4,18 @@ The closed form's optimum is one of the plans that are played, so that no answer
 of `auto`, in the planner's own space.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pipeplan.documents.plan import Answer, Plan
-from pipeplan.planners.auto.planner import fastest
+from pipeplan.errors import require
+from pipeplan.planners.auto.planner import NAME as AUTO
+from pipeplan.planners.auto.planner import fastest, searched_schedules
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.search import Space
 from pipeplan.planners.auto.space import PlayedSpace
-from pipeplan.planners.on_chain import chained
+from pipeplan.planners.on_chain import chains
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.planners.two_bw.shapes import UNLESS_ASKED
@@ -26,36 +28,50 @@ def by_play(name: str, planner: Planner, problem: PlanningProblem) -> Answer:
         return answer
     asked = PlannersAsked(answers=[answer])
     asked.propose(answer, Proposer(name))
-    options = replace(problem.options, split_backward=False)
-    ranking = Ranking(problem=replace(problem, options=options), within_batch=False)
-    spaces = [] if problem.options.safe_batch else [_SPACES[name](problem)]
+    spaces, ranking = searched(name, problem)
     found = fastest(name, asked, spaces, ranking)
     return replace(found, planner=name, cost_model=answer.cost_model) if isinstance(found, Plan) else found
 
 
-def _two_bw(problem: PlanningProblem) -> Space:
+def searched(name: str, problem: PlanningProblem) -> tuple[Sequence[Space], Ranking]:
+    """The spaces that a planner searches, and a ranking of its plays.
+
+    `auto` adds a few partitions of its own, which depend on what PipeDream's planner answers. Raises InvalidInputError
+    for a planner that is not known.
+    """
+    options = problem.options
+    if name == AUTO:
+        schedules = searched_schedules(options)
+        listed = () if options.safe_batch or not schedules else chains(problem)
+        return [PlayedSpace(problem=chain, schedules=schedules) for chain in listed], Ranking(problem=problem)
+    require(name in _SPACES, "planner", f"must be one of {AUTO}, {', '.join(_SPACES)}", name)
+    ranking = Ranking(problem=replace(problem, options=replace(options, split_backward=False)), within_batch=False)
+    return () if options.safe_batch else _SPACES[name](problem), ranking
+
+
+def _two_bw(problem: PlanningProblem) -> Sequence[Space]:
     schedule = problem.options.schedule
     schedules = UNLESS_ASKED if schedule is None else (schedule,)
-    return PlayedSpace(problem=chained(problem), schedules=schedules)
+    return [PlayedSpace(problem=chain, schedules=schedules) for chain in chains(problem)]
 
 
-def _gpipe(problem: PlanningProblem) -> Space:
+def _gpipe(problem: PlanningProblem) -> Sequence[Space]:
     """One pipeline on all devices, or of the stages asked for, that recomputes unless it is asked not to."""
     options = problem.options
-    chain = chained(replace(problem, options=replace(options, recompute=options.recompute is not False)))
-    depth = options.stages or min(problem.cluster.devices, len(chain.profile.blocks))
-    return PlayedSpace(problem=chain, schedules=("gpipe",), straight=depth, planner="gpipe")
+    listed = chains(replace(problem, options=replace(options, recompute=options.recompute is not False)))
+    depth = options.stages or min(problem.cluster.devices, len(listed[0].profile.blocks))
+    return [PlayedSpace(problem=chain, schedules=("gpipe",), straight=depth, planner="gpipe") for chain in listed]
 
 
-def _exact(problem: PlanningProblem) -> Space:
+def _exact(problem: PlanningProblem) -> Sequence[Space]:
     from pipeplan.planners.exact.planner import MAX_BLOCKS
     from pipeplan.planners.exact.played import PlayedShapes
 
-    return PlayedShapes(problem=chained(problem, blocks_at_most=MAX_BLOCKS))
+    return [PlayedShapes(problem=chain) for chain in chains(problem, blocks_at_most=MAX_BLOCKS)]
 
 
-_SPACES: Mapping[str, Callable[[PlanningProblem], Space]] = {
-    "pipedream": lambda problem: PlayedPartitions(problem=problem),
+_SPACES: Mapping[str, Callable[[PlanningProblem], Sequence[Space]]] = {
+    "pipedream": lambda problem: [PlayedPartitions(problem=problem)],
     "pipedream-2bw": _two_bw,
     "gpipe": _gpipe,
     "exact": _exact,

@@ -1,13 +1,19 @@
-"""Verify: whether a plan is what it says, by the numbers that it holds, without searching again."""
+"""Verify: whether a plan is what it says, by the numbers that it holds, without trusting the search that found it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import Plan
+from pipeplan.documents.plan import Plan, Simulated
 from pipeplan.errors import PipeplanError
-from pipeplan.planners.complete import play
+from pipeplan.planners.auto.certificate import check_search
+from pipeplan.planners.auto.search import METHOD as SEARCHED
+from pipeplan.planners.complete import play_again
 from pipeplan.planners.pipedream.certificate import check_certificate
+from pipeplan.planners.played import searched
 from pipeplan.planners.problem import PlanningProblem
+
+NEEDED = "machines needed"
+"""The certificate that holds a witness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +28,11 @@ class Finding:
 def verify(plan: Plan, problem: PlanningProblem) -> tuple[Finding, ...]:
     """What the plan says of where it comes from, of its streams, and of its optimality. It is proven if all hold.
 
-    `problem` is the one that was planned for, with its options. The optimality is that of the plan's own certificate;
-    one without a witness is no proof that can be checked without searching again.
+    `problem` is the one that was planned for, with its options. The optimality is that of the plan's own certificate: a
+    witness is checked as it is, what a search by play claims by searching its space again. Others are no proof.
     """
-    return (_origin(plan, problem), _played(plan), _optimal(plan, problem))
+    simulated = play_again(plan)
+    return (_origin(plan, problem), _played(plan, simulated), _optimal(plan, problem, simulated))
 
 
 def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
@@ -33,6 +40,8 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
         "profile": (plan.profile_id, content_id(problem.profile)),
         "cluster": (plan.cluster_id, content_id(problem.cluster)),
         "calibration": (plan.calibration_id, problem.calibration and content_id(problem.calibration)),
+        "optimizer": (plan.optimizer, problem.options.optimizer),
+        "accounting of memory": (plan.memory_accounting, problem.options.memory),
     }
     others = [
         f"the plan's {name} is {its or 'none'}, this is {given or 'none'}"
@@ -44,8 +53,7 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
     )
 
 
-def _played(plan: Plan) -> Finding:
-    simulated = play(replace(plan, simulated=None))
+def _played(plan: Plan, simulated: Simulated | None) -> Finding:
     if simulated is None:
         holds = plan.simulated is None
         detail = "its streams are too long to be played"
@@ -64,12 +72,15 @@ def _played(plan: Plan) -> Finding:
     return Finding(what="play", holds=True, detail=f"played again, its streams give the same {now:.6g} samples/s")
 
 
-def _optimal(plan: Plan, problem: PlanningProblem) -> Finding:
+def _optimal(plan: Plan, problem: PlanningProblem, simulated: Simulated | None) -> Finding:
     held = plan.certificate
-    if held is None or held.method != "machines needed":
+    if held is None or (held.method != NEEDED and not held.method.startswith(SEARCHED)):
         detail = "the plan holds no numbers that prove it" if held is None else f"by {held.method}: {held.claim}"
         return Finding(what="optimality", holds=False, detail=detail)
     try:
+        if held.method.startswith(SEARCHED):
+            spaces, ranking = searched(plan.planner, problem.corrected)
+            return Finding(what="optimality", holds=True, detail=check_search(held, simulated, spaces, ranking))
         check_certificate(plan, problem.corrected)
     except PipeplanError as error:
         return Finding(what="optimality", holds=False, detail=str(error))

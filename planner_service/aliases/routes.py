@@ -16,6 +16,7 @@ from planner_service.documents.caching import REVALIDATE, UNCHANGED, document_re
 from planner_service.plans import service as plans
 from planner_service.platform.problems import described
 from planner_service.platform.requests import SMALL, Services, document, mark_created, page_response, takes
+from planner_service.platform.stored import tag_of
 
 router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
 
@@ -69,10 +70,11 @@ def get_alias_history(services: Services, name: AliasName, query: Annotated[List
 
 @router.get("/{name:path}/plan", dependencies=[scope("read", "agent")], response_model=Plan, responses=UNCHANGED)
 def get_plan_of_alias(services: Services, request: Request, name: AliasName) -> Response:
-    """The plan that the alias points at. Its entity tag is the plan's id: it changes when the alias moves."""
+    """The plan that the alias points at. Its entity tag is the plan's: it changes when the alias moves."""
     plan_id = aliases.get(services, name).plan_id
     content = stored(services, plans.NOUN, plan_id, plans.document)
-    response = document_response(request, plan_id, lambda: content, cache_control=REVALIDATE)
+    tag = tag_of(plans.NOUN, plan_id, content)
+    response = document_response(request, tag, lambda: content, cache_control=REVALIDATE)
     response.headers["Content-Location"] = f"/v1/plans/{plan_id}"
     return response
 

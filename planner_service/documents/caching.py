@@ -1,7 +1,8 @@
 """Caching: entity tags, and the short way to documents and lists.
 
-Documents are stored under their content's id, which is therefore a strong entity tag. `document_response` answers with
-one. `Express` answers for documents and lists before any route is looked for, and `Head` answers HEAD as GET.
+Documents are stored under their content's id, which is therefore a strong entity tag; a plan that was played after it
+was stored has another one from then on. `document_response` answers with one. `Express` answers for documents and lists
+before any route is looked for, and `Head` answers HEAD as GET.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from pipeplan.protocol.tokens import Scope as TokenScope
 from planner_service.platform.context import Context
 from planner_service.platform.problems import problem_response
 from planner_service.platform.requests import KEY
-from planner_service.platform.stored import Noun
+from planner_service.platform.stored import Noun, may_change, tag_of
 
 IMMUTABLE = "private, max-age=31536000, immutable"
 """The Cache-Control of what is named by its content's hash."""
@@ -45,7 +46,7 @@ Answer = Callable[[Context], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentLane:
-    """A route of immutable documents: their noun, its path and scopes, and what reads one that is not in the cache."""
+    """A route of documents: their noun, its path and scopes, and what reads one that is not in the cache."""
 
     noun: Noun
     path: str
@@ -136,8 +137,9 @@ class Express:
         if content is None:
             return
 
-        tag = f'"{identity}"'
-        headers = [(b"etag", tag.encode()), (b"cache-control", IMMUTABLE.encode())]
+        tag = f'"{tag_of(lane.noun, identity, content)}"'
+        control = REVALIDATE if may_change(lane.noun, content) else IMMUTABLE
+        headers = [(b"etag", tag.encode()), (b"cache-control", control.encode())]
         if _matches(Headers(scope=scope).get("if-none-match"), tag):
             await send({"type": "http.response.start", "status": 304, "headers": headers})
             await send({"type": "http.response.body"})

@@ -1,4 +1,4 @@
-"""Background: the work of a service's process beside its requests: solvers, plan jobs, followers of events."""
+"""Background: the work of a service's process beside its requests: solvers, plan jobs, prices, followers of events."""
 
 import asyncio
 import time
@@ -10,6 +10,7 @@ from pipeplan.errors import ServiceError
 from planner_service.access import idempotency
 from planner_service.events.feed import Feed
 from planner_service.plans.jobs import PlanRunner
+from planner_service.plans.prices import PriceRunner, PriceWorker
 from planner_service.plans.solver import Solver, solver_pool
 from planner_service.platform.context import Context
 
@@ -21,28 +22,38 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBounds:
-    """How much is done at once, and how long a search within a request may take."""
+    """How much is done at once, how long a search within a request may take, and how much is played for a price."""
 
     solvers: int = 2
     queue: int = 32
     streams: int = 500
     deadline_s: float = 50.0
+    price_instructions: int = 0
 
 
 class Background:
-    """Solvers, the runner of plan jobs, the feed of events; `stop` may be called at any time and ends parsing too."""
+    """Solvers, the runners of plan jobs and of prices, the feed of events; `stop` may be called at any time and ends
+    parsing too.
+    """
 
-    def __init__(self, context: Context, start: Callable[[], Solver], bounds: WorkBounds) -> None:
+    def __init__(
+        self,
+        context: Context,
+        start: Callable[[], Solver],
+        bounds: WorkBounds,
+        start_pricing: Callable[[], PriceWorker],
+    ) -> None:
         self.bounds = bounds
         self.pool = solver_pool(start, solvers=bounds.solvers, queue=bounds.queue)
         self.feed = Feed(context, followers=bounds.streams)
         self.runner = PlanRunner(context, self.pool, told=self.feed.hint)
+        self.prices = PriceRunner(context, start_pricing, instructions=bounds.price_instructions)
         self._context = context
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Works until the block ends."""
-        tasks = [asyncio.create_task(work) for work in (self.runner.run(), self._tidy())]
+        tasks = [asyncio.create_task(work) for work in (self.runner.run(), self.prices.run(), self._tidy())]
         try:
             yield
         finally:
@@ -55,14 +66,16 @@ class Background:
         """Ends every search and every stream, so that the requests that wait for them end."""
         self.feed.close()
         self.pool.close()
+        self.prices.close()
         self._context.parsing.close()
 
     def wind_down(self, within_s: float) -> None:
-        """Ends streams at once, and after `within_s` at most the searches that requests still wait for.
+        """Ends streams and plays at once, and after `within_s` at most the searches that requests still wait for.
 
         Blocks meanwhile: never call it in the event loop's thread.
         """
         self.feed.close()
+        self.prices.close()
         until_s = time.monotonic() + within_s
         while not self.pool.is_idle and time.monotonic() < until_s:
             time.sleep(LOOK_S)

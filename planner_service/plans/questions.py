@@ -1,8 +1,8 @@
-"""Questions: what a solver's process is asked, and what it answers.
+"""Questions: what the processes that solve and that play are asked, and what they answer.
 
-They stand apart from `solver_process`, which runs as a program of its own: what is pickled between processes must be
-found under the same name on both sides. A question may carry a plan's problem as `Posed`: the texts of its documents,
-which are read where the problem is solved and nowhere before.
+They stand apart from `solver_process` and `price_process`, which run as programs of their own: what is pickled between
+processes must be found under the same name on both sides. A question may carry a plan's problem as `Posed`: the texts
+of its documents, which are read where the problem is solved and nowhere before.
 """
 
 from collections.abc import Callable
@@ -61,6 +61,24 @@ class Answered:
 
     answer: Answer
     solve_time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceQuestion:
+    """A stored plan without a play, and how many instructions may be played for one."""
+
+    plan_id: str
+    content: str
+    instructions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """A stored plan's document with its play, and what lists show of that."""
+
+    content: str
+    throughput_samples_per_s: float
+    bubble_fraction: float
 
 
 def _profile(field: str, content: str) -> Profile:

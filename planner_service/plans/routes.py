@@ -29,6 +29,7 @@ from planner_service.access import idempotency
 from planner_service.access.auth import caller, scope
 from planner_service.access.idempotency import Key, OnceKey, Reply, model_reply, once_response
 from planner_service.documents.caching import (
+    IMMUTABLE,
     REVALIDATE,
     UNCHANGED,
     Answer,
@@ -47,6 +48,7 @@ from planner_service.plans.questions import Answered, PlannerQuestion
 from planner_service.plans.solver import SolverTicket
 from planner_service.platform.context import Context
 from planner_service.platform.requests import CALIBRATED, Batches, Services, asked_for, document, takes
+from planner_service.platform.stored import may_change, tag_of
 
 LONGEST_WAIT_S = 60.0
 HELD_S = 30.0
@@ -247,9 +249,11 @@ def compare_plans(
 
 @router.get("/{plan_id}", dependencies=[scope(*DOCUMENT.scopes)], responses=UNCHANGED)
 def get_plan(services: Services, request: Request, plan_id: str) -> Response:
-    """A plan's document. It never changes: its id is its entity tag."""
+    """A plan's document. Its id is its entity tag. It never changes, unless it has no play: that may be added."""
     content = stored(services, DOCUMENT.noun, plan_id, plans.document)
-    return document_response(request, plan_id, lambda: content)
+    control = REVALIDATE if may_change(DOCUMENT.noun, content) else IMMUTABLE
+    tag = tag_of(DOCUMENT.noun, plan_id, content)
+    return document_response(request, tag, lambda: content, cache_control=control)
 
 
 @router.get("/{plan_id}/streams", dependencies=[scope("read")], response_model=Streams, responses=UNCHANGED)

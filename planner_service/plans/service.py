@@ -20,7 +20,7 @@ from planner_service.plans import store as storage
 from planner_service.plans.questions import Answered, Posed
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
-from planner_service.platform.stored import Noun
+from planner_service.platform.stored import Noun, may_change
 
 NOUN: Noun = "plans"
 """The name of plans in the cache of documents."""
@@ -90,8 +90,13 @@ def keep(
     context.metrics.observe_solve(request.planner, answered.solve_time_s)
     if not isinstance(answer, Plan):
         return Created(answer=answer, plan_id=None, new=False, solve_time_s=answered.solve_time_s)
+    plan_id = content_id(answer)
     new = storage.add(connection, answer, request, answered.solve_time_s, context.now(), asked_by)
-    return Created(answer=answer, plan_id=content_id(answer), new=new, solve_time_s=answered.solve_time_s)
+    if not new and answer.simulated is None:  # its play may have been added since
+        content = found("plan", plan_id, storage.content(connection, plan_id))
+        if not may_change(NOUN, content.encode()):
+            answer = context.parsing.read_stored(parse_plan, content, len(content))
+    return Created(answer=answer, plan_id=plan_id, new=new, solve_time_s=answered.solve_time_s)
 
 
 def document(context: Context, plan_id: str) -> str:

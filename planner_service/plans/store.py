@@ -1,4 +1,6 @@
-"""Store of the plans, by their content. A plan never changes; how and when it was asked for stands beside it."""
+"""Store of the plans, by their content. A plan never changes, but for its play, which may be added once where it has
+none; how and when it was asked for stands beside it.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -6,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, Row, bindparam, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, insert, or_, select, update
 
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.identity import canonical_json, content_id
@@ -14,12 +16,14 @@ from pipeplan.documents.plan import Plan
 from pipeplan.errors import ConflictError
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import PlanQuery, PlanRequest, PlanSummary
+from planner_service.plans.questions import Price
 from planner_service.platform import listing
 from planner_service.platform.listing import Filter, Listing, at_least, equal, insert_once
 from planner_service.platform.stored import read_stored
 from planner_service.platform.tables import clusters, plans
 
-_SUMMARY = [column for column in plans.c if column.name not in ("content", "request")]
+_NOT_LISTED = ("content", "request", "tried_instructions", "claimed_until")
+_SUMMARY = [column for column in plans.c if column.name not in _NOT_LISTED]
 
 _REQUEST = TypeAdapter(PlanRequest)
 _CONTENT = select(plans.c.content).where(plans.c.id == bindparam("asked_id"))
@@ -104,6 +108,45 @@ def contents(connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
     """The documents of those plans that are there, by id."""
     rows = connection.execute(select(plans.c.id, plans.c.content).where(plans.c.id.in_(plan_ids)))
     return {row.id: row.content for row in rows}
+
+
+def without_price(connection: Connection, instructions: int, now: datetime) -> str | None:
+    """The newest plan that was not played, nor tried with so many instructions, and that nobody is playing now."""
+    query = select(plans.c.id).where(*_to_be_played(instructions, now)).order_by(plans.c.sequence.desc()).limit(1)
+    return connection.execute(query).scalar_one_or_none()
+
+
+def claim(connection: Connection, plan_id: str, instructions: int, now: datetime, until: datetime) -> str | None:
+    """Keeps others from playing such a plan until then; its document, or None where another was first."""
+    claimed = update(plans).where(plans.c.id == plan_id, *_to_be_played(instructions, now)).values(claimed_until=until)
+    return content(connection, plan_id) if connection.execute(claimed).rowcount else None
+
+
+def add_price(connection: Connection, plan_id: str, price: Price) -> bool:
+    """Adds a play to a plan that has none; says whether it had none."""
+    values = {
+        "content": price.content,
+        "throughput_samples_per_s": price.throughput_samples_per_s,
+        "bubble_fraction": price.bubble_fraction,
+        "claimed_until": None,
+    }
+    added = update(plans).where(plans.c.id == plan_id, plans.c.throughput_samples_per_s.is_(None)).values(values)
+    return connection.execute(added).rowcount > 0
+
+
+def end_claim(connection: Connection, plan_id: str, until: datetime, tried_instructions: int | None) -> None:
+    """Ends this very claim; with how many instructions the play was tried in vain, None where it was not tried."""
+    ended = update(plans).where(plans.c.id == plan_id, plans.c.claimed_until == until).values(claimed_until=None)
+    connection.execute(ended if tried_instructions is None else ended.values(tried_instructions=tried_instructions))
+
+
+def _to_be_played(instructions: int, now: datetime) -> tuple[ColumnElement[bool], ...]:
+    tried, claimed = plans.c.tried_instructions, plans.c.claimed_until
+    return (
+        plans.c.throughput_samples_per_s.is_(None),
+        or_(tried.is_(None), tried < instructions),
+        or_(claimed.is_(None), claimed <= now),
+    )
 
 
 def _filters(query: PlanQuery) -> list[Filter]:

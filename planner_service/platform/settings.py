@@ -74,6 +74,12 @@ class Settings(BaseSettings):
     plan_job_deadline_s: float = Field(
         default=3600.0, gt=0, le=864_000, allow_inf_nan=False, description="how long a plan that is a job may take"
     )
+    price_instructions: int = Field(
+        default=10_000_000,
+        ge=0,
+        le=10**12,
+        description="how many instructions are played, beside other work, for a plan without a price; 0: none are",
+    )
     parser_processes: int = Field(
         default_factory=lambda: min(os.cpu_count() or 1, 2), ge=1, le=64, description="large documents read at once"
     )

@@ -22,6 +22,22 @@ LARGEST_SHARE = 1 / 8
 """The most of the cache that one document may take."""
 
 
+_NOT_PLAYED, _PLAYED_LATER = b'"simulated":null', b'"added_within":'
+"""What a plan's document holds that has no play, and one whose play was added. No text within it can hold that: there
+every quotation mark has a backslash.
+"""
+
+
+def may_change(noun: Noun, content: bytes) -> bool:
+    """Whether the document may still change: a plan without a play may be given one."""
+    return noun == "plans" and _NOT_PLAYED in content
+
+
+def tag_of(noun: Noun, identity: str, content: bytes) -> str:
+    """The document's entity tag: its id, and for a plan whose play was added another one than before."""
+    return f"{identity}.played" if noun == "plans" and _PLAYED_LATER in content else identity
+
+
 def read_stored(adapter: TypeAdapter[T], text: str) -> T:
     """A stored task or request, one from before names had to be printable too: lists must show them all the same.
 
@@ -43,8 +59,8 @@ def read_stored(adapter: TypeAdapter[T], text: str) -> T:
 class DocumentCache:
     """Immutable documents as they are sent: those that were asked for last, up to so many bytes.
 
-    A document never changes, so the cache never holds a wrong one; only whether it is still stored has to be asked
-    again. Several threads may use it.
+    What may still change is not kept, so the cache never holds a wrong document; only whether it is still stored has to
+    be asked again. Several threads may use it.
     """
 
     def __init__(
@@ -78,7 +94,7 @@ class DocumentCache:
 
     def put(self, noun: Noun, identity: str, content: bytes) -> None:
         """Keeps a document that has just been read; those that were unused for the longest time make room."""
-        if len(content) > self._max_bytes * LARGEST_SHARE:
+        if may_change(noun, content) or len(content) > self._max_bytes * LARGEST_SHARE:
             return
         with self._lock:
             self._drop((noun, identity))

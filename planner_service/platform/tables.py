@@ -141,6 +141,10 @@ plans = Table(
     Column("devices", Integer, nullable=False, server_default="0"),
     Column("asked_by", String(200), nullable=True),
     Column("planner_version", String(32), nullable=False, server_default="1.0.0"),
+    # Of a plan that was stored without a play: with how many instructions that was tried since, and who is at it, until
+    # when. Null: not tried, and nobody.
+    Column("tried_instructions", BigInteger, nullable=True),
+    _time("claimed_until", nullable=True),
     *_orders("created_at", "throughput_samples_per_s", "memory_bytes"),
     *_orders(
         "created_at",

@@ -22,9 +22,9 @@ from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, p
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
 from pipeplan.planners.auto.search import PlayedSearch, Space
 from pipeplan.planners.auto.space import SEARCHED, PlayedSpace
-from pipeplan.planners.on_chain import chained
+from pipeplan.planners.on_chain import chains
 from pipeplan.planners.pipedream.played import PlayedPartitions
-from pipeplan.planners.problem import Planner, PlanningProblem
+from pipeplan.planners.problem import Options, Planner, PlanningProblem
 from pipeplan.planners.reasons import readable
 
 NAME = "auto"
@@ -81,18 +81,22 @@ def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: R
     )
 
 
+def searched_schedules(options: Options) -> tuple[str, ...]:
+    """Those of which every shape is searched: all, or the one asked for."""
+    return tuple(name for name in SEARCHED if options.schedule in (None, name))
+
+
 def _spaces(problem: PlanningProblem, asked: PlannersAsked) -> list[Space]:
     """The spaces of the planners that could be asked."""
-    options = problem.options
-    known = SEARCHED if options.schedule is None else tuple(name for name in SEARCHED if name == options.schedule)
+    known = searched_schedules(problem.options)
     answered = {plan.planner for plan in asked.answers} | {answer.planner for _, answer in asked.infeasible}
     spaces: list[Space] = [
         PlayedPartitions(problem=Proposer(PIPEDREAM, plan.microbatch_size).asked(problem), whole=False)
         for plan in asked.answers
         if plan.planner == PIPEDREAM
     ]
-    if known and not options.safe_batch and TWO_BW in answered:
-        spaces.append(PlayedSpace(problem=chained(problem), schedules=known))
+    if known and not problem.options.safe_batch and TWO_BW in answered:
+        spaces += [PlayedSpace(problem=chain, schedules=known) for chain in chains(problem)]
     return spaces
 
 

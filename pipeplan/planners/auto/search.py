@@ -6,7 +6,7 @@
 3. A plan whose turn comes is played.
 4. The search ends when no rate that is left is above that of the fastest play that fits, by more than `CLOSE`; or at a
    limit. The highest rate that is left says how far the answer may be from the best.
-5. The closed form's split need not play fastest. So cuts of the fastest plan are moved by a block, as long as that
+5. The closed form's split need not play fastest. So cuts of the fastest plans are moved by a block, as long as that
    helps; of all splits the search then knows the bounds of their configurations alone.
 """
 
@@ -23,6 +23,9 @@ from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS
 from pipeplan.planners.problem import CutGraph
 
+METHOD = "best bound first"
+"""What its certificate calls it."""
+
 MOST_SPLITS = 600
 """So many configurations are split into stages: some three seconds."""
 
@@ -31,6 +34,9 @@ MOST_IN_VAIN = 60
 
 CLOSE = 0.002
 """The search ends where nothing that is left can be faster by more than this share."""
+
+MOVED = 8
+"""Of so many of the fastest plans the cuts are moved."""
 
 MOVES_INSTRUCTIONS = 100_000
 """So many instructions are played of plans whose cuts were moved."""
@@ -41,7 +47,7 @@ FRONT_INSTRUCTIONS = 100_000
 SHOWN_UNPLAYED = 12
 """How many configurations that were not played are shown."""
 
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 """Rates that differ by no more are equal: bounds are a little above what they bound."""
 
 
@@ -155,7 +161,7 @@ class PlayedSearch:
     def certificate(self, best: Ranked) -> Certificate:
         """What was shown of the answer's rate."""
         rate = best.samples_per_s
-        reached = self.left if self.left > rate * (1 + _ROUNDING) else rate
+        reached = self.left if self.left > rate * (1 + ROUNDING) else rate
         claim = (
             f"There are {self.configurations} configurations (schedule, width, depth and microbatch size), each with "
             f"its placements. {self.splits} were split into stages, {self.without_split} of them in vain: none fits. "
@@ -163,7 +169,7 @@ class PlayedSearch:
             f"split, play at most {reached:.6g} samples/s; this plan plays {rate:.6g}."
         )
         proven = Certificate(
-            method="best bound first",
+            method=METHOD,
             quantity="seconds a sample, played",
             value=1 / rate,
             bound=1 / reached,
@@ -214,7 +220,9 @@ class PlayedSearch:
         stops = item.configuration.split()
         most = 0.0 if stops is None else item.configuration.most_of(stops)
         self.without_split += stops is None
-        if stops is not None and most > self.ranking.best_rate * (1 + CLOSE):
+        if most <= self.ranking.best_rate * (1 + CLOSE):
+            self.left = max(self.left, most)
+        elif stops is not None:
             for proposal in self._proposals(item.planner, item.configuration, stops):
                 self._push(min(most_samples_per_s(proposal.plan), most), proposal)
 
@@ -227,25 +235,34 @@ class PlayedSearch:
             yield proposal
 
     def _move_cuts(self) -> None:
-        """Plays the fastest plan with a cut moved by a block, as long as one of these is faster."""
+        """Plays the fastest plans with a cut moved by a block, as long as there are new ones among the fastest."""
         least = max(self.ranking.left - MOVES_INSTRUCTIONS, 0)
-        best: Ranked | None = None
-        while best is not (best := self.ranking.best) and best is not None:
-            planner, configuration, stops = self._splits.get(best.proposal.configuration, ("", None, ()))
-            if configuration is None:
+        moved: set[object] = set()
+        while True:
+            fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:MOVED]
+            ranked = next((each for each in fastest if each.proposal.configuration not in moved), None)
+            if ranked is None:
                 return
-            moved = [
-                (most, proposal)
-                for others in moved_by_a_block(stops)
-                for proposal in self._proposals(planner, configuration, others)
-                if proposal.way == best.proposal.way
-                and (most := most_samples_per_s(proposal.plan)) > best.samples_per_s * (1 + CLOSE)
-            ]
-            for _, proposal in sorted(moved, key=lambda each: -each[0]):
+            moved.add(ranked.proposal.configuration)
+            for proposal in self._neighbours(ranked):
                 if self.ranking.left <= least:
                     return
                 self.plays += 1
                 self.ranking.add(proposal)
+
+    def _neighbours(self, ranked: Ranked) -> list[Proposal]:
+        """The plan with a cut moved by a block, wherever that may be faster than the best; the highest bound first."""
+        planner, configuration, stops = self._splits.get(ranked.proposal.configuration, ("", None, ()))
+        if configuration is None:
+            return []
+        found = [
+            (most, proposal)
+            for others in moved_by_a_block(stops)
+            for proposal in self._proposals(planner, configuration, others)
+            if proposal.way == ranked.proposal.way
+            and (most := most_samples_per_s(proposal.plan)) > self.ranking.best_rate * (1 + CLOSE)
+        ]
+        return [proposal for _, proposal in sorted(found, key=lambda each: -each[0])]
 
 
 def moved_by_a_block(stops: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -18,6 +18,7 @@ from pipeplan.costs.collectives import AllReduce, all_reduce_among
 from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds
@@ -96,18 +97,21 @@ class Wiring:
     port_s_per_byte: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sums:
-    """Of a microbatch on the whole model: seconds of the longest block, of all blocks, and on the way there and back;
-    the bytes of the smallest and of the mean boundary; the bytes of the weights.
+    """Of a microbatch on the whole model, with any stages, any of which may recompute where a shape leaves that open.
+
+    `compute_s` and `way_s` are what the blocks before each one compute at least, with a whole or a split backward, in
+    all and on the way there and back; `block_s` is the longest block's. `total_s` is what equal stages take together.
     """
 
+    compute_s: FloatArray
+    way_s: FloatArray
     block_s: float
     total_s: float
-    way_s: float
-    least_bytes: float
-    mean_bytes: float
-    weight_bytes: float
+    least_boundary_bytes: float
+    mean_boundary_bytes: float
+    exchanged_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,7 +124,7 @@ class PlayedSpace:
     planner: str = "pipedream-2bw"
     beyond: float = 0.0
     _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
-    _known_sums: dict[tuple[int, bool | None], "_Sums"] = field(default_factory=dict)
+    _known_sums: dict[tuple[str, int, bool | None], _Sums] = field(default_factory=dict)
 
     @property
     def graph(self) -> CutGraph | None:
@@ -169,13 +173,13 @@ class PlayedSpace:
         shape, terms = configuration.shape, self.evaluator.terms(configuration.shape, configuration.wiring.links)
         if not shape.laws.pipelined:
             return configuration.most
-        way_s = terms.chain.listed_s(recompute=False)
-        filled = shape.laws.flushes
+        way_s = self._sums(shape.schedule, shape.microbatch_size, shape.recompute).way_s
         least_s = 0.0
         for stage, start, stop in terms.places(stops):
-            seconds = terms.chain.listed_s(recompute=terms.recomputes(stage, start, stop))
-            own_s = shape.microbatches * (seconds[stop] - seconds[start])
-            least_s = max(least_s, own_s + (min(way_s[start], seconds[start]) if filled else 0.0))
+            recompute = terms.recomputes(stage, start, stop)
+            seconds = self._sums(shape.schedule, shape.microbatch_size, recompute).compute_s
+            own_s = shape.microbatches * float(seconds[stop] - seconds[start])
+            least_s = max(least_s, own_s + (float(way_s[start]) if shape.laws.flushes else 0.0))
         return min(configuration.most, shape.batch_size / (least_s * (1 - _ROUNDING))) if least_s > 0 else inf
 
     def plan(self, configuration: PlacedShape, stops: tuple[int, ...]) -> Plan | None:
@@ -244,11 +248,12 @@ class PlayedSpace:
     def _rates(self, found: Configurations) -> FloatArray:
         """Samples a second that compute alone allows."""
         laws, m, depth = found.execution.laws, found.microbatches, found.depth
-        sums = [self._sums(size, found.execution.recompute) for size in self.evaluator.measured.sizes]
-        total_s, block_s, way_s = (
-            np.asarray([getattr(each, name) for each in sums])[found.size] for name in ("total_s", "block_s", "way_s")
-        )
-        least_s = m * np.maximum(total_s / depth, block_s)
+        execution = found.execution
+        sums = [self._sums(execution.schedule, size, execution.recompute) for size in self.evaluator.measured.sizes]
+        compute_s = np.asarray([each.compute_s[-1] for each in sums])[found.size]
+        block_s = np.asarray([each.block_s for each in sums])[found.size]
+        way_s = np.asarray([each.way_s[-1] for each in sums])[found.size]
+        least_s = m * np.maximum(compute_s / depth, block_s)
         if laws.pipelined and laws.flushes:
             # Stages that each take 1 - 1/m of the one before end together: no others are as fast (`bound`, 3).
             least_s = np.maximum(least_s, way_s / (1.0 - (1.0 - 1.0 / m) ** depth))
@@ -265,25 +270,49 @@ class PlayedSpace:
             recompute=found.execution.recompute,
         )
 
-    def _sums(self, size: int, recompute: bool | None) -> "_Sums":
-        """A microbatch's sums. A stage may recompute while it waits: that is on no microbatch's way."""
-        if (size, recompute) in self._known_sums:
-            return self._known_sums[size, recompute]
-        chain = self.evaluator.chain(size)
-        total_s = chain.least_s[-1] if recompute is None else chain.listed_s(recompute=recompute)[-1]
-        boundaries: FloatArray = chain.output_bytes[1:-1]
-        least, mean = (float(boundaries.min()), float(boundaries.mean())) if len(boundaries) else (0.0, 0.0)
-        way_s = min(chain.listed_s(recompute=False)[-1], total_s)
-        sums = _Sums(
-            block_s=float(np.diff(chain.least_s).max()),
-            total_s=total_s,
-            way_s=way_s,
-            least_bytes=least,
-            mean_bytes=mean,
-            weight_bytes=float(chain.weight_bytes[-1]),
-        )
-        self._known_sums[size, recompute] = sums
-        return sums
+    def _sums(self, schedule: str, size: int, recompute: bool | None) -> _Sums:
+        """A microbatch's sums."""
+        key = schedule, size, recompute
+        if key not in self._known_sums:
+            chain, factor = self.evaluator.chain(size), self.problem.profile.overheads.exchange_factor
+            compute_s, way_s = self._least_s(schedule, size, recompute)
+            boundaries = chain.output_bytes[1:-1] if chain.blocks > 1 else np.zeros(1)
+            self._known_sums[key] = _Sums(
+                compute_s=np.append(0.0, np.cumsum(compute_s)),
+                way_s=np.append(0.0, np.cumsum(way_s)),
+                block_s=float(compute_s.max()),
+                total_s=chain.least_s[-1] if recompute is None else chain.listed_s(recompute=recompute)[-1],
+                least_boundary_bytes=float(boundaries.min()),
+                mean_boundary_bytes=float(boundaries.mean()),
+                exchanged_bytes=float(chain.weight_bytes[-1]) * factor,
+            )
+        return self._known_sums[key]
+
+    def _least_s(self, schedule: str, size: int, recompute: bool | None) -> tuple[FloatArray, FloatArray]:
+        """What blocks compute at least, and what of it is on the way there and back, with a whole or a split backward.
+
+        A stage may recompute while it waits: that is on no microbatch's way.
+        """
+        problem, laws, overheads = self.problem, schedule_named(schedule), self.problem.profile.overheads
+        factor, blocks = problem.options.recompute_factor, problem.profile.at(size)
+        forward_s = np.asarray([block.forward_s for block in blocks])
+        whole_s = np.asarray([block.backward_s for block in blocks])
+        backwards_s = [(whole_s, np.zeros_like(whole_s))]
+        if laws.takes_two_bp and problem.options.split_backward is not False and has_split_backward(problem):
+            first = [b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks]
+            backwards_s.append((np.asarray(first), np.asarray([b.backward_weight_s or 0.0 for b in blocks])))
+        ways_s, computes_s = [], []
+        for again in (True, False) if recompute is None else (recompute,):
+            share = overheads.forward_without_graph if again and factor is None else 1.0
+            after = min(overheads.backward_after_forward, 1.0) if again or laws.alternates else 1.0
+            again_s = np.zeros_like(whole_s)
+            if again:
+                added = max((factor or 1.0) - 1.0, 0.0) * (forward_s + whole_s)
+                again_s = overheads.recompute * forward_s if factor is None else added
+            for first_s, rest_s in backwards_s:
+                ways_s.append(share * forward_s + after * first_s)
+                computes_s.append(ways_s[-1] + rest_s + again_s)
+        return np.minimum.reduce(computes_s), np.minimum.reduce(ways_s)
 
     def _wired(self, width: int, depth: int) -> tuple[Wiring, ...]:
         key = width, depth
@@ -296,11 +325,12 @@ class PlayedSpace:
     def _configuration(self, shape: PipelineShape, wiring: Wiring, most: float) -> PlacedShape:
         """Bounds by the whole model, and what equal stages would take; `most` bounds the shape on any placement."""
         laws, m, depth = shape.laws, shape.microbatches, shape.depth
-        sums = self._sums(shape.microbatch_size, shape.recompute)
-        total_s, mean_bytes, weights = sums.total_s, sums.mean_bytes, sums.weight_bytes
+        sums = self._sums(shape.schedule, shape.microbatch_size, shape.recompute)
+        total_s, mean_bytes, weights = sums.total_s, sums.mean_boundary_bytes, sums.exchanged_bytes
         held = laws.in_flight(depth=depth, stage=0, microbatches=m)
 
-        least_s = m * (sums.way_s + wiring.edge_latency_s + sums.least_bytes * wiring.edge_s_per_byte) / held
+        moved_s = wiring.edge_latency_s + sums.least_boundary_bytes * wiring.edge_s_per_byte
+        least_s = m * (float(sums.way_s[-1]) + moved_s) / held
         ring = wiring.exchange.slowest
         if shape.width > 1 and ring is not None:
             least_s = max(least_s, weights * wiring.ring_s_per_byte)

@@ -14,7 +14,7 @@ Whatever the network, the slowest stage computes no less than in the best partit
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 
 from pipeplan.documents.plan import Alternative, Plan
@@ -24,6 +24,9 @@ from pipeplan.planners.pipedream.planner import NAME, CutModel, cut_model, decid
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.terms import network, search, synchronised
 from pipeplan.planners.problem import CutGraph, PlanningProblem
+
+FEW = 8
+"""So many devices, at most, are a small number."""
 
 _ROUNDING = 1e-9
 
@@ -110,10 +113,12 @@ class PlayedPartitions:
     def _partitions(self) -> list[PlayedPartition]:
         found = list(_found(self._model))
         options = self.problem.options
+        if not self.whole:
+            found += _of_few_devices(self._model)
         if self.problem.profile.edges is not None and options.cuts != "single-tensor":
             single = replace(self.problem, options=replace(options, cuts="single-tensor"))
             found += _found(cut_model(single), own=True)
-        return found
+        return sorted(found, key=lambda each: -each.most)
 
 
 def _found(model: CutModel, *, own: bool = False) -> Iterator[PlayedPartition]:
@@ -131,6 +136,24 @@ def _found(model: CutModel, *, own: bool = False) -> Iterator[PlayedPartition]:
             finders.append(lambda: partition(search(problem, model.states, straight=True)))
     for find in finders:
         yield PlayedPartition(model=model, wanted=wanted, most=most, find=find)
+
+
+def _of_few_devices(model: CutModel) -> Iterator[PlayedPartition]:
+    """The best partition on each small number of devices of the first unit, and the straight one; others stay idle."""
+    first, *around = network(model.problem)
+    for devices in range(1, min(first.units + (1 if around else 0), FEW + 1)):
+        levels = [replace(first, units=devices)]
+        for straight in (False, True):
+            wanted = search(model.problem, model.states, levels=levels, straight=straight)
+            if straight and devices >= len(model.states):
+                continue
+            even_s = float(wanted.space.compute_s[-1]) / devices
+            yield PlayedPartition(
+                model=model,
+                wanted=wanted,
+                most=model.microbatch_size / even_s * (1 + _ROUNDING) if even_s > 0 else inf,
+                find=partial(partition, wanted),
+            )
 
 
 def _shared(levels: list[LevelLinks]) -> list[LevelLinks]:

@@ -1,32 +1,38 @@
 """`pipeplan check`: a plan as it was made is proven; a changed one, or one with other documents, is not."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import lcm
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeplan.cli.console import CHANGED
+from pipeplan.documents.files import parse_plan, plan_document
+from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS, play, play_later
 from tests.pipeplan.cli.commands import Ended, cluster_document, pipeplan, profile_document, write
 
 
 class Solved:
     """A plan that a planner made, and the documents that it was made from, as files."""
 
-    def __init__(self, folder: Path, planner: str = "pipedream") -> None:
+    def __init__(self, folder: Path, planner: str = "pipedream", *options: str) -> None:
         self.folder = folder
         self.profile = write(folder / "profile.json", profile_document(6))
         self.cluster = write(folder / "cluster.json", cluster_document(4))
         asked = ("--batch-size", "2", "--microbatch-size", "2", "--json")
-        made = pipeplan("solve", "--planner", planner, "--profile", self.profile, "--cluster", self.cluster, *asked)
+        made = pipeplan(
+            "solve", "--planner", planner, "--profile", self.profile, "--cluster", self.cluster, *asked, *options
+        )
         assert made.status == 0, made.err
         self.plan: dict[str, Any] = made.document
 
-    def checked(self, *, profile: Path | None = None, cluster: Path | None = None) -> Ended:
+    def checked(self, *options: str, profile: Path | None = None, cluster: Path | None = None) -> Ended:
         """What `check` says of the plan, as it is now."""
         plan = write(self.folder / "plan.json", self.plan)
         documents = ("--profile", profile or self.profile, "--cluster", cluster or self.cluster)
-        return pipeplan("check", plan, *documents, "--microbatch-size", "2", "--json")
+        return pipeplan("check", plan, *documents, "--microbatch-size", "2", "--json", *options)
 
 
 def failed(ended: Ended) -> dict[str, str]:
@@ -34,8 +40,19 @@ def failed(ended: Ended) -> dict[str, str]:
     return {one["what"]: one["detail"] for one in ended.document["findings"] if not one["holds"]}
 
 
-def test_a_plan_as_it_was_made_is_proven(tmp_path: Path) -> None:
-    checked = Solved(tmp_path).checked()
+@pytest.mark.parametrize(
+    ("planner", "options"),
+    [
+        ("pipedream", ()),
+        ("pipedream", ("--semantics", "paper")),
+        ("pipedream-2bw", ()),
+        ("gpipe", ()),
+        ("exact", ()),
+        ("auto", ()),
+    ],
+)
+def test_a_plan_as_it_was_made_is_proven(tmp_path: Path, planner: str, options: tuple[str, ...]) -> None:
+    checked = Solved(tmp_path, planner, *options).checked(*options)
     assert (checked.status, failed(checked)) == (0, {}), checked.out
     assert checked.document["proven"] is True
 
@@ -92,7 +109,48 @@ def test_a_plan_that_was_changed_is_not_proven(
     assert detail in failed(checked)[what]
 
 
+def test_a_play_that_was_added_is_played_again_within_its_own_limit(tmp_path: Path) -> None:
+    """Where planners play no longer than that, nothing can be said of what a longer play gave."""
+    solved = Solved(tmp_path)
+    plan = parse_plan(solved.plan)
+    long = replace(plan, microbatches=SIMULATED_INSTRUCTIONS // (4 * 6 * plan.depth), simulated=None)
+    long = replace(long, batch_size=long.microbatches * long.microbatch_size * lcm(*long.replicas))
+    assert play(long) is None
+    added = play_later(long, instructions=2 * SIMULATED_INSTRUCTIONS)
+    assert added is not None and added.added_within == 2 * SIMULATED_INSTRUCTIONS
+    solved.plan = plan_document(replace(long, simulated=added))
+    assert "play" not in failed(solved.checked())
+    solved.plan = plan_document(replace(long, simulated=replace(added, added_within=SIMULATED_INSTRUCTIONS)))
+    assert "yet it holds what they gave" in failed(solved.checked())["play"]
+
+
+def test_what_auto_searched_is_searched_again(tmp_path: Path) -> None:
+    checked = Solved(tmp_path, "auto").checked()
+    assert (checked.status, failed(checked)) == (0, {}), checked.out
+    (optimality,) = (one["detail"] for one in checked.document["findings"] if one["what"] == "optimality")
+    assert "configurations" in optimality and "were ruled out by their bound" in optimality
+
+
+def test_the_best_of_a_narrower_search_is_not_the_best_of_all(tmp_path: Path) -> None:
+    solved = Solved(tmp_path, "auto", "--schedule", "naive", "--stages", "3")
+    assert solved.checked("--schedule", "naive", "--stages", "3").status == 0
+    checked = solved.checked()
+    assert checked.status == CHANGED
+    assert "the certificate says that none plays more than" in failed(checked)["optimality"]
+
+
+def test_what_a_plan_says_of_its_options_need_not_be_given(tmp_path: Path) -> None:
+    solved = Solved(tmp_path, "auto", "--optimizer", "adam", "--memory", "paper")
+    assert solved.checked().status == 0
+    assert solved.checked("--optimizer", "adam").status == 0
+    checked = solved.checked("--optimizer", "momentum")
+    assert "the plan's optimizer is adam, this is momentum" in failed(checked)["origin"]
+    checked = solved.checked("--batch-size", "3")
+    assert checked.status == CHANGED and "optimality" in failed(checked)
+
+
 def test_a_search_without_a_witness_is_no_proof(tmp_path: Path) -> None:
-    checked = Solved(tmp_path, "pipedream-2bw").checked()
+    paper = ("--semantics", "paper")
+    checked = Solved(tmp_path, "pipedream-2bw", *paper).checked(*paper)
     assert checked.status == CHANGED
     assert failed(checked)["optimality"].startswith("by ")

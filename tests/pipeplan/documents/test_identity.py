@@ -9,6 +9,7 @@ import pytest
 
 from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse_plan, plan_document
 from pipeplan.documents.identity import FIRST_FIELDS, canonical_json, content_id, plain
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
@@ -69,3 +70,13 @@ def test_what_a_plan_says_beside_its_first_fields_is_left_out_while_it_says_noth
     warned = plain(dataclasses.replace(PLAN, warnings=("of another type",)))
     assert {field.name for field in dataclasses.fields(PLAN)} - warned.keys() == {"planner_version"}
     assert "reduce_inside_s" not in plain(PLAN)["costs"][0]
+
+
+def test_a_play_that_is_added_changes_no_id_and_one_of_the_plans_own_does() -> None:
+    assert isinstance(PLAN, Plan) and PLAN.simulated is not None
+    unplayed = dataclasses.replace(PLAN, simulated=None)
+    added = dataclasses.replace(PLAN, simulated=dataclasses.replace(PLAN.simulated, added_within=1000))
+    assert content_id(added) == content_id(unplayed) != content_id(PLAN)
+    document = plan_document(added)
+    assert (document["id"], parse_plan(document)) == (content_id(unplayed), added)
+    assert document["throughput_samples_per_s"] == PLAN.simulated.throughput_samples_per_s

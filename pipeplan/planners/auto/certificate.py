@@ -1,0 +1,127 @@
+"""Certificate of a search by play: checked by searching its space again, without what the first search found.
+
+The claim is that no configuration of the space, split into stages as its closed form is best, plays more than
+1 / `bound` samples a second. Each one is ruled out by the first of these that holds:
+
+1. The rate that no play of it exceeds (`space`) is not above that.
+2. No split of it into stages fits.
+3. Of every plan of its stages, with a split backward too, the bound (`planners.bound`) is not above that.
+4. Its plans do not fit when they are played, or play no faster.
+
+What a space does not list has a bound of its own, `beyond`.
+
+The search took all that it did not rule out in the same way. So a true certificate takes no longer than its search.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from pipeplan.documents.plan import Certificate, Simulated
+from pipeplan.errors import PipeplanError
+from pipeplan.planners.auto.proposals import Proposal, Proposer
+from pipeplan.planners.auto.ranking import Ranking
+from pipeplan.planners.auto.search import ROUNDING, Configuration, Space
+from pipeplan.planners.bound import most_samples_per_s
+from pipeplan.planners.problem import Options, PlanningProblem
+
+MOST_SPLITS = 6_000
+"""Ten times what the search splits into stages: half a minute."""
+
+MOST_INSTRUCTIONS = 6_000_000
+"""Ten times what the search plays: half a minute."""
+
+_IN_PLANS = ("optimizer", "memory", "master_weights")
+"""Options that a plan says itself."""
+
+
+def check_search(held: Certificate, simulated: Simulated | None, spaces: Sequence[Space], ranking: Ranking) -> str:
+    """How every configuration of the spaces was ruled out, in numbers; `simulated` is the plan's play.
+
+    Raises PipeplanError where the certificate claims more than that shows, or nothing.
+    """
+    if simulated is None or held.bound <= 0:
+        raise PipeplanError("the plan's streams cannot be played" if simulated is None else "its bound says nothing")
+    value = 1 / simulated.throughput_samples_per_s
+    if abs(held.value - value) > ROUNDING * value:
+        raise PipeplanError(f"the certificate says {held.value:.6g} s a sample; the plan plays {value:.6g} s")
+    if held.bound > value * (1 + ROUNDING):
+        raise PipeplanError(
+            f"the certificate's bound, {held.bound:.6g} s a sample, is above what the plan itself plays"
+        )
+    if not spaces:
+        raise PipeplanError(f"{held.claim} With these options there is no space to search again")
+    ruled_out = _Elimination(spaces, replace(ranking, left=MOST_INSTRUCTIONS), 1 / held.bound).run()
+    gap = value / held.bound - 1
+    best = "none of the space plays faster" if gap <= ROUNDING else f"at most {gap:.2%} from the best of the space"
+    return f"{best}: {ruled_out} ({_assumed(ranking.problem)})"
+
+
+@dataclass(slots=True)
+class _Elimination:
+    """The configurations that could exceed `most_per_s`, the highest bound first, and how they were ruled out."""
+
+    spaces: Sequence[Space]
+    ranking: Ranking
+    most_per_s: float
+    split: int = 0
+    without_plan: int = 0
+    plans_by_bound: int = 0
+    played: int = 0
+
+    def run(self) -> str:
+        """Rules all of them out, and says how. Raises PipeplanError for the first that is not."""
+        for space in self.spaces:
+            if not self._within(space.beyond):
+                beyond = f"what the search did not list may play up to {space.beyond:.6g} samples/s"
+                raise PipeplanError(f"{beyond}, more than {self.most_per_s:.6g}")
+            for configuration in space.configurations():
+                if self._within(configuration.most):
+                    break  # none of the others has a higher bound
+                self._rule_out(configuration)
+        shapes = sum(space.considered for space in self.spaces)
+        return (
+            f"of {shapes} shapes on their placements {self.split} configurations were not ruled out by their bound; "
+            f"{self.without_plan} of these have no plan that fits; of the plans of the others {self.plans_by_bound} "
+            f"were ruled out by their bound, and {self.played} were played"
+        )
+
+    def _rule_out(self, configuration: Configuration) -> None:
+        if self.split == MOST_SPLITS:
+            rest = f"more than {MOST_SPLITS} configurations"
+            raise PipeplanError(f"{rest} could play more than {self.most_per_s:.6g} samples/s, by their bounds")
+        self.split += 1
+        stops = configuration.split()
+        plan = None if stops is None else configuration.plan(stops)
+        self.without_plan += plan is None
+        for variant in () if plan is None else self.ranking.variants(plan):
+            if self._within(min(configuration.most, most_samples_per_s(variant))):
+                self.plans_by_bound += 1
+            else:
+                self._play(Proposal(plan=variant, proposer=Proposer("space"), order=self.played))
+
+    def _play(self, proposal: Proposal) -> None:
+        self.played += 1
+        if not self.ranking.add(proposal):
+            plan, most = proposal.plan, most_samples_per_s(proposal.plan)
+            name = f"{plan.schedule}, {plan.depth} stages x {plan.width}, microbatches of {plan.microbatch_size},"
+            raise PipeplanError(f"{name} is too long to be played, and may play up to {most:.6g} samples/s")
+        if not self._within(self.ranking.best_rate):
+            found = max(self.ranking.fitting, key=lambda each: each.samples_per_s)
+            raise PipeplanError(
+                f"{found.named} plays {found.samples_per_s:.6g} samples/s; the certificate says that none plays more "
+                f"than {self.most_per_s:.6g}"
+            )
+
+    def _within(self, samples_per_s: float) -> bool:
+        return samples_per_s <= self.most_per_s * (1 + ROUNDING)
+
+
+def _assumed(problem: PlanningProblem) -> str:
+    """The batch and the options for which that holds: a plan does not say what it was asked for with."""
+    options = problem.options
+    given = [
+        f"{field.name} {getattr(options, field.name)}"
+        for field in fields(Options)
+        if getattr(options, field.name) != field.default and field.name not in _IN_PLANS
+    ]
+    return f"asked for a batch of {problem.batch_size}, with {', '.join(given) or 'no further option'}"
