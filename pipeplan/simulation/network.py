@@ -6,16 +6,20 @@ unless one that is no faster becomes slower (Bertsekas and Gallager, Data Networ
 filling: all routes become faster together, and a route stays as it is once a port of its is full.
 
 Shares change when a thing starts or ends. Only routes that share ports with it, directly or by way of others, are then
-looked at.
+looked at. Their shares depend on nothing but which routes they are, and in a steady state the same ones meet in every
+batch: the shares of each set are found once. A set of routes is a whole number here, with bit k for route number k.
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 _ROUNDING = 1e-12
 """Ports that are full within this share of their bandwidth are full."""
+
+_MOST_SETS = 20_000
+"""How many sets of routes are remembered with their shares."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +28,8 @@ class Route:
 
     `share`: of a port's bandwidth, what a thing takes at full speed. `ports`: those that it passes, each with the
     number of equal things that pass there side by side, for which the route stands; 1/k where a device carries one
-    k-th of it. `speed` and `left_s` are those of the thing on its way; `waiting` holds those that follow it.
+    k-th of it. `near`: the set of the other routes through them. `speed` and `left_s` are those of the thing on its
+    way; `waiting` holds those that follow it.
     """
 
     number: int
@@ -32,6 +37,7 @@ class Route:
     ports: tuple[tuple[int, float], ...] = ()
     carried: object | None = None
     waiting: deque[tuple[object, float]] = field(default_factory=deque)
+    near: int = 0
     alone: float = 1.0
     speed: float = 0.0
     left_s: float = 0.0
@@ -44,14 +50,22 @@ class Route:
 
 
 class Network:
-    """Carries things on routes. Time passes from call to call, and never back."""
+    """Carries things on routes, numbered from 0. Time passes from call to call, and never back."""
 
-    def __init__(self, routes: Iterable[Route], ports: int) -> None:
-        self._on_port: list[dict[int, Route]] = [{} for _ in range(ports)]
+    def __init__(self, routes: Sequence[Route], ports: int) -> None:
+        self._routes = routes
         self._ends: list[tuple[float, int, int, Route]] = []
-        self._changed: dict[int, Route] = {}
+        self._busy = 0
+        self._changed = 0
+        self._speeds: dict[int, tuple[tuple[Route, float], ...]] = {}
+        through = [0] * ports
+        for route in routes:
+            for port, _ in route.ports:
+                through[port] |= 1 << route.number
         for route in routes:
             route.alone = route.full_alone()
+            for port, _ in route.ports:
+                route.near |= through[port] & ~(1 << route.number)
 
     def next_end_s(self) -> float:
         """When the next thing arrives; infinite where nothing is on its way."""
@@ -66,18 +80,13 @@ class Network:
             route.waiting.append((thing, seconds))
             return
         route.carried, route.left_s, route.since_s, route.speed = thing, seconds, now_s, 0.0
-        alone = True
-        for port, _ in route.ports:
-            others = self._on_port[port]
-            if others:
-                alone = False
-            others[route.number] = route
-        if alone:
+        if self._busy & route.near:
+            self._changed |= 1 << route.number
+        else:
             route.speed = route.alone
             route.stamp += 1
             heappush(self._ends, (now_s + seconds / route.alone, route.number, route.stamp, route))
-        else:
-            self._changed[route.number] = route
+        self._busy |= 1 << route.number
 
     def arrived(self) -> tuple[object, float]:
         """Takes the next thing off its route, which goes on with the one that waits; returns the thing, and when."""
@@ -90,44 +99,41 @@ class Network:
             route.carried, route.left_s, route.since_s = follower, seconds, end_s
             heappush(self._ends, (end_s + seconds / route.speed, number, route.stamp, route))
         else:
-            self._changed.pop(number, None)
-            for port, _ in route.ports:
-                others = self._on_port[port]
-                del others[number]
-                self._changed.update(others)
+            self._busy ^= 1 << number
+            self._changed = (self._changed | route.near) & self._busy
         return thing, end_s
 
     def share_out(self, now_s: float) -> None:
         """Divides the ports again that were entered or left at this moment. Nobody asks for an end before that."""
-        changed = self._changed
-        if not changed:
-            return
-        while changed:
-            _, route = changed.popitem()
-            routes = self._neighbours(route)
-            for number in routes:
-                changed.pop(number, None)
-            found = [*routes.values()]
-            for each, speed in zip(found, shared_speeds(found), strict=True):
-                if speed == each.speed:
+        while self._changed:
+            sharing = self._sharing(self._changed & -self._changed)
+            self._changed &= ~sharing
+            for route, speed in self._speeds_of(sharing):
+                if speed == route.speed:
                     continue
-                each.left_s -= each.speed * (now_s - each.since_s)
-                each.since_s, each.speed = now_s, speed
-                each.stamp += 1
-                heappush(self._ends, (now_s + max(each.left_s, 0.0) / speed, each.number, each.stamp, each))
+                route.left_s -= route.speed * (now_s - route.since_s)
+                route.since_s, route.speed = now_s, speed
+                route.stamp += 1
+                heappush(self._ends, (now_s + max(route.left_s, 0.0) / speed, route.number, route.stamp, route))
 
-    def _neighbours(self, route: Route) -> dict[int, Route]:
+    def _sharing(self, route: int) -> int:
         """All that share ports with the route, directly or by way of others; itself too."""
-        found, seen, left = {route.number: route}, set[int](), [route]
+        found = left = route
         while left:
-            for port, _ in left.pop().ports:
-                if port not in seen:
-                    seen.add(port)
-                    for number, other in self._on_port[port].items():
-                        if number not in found:
-                            found[number] = other
-                            left.append(other)
+            first = left & -left
+            fresh = self._routes[first.bit_length() - 1].near & self._busy & ~found
+            found |= fresh
+            left = left ^ first | fresh
         return found
+
+    def _speeds_of(self, sharing: int) -> tuple[tuple[Route, float], ...]:
+        """The shared speeds of these routes, all that share ports with each other."""
+        if sharing not in self._speeds:
+            if len(self._speeds) == _MOST_SETS:
+                self._speeds.clear()
+            routes = [route for route in self._routes if sharing >> route.number & 1]
+            self._speeds[sharing] = tuple(zip(routes, shared_speeds(routes), strict=True))
+        return self._speeds[sharing]
 
 
 def shared_speeds(routes: Sequence[Route]) -> list[float]:
@@ -135,15 +141,14 @@ def shared_speeds(routes: Sequence[Route]) -> list[float]:
     if len(routes) == 1:
         return [routes[0].alone]
     speeds = [0.0] * len(routes)
-    room: dict[int, float] = {}
-    crowd: dict[int, float] = {}
+    crowd: dict[int, float] = defaultdict(float)
     for route in routes:
         for port, count in route.ports:
-            room[port] = 1.0
-            crowd[port] = crowd.get(port, 0.0) + count
+            crowd[port] += count
+    room = dict.fromkeys(crowd, 1.0)
     growing = list(range(len(routes)))
     while growing:
-        level, full = _next_full(room, crowd, min(routes[index].share for index in growing))
+        level, full = _next_full(room, crowd, min([routes[index].share for index in growing]))
         still = []
         for index in growing:
             route = routes[index]
@@ -151,8 +156,9 @@ def shared_speeds(routes: Sequence[Route]) -> list[float]:
                 still.append(index)
                 continue
             speeds[index] = min(level / route.share, 1.0)
+            taken = speeds[index] * route.share
             for port, count in route.ports:
-                room[port] -= speeds[index] * route.share * count
+                room[port] -= taken * count
                 crowd[port] -= count
         growing = still
     return speeds

@@ -17,6 +17,9 @@ from pipeplan.planners.pipedream.recurrence import LevelSearch
 from pipeplan.planners.pipedream.space import STEP, PartitionSpace
 from pipeplan.planners.pipedream.states import States
 
+FEW_DEVICES = 64
+"""On a chain and so many devices or fewer, the fewest that will do are counted up, for all states at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
@@ -163,31 +166,7 @@ class FittingSearch:
 
 def fits_any(memory: Memory, space: PartitionSpace, devices: int) -> bool:
     """Whether stages on all devices, or on fewer, can hold no more than the limit, joined by whatever links."""
-    every = np.arange(len(space))
-    return bool(fewest(memory.most_in_flight(every, every), space)[0][0] <= devices)
-
-
-def fewest(most_in_flight: FloatArray, space: PartitionSpace) -> tuple[FloatArray, IntArray]:
-    """The fewest devices from each state to the end, and the first stage's stop and devices; infinite if none will do.
-
-    `most_in_flight`: how many minibatches each stage has room for; not a number if they take nothing and all fit.
-    """
-    least = np.full(len(space), np.inf)
-    least[-1] = 0.0
-    choice = np.zeros((2, len(space)), dtype=np.int64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for here in reversed(range(space.last)):
-            after = slice(here + 1, None) if space.before is None else space.successors(here)
-            most, behind = most_in_flight[here, after], least[after]
-            need = np.where(behind == 0, 1.0, np.maximum(np.ceil(behind / np.maximum(most - 1, 0)), 1.0))
-            need[np.isnan(most)] = 1.0
-            need[np.isnan(need) | (most < 1)] = np.inf
-            total = need + behind
-            step = int(np.argmin(total))
-            least[here] = total[step]
-            if np.isfinite(least[here]):
-                choice[:, here] = here + 1 + step if isinstance(after, slice) else after[step], need[step]
-    return least, choice
+    return DevicesNeeded(memory, space, devices).stages(memory.law.limit_bytes) is not None
 
 
 def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float, Stages]:
@@ -196,13 +175,12 @@ def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float
     Each limit is tried by the least devices from every state to the end. The next limit is below what the stages found
     hold, until none will do.
     """
-    every = np.arange(len(space))
-    fixed, each = (memory.weighted(factors, every, every) for factors in (memory.law.fixed, memory.law.each))
+    needed = DevicesNeeded(memory, space, devices)
     stages: Stages = ((0, space.last, devices),)
     most, low = _largest(memory, stages), 0.0
     while most - 1 > low:
         limit = most - 1 if most - low < 2 else (most + low) // 2
-        found = _within(fixed, each, space, limit, devices)
+        found = needed.stages(limit)
         if found is None:
             low = limit
         else:
@@ -218,15 +196,96 @@ def _largest(memory: Memory, stages: Stages) -> float:
     )
 
 
-def _within(fixed: FloatArray, each: FloatArray, space: PartitionSpace, limit: float, devices: int) -> Stages | None:
-    """Stages that hold at most the limit, on all devices; None if they need more than there are."""
+def fewest(most_in_flight: FloatArray, space: PartitionSpace) -> FloatArray:
+    """The fewest devices from each state to the end; infinite if none will do.
+
+    `most_in_flight`: how many minibatches each stage has room for; not a number if they take nothing and all fit.
+    """
+    least = np.full(len(space), np.inf)
+    least[-1] = 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        least, choice = fewest(np.floor((limit - fixed) / each), space)
-    if least[0] > devices:
-        return None
-    stages, here, left = [], 0, devices - int(least[0])
-    while here < space.last:
-        stop, units = (int(value) for value in choice[:, here])
-        stages.append((here, stop, units + (left if here == 0 else 0)))
-        here = stop
-    return tuple(stages)
+        for here in reversed(range(space.last)):
+            after = slice(here + 1, None) if space.before is None else space.successors(here)
+            behind = least[after]
+            least[here] = (_devices_of_first(most_in_flight[here, after], behind) + behind).min()
+    return least
+
+
+def _devices_of_first(most: FloatArray, behind: FloatArray) -> FloatArray:
+    """The devices of stages that have room for so many minibatches, with so many devices behind them."""
+    need = np.where(behind == 0, 1.0, np.maximum(np.ceil(behind / np.maximum(most - 1, 0)), 1.0))
+    need[np.isnan(most)] = 1.0
+    need[np.isnan(need) | (most < 1)] = np.inf
+    return np.asarray(need)
+
+
+class DevicesNeeded:
+    """The fewest devices on which no stage holds more than a limit, for one limit after the other."""
+
+    def __init__(self, memory: Memory, space: PartitionSpace, devices: int) -> None:
+        self._space, self._devices = space, devices
+        every = np.arange(len(space))
+        self._fixed, self._each = (memory.weighted(law, every, every) for law in (memory.law.fixed, memory.law.each))
+        self._counts = space.before is None and devices <= FEW_DEVICES
+        # by minibatches in flight and state, the last state that a stage reaches at least, and at most
+        shape = (devices if self._counts else 0, len(space))
+        self._reached, self._beyond = np.broadcast_to(every, shape), np.full(shape, space.last)
+
+    def stages(self, limit: float) -> Stages | None:
+        """Stages that hold at most the limit, on all devices; None if they need more than there are.
+
+        What fits no more, or still fits, under the limits before is not looked at again: a limit must not be below one
+        that was too low, nor above one that was not.
+        """
+        reach = self._reach(limit) if self._counts else None
+        least = fewest(self._room(limit), self._space) if reach is None else self._fewest_by_count(reach)
+        if least[0] > self._devices:
+            self._reached = self._reached if reach is None else reach
+            return None
+        self._beyond = self._beyond if reach is None else reach
+        stages, here, left = [], 0, self._devices - int(least[0])
+        while here < self._space.last:
+            after = self._space.successors(here)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                need = _devices_of_first(self._room(limit, here, after), least[after])
+            step = int(np.argmin(need + least[after]))
+            stages.append((here, int(after[step]), int(need[step]) + (left if here == 0 else 0)))
+            here = int(after[step])
+        return tuple(stages)
+
+    def _room(self, limit: float, *of: IntArray | int) -> FloatArray:
+        """For how many minibatches in flight stages have room."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.floor((limit - self._fixed[of]) / self._each[of]))
+
+    def _reach(self, limit: float) -> IntArray:
+        """By minibatches in flight and state, the last state that a stage reaches. Shorter ones fit as well."""
+        low, high = self._reached, self._beyond
+        held, every = np.arange(1, self._devices + 1)[:, None], np.arange(len(self._space))
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            room = self._room(limit, every, middle)
+            fits = (room >= held) | np.isnan(room)
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+        return low
+
+    def _fewest_by_count(self, reach: IntArray) -> FloatArray:
+        """The fewest devices of a chain: p = 1, 2 and so on for all states at once, until the first state has enough.
+
+        p devices will do if a stage of r of them reaches a state from which the other p - r will, the nearest one.
+        """
+        states = np.arange(len(self._space))
+        least = np.full(len(states), np.inf)
+        least[-1] = 0.0
+        nearest = np.full((self._devices + 1, len(states)), len(states))
+        nearest[0, :-1] = self._space.last
+        for count in range(1, self._devices + 1):
+            first = np.arange(1, count + 1)
+            held = 1 + -((first - count) // first)
+            does = (nearest[count - first] <= reach[held - 1]).any(axis=0)
+            least[does & np.isinf(least)] = count
+            if does[0]:
+                break
+            from_here = np.minimum.accumulate(np.where(np.isfinite(least), states, len(states))[::-1])[::-1]
+            nearest[count, :-1] = from_here[1:]
+        return least

@@ -107,7 +107,7 @@ class Recurrence:
     @cached_property
     def fewest(self) -> FloatArray:
         """The fewest devices from each state to the end, as far as memory goes."""
-        return fewest(self._most_in_flight, self.space)[0]
+        return fewest(self._most_in_flight, self.space)
 
     def reach(self, held: int) -> IntArray:
         """By state, the last one that a stage from there, or from an earlier state, reaches with so many in flight."""

@@ -89,7 +89,7 @@ class PartitionSpace:
         """The states that a stage from here may end at."""
         if self.before is None:
             return np.arange(start + 1, len(self))
-        return np.flatnonzero(self.before[start])
+        return np.asarray(self.before[start].nonzero()[0])
 
     def exchange_s(self, level: int, weight_bytes: FloatArray | float, units: FloatArray | float) -> FloatArray:
         """W_k(m), not yet divided by m."""

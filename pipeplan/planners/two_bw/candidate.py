@@ -12,6 +12,7 @@ from pipeplan.planners.complete import Decision
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower
 from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
+from pipeplan.planners.two_bw.fewest import FewestStages
 from pipeplan.planners.two_bw.placements import Links, orientations
 from pipeplan.planners.two_bw.split import ROUNDING, Found, even_min_sum, least_sum
 from pipeplan.planners.two_bw.terms import (
@@ -58,6 +59,8 @@ class Evaluator:
     _chains: dict[int, ProfileChain] = field(default_factory=dict)
     _links: dict[tuple[int, int], tuple[Links, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, int, bool, int, int], MemoryCounts] = field(default_factory=dict)
+    _fewest: dict[tuple[str, bool | None, int, int], FewestStages] = field(default_factory=dict)
+    _least_depths: dict[tuple[str, bool | None, int, int], tuple[float, float]] = field(default_factory=dict)
 
     @property
     def device_bytes(self) -> int:
@@ -151,7 +154,30 @@ class Evaluator:
 
     def possible(self, shape: PipelineShape, step_s: float) -> bool:
         """Whether at any width, at the shape's depth, a step could take at most so long, within the memory."""
-        return self._some_terms(shape).possible(step_s)
+        if not shape.laws.pipelined:
+            return self._some_terms(shape).possible(step_s)
+        key = (shape.schedule, shape.recompute, shape.width, shape.microbatch_size)
+        asked_s, least_depth = self._least_depths.get(key, (inf, 0.0))
+        if step_s > asked_s or (step_s < asked_s and shape.depth >= least_depth):
+            least_depth = self._fewest_stages(shape).within(step_s, self.problem.cluster.devices // shape.width)
+            self._least_depths[key] = step_s, least_depth
+        return shape.depth >= least_depth and self._some_terms(shape).possible(step_s)
+
+    def _fewest_stages(self, shape: PipelineShape) -> FewestStages:
+        """The count for the shape's schedule and size. How long a batch is matters only under a flush."""
+        laws = shape.laws
+        most = shape.microbatches if laws.flushes or not laws.fills else self.measured.blocks
+        key = (shape.schedule, shape.recompute, shape.microbatch_size, most)
+        if key not in self._fewest:
+            self._fewest[key] = FewestStages(
+                problem=self.problem,
+                chain=self.chain(shape.microbatch_size),
+                laws=laws,
+                modes=shape.modes,
+                microbatches=most,
+                master_weights=self.master_weights,
+            )
+        return self._fewest[key]
 
     def stops(self, chosen: Candidate) -> tuple[int, ...]:
         """Where the stages of its best split end.

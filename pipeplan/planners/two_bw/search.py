@@ -171,7 +171,7 @@ class BestFirstSearch:
 
     def preference(self, shape: PipelineShape) -> Preference:
         """Orders equal rates: first a size that was measured, fewer devices, less depth, smaller microbatches."""
-        interpolated = shape.microbatch_size not in self.space.problem.profile.microbatch_sizes
+        interpolated = shape.microbatch_size not in self.space.profiled_sizes
         return interpolated, shape.devices, shape.depth, shape.microbatch_size, order_of(shape.schedule)
 
 

@@ -82,6 +82,11 @@ class ShapeSpace:
     measured: MeasuredBlocks
 
     @cached_property
+    def profiled_sizes(self) -> tuple[int, ...]:
+        """The microbatch sizes that were measured."""
+        return self.problem.profile.microbatch_sizes
+
+    @cached_property
     def executions(self) -> tuple[Execution, ...]:
         """The appendix's three, or the one schedule that was asked for."""
         options = self.problem.options

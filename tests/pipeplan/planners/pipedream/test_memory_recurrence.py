@@ -5,11 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeplan.arrays import FloatArray
-from pipeplan.planners.pipedream.fitting import Law, fits_any
+from pipeplan.documents.plan import Infeasible
+from pipeplan.planners.pipedream.fitting import DevicesNeeded, Law, fewest, fits_any, in_flight, smallest
 from pipeplan.planners.pipedream.memory_recurrence import MemoryProblem, Recurrence
 from pipeplan.planners.pipedream.partition import search_of
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.solve import solve
+from tests.pipeplan.builders import Cell, cluster, profile
 from tests.pipeplan.planners.pipedream.test_partition import chains, graphs
 
 laws = st.builds(
@@ -62,3 +66,41 @@ def test_a_stage_fits_to_the_byte(states: States, law: Law, behind: int) -> None
     fits = (every[:, None] < every) & (held_bytes <= law.limit_bytes)
     stage_s = Recurrence(space=search.space, memory=search.memory).stage_s(0, 1, behind, 0)
     assert (np.isfinite(stage_s) == fits).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(chains(most=8), graphs()), st.integers(1, 6), laws)
+def test_the_stages_that_hold_least_are_those_of_the_least_limit_that_leaves_any(
+    states: States, units: int, law: Law
+) -> None:
+    search = search_of(states, [LevelLinks(units=units, bandwidth_bytes_per_s=2.0)], law=law)
+    memory, space = search.memory, search.space
+    assert memory is not None
+    every = np.arange(len(space))
+    fixed, each = (memory.weighted(factors, every, every) for factors in (law.fixed, law.each))
+
+    def needed(limit: float) -> float:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(fewest(np.floor((limit - fixed) / each), space)[0])
+
+    most, stages = smallest(memory, space, search.devices)
+    assert sum(devices for _, _, devices in stages) == search.devices
+    assert needed(most) <= search.devices
+    if most >= 2:
+        assert needed(most - 1) > search.devices
+    for limit in (law.limit_bytes, most, most - 1, 2 * most):
+        found = DevicesNeeded(memory, space, search.devices).stages(limit)
+        assert (found is not None) == (needed(limit) <= search.devices)
+        if found is not None:
+            held = in_flight([devices for _, _, devices in found])
+            for (start, stop, _), count in zip(found, held, strict=True):
+                assert memory.held_bytes(np.array([start]), np.array([stop]), count)[0, 0] <= limit
+
+
+def test_a_long_chain_whose_blocks_need_ever_more_devices_is_answered() -> None:
+    # a block with so many devices behind it fits on as many, so that 70 blocks need 2^69
+    found = profile([Cell(activation_bytes=10)] * 70)
+    problem = PlanningProblem(profile=found, cluster=cluster((80, 1.0), memory_bytes=21), batch_size=1)
+    answer = solve("pipedream", problem)
+    assert isinstance(answer, Infeasible)
+    assert answer.reasons[0].missing_bytes

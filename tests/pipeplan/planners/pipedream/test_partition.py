@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipeplan.arrays import FloatArray
+from pipeplan.costs.compute import interval_maxima
 from pipeplan.planners.pipedream import partition as partition_module
 from pipeplan.planners.pipedream.fitting import Law
 from pipeplan.planners.pipedream.partition import Partition, held_bytes, nearest, partition, search_of
@@ -36,15 +37,17 @@ def chains(draw: st.DrawFn, most: int = 5) -> States:
     compute = values(0.0, 1.0, 2.0, 3.0, 5.0)
     assume(sum(compute) > 0)
     boundary = np.asarray([0.0, *values(0.0, 1.0, 2.0, 5.0)[1:], 0.0])
-    workspace = draw(st.booleans())
-    sizes = np.abs(np.subtract.outer(np.arange(count + 1), np.arange(count + 1))) % 3
+    transient_bytes = None
+    if draw(st.booleans()):
+        transient_bytes = np.zeros((count + 1, count + 1))
+        transient_bytes[:-1, 1:] = interval_maxima(values(0.0, 1.0, 2.0))
     return States(
         compute_s=sums(compute),
         weight_bytes=sums(values(0.0, 0.0, 1.0, 5.0, 20.0)),
         activation_bytes=sums(values(0.0, 1.0, 4.0)),
         boundary_bytes=boundary,
         input_bytes=boundary + 1,
-        transient_bytes=sizes.astype(np.float64) if workspace else None,
+        transient_bytes=transient_bytes,
     )
 
 
