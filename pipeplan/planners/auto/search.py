@@ -38,6 +38,9 @@ CLOSE = 0.002
 MOVED = 8
 """Of so many of the fastest plans the cuts are moved."""
 
+MOVES = 16
+"""Of so many of a plan's moves the plans are made, those with the highest bounds."""
+
 MOVES_INSTRUCTIONS = 100_000
 """So many instructions are played of plans whose cuts were moved."""
 
@@ -255,12 +258,14 @@ class PlayedSearch:
         planner, configuration, stops = self._splits.get(ranked.proposal.configuration, ("", None, ()))
         if configuration is None:
             return []
+        enough = self.ranking.best_rate * (1 + CLOSE)
+        moved = [(most, other) for other in moved_by_a_block(stops) if (most := configuration.most_of(other)) > enough]
+        moved.sort(key=lambda each: -each[0])
         found = [
             (most, proposal)
-            for others in moved_by_a_block(stops)
+            for _, others in moved[:MOVES]
             for proposal in self._proposals(planner, configuration, others)
-            if proposal.way == ranked.proposal.way
-            and (most := most_samples_per_s(proposal.plan)) > self.ranking.best_rate * (1 + CLOSE)
+            if proposal.way == ranked.proposal.way and (most := most_samples_per_s(proposal.plan)) > enough
         ]
         return [proposal for _, proposal in sorted(found, key=lambda each: -each[0])]
 
