@@ -36,7 +36,8 @@ _TIMES_FILLED = 16
 """How often the pipeline is filled by a schedule without a flush, whose start and end differ from the rest."""
 
 _SHORTER = (2, 3)
-"""Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of the depth."""
+"""Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of the depth; where a rank
+has several stages, of twice the ranks."""
 
 
 def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
@@ -91,6 +92,7 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         microbatches=plan.microbatches,
         batches=batches,
         recompute=tuple(stage.recompute for stage in plan.stages),
+        chunks=plan.chunks,
     )
     devices = ranks_by_stage(plan.placement)
     program = build(plan.schedule, pipeline)
@@ -98,7 +100,9 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         streams = []
         for stream in program.streams:
             each = stream.instructions
-            exchanging = ((ReduceGradients(one.version), one) if isinstance(one, Update) else (one,) for one in each)
+            exchanging = (
+                (ReduceGradients(one.version, one.chunk), one) if isinstance(one, Update) else (one,) for one in each
+            )
             streams.append(replace(stream, instructions=tuple(chain.from_iterable(exchanging))))
         program = replace(program, streams=tuple(streams))
     if plan.split_backward:
@@ -111,7 +115,7 @@ def _laws(plan: Plan) -> Schedule:
 
 
 def _stands_for_all(plan: Plan) -> bool:
-    return plan.width is not None and plan.chunks == 1 and _laws(plan).update != "replica"
+    return plan.width is not None and _laws(plan).update != "replica"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,9 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     its microbatches, or as the exchange beside them, which is therefore shortened as well.
     """
     halves = 2 if plan.split_backward_half_way else 1
-    microbatches = [halves * times * plan.depth for times in _SHORTER]
-    unequal = plan.width is None or plan.chunks > 1 or _laws(plan).update == "minibatch"
+    fills = plan.depth if plan.chunks == 1 else 2 * plan.depth // plan.chunks
+    microbatches = [halves * times * fills for times in _SHORTER]
+    unequal = plan.width is None or _laws(plan).update == "minibatch"
     if unequal or plan.microbatches <= microbatches[-1]:
         return ()
     shorter = []
@@ -212,7 +217,7 @@ class Decision:
     """What a planner decides; everything else of a plan follows from it and the problem.
 
     `devices` are those of the ranks, where devices in between stay idle. `order` lists a graph's blocks in the order in
-    which the stages hold them.
+    which the stages hold them. `chunks`: the stages that a rank holds; the placement then lists their first ones.
     """
 
     planner: str
@@ -230,6 +235,7 @@ class Decision:
     certificate: Certificate | None = None
     devices: tuple[int, ...] | None = None
     order: tuple[int, ...] | None = None
+    chunks: int = 1
 
 
 def complete(problem: PlanningProblem, decision: Decision) -> Plan:
@@ -259,6 +265,7 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
         order=None if problem.profile.edges is None else decision.order,
         certificate=decision.certificate,
         master_weights=master_weights,
+        chunks=decision.chunks,
         estimated=problem.profile.estimated,
         interpolated=decision.microbatch_size not in problem.profile.microbatch_sizes,
         warnings=problem.warnings,

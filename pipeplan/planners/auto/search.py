@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
+from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Alternative, Certificate
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
@@ -128,7 +129,7 @@ class PlayedSearch:
         front = pareto_front(
             held,
             throughput_samples_per_s=lambda each: each[0],
-            memory_bytes=lambda each: max(stage.memory_bytes for stage in each[1].plan.stages),
+            memory_bytes=lambda each: max(rank_bytes(each[1].plan)),
         )
         least = max(self.ranking.left - FRONT_INSTRUCTIONS, 0)
         for _, proposal in front:
