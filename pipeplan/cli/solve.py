@@ -36,7 +36,8 @@ _FLAGS: dict[str, Any] = {
         int | None, typer.Option(help="The number of stages, or of ranks with several; default: the best.")
     ],
     "chunks": Annotated[
-        int | None, typer.Option(help="exact, 1f1b-interleaved: the stages that a rank holds; default: the best.")
+        int | None,
+        typer.Option(help="exact, auto: the stages that a rank holds, in 1f1b-interleaved; default: the best."),
     ],
     "recompute": Annotated[
         bool | None,

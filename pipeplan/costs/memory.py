@@ -197,7 +197,7 @@ def held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: in
 
     Its chunks keep microbatches at different times: what counts is what they keep together at one moment.
     """
-    few = microbatches if microbatches < 2 * ROUNDS * ranks else ROUNDS * ranks + microbatches % (ROUNDS * ranks)
+    few = microbatches if microbatches < ROUNDS * ranks else ROUNDS * ranks + microbatches % ranks
     pipeline = chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=few)
     now, most, seen = [0] * (2 * chunks), [0] * chunks, set[tuple[int, ...]]()
     kept = chunks if recompute else 0  # where a forward counts: whole, or its inputs
@@ -205,6 +205,7 @@ def held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: in
         match instruction:
             case Forward(chunk=chunk):
                 now[kept + chunk] += 1
+                most[chunk] = max(most[chunk], now[chunk] + now[chunks + chunk])
             case Backward(chunk=chunk) | BackwardInput(chunk=chunk):
                 if recompute:
                     now[chunks + chunk] -= 1
@@ -216,7 +217,6 @@ def held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: in
             case _:
                 continue
         seen.add(tuple(now))
-        most = [max(before, now[chunk] + now[chunks + chunk]) for chunk, before in enumerate(most)]
     every = np.asarray(sorted(seen, reverse=True), dtype=np.int64)
     exceeded = (every[None, :, :] >= every[:, None, :]).all(axis=2).sum(axis=1) > 1
     every = every[~exceeded]

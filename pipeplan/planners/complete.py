@@ -36,8 +36,7 @@ _TIMES_FILLED = 16
 """How often the pipeline is filled by a schedule without a flush, whose start and end differ from the rest."""
 
 _SHORTER = (2, 3)
-"""Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of the depth; where a rank
-has several stages, of twice the ranks."""
+"""Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of a pipeline's ranks."""
 
 
 def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
@@ -163,8 +162,7 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     its microbatches, or as the exchange beside them, which is therefore shortened as well.
     """
     halves = 2 if plan.split_backward_half_way else 1
-    fills = plan.depth if plan.chunks == 1 else 2 * plan.depth // plan.chunks
-    microbatches = [halves * times * fills for times in _SHORTER]
+    microbatches = [halves * times * plan.depth // plan.chunks for times in _SHORTER]
     unequal = plan.width is None or _laws(plan).update == "minibatch"
     if unequal or plan.microbatches <= microbatches[-1]:
         return ()

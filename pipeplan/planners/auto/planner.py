@@ -10,7 +10,8 @@ on every placement, the highest bound first (`search`). All are ranked alike:
    configurations split into stages; the certificate says how far the answer may be from the best of the space.
 3. Ties: fewer devices, then fewer stages, then the order in which they were proposed.
 
-Where the profile has a split backward, plans with a flush are played with 2BP as well, and those of 1F1B as ZB-H1.
+Ranks with several stages (interleaved, or in a V) are searched as well, without anybody's proposal (`chunks`). Where
+the profile has a split backward, plans with a flush are played with 2BP as well, and those of 1F1B as ZB-H1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from dataclasses import replace
 
 from pipeplan.documents.plan import Alternative, Answer, Infeasible, Reason
 from pipeplan.errors import InvalidInputError, require
+from pipeplan.planners.auto.chunks import asks_for_chunks
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
 from pipeplan.planners.auto.search import PlayedSearch
@@ -42,15 +44,16 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
     if problem.options.split_backward:
         rule = "needs a profile with backward_input_s and backward_weight_s"
         require(has_split_backward(problem), "split_backward", rule, True)
-    asked = ask_all(problem, planners)
-    if not asked.answers and not asked.infeasible:
+    in_chunks = asks_for_chunks(problem)
+    asked = ask_all(problem, {} if in_chunks else planners)
+    if not asked.answers and not asked.infeasible and not in_chunks:
         errors = [error for _, error in asked.refused]
         unused = [e for e in errors if isinstance(e, InvalidInputError) and e.rule.startswith("is not an option")]
         if len(unused) == len(errors) and len({error.field for error in unused}) == 1:
             rule = "is an option that no planner has a use for here"
             raise InvalidInputError(unused[0].field, rule, unused[0].value)
         raise errors[0]
-    if not asked.proposals:
+    if not asked.proposals and not in_chunks:
         return _infeasible(asked)
     ranking = Ranking(problem=problem)
     search = _search(problem, asked, ranking)
@@ -60,7 +63,7 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
         search.run(asked.proposals)
     ranking.sort()
     if not ranking.fitting:
-        return _infeasible(asked, ranking.exceeding)
+        return _infeasible(asked, ranking.exceeding, search if in_chunks else None)
     best = ranking.fitting[0]
     return replace(
         best.plan,
@@ -78,13 +81,13 @@ def _search(problem: PlanningProblem, asked: PlannersAsked, ranking: Ranking) ->
     options = problem.options
     known = SEARCHED if options.schedule is None else tuple(name for name in SEARCHED if name == options.schedule)
     answered = {plan.planner for plan in asked.answers} | {answer.planner for _, answer in asked.infeasible}
-    if not known or options.safe_batch or TWO_BW not in answered:
+    if not known or options.safe_batch or (TWO_BW not in answered and not asks_for_chunks(problem)):
         return None
     chained = Chained.of(problem)
     return PlayedSearch(space=PlayedSpace(problem=chained.problem, schedules=known), chained=chained, ranking=ranking)
 
 
-def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible:
+def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = (), searched: PlayedSearch | None = None) -> Infeasible:
     """Every planner's nearest miss, the nearest of all first, then those who could not be asked."""
     reasons = [
         replace(reason, detail=f"{proposer}: {reason.detail}")
@@ -103,7 +106,12 @@ def _infeasible(asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible
         Reason(rule="a planner must be able to respect what is asked", detail=f"{proposer}: {error}")
         for proposer, error in asked.refused
     ]
-    return Infeasible(planner=NAME, reasons=(*played, *reasons, *left_out), configurations_considered=asked.considered)
+    if searched and not played:
+        count = searched.configurations
+        detail = f"auto splits them nearly evenly and moves cuts; of {count} configurations none fits so"
+        played = [Reason(rule="the stages of a rank must fit its device together, and the batch", detail=detail)]
+    considered = asked.considered + (searched.configurations if searched else 0)
+    return Infeasible(planner=NAME, reasons=(*played, *reasons, *left_out), configurations_considered=considered)
 
 
 def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternative]:

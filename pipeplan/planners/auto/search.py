@@ -2,7 +2,8 @@
 
 1. Every configuration has a rate that none of its plays exceeds (`space`). The highest comes first.
 2. Where it is split into stages, its plan has a lower one (`bound`), and takes its place in the order. With a flush the
-   same stages with a split backward are further plans.
+   same stages with a split backward are further plans. Of ranks with several stages whole families come first, then
+   their members, whose stages are nearly even (`chunks`).
 3. A plan whose turn comes is played.
 4. The search ends when no rate that is left is above that of the fastest play that fits, by more than `CLOSE`; or at a
    limit. The highest rate that is left says how far the answer may be from the best.
@@ -14,6 +15,7 @@ from heapq import heappop, heappush
 
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Alternative, Certificate
+from pipeplan.planners.auto.chunks import ChunkedConfiguration, ChunkedFamily
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.auto.space import Configuration, PlayedSpace
@@ -34,6 +36,9 @@ SHOWN_UNPLAYED = 12
 
 _SEARCHED_BY = Proposer("pipedream-2bw")
 
+Waiting = Configuration | ChunkedFamily | ChunkedConfiguration | Proposal
+"""What waits for its turn."""
+
 _ROUNDING = 1e-6
 """Rates that differ by no more are equal: bounds are a little above what they bound."""
 
@@ -50,8 +55,8 @@ class PlayedSearch:
     plays: int = 0
     without_split: int = 0
     left: float = 0.0
-    unplayed: list[tuple[float, Configuration]] = field(default_factory=list)
-    _waiting: list[tuple[float, int, Configuration | Proposal]] = field(default_factory=list)
+    unplayed: list[tuple[float, Configuration | ChunkedConfiguration]] = field(default_factory=list)
+    _waiting: list[tuple[float, int, Waiting]] = field(default_factory=list)
     _pushed: int = 0
 
     def run(self, answers: Sequence[Proposal]) -> None:
@@ -62,22 +67,29 @@ class PlayedSearch:
         for configuration in self.space.configurations():
             self.configurations += 1
             self._push(configuration.most, configuration)
+        for family in self.space.chunked.families():
+            self.configurations += family.members
+            self._push(family.most, family)
         while self._waiting:
             most = -self._waiting[0][0]
             if most <= self.ranking.best_rate * (1 + CLOSE) or self.ranking.left <= 0:
                 break
             self._take(heappop(self._waiting)[2], most)
-        self.left = max([self.left, *(-most for most, _, _ in self._waiting)])
+        self.left = max([self.left, self.space.chunked.left, *(-most for most, _, _ in self._waiting)])
         self._play_front()
         for most, _, item in sorted(self._waiting, key=lambda each: each[:2]):
             if len(self.unplayed) == SHOWN_UNPLAYED:
                 break
-            if isinstance(item, Configuration):
+            if isinstance(item, Configuration | ChunkedConfiguration):
                 self.unplayed.append((-most, item))
 
-    def _take(self, item: Configuration | Proposal, most: float) -> None:
+    def _take(self, item: Waiting, most: float) -> None:
         """Splits or plays what is next. Of what is beyond a limit, or too long, nothing is known but its bound."""
-        if isinstance(item, Configuration):
+        if isinstance(item, ChunkedFamily):
+            for member in self.space.chunked.members(item):
+                self._push(member.most, member)
+            return
+        if isinstance(item, Configuration | ChunkedConfiguration):
             known = self.splits < MOST_SPLITS
             if known:
                 self._split(item, most)
@@ -138,14 +150,18 @@ class PlayedSearch:
             self.plays += 1
             self.ranking.add(proposal)
 
-    def _push(self, most: float, item: Configuration | Proposal) -> None:
+    def _push(self, most: float, item: Waiting) -> None:
         self._pushed += 1
         heappush(self._waiting, (-most, self._pushed, item))
 
-    def _split(self, configuration: Configuration, most: float) -> None:
+    def _split(self, configuration: Configuration | ChunkedConfiguration, most: float) -> None:
         """Splits a configuration into stages: its plan waits for its turn, and so do those with a split backward."""
         self.splits += 1
-        fused = self.space.plan(configuration)
+        fused = (
+            self.space.plan(configuration)
+            if isinstance(configuration, Configuration)
+            else self.space.chunked.plan(configuration)
+        )
         if fused is None:
             self.without_split += 1
             return

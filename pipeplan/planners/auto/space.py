@@ -1,31 +1,31 @@
 """Space: everything that auto may play, as shapes on placements, with what each may reach at best.
 
 A configuration is a schedule, a shape (`two_bw.terms.PipelineShape`) and a placement, on any number of the devices. Its
-stages are those of the closed form's best split, whose memory fits.
+stages are those of the closed form's best split, whose memory fits. Schedules whose ranks hold several stages are in
+`chunks`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, prod
+from math import inf
 
 import numpy as np
 
 from pipeplan.arrays import FloatArray
-from pipeplan.costs.collectives import AllReduce, all_reduce_among
-from pipeplan.costs.transfer import Bandwidths
-from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Plan
+from pipeplan.planners.auto.chunks import CHUNKED, ChunkedSpace
+from pipeplan.planners.auto.wiring import Wiring, wiring_of
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator, decision
 from pipeplan.planners.two_bw.chain import profiled
-from pipeplan.planners.two_bw.placements import Links, mixtures, orientations, ranks_of
+from pipeplan.planners.two_bw.placements import mixtures, orientations
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import schedule_named
 
-SEARCHED = ("data-parallel", "naive", "pipedream-2bw", "1f1b", "gpipe")
-"""The schedules that the closed forms split into stages; what splits the backward is tried on their plans."""
+SEARCHED = ("data-parallel", "naive", "pipedream-2bw", "1f1b", "gpipe", *CHUNKED)
+"""The schedules that are split into stages; what splits the backward is tried on the plans of the others."""
 
 _ROUNDING = 1e-9
 
@@ -38,29 +38,9 @@ class Configuration:
     """
 
     shape: PipelineShape
-    wiring: "Wiring"
+    wiring: Wiring
     most: float
     likely: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
-    """A placement, and what crosses the network on it.
-
-    `edge_s_per_byte` and `edge_latency_s` are sums over the boundaries, there and back. `exchange` is that of stage 0's
-    replicas. `ring_stages`: how many stages' exchanges pass a port, on average over all units. `ring_s_per_byte`: what
-    they take there at least, by bytes of the model, on the outermost level. `crossing`: how many transfers of a
-    microbatch pass the busiest port one way, and `port_s_per_byte` what each takes there.
-    """
-
-    links: Links
-    edge_s_per_byte: float
-    edge_latency_s: float
-    exchange: AllReduce
-    ring_stages: float
-    ring_s_per_byte: float
-    crossing: int
-    port_s_per_byte: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +52,18 @@ class PlayedSpace:
     _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
 
     @cached_property
+    def chunked(self) -> ChunkedSpace:
+        """The schedules whose ranks hold several stages."""
+        names = [name for name in self.schedules if schedule_named(name).chunked]
+        return ChunkedSpace(problem=self.problem, evaluator=self.evaluator, schedules=names, wired=self._wired)
+
+    @cached_property
     def evaluator(self) -> Evaluator:
         """Splits shapes. Raises InvalidInputError where no microbatch size divides the batch."""
         return Evaluator(problem=self.problem, measured=profiled(self.problem))
 
     def configurations(self) -> list[Configuration]:
-        """All of them, the likely fastest first."""
+        """All whose ranks have one stage, the likely fastest first."""
         found = [
             self._configuration(shape, wiring)
             for shape in self._shapes()
@@ -101,6 +87,8 @@ class PlayedSpace:
         devices, blocks = self.problem.cluster.devices, self.evaluator.measured.blocks
         for name in self.schedules:
             laws = schedule_named(name)
+            if laws.chunked or options.chunks is not None:
+                continue
             recompute = options.recompute
             if recompute is None and not laws.pipelined:
                 recompute = False
@@ -128,7 +116,7 @@ class PlayedSpace:
         if key not in self._wirings:
             cluster = self.problem.cluster
             every = (*orientations(cluster, width, depth), *mixtures(cluster, width, depth))
-            self._wirings[key] = tuple(_wiring(cluster, links, width, depth) for links in every)
+            self._wirings[key] = tuple(wiring_of(cluster, links, width, depth) for links in every)
         return self._wirings[key]
 
     def _configuration(self, shape: PipelineShape, wiring: Wiring) -> Configuration:
@@ -172,37 +160,3 @@ class PlayedSpace:
             most=samples / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf,
             likely=samples / batch_s if batch_s > 0 else inf,
         )
-
-
-def _wiring(cluster: Cluster, links: Links, width: int, depth: int) -> Wiring:
-    ranks = ranks_of(links.place((width,) * depth), width, depth)
-    exchange = all_reduce_among(cluster, ranks[0].tolist())
-    bandwidths = Bandwidths(cluster)
-    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
-    latencies = np.maximum.accumulate([level.latency_s for level in cluster.levels])
-    edge_latency_s = float(latencies[bandwidths.levels(low, high).max(axis=1)].sum()) if depth > 1 else 0.0
-
-    ring_stages = ring_s_per_byte = 0.0
-    if exchange.slowest is not None:
-        port = exchange.slowest.port
-        units = [len(np.unique(stage)) for stage in ranks // port.devices]
-        every = len(np.unique(ranks // port.devices))
-        ring_stages = sum(count for count in units if count > 1) / every
-        outermost = prod(level.size for level in cluster.levels[:-1])
-        if port.devices == outermost:
-            # A ring of n units loads each port with 2 (n - 1) / n of its bytes: all ports together, 2 (n - 1).
-            ring_s_per_byte = 2 * (min(units) - 1) / every / cluster.levels[-1].bandwidth_bytes_per_s
-    slowest = min(range(len(cluster.levels)), key=lambda level: cluster.levels[level].bandwidth_bytes_per_s)
-    unit = prod(level.size for level in cluster.levels[:slowest])
-    sends = ranks[:-1] // unit
-    leaving = np.bincount(sends[sends != ranks[1:] // unit], minlength=1)
-    return Wiring(
-        links=links,
-        edge_s_per_byte=float((2.0 / links.edges).sum()),
-        edge_latency_s=2.0 * edge_latency_s,
-        exchange=exchange,
-        ring_stages=ring_stages,
-        ring_s_per_byte=ring_s_per_byte,
-        crossing=int(leaving.max()),
-        port_s_per_byte=1.0 / cluster.levels[slowest].bandwidth_bytes_per_s,
-    )

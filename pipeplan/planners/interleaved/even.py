@@ -6,6 +6,7 @@ nothing.
 """
 
 from collections.abc import Callable, Sequence
+from operator import mul
 
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 
@@ -28,6 +29,23 @@ def nearly_even(terms: ChunkedTerms, *, by_memory: bool = True) -> tuple[int, ..
 
     `by_memory`: cuts are moved until they fit, as far as that succeeds; this takes longer.
     """
+    stops = even_by_time(terms)
+    return None if stops is None else squeezed(terms, stops, sweeps=_SWEEPS_BY_MEMORY if by_memory else 0)
+
+
+def squeezed(terms: ChunkedTerms, stops: tuple[int, ...], *, sweeps: int = _SWEEPS_BY_MEMORY) -> tuple[int, ...] | None:
+    """The same stops if all ranks fit, or others that fit after so many sweeps; None where none do."""
+    ranks, fullness = range(terms.shape.ranks), _fullness(terms)
+    if max(fullness(rank, stops) for rank in ranks) <= 1:
+        return stops
+    if not sweeps:
+        return None
+    stops = _descend(terms, stops, lambda rank, now: fullness(rank, now) ** _POWER, sweeps)
+    return stops if max(fullness(rank, stops) for rank in ranks) <= 1 else None
+
+
+def even_by_time(terms: ChunkedTerms) -> tuple[int, ...] | None:
+    """Stops by seconds alone, whether ranks fit or not."""
     stops = _equal_compute(terms)
     if stops is None:
         return None
@@ -47,19 +65,32 @@ def nearly_even(terms: ChunkedTerms, *, by_memory: bool = True) -> tuple[int, ..
             even += ((done_s[stop] - done_s[start]) / mean_stage_s) ** 2
         return float((busy_s / mean_s) ** _POWER + _STAGES * even)
 
-    stops = _descend(terms, stops, seconds, _SWEEPS)
-    ranks = range(shape.ranks)
+    return _descend(terms, stops, seconds, _SWEEPS)
 
-    def fullest(rank: int, stops: Sequence[int]) -> float:
-        return min(terms.rank_bytes(rank, stops, recompute=mode) for mode in shape.modes) / terms.device_bytes
 
-    if max(fullest(rank, stops) for rank in ranks) > 1:
-        if not by_memory:
-            return None
-        stops = _descend(terms, stops, lambda rank, stops: fullest(rank, stops) ** _POWER, _SWEEPS_BY_MEMORY)
-        if max(fullest(rank, stops) for rank in ranks) > 1:
-            return None
-    return stops
+def _fullness(terms: ChunkedTerms) -> RankCost:
+    """What a rank holds by the way that holds less, in shares of its device: `terms.rank_bytes`, by plain sums."""
+    shape, chain, ranks = terms.shape, terms.chain, range(terms.shape.ranks)
+    kept, weights = terms.kept_bytes.tolist(), (terms.weight_copies * chain.weight_bytes).tolist()
+    inputs, outputs = chain.input_bytes.tolist(), chain.output_bytes.tolist()
+    workspaces = terms.workspace_bytes.tolist() if chain.has_workspaces else None
+    moments = [[terms.held(rank, recompute=mode).moments.tolist() for mode in shape.modes] for rank in ranks]
+    stages_of = [[(stage, *terms.buffers(stage)) for stage in shape.stages_of(rank)] for rank in ranks]
+
+    def fullness(rank: int, stops: Sequence[int]) -> float:
+        fixed = transient = 0.0
+        whole, partly = [], []
+        for stage, incoming, outgoing in stages_of[rank]:
+            start, stop = stops[stage - 1] if stage else 0, stops[stage]
+            fixed += weights[stop] - weights[start] + incoming * inputs[start] + outgoing * outputs[stop]
+            transient = max(transient, workspaces[start][stop] if workspaces else 0.0)
+            whole.append(kept[stop] - kept[start])
+            partly.append(inputs[start])
+        amounts = (*whole, *partly)
+        ways = (max(sum(map(mul, row, amounts)) for row in rows) for rows in moments[rank])
+        return float((fixed + transient + min(ways)) / terms.device_bytes)
+
+    return fullness
 
 
 def _equal_compute(terms: ChunkedTerms) -> tuple[int, ...] | None:

@@ -120,7 +120,7 @@ class ChunkedTerms:
 
     def fixed_bytes(self, stage: int) -> FloatArray:
         """The weights of a stage with what belongs to them, and its buffers."""
-        copies, (incoming, outgoing) = self._weight_copies, self._buffers(stage)
+        copies, (incoming, outgoing) = self.weight_copies, self.buffers(stage)
         held = copies * (self.chain.weight_bytes - self.chain.weight_bytes[:, None])
         return np.asarray(held + incoming * self.chain.input_bytes[:, None] + outgoing * self.chain.output_bytes)
 
@@ -167,7 +167,7 @@ class ChunkedTerms:
         a_r of the activations, less its weights over a_r: with recomputation it keeps a whole stage of its chunks.
         """
         shape, least_input = self.shape, float(self.chain.input_bytes[:-1].min())
-        weights = self._weight_copies * float(self.chain.weight_bytes[-1])
+        weights = self.weight_copies * float(self.chain.weight_bytes[-1])
         most_bytes, most_kept = 0.0, 0.0
         for rank in range(shape.ranks):
             counts, besides = [], []
@@ -205,7 +205,7 @@ class ChunkedTerms:
         items = []
         for chunk, (stage, (start, stop)) in enumerate(zip(stages, places, strict=True)):
             weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
-            incoming, outgoing = self._buffers(stage)
+            incoming, outgoing = self.buffers(stage)
             gradients, masters, states = self._fixed
             largest = chunk == int(np.argmax(workspaces))  # one block runs at a time
             items.append(
@@ -265,10 +265,11 @@ class ChunkedTerms:
         return fixed_copies(dtype, options.optimizer, master_weights=masters)
 
     @property
-    def _weight_copies(self) -> int:
+    def weight_copies(self) -> int:
+        """Copies of the weights that a stage has, with all that is as large."""
         return 1 + sum(self._fixed)
 
-    def _buffers(self, stage: int) -> tuple[int, int]:
+    def buffers(self, stage: int) -> tuple[int, int]:
         """Messages under way as large as a stage's input and as its output (`costs.memory.training_copies`)."""
         ends = (None, *self.edges, None)
         copies = training_copies(
