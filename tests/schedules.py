@@ -7,6 +7,7 @@ ASP = "data-parallel-asp"
 INTERLEAVED = "1f1b-interleaved"
 DATA_PARALLEL = frozenset(name for name in BUILT_IN if schedule_named(name).single_stage)
 STASHING = frozenset(name for name in BUILT_IN if schedule_named(name).update == "minibatch")
+CHUNKED = frozenset(name for name in BUILT_IN if schedule_named(name).chunked)
 V_SHAPED = frozenset(name for name in BUILT_IN if schedule_named(name).v_shaped)
 FULL = frozenset(name for name in BUILT_IN if schedule_named(name).microbatch_a_stage)
 FUSED = frozenset(name for name in BUILT_IN if schedule_named(name).takes_two_bp)

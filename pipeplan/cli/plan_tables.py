@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan.cli.console import PIPED_WIDTH
+from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
@@ -169,7 +170,7 @@ def show_comparison(plans: Sequence[Plan]) -> None:
             plan.schedule,
             f"{plan.depth} x {plan.width or 'mixed'}",
             f"{plan.microbatches} x {plan.microbatch_size}",
-            size(max(stage.memory_bytes for stage in plan.stages)),
+            size(max(rank_bytes(plan))),
             percent(plan.bubble_fraction),
             *_rates(plan.throughput_samples_per_s, plan.closed_form.throughput_samples_per_s, _mark(plan)),
             "" if (speed := _speed(plan, plans[0])) is None else f"{speed:.2f}x",

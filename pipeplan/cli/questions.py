@@ -18,6 +18,7 @@ import typer
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.console import INFEASIBLE, show_table
 from pipeplan.cli.solve import takes_options
+from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, plan_document, read
 from pipeplan.documents.profile import Profile
@@ -266,6 +267,6 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
         plan.schedule,
         f"{plan.depth} x {plan.width or 'mixed'}",
         f"{plan.microbatches} x {plan.microbatch_size}",
-        size(max(stage.memory_bytes for stage in plan.stages)),
+        size(max(rank_bytes(plan))),
         "",
     )

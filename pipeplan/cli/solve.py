@@ -32,8 +32,13 @@ _FLAGS: dict[str, Any] = {
     "schedule": Annotated[
         str | None, typer.Option(help="Plan for this schedule only: its name, or package.module:Class of your own.")
     ],
-    "stages": Annotated[int | None, typer.Option(help="The number of stages; default: the best.")],
-    "chunks": Annotated[int | None, typer.Option(help="1f1b-interleaved: the stages that a rank holds.")],
+    "stages": Annotated[
+        int | None, typer.Option(help="The number of stages, or of ranks with several; default: the best.")
+    ],
+    "chunks": Annotated[
+        int | None,
+        typer.Option(help="exact, auto: the stages that a rank holds, in 1f1b-interleaved; default: the best."),
+    ],
     "recompute": Annotated[
         bool | None,
         typer.Option(

@@ -30,7 +30,7 @@ def estimate(
     devices: Sequence[int] | None = None,
     order: Sequence[int] | None = None,
 ) -> tuple[StageCosts, ...]:
-    """Every stage's costs on the devices that the placement gives it.
+    """Every stage's costs on the devices that the placement gives it, which lists the first stages of its ranks.
 
     Gradients are exchanged by an all-reduce, level by level (`collectives`); under ASP each replica broadcasts its own.
     That is what executes a plan, whatever its planner assumed. A transfer takes its bytes over the slowest link that
@@ -44,10 +44,13 @@ def estimate(
     profile = profile if order is None else in_order(profile, order)
     measured = profile.at(microbatch_size)
     ranks = ranks_by_stage(placement)
+    span, in_v = len(ranks), schedule is not None and schedule.v_shaped
+    # Further chunks: from the first rank on again, or in a V back from the last one.
+    ranks = tuple(ranks[2 * span - 1 - s if in_v and s >= span else s % span] for s in range(len(stages)))
     if devices is not None:
         ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
-    edges = [boundary_link(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
-    ports = [boundary_port(cluster, senders, receivers) for senders, receivers in pairwise(ranks)]
+    edges = [None if a == b else boundary_link(cluster, a, b) for a, b in pairwise(ranks)]  # None on the same devices
+    ports = [SharedPort() if a == b else boundary_port(cluster, a, b) for a, b in pairwise(ranks)]
     in_turn = schedule is not None and schedule.update == "replica"
     exchanges = [_broadcast(cluster, members) if in_turn else all_reduce_among(cluster, members) for members in ranks]
     return tuple(

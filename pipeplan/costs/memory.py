@@ -9,14 +9,24 @@ the buffers of what is being sent and received.
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
+from pipeplan.arrays import IntArray
+from pipeplan.documents.plan import Plan, Worker
 from pipeplan.documents.profile import DTYPE_BYTES
+from pipeplan.programs.instructions import Backward, BackwardInput, BackwardWeight, Forward
+from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
+from pipeplan.schedules.registry import schedule_named
 
 OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the weights that an optimizer keeps as its state."""
 
 MASTER_BYTES = 4
 """A master weight is a float32, and so are the gradient that it takes and the states that belong to it."""
+
+ROUNDS = 4
+"""A batch of so many microbatches for each rank of several stages keeps as much at a time as any longer one."""
 
 RECEIVES_AHEAD = 2
 """Messages for which a worker has receives posted on an edge, beyond those that it has taken."""
@@ -147,3 +157,70 @@ def training_copies(
         input_buffers=0 if held_before is None else RECEIVES_AHEAD + held_before,
         output_buffers=RECEIVES_AHEAD + 1 + held if sends_on else 0,
     )
+
+
+@lru_cache(maxsize=4096)
+def chunked_pipeline(laws: Schedule, *, ranks: int, chunks: int, microbatches: int) -> Pipeline:
+    """A pipeline of ranks that hold several stages each, one batch of it."""
+    return Pipeline(replicas=(1,) * (ranks * chunks), microbatches=microbatches, chunks=chunks, v_shaped=laws.v_shaped)
+
+
+def stages_by_rank(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """The stages of every rank of a pipeline, by chunk."""
+    if plan.chunks == 1:
+        return tuple((stage,) for stage in range(plan.depth))
+    span, laws = plan.depth // plan.chunks, schedule_named(plan.schedule)
+    pipeline = chunked_pipeline(laws, ranks=span, chunks=plan.chunks, microbatches=1)
+    return tuple(tuple(pipeline.stage_of(rank, chunk) for chunk in range(plan.chunks)) for rank in range(span))
+
+
+def rank_bytes(plan: Plan) -> tuple[int, ...]:
+    """What a worker of every rank of a pipeline holds: all its stages together."""
+    return tuple(sum(plan.stages[stage].memory_bytes for stage in stages) for stages in stages_by_rank(plan))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeldByRank:
+    """What a rank keeps, at the moments at which it may hold most.
+
+    A row of `moments` has, by chunk, the microbatches that are kept whole, then those of which the inputs alone are
+    kept. `most`: the microbatches that each chunk has in flight at most.
+    """
+
+    moments: IntArray
+    most: tuple[int, ...]
+
+
+@lru_cache(maxsize=16_384)
+def held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: int, recompute: bool) -> HeldByRank:
+    """What a rank keeps in the stream of a batch, from a forward to the gradients of the weights.
+
+    Its chunks keep microbatches at different times: what counts is what they keep together at one moment.
+    """
+    few = microbatches if microbatches < ROUNDS * ranks else ROUNDS * ranks + microbatches % ranks
+    pipeline = chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=few)
+    now, most, seen = [0] * (2 * chunks), [0] * chunks, set[tuple[int, ...]]()
+    kept = chunks if recompute else 0  # where a forward counts: whole, or its inputs
+    for instruction in laws.compute(pipeline, Worker(stage=rank)):
+        match instruction:
+            case Forward(chunk=chunk):
+                now[kept + chunk] += 1
+                most[chunk] = max(most[chunk], now[chunk] + now[chunks + chunk])
+            case Backward(chunk=chunk) | BackwardInput(chunk=chunk):
+                if recompute:
+                    now[chunks + chunk] -= 1
+                    now[chunk] += 1
+                    seen.add(tuple(now))
+                now[chunk] -= isinstance(instruction, Backward)
+            case BackwardWeight(chunk=chunk):
+                now[chunk] -= len(instruction.microbatches)
+            case _:
+                continue
+        seen.add(tuple(now))
+    every = np.asarray(sorted(seen, reverse=True), dtype=np.int64)
+    exceeded = (every[None, :, :] >= every[:, None, :]).all(axis=2).sum(axis=1) > 1
+    every = every[~exceeded]
+    # What lies half-way between two others is never the only one that holds most.
+    between = np.zeros(len(every), dtype=bool)
+    between[1:-1] = (2 * every[1:-1] == every[:-2] + every[2:]).all(axis=1)
+    return HeldByRank(moments=every[~between], most=tuple(most))

@@ -42,6 +42,7 @@ class StageMemory:
 class Stage:
     """Blocks [start, stop) on `replicas` workers, with the planner's time a microbatch and memory a worker.
 
+    Where a rank holds several stages, each has its share of what the rank takes and holds when it holds most.
     `device` names the type of its devices where a cluster has several.
     """
 

@@ -8,7 +8,8 @@ With c_s the seconds that stage s computes a microbatch, m microbatches a batch:
 3. With a flush, the first microbatch reaches stage s by way of the stages before it, and the last one comes back that
    way: this is added to 1 and 2. A schedule that splits the backward comes back by the gradients of the inputs alone.
 4. Without pipelining a microbatch passes all stages before the next one begins.
-5. A port carries all that passes it in a batch. With a flush, exchanges begin when the last backwards do.
+5. A rank of several stages computes all that they do, and comes to its first stage, and back from it, as in 3.
+6. A port carries all that passes it in a batch. With a flush, exchanges begin when the last backwards do.
 
 With a flush all batches but the first are alike, and no play passes the bound. Without one batches may take more and
 less time in turn, and the median of a few may be less than their mean: a play in thousands passes the bound, by a
@@ -16,11 +17,12 @@ percent or two.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
 
+from pipeplan.costs.memory import held_by, stages_by_rank
 from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.plan import Plan
 from pipeplan.schedules.registry import schedule_named
@@ -46,15 +48,13 @@ class _Passage:
 def most_samples_per_s(plan: Plan) -> float:
     """Samples a second that no play of the plan exceeds in its steady state; infinite for what costs nothing.
 
-    Of stages with different replicas, and of ranks with several stages, only what they compute counts.
+    Of stages with different replicas only what they compute counts.
     """
-    if plan.width is not None and plan.chunks == 1:
+    if plan.width is not None:
         least_s = least_batch_s(plan)
         return plan.microbatch_size * plan.microbatches * plan.width / least_s if least_s > 0 else inf
     passages = zip(_passages(plan), plan.stages, strict=True)
-    computed_s = [passage.compute_s / stage.replicas for passage, stage in passages]
-    span = plan.depth // plan.chunks
-    slowest_s = max(sum(computed_s[first::span]) for first in range(span))
+    slowest_s = max(passage.compute_s / stage.replicas for passage, stage in passages)
     return plan.microbatch_size / slowest_s * (1 + _ROUNDING) if slowest_s > 0 else inf
 
 
@@ -66,32 +66,57 @@ def least_batch_s(plan: Plan) -> float:
         alone_s = sum(max(passage.there_and_back_s, passage.compute_s) for passage in passages)
         return (1 - _ROUNDING) * m * (alone_s if plan.depth == 1 else sum(p.there_and_back_s for p in passages))
     exchanges = max(plan.replicas) > 1
-    split = plan.split_backward or laws.splits_backward
-    ends_s = [
-        # What is left of a stage's exchange once its last backward is over, then its update.
-        own.update_s + (own.exchange_tail_s(split=split) if exchanges and laws.flushes else 0.0)
-        for own in costs
-    ]
+    by_rank = stages_by_rank(plan)
+    ends_s = [_end_s(plan, stages) for stages in by_rank]
     before_s = [0.0, *accumulate(passage.there_and_back_s for passage in passages)]
     least_s = 0.0
-    for stage, passage in enumerate(passages):
-        held = laws.in_flight(depth=plan.depth, stage=stage, microbatches=m)
-        round_s = m * (before_s[-1] - before_s[stage]) / held
-        least_s = max(least_s, m * passage.compute_s + ends_s[stage], round_s)
+    for rank, stages in enumerate(by_rank):
+        rounds_s = [m * (before_s[-1] - before_s[stage]) / held for stage, held in _held(plan, rank, stages)]
+        computed_s = m * sum(passages[stage].compute_s for stage in stages) + ends_s[rank]
+        least_s = max(least_s, computed_s, *rounds_s)
         if laws.flushes:
-            window_s = max(m * passage.between_s, round_s)
-            least_s = max(least_s, before_s[stage] + window_s + (ends_s[0] if stage else 0.0))
+            # The first of a rank's stages is reached first, and is the last to send a gradient back.
+            window_s = m * sum(passages[stage].between_s for stage in stages)
+            least_s = max(least_s, before_s[rank] + window_s + (ends_s[0] if rank else 0.0))
+            for stage, round_s in zip(stages, rounds_s, strict=True):
+                window_s = max(m * passages[stage].between_s, round_s)
+                least_s = max(least_s, before_s[stage] + window_s + (ends_s[0] if stage else 0.0))
         elif exchanges:
-            least_s = max(least_s, costs[stage].reduce_s)
+            least_s = max(least_s, *(costs[stage].reduce_s for stage in stages))
     return (1 - _ROUNDING) * max(least_s, _ports_s(plan, passages))
+
+
+def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """A rank's stages, each with the microbatches that it has in flight at most."""
+    laws, m = schedule_named(plan.schedule), plan.microbatches
+    if plan.chunks == 1:
+        yield rank, laws.in_flight(depth=plan.depth, stage=rank, microbatches=m)
+        return
+    held = held_by(laws, plan.depth // plan.chunks, plan.chunks, rank, m, recompute=False)
+    yield from zip(stages, held.most, strict=True)
+
+
+def _end_s(plan: Plan, stages: Sequence[int]) -> float:
+    """What a rank has left when its last backward is over: its updates, and the rest of one exchange with a flush."""
+    laws = schedule_named(plan.schedule)
+    updates_s = sum(plan.costs[stage].update_s for stage in stages)
+    if max(plan.replicas) == 1 or not laws.flushes:
+        return updates_s
+    split = plan.split_backward or laws.splits_backward
+    tails_s = (plan.costs[stage].exchange_tail_s(split=split) + plan.costs[stage].update_s for stage in stages)
+    return max(updates_s, min(tails_s))
 
 
 def _passages(plan: Plan) -> list[_Passage]:
     """Every stage's. A stage may recompute while it waits for a gradient: that delays no microbatch."""
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
     onward_s = [
-        own.activation_transfer_s + own.latency_s + following.gradient_transfer_s + following.latency_s
-        for own, following in pairwise(plan.costs)
+        0.0  # one rank hands over to itself
+        if sender == receiver
+        else own.activation_transfer_s + own.latency_s + following.gradient_transfer_s + following.latency_s
+        for (own, following), (sender, receiver) in zip(
+            pairwise(plan.costs), pairwise(_ranks_of_stages(plan)), strict=True
+        )
     ]
     passages = []
     for stage, own, after_s in zip(plan.stages, plan.costs, (*onward_s, 0.0), strict=True):
@@ -114,7 +139,7 @@ def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
     exchanged_s: dict[_Port, float] = defaultdict(float)
     begins_s: dict[_Port, float] = {}
     reached_s = [0.0, *accumulate(passage.forward_s for passage in passages)]
-    for stage, (own, ranks) in enumerate(zip(plan.costs, ranks_by_stage(plan.placement), strict=True)):
+    for stage, (own, ranks) in enumerate(zip(plan.costs, _ranks_of_stages(plan), strict=True)):
         devices = own.reduce_port_devices
         if devices and len(ranks) > 1:
             inside = Counter(rank // devices for rank in ranks)
@@ -124,16 +149,23 @@ def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
                 exchanged_s[port] += seconds
                 begins_s[port] = min(begins_s.get(port, first_s), first_s)
     least_s = max((carried_s[port] + exchanged_s[port] for port in {*carried_s, *exchanged_s}), default=0.0)
-    if schedule_named(plan.schedule).flushes:
+    if schedule_named(plan.schedule).flushes and plan.chunks == 1:
         # The stage that updates last may begin its next batch later than stage 0, by the way to it.
         least_s = max([least_s, *(begins_s[port] + exchanged_s[port] - reached_s[-2] for port in begins_s)])
     return least_s
 
 
+def _ranks_of_stages(plan: Plan) -> list[tuple[int, ...]]:
+    """Every stage's ranks, by replica."""
+    first = ranks_by_stage(plan.placement)
+    owners = sorted((stage, rank) for rank, stages in enumerate(stages_by_rank(plan)) for stage in stages)
+    return [first[rank] for _, rank in owners]
+
+
 def _transfers_s(plan: Plan) -> dict[_Port, float]:
     """What the transfers of a batch take on every port."""
     carried_s: dict[_Port, float] = defaultdict(float)
-    ranks, m = ranks_by_stage(plan.placement), plan.microbatches
+    ranks, m = _ranks_of_stages(plan), plan.microbatches
     for stage, own in enumerate(plan.costs):
         for seconds, devices, other in (
             (own.activation_transfer_s * own.activation_device_share, own.activation_port_devices, stage + 1),

@@ -20,7 +20,7 @@ from pipeplan.programs.instructions import ReduceGradients, Update
 from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
-from pipeplan.programs.timeline import Timeline, batch_s
+from pipeplan.programs.timeline import Timeline, steady_batch_s
 from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import predict
@@ -36,7 +36,7 @@ _TIMES_FILLED = 16
 """How often the pipeline is filled by a schedule without a flush, whose start and end differ from the rest."""
 
 _SHORTER = (2, 3)
-"""Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of the depth."""
+"""Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of a pipeline's ranks."""
 
 
 def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
@@ -119,6 +119,7 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         microbatches=plan.microbatches,
         batches=batches,
         recompute=tuple(stage.recompute for stage in plan.stages),
+        chunks=plan.chunks,
     )
     devices = ranks_by_stage(plan.placement)
     program = build(plan.schedule, pipeline)
@@ -126,7 +127,9 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         streams = []
         for stream in program.streams:
             each = stream.instructions
-            exchanging = ((ReduceGradients(one.version), one) if isinstance(one, Update) else (one,) for one in each)
+            exchanging = (
+                (ReduceGradients(one.version, one.chunk), one) if isinstance(one, Update) else (one,) for one in each
+            )
             streams.append(replace(stream, instructions=tuple(chain.from_iterable(exchanging))))
         program = replace(program, streams=tuple(streams))
     if plan.split_backward:
@@ -139,7 +142,7 @@ def _laws(plan: Plan) -> Schedule:
 
 
 def _stands_for_all(plan: Plan) -> bool:
-    return plan.width is not None and plan.chunks == 1 and _laws(plan).update != "replica"
+    return plan.width is not None and _laws(plan).update != "replica"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +161,7 @@ class _Played:
         timeline = one_pipeline(plan, batches=batches)
         return cls(
             batches=batches,
-            batch_s=batch_s(timeline),
+            batch_s=steady_batch_s(timeline, plan.optimal_in_flight),
             span_s=timeline.makespan_s,
             busy_s=tuple(lane.busy_s for lane in timeline.lanes),
             peak_bytes=tuple(lane.peak_memory_bytes for lane in timeline.lanes),
@@ -187,8 +190,8 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     its microbatches, or as the exchange beside them, which is therefore shortened as well.
     """
     halves = 2 if plan.split_backward_half_way else 1
-    microbatches = [halves * times * plan.depth for times in _SHORTER]
-    unequal = plan.width is None or plan.chunks > 1 or _laws(plan).update == "minibatch"
+    microbatches = [halves * times * plan.depth // plan.chunks for times in _SHORTER]
+    unequal = plan.width is None or _laws(plan).update == "minibatch"
     if unequal or plan.microbatches <= microbatches[-1]:
         return ()
     shorter = []
@@ -213,7 +216,7 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
     wanted = _BATCHES
     if not _laws(plan).flushes:
         replicas = plan.stages[0].replicas if plan.width is None else 1
-        wanted = max(_BATCHES, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
+        wanted = max(_BATCHES + 1, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
     return min(wanted, affordable) if affordable >= _BATCHES else 0
 
 
@@ -240,7 +243,7 @@ class Decision:
     """What a planner decides; everything else of a plan follows from it and the problem.
 
     `devices` are those of the ranks, where devices in between stay idle. `order` lists a graph's blocks in the order in
-    which the stages hold them.
+    which the stages hold them. `chunks`: the stages that a rank holds; the placement then lists their first ones.
     """
 
     planner: str
@@ -258,6 +261,7 @@ class Decision:
     certificate: Certificate | None = None
     devices: tuple[int, ...] | None = None
     order: tuple[int, ...] | None = None
+    chunks: int = 1
 
 
 def complete(problem: PlanningProblem, decision: Decision) -> Plan:
@@ -293,6 +297,7 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
         order=None if problem.profile.edges is None else decision.order,
         certificate=decision.certificate,
         master_weights=master_weights,
+        chunks=decision.chunks,
         estimated=problem.profile.estimated,
         interpolated=decision.microbatch_size not in problem.profile.microbatch_sizes,
         warnings=problem.warnings,

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import require
+from pipeplan.planners.auto.chunks import ChunkedSpace
+from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.planner import NAME as AUTO
-from pipeplan.planners.auto.planner import fastest, searched_schedules
+from pipeplan.planners.auto.planner import fastest, played_spaces, searched_schedules
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.search import Space
@@ -19,6 +21,7 @@ from pipeplan.planners.on_chain import chains
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.planners.two_bw.shapes import UNLESS_ASKED
+from pipeplan.schedules.registry import schedule_named
 
 
 def by_play(name: str, planner: Planner, problem: PlanningProblem) -> Answer:
@@ -42,8 +45,7 @@ def searched(name: str, problem: PlanningProblem) -> tuple[Sequence[Space], Rank
     options = problem.options
     if name == AUTO:
         schedules = searched_schedules(options)
-        listed = () if options.safe_batch or not schedules else chains(problem)
-        return [PlayedSpace(problem=chain, schedules=schedules) for chain in listed], Ranking(problem=problem)
+        return [] if options.safe_batch else played_spaces(problem, schedules), Ranking(problem=problem)
     require(name in _SPACES, "planner", f"must be one of {AUTO}, {', '.join(_SPACES)}", name)
     ranking = Ranking(problem=replace(problem, options=replace(options, split_backward=False)), within_batch=False)
     return () if options.safe_batch else _SPACES[name](problem), ranking
@@ -64,6 +66,11 @@ def _gpipe(problem: PlanningProblem) -> Sequence[Space]:
 
 
 def _exact(problem: PlanningProblem) -> Sequence[Space]:
+    schedule = problem.options.schedule
+    if schedule is not None and schedule_named(schedule).chunked:
+        model = SearchedModel(problem=chains(problem)[0])
+        return [ChunkedSpace(model=model, schedules=(schedule,), planner="exact")]
+
     from pipeplan.planners.exact.planner import MAX_BLOCKS
     from pipeplan.planners.exact.played import PlayedShapes
 

@@ -120,6 +120,21 @@ class Schedule(ABC):
         """
         return _counted(self, depth, stage, microbatches)
 
+    def takes(self, *, ranks: int, chunks: int, microbatches: int) -> bool:
+        """Whether a batch of so many microbatches runs on so many ranks with so many stages each.
+
+        Planners ask it of `chunked` schedules; `compute` raises where it is not so.
+        """
+        return not self.microbatch_a_stage or microbatches >= ranks * chunks
+
+    def idle_steps(self, *, ranks: int, chunks: int) -> float:
+        """What a rank idles in a batch where all stages are alike, in steps: its seconds for one microbatch.
+
+        Planners count it for schedules with a flush that are `chunked`.
+        """
+        del chunks
+        return ranks - 1.0
+
     def paper_in_flight(self, *, depth: int, microbatches: int) -> int:
         """What PipeDream-2BW's closed form takes for it, on every stage alike (2021, appendix A.1.2): stage 0's."""
         return self.in_flight(depth=depth, stage=0, microbatches=microbatches)

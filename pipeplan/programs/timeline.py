@@ -111,15 +111,34 @@ def batch_s(timeline: Timeline) -> float:
     flush's whole bubble counts. The first batch fills the pipeline and is left out where there is more than one. The
     median, as in profiles, leaves out what other programs took from a few batches.
     """
-    first = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
-    columns = zip(first.instructions, first.end_s, strict=True)
-    updated_s = [end_s for instruction, end_s in columns if isinstance(instruction, Update)]
-    updates_a_batch = len(updated_s) // timeline.batches
-    ends_s = updated_s[updates_a_batch - 1 :: updates_a_batch]
+    ends_s = _ends_s(timeline)
     if len(ends_s) == 1:
         start_s = min(lane.start_s[0] for lane in timeline.lanes)
         return ends_s[0] - start_s
     return median(later - earlier for earlier, later in pairwise(ends_s))
+
+
+def steady_batch_s(timeline: Timeline, period: int) -> float:
+    """The mean time between two batches' ends, of a play of four batches at least.
+
+    Batches may take more and less time in turn, of which the median would be one or the other. `period` is after how
+    many they may come round again: so many or a multiple of it are counted, where there are as many. The first eighth,
+    which fills the pipeline, and the last, which drains it, are left out, and at least one batch of each.
+    """
+    ends_s = _ends_s(timeline)
+    left_out = max(len(ends_s) // 8, 1)
+    last = len(ends_s) - 1 - left_out
+    counted = last - left_out
+    counted -= counted % period if counted > period else 0
+    return (ends_s[last] - ends_s[last - counted]) / counted
+
+
+def _ends_s(timeline: Timeline) -> list[float]:
+    first = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
+    columns = zip(first.instructions, first.end_s, strict=True)
+    updated_s = [end_s for instruction, end_s in columns if isinstance(instruction, Update)]
+    updates_a_batch = len(updated_s) // timeline.batches
+    return updated_s[updates_a_batch - 1 :: updates_a_batch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

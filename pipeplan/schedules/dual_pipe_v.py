@@ -42,6 +42,11 @@ class DualPipeV(Schedule):
             numbers = pipeline.microbatches_of(worker, batch)
             yield from batch_in_turn(_turns(pipeline.span, worker.stage, len(numbers)), numbers, batch)
 
+    def idle_steps(self, *, ranks: int, chunks: int) -> float:
+        """DualPipe's bubble where F, I and W are equal: a sixth of a step for each rank after the first."""
+        del chunks
+        return (ranks - 1) / 6
+
 
 def _turns(ranks: int, rank: int, microbatches: int) -> Iterator[Turn]:
     """DualPipe's eight steps."""

@@ -48,3 +48,11 @@ class Interleaved(Schedule):
                 k = numbers[rounds * span + turn % span]
                 yield Forward(k, batch, chunk) if forward else Backward(k, batch, chunks - 1 - chunk)
             yield from (Update(batch + 1, chunk) for chunk in range(chunks))
+
+    def takes(self, *, ranks: int, chunks: int, microbatches: int) -> bool:
+        """As many microbatches as there are ranks take turns; one rank with several chunks would send to itself."""
+        return microbatches % ranks == 0 and (ranks > 1 or chunks == 1)
+
+    def idle_steps(self, *, ranks: int, chunks: int) -> float:
+        """It fills and drains in microbatches of one chunk: `compute` has the picture."""
+        return (ranks - 1) / chunks

@@ -52,6 +52,11 @@ class VHalf(Schedule):
             numbers = pipeline.microbatches_of(worker, batch)
             yield from batch_in_turn(_turns(pipeline.span, len(numbers))[worker.stage], numbers, batch)
 
+    def idle_steps(self, *, ranks: int, chunks: int) -> float:
+        """Half a step for each rank after the first, where F, I and W are equal."""
+        del chunks
+        return (ranks - 1) / 2
+
 
 @lru_cache(maxsize=64)
 def _turns(ranks: int, microbatches: int) -> Sequence[Sequence[Turn]]:

@@ -38,6 +38,11 @@ class ZBV(Schedule):
             turns = _turns(ranks, worker.stage, max(len(numbers), 2 * ranks - 1))
             yield from batch_in_turn(turns, numbers, batch)
 
+    def idle_steps(self, *, ranks: int, chunks: int) -> float:
+        """A forward of one stage for each rank after the first: a sixth of a step, where F, I and W are equal."""
+        del chunks
+        return (ranks - 1) / 6
+
 
 def _turns(ranks: int, rank: int, microbatches: int) -> Iterator[Turn]:
     """The order of at least 2 ranks - 1 microbatches; with fewer the last turns of each kind are empty."""

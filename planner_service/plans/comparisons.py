@@ -12,6 +12,7 @@ are played. A plan whose streams were not is compared by the closed form, and so
 from collections.abc import Sequence
 from typing import Literal
 
+from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Plan
 from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
 from pipeplan.schedules.registry import schedule_named
@@ -129,7 +130,7 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         closed_form_bubble_fraction=form.bubble_fraction,
         slowest_stage=slowest,
         slowest_stage_time_s=plan.stages[slowest].time_s,
-        memory_bytes=max(stage.memory_bytes for stage in plan.stages),
+        memory_bytes=max(rank_bytes(plan)),
         compute_s_per_sample=compute_s,
         busy_fraction=rate * compute_s / plan.workers,
         stages=plan.stages,

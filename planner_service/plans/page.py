@@ -7,6 +7,7 @@ from math import inf, log
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Plan, StageMemory
 from pipeplan.errors import require
 from pipeplan.formats import NONE, count, percent, price, rate, seconds, shape, size, times
@@ -113,8 +114,8 @@ _QUANTITIES = (
     ),
     _Quantity(
         label="Memory of the fullest device",
-        shown=lambda plan, facts: size(plan.stages[fullest(plan)].memory_bytes),
-        rank=lambda plan, facts: plan.stages[fullest(plan)].memory_bytes,
+        shown=lambda plan, facts: size(max(rank_bytes(plan))),
+        rank=lambda plan, facts: max(rank_bytes(plan)),
     ),
     _Quantity(label="Time a microbatch", shown=lambda plan, facts: seconds(plan.time_per_microbatch_s)),
     _Quantity(

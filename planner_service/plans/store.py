@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, insert, or_, select, update
 
+from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.identity import canonical_json, content_id
 from pipeplan.documents.plan import Plan
@@ -68,7 +69,7 @@ def add(
         closed_form_bubble_fraction=plan.closed_form.bubble_fraction,
         created_at=now,
         estimated=plan.estimated,
-        memory_bytes=max(stage.memory_bytes for stage in plan.stages),
+        memory_bytes=max(rank_bytes(plan)),
         device_name=cluster.device_name,
         devices=cluster.devices,
         asked_by=asked_by,

@@ -71,13 +71,13 @@ class _Elimination:
     def run(self) -> str:
         """Rules all of them out, and says how. Raises PipeplanError for the first that is not."""
         for space in self.spaces:
-            if not self._within(space.beyond):
-                beyond = f"what the search did not list may play up to {space.beyond:.6g} samples/s"
-                raise PipeplanError(f"{beyond}, more than {self.most_per_s:.6g}")
             for configuration in space.configurations():
                 if self._within(configuration.most):
                     break  # none of the others has a higher bound
                 self._rule_out(configuration)
+            if not self._within(space.beyond):
+                beyond = f"what the search did not list may play up to {space.beyond:.6g} samples/s"
+                raise PipeplanError(f"{beyond}, more than {self.most_per_s:.6g}")
         shapes = sum(space.considered for space in self.spaces)
         return (
             f"of {shapes} shapes on their placements {self.split} configurations were not ruled out by their bound; "

@@ -10,7 +10,8 @@ on every placement, the highest bound first (`search`). All are ranked alike:
    configurations split into stages; the certificate says how far the answer may be from the best of the space.
 3. Ties: fewer devices, then fewer stages, then the order in which they were proposed.
 
-Where the profile has a split backward, plans with a flush are played with 2BP as well, and those of 1F1B as ZB-H1.
+Ranks with several stages (interleaved, or in a V) are searched as well, without anybody's proposal (`chunks`). Where
+the profile has a split backward, plans with a flush are played with 2BP as well, and those of 1F1B as ZB-H1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from dataclasses import replace
 
 from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, require
+from pipeplan.planners.auto.chunks import CHUNKED, ChunkedSpace, asks_for_chunks
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
 from pipeplan.planners.auto.search import PlayedSearch, Space
@@ -26,6 +28,7 @@ from pipeplan.planners.on_chain import chains
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Options, Planner, PlanningProblem
 from pipeplan.planners.reasons import readable
+from pipeplan.schedules.registry import schedule_named
 
 NAME = "auto"
 
@@ -44,8 +47,9 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
     if problem.options.split_backward:
         rule = "needs a profile with backward_input_s and backward_weight_s"
         require(has_split_backward(problem), "split_backward", rule, True)
-    asked = ask_all(problem, planners)
-    if not asked.answers and not asked.infeasible:
+    in_chunks = asks_for_chunks(problem)
+    asked = ask_all(problem, {} if in_chunks else planners)
+    if not asked.answers and not asked.infeasible and not in_chunks:
         errors = [error for _, error in asked.refused]
         unused = [e for e in errors if isinstance(e, InvalidInputError) and e.rule.startswith("is not an option")]
         if len(unused) == len(errors) and len({error.field for error in unused}) == 1:
@@ -55,12 +59,15 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
     answer = fastest(NAME, asked, _spaces(problem, asked), Ranking(problem=problem))
     if not isinstance(answer, Plan):
         return answer
-    return replace(answer, cost_model=f"{answer.planner}: {answer.cost_model}", planner=NAME)
+    others = answer.planner != NAME
+    cost_model = f"{answer.planner}: {answer.cost_model}" if others else answer.cost_model
+    return replace(answer, cost_model=cost_model, planner=NAME)
 
 
 def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: Ranking) -> Answer:
     """The fastest play of the planners' answers and of the spaces; it keeps the name of the planner whose it is."""
-    if not asked.proposals:
+    in_chunks = any(isinstance(space, ChunkedSpace) for space in spaces)
+    if not asked.proposals and not in_chunks:
         return _infeasible(name, asked)
     search = PlayedSearch(spaces=spaces, ranking=ranking)
     if spaces:
@@ -69,7 +76,7 @@ def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: R
         ranking.add_answers(asked.proposals)
     ranking.sort()
     if not ranking.fitting:
-        return _infeasible(name, asked, ranking.exceeding)
+        return _infeasible(name, asked, ranking.exceeding, search if in_chunks else None)
     best = ranking.fitting[0]
     return replace(
         best.plan,
@@ -83,7 +90,7 @@ def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: R
 
 def searched_schedules(options: Options) -> tuple[str, ...]:
     """Those of which every shape is searched: all, or the one asked for."""
-    return tuple(name for name in SEARCHED if options.schedule in (None, name))
+    return tuple(name for name in (*SEARCHED, *CHUNKED) if options.schedule in (None, name))
 
 
 def _spaces(problem: PlanningProblem, asked: PlannersAsked) -> list[Space]:
@@ -95,12 +102,25 @@ def _spaces(problem: PlanningProblem, asked: PlannersAsked) -> list[Space]:
         for plan in asked.answers
         if plan.planner == PIPEDREAM
     ]
-    if known and not problem.options.safe_batch and TWO_BW in answered:
-        spaces += [PlayedSpace(problem=chain, schedules=known) for chain in chains(problem)]
+    if not problem.options.safe_batch and (TWO_BW in answered or asks_for_chunks(problem)):
+        spaces += played_spaces(problem, known)
     return spaces
 
 
-def _infeasible(name: str, asked: PlannersAsked, over: Sequence[Ranked] = ()) -> Infeasible:
+def played_spaces(problem: PlanningProblem, schedules: Sequence[str]) -> list[Space]:
+    """The spaces of these schedules; ranks that hold several stages have one of their own."""
+    in_chunks = [name for name in schedules if schedule_named(name).chunked]
+    others = () if problem.options.chunks is not None else tuple(name for name in schedules if name not in in_chunks)
+    every = [PlayedSpace(problem=chain, schedules=others) for chain in chains(problem)]
+    spaces: list[Space] = [*every] if others else []
+    if in_chunks:
+        spaces.append(ChunkedSpace(model=every[0].model, schedules=in_chunks))
+    return spaces
+
+
+def _infeasible(
+    name: str, asked: PlannersAsked, over: Sequence[Ranked] = (), searched: PlayedSearch | None = None
+) -> Infeasible:
     """Every planner's nearest miss, the nearest of all first, then those who could not be asked."""
     reasons = [
         replace(reason, detail=f"{proposer}: {reason.detail}")
@@ -119,7 +139,12 @@ def _infeasible(name: str, asked: PlannersAsked, over: Sequence[Ranked] = ()) ->
         Reason(rule="a planner must be able to respect what is asked", detail=f"{proposer}: {error}")
         for proposer, error in asked.refused
     ]
-    return Infeasible(planner=name, reasons=(*played, *reasons, *left_out), configurations_considered=asked.considered)
+    if searched and not played and not reasons:
+        count = searched.configurations
+        detail = f"auto splits them nearly evenly and moves cuts; of {count} configurations none fits so"
+        played = [Reason(rule="the stages of a rank must fit its device together, and the batch", detail=detail)]
+    considered = asked.considered + (searched.configurations if searched else 0)
+    return Infeasible(planner=name, reasons=(*played, *reasons, *left_out), configurations_considered=considered)
 
 
 def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternative]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import length, play
@@ -34,7 +35,7 @@ class Ranked:
     @property
     def memory_bytes(self) -> int:
         """What its worst stage holds."""
-        return max(stage.memory_bytes for stage in self.plan.stages)
+        return max(rank_bytes(self.plan))
 
     @property
     def named(self) -> str:
@@ -109,7 +110,7 @@ class Ranking:
         if proposal.configuration in self._known:
             return True
         plan, saved = proposal.plan, True
-        if plan.split_backward or schedule_named(plan.schedule).splits_backward:
+        if plan.split_backward or (schedule_named(plan.schedule).splits_backward and plan.chunks == 1):
             ranked = self._split(proposal)
             if ranked is not None and ranked.over is not None and plan.split_backward:
                 saving = replace(plan, split_backward_half_way=True)
@@ -165,15 +166,15 @@ class Ranking:
         simulated = plan.simulated
         rate = simulated.throughput_samples_per_s if simulated else ratio * plan.closed_form.throughput_samples_per_s
 
-        # By how much a stage exceeds its device, in its planner's accounting (2BP holds more) or when it is played.
+        # By how much a rank exceeds its device, in its planner's accounting (2BP holds more) or when it is played.
         device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}
         own = problem.cluster.device.memory_bytes
         most = [device_bytes.get(stage.device or "", own) for stage in plan.stages]
-        held = [stage.memory_bytes for stage in plan.stages]
+        held = list(rank_bytes(plan))
         if simulated is not None and problem.options.memory == "training":
             for worker, peak_bytes in zip(plan.placement, simulated.peak_memory_bytes, strict=True):
                 held[worker.stage] = max(held[worker.stage], peak_bytes)
-        missing = [held_bytes - limit for held_bytes, limit in zip(held, most, strict=True)]
+        missing = [held_bytes - limit for held_bytes, limit in zip(held, most[: len(held)], strict=True)]
         worst = max(missing)
 
         # PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for.

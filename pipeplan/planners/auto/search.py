@@ -2,7 +2,8 @@
 
 1. Every configuration has a rate that none of its plays exceeds (`space`). The highest comes first.
 2. Where it is split into stages, its plan has a lower one (`bound`), and takes its place in the order. With a flush the
-   same stages with a split backward are further plans.
+   same stages with a split backward are further plans. Of ranks with several stages whole families come first, then
+   their members, whose stages are nearly even (`chunks`).
 3. A plan whose turn comes is played.
 4. The search ends when no rate that is left is above that of the fastest play that fits, by more than `CLOSE`; or at a
    limit. The highest rate that is left says how far the answer may be from the best.
@@ -16,6 +17,7 @@ from heapq import heappop, heappush, merge
 from itertools import chain, islice
 from typing import Protocol
 
+from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Alternative, Certificate, Plan
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
@@ -87,7 +89,10 @@ class Space(Protocol):
 
     @property
     def beyond(self) -> float:
-        """Samples a second that no plan exceeds which is of none of the configurations; 0 where there is none."""
+        """Samples a second that no plan exceeds which is of none of the configurations; 0 where there is none.
+
+        It is asked when the configurations have been taken.
+        """
 
     @property
     def considered(self) -> int:
@@ -124,13 +129,13 @@ class PlayedSearch:
 
     def run(self, answers: Sequence[Proposal]) -> None:
         """Searches to the end, or to a limit. The first of the planners' answers is played before all else."""
-        self.ranking.add(answers[0], longest=SIMULATED_INSTRUCTIONS)
-        self.plays += 1
+        for answer in answers[:1]:
+            self.ranking.add(answer, longest=SIMULATED_INSTRUCTIONS)
+            self.plays += 1
         for answer in answers:
             for plan in self.ranking.variants(answer.plan):
                 self._push(most_samples_per_s(plan), replace(answer, plan=plan))
         for space in self.spaces:
-            self.left = max(self.left, space.beyond)
             self.configurations += space.considered
             self._push_next(space.planner, space.configurations())
         unsplit: list[_Next] = []
@@ -151,7 +156,8 @@ class PlayedSearch:
                     unsplit.append(item)
             if not known:  # what is too long, or beyond the limit: nothing is known of it but its bound
                 self.left = max(self.left, most)
-        self.left = max([self.left, *(-most for most, _, _ in self._waiting)])
+        beyond = (space.beyond for space in self.spaces)
+        self.left = max([self.left, *beyond, *(-most for most, _, _ in self._waiting)])
         self._move_cuts()
         self._play_front()
         self._list_unplayed(unsplit)
@@ -188,7 +194,7 @@ class PlayedSearch:
         front = pareto_front(
             held,
             throughput_samples_per_s=lambda each: each[0],
-            memory_bytes=lambda each: max(stage.memory_bytes for stage in each[1].plan.stages),
+            memory_bytes=lambda each: max(rank_bytes(each[1].plan)),
         )
         least = max(self.ranking.left - FRONT_INSTRUCTIONS, 0)
         for _, proposal in front:

@@ -1,30 +1,27 @@
 """Space: everything that auto may play, as shapes on placements, with what each may reach at best.
 
 A configuration is a schedule, a shape (`two_bw.terms.PipelineShape`) and a placement, on any number of the devices. Its
-stages are those of the closed form's best split, whose memory fits.
+stages are those of the closed form's best split, whose memory fits. Schedules whose ranks hold several stages are in
+`chunks`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
-from math import inf, prod
+from math import inf
 
 import numpy as np
 
 from pipeplan.arrays import FloatArray
-from pipeplan.costs.collectives import AllReduce, all_reduce_among
-from pipeplan.costs.transfer import Bandwidths
-from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.planners.auto.ranking import has_split_backward
+from pipeplan.planners.auto.model import SearchedModel
+from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, candidate, decision
-from pipeplan.planners.two_bw.chain import profiled
-from pipeplan.planners.two_bw.placements import Links, mixtures, orientations
 from pipeplan.planners.two_bw.shapes import Execution
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import schedule_named
@@ -44,7 +41,7 @@ class PlacedShape:
 
     space: "PlayedSpace"
     shape: PipelineShape
-    wiring: "Wiring"
+    wiring: Wiring
     most: float
     likely: float
 
@@ -77,43 +74,6 @@ class PlacedShape:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
-    """A placement, and what crosses the network on it.
-
-    `edge_s_per_byte` and `edge_latency_s` are sums over the boundaries, there and back. `exchange` is that of stage 0's
-    replicas. `ring_stages`: how many stages' exchanges pass a port, on average over all units. `ring_s_per_byte`: what
-    they take there at least, by bytes of the model, on the outermost level. `crossing`: how many transfers of a
-    microbatch pass the busiest port one way, and `port_s_per_byte` what each takes there.
-    """
-
-    links: Links
-    edge_s_per_byte: float
-    edge_latency_s: float
-    exchange: AllReduce
-    ring_stages: float
-    ring_s_per_byte: float
-    crossing: int
-    port_s_per_byte: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Sums:
-    """Of a microbatch on the whole model, with any stages, any of which may recompute where a shape leaves that open.
-
-    `compute_s` and `way_s` are what the blocks before each one compute at least, with a whole or a split backward, in
-    all and on the way there and back; `block_s` is the longest block's. `total_s` is what equal stages take together.
-    """
-
-    compute_s: FloatArray
-    way_s: FloatArray
-    block_s: float
-    total_s: float
-    least_boundary_bytes: float
-    mean_boundary_bytes: float
-    exchanged_bytes: float
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlayedSpace:
     """The configurations of a problem with these schedules; with `straight` those of one pipeline of this depth."""
@@ -123,8 +83,6 @@ class PlayedSpace:
     straight: int | None = None
     planner: str = "pipedream-2bw"
     beyond: float = 0.0
-    _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
-    _known_sums: dict[tuple[str, int, bool | None], _Sums] = field(default_factory=dict)
 
     @property
     def graph(self) -> CutGraph | None:
@@ -132,9 +90,14 @@ class PlayedSpace:
         return self.problem.graph
 
     @cached_property
+    def model(self) -> SearchedModel:
+        """What is known of the model on the cluster."""
+        return SearchedModel(problem=self.problem)
+
+    @property
     def evaluator(self) -> Evaluator:
         """Splits shapes. Raises InvalidInputError where no microbatch size divides the batch."""
-        return Evaluator(problem=self.problem, measured=profiled(self.problem))
+        return self.model.evaluator
 
     @cached_property
     def considered(self) -> int:
@@ -147,7 +110,7 @@ class PlayedSpace:
         They are made as they are needed.
         """
         waiting: list[tuple[float, float, int, int, int, PlacedShape]] = []
-        rates = np.concatenate([rates for _, rates in self._bounded])
+        rates = np.concatenate([np.zeros(0), *(rates for _, rates in self._bounded)])
         firsts = np.cumsum([0, *(len(found) for found, _ in self._bounded)])
         numbers = count()
         for index in np.argsort(-rates, kind="stable").tolist():
@@ -158,7 +121,7 @@ class PlayedSpace:
                 break
             part = int(np.searchsorted(firsts, index, side="right")) - 1
             shape = self._shape(self._bounded[part][0], index - int(firsts[part]))
-            for wiring in self._wired(shape.width, shape.depth):
+            for wiring in self.model.wirings(shape.width, shape.depth):
                 each = self._configuration(shape, wiring, rate)
                 heappush(waiting, (-each.most, -each.likely, shape.devices, shape.depth, next(numbers), each))
         while waiting:
@@ -173,11 +136,11 @@ class PlayedSpace:
         shape, terms = configuration.shape, self.evaluator.terms(configuration.shape, configuration.wiring.links)
         if not shape.laws.pipelined:
             return configuration.most
-        way_s = self._sums(shape.schedule, shape.microbatch_size, shape.recompute).way_s
+        way_s = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute).way_s
         least_s = 0.0
         for stage, start, stop in terms.places(stops):
             recompute = terms.recomputes(stage, start, stop)
-            seconds = self._sums(shape.schedule, shape.microbatch_size, recompute).compute_s
+            seconds = self.model.sums(shape.schedule, shape.microbatch_size, recompute).compute_s
             own_s = shape.microbatches * float(seconds[stop] - seconds[start])
             least_s = max(least_s, own_s + (float(way_s[start]) if shape.laws.flushes else 0.0))
         return min(configuration.most, shape.batch_size / (least_s * (1 - _ROUNDING))) if least_s > 0 else inf
@@ -249,7 +212,8 @@ class PlayedSpace:
         """Samples a second that compute alone allows."""
         laws, m, depth = found.execution.laws, found.microbatches, found.depth
         execution = found.execution
-        sums = [self._sums(execution.schedule, size, execution.recompute) for size in self.evaluator.measured.sizes]
+        sizes = self.evaluator.measured.sizes
+        sums = [self.model.sums(execution.schedule, size, execution.recompute) for size in sizes]
         compute_s = np.asarray([each.compute_s[-1] for each in sums])[found.size]
         block_s = np.asarray([each.block_s for each in sums])[found.size]
         way_s = np.asarray([each.way_s[-1] for each in sums])[found.size]
@@ -270,62 +234,10 @@ class PlayedSpace:
             recompute=found.execution.recompute,
         )
 
-    def _sums(self, schedule: str, size: int, recompute: bool | None) -> _Sums:
-        """A microbatch's sums."""
-        key = schedule, size, recompute
-        if key not in self._known_sums:
-            chain, factor = self.evaluator.chain(size), self.problem.profile.overheads.exchange_factor
-            compute_s, way_s = self._least_s(schedule, size, recompute)
-            boundaries = chain.output_bytes[1:-1] if chain.blocks > 1 else np.zeros(1)
-            self._known_sums[key] = _Sums(
-                compute_s=np.append(0.0, np.cumsum(compute_s)),
-                way_s=np.append(0.0, np.cumsum(way_s)),
-                block_s=float(compute_s.max()),
-                total_s=chain.least_s[-1] if recompute is None else chain.listed_s(recompute=recompute)[-1],
-                least_boundary_bytes=float(boundaries.min()),
-                mean_boundary_bytes=float(boundaries.mean()),
-                exchanged_bytes=float(chain.weight_bytes[-1]) * factor,
-            )
-        return self._known_sums[key]
-
-    def _least_s(self, schedule: str, size: int, recompute: bool | None) -> tuple[FloatArray, FloatArray]:
-        """What blocks compute at least, and what of it is on the way there and back, with a whole or a split backward.
-
-        A stage may recompute while it waits: that is on no microbatch's way.
-        """
-        problem, laws, overheads = self.problem, schedule_named(schedule), self.problem.profile.overheads
-        factor, blocks = problem.options.recompute_factor, problem.profile.at(size)
-        forward_s = np.asarray([block.forward_s for block in blocks])
-        whole_s = np.asarray([block.backward_s for block in blocks])
-        backwards_s = [(whole_s, np.zeros_like(whole_s))]
-        if laws.takes_two_bp and problem.options.split_backward is not False and has_split_backward(problem):
-            first = [b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks]
-            backwards_s.append((np.asarray(first), np.asarray([b.backward_weight_s or 0.0 for b in blocks])))
-        ways_s, computes_s = [], []
-        for again in (True, False) if recompute is None else (recompute,):
-            share = overheads.forward_without_graph if again and factor is None else 1.0
-            after = min(overheads.backward_after_forward, 1.0) if again or laws.alternates else 1.0
-            again_s = np.zeros_like(whole_s)
-            if again:
-                added = max((factor or 1.0) - 1.0, 0.0) * (forward_s + whole_s)
-                again_s = overheads.recompute * forward_s if factor is None else added
-            for first_s, rest_s in backwards_s:
-                ways_s.append(share * forward_s + after * first_s)
-                computes_s.append(ways_s[-1] + rest_s + again_s)
-        return np.minimum.reduce(computes_s), np.minimum.reduce(ways_s)
-
-    def _wired(self, width: int, depth: int) -> tuple[Wiring, ...]:
-        key = width, depth
-        if key not in self._wirings:
-            cluster = self.problem.cluster
-            every = (*orientations(cluster, width, depth), *mixtures(cluster, width, depth))
-            self._wirings[key] = tuple(_wiring(cluster, links) for links in every)
-        return self._wirings[key]
-
     def _configuration(self, shape: PipelineShape, wiring: Wiring, most: float) -> PlacedShape:
         """Bounds by the whole model, and what equal stages would take; `most` bounds the shape on any placement."""
         laws, m, depth = shape.laws, shape.microbatches, shape.depth
-        sums = self._sums(shape.schedule, shape.microbatch_size, shape.recompute)
+        sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
         total_s, mean_bytes, weights = sums.total_s, sums.mean_boundary_bytes, sums.exchanged_bytes
         held = laws.in_flight(depth=depth, stage=0, microbatches=m)
 
@@ -355,38 +267,3 @@ class PlayedSpace:
             most=min(most, samples / (least_s * (1 - _ROUNDING))) if least_s > 0 else most,
             likely=samples / batch_s if batch_s > 0 else inf,
         )
-
-
-def _wiring(cluster: Cluster, links: Links) -> Wiring:
-    ranks = links.ranks
-    exchange = all_reduce_among(cluster, ranks[0].tolist())
-    bandwidths = Bandwidths(cluster)
-    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
-    latencies = np.maximum.accumulate([level.latency_s for level in cluster.levels])
-    edge_latency_s = float(latencies[bandwidths.levels(low, high).max(axis=1)].sum()) if len(ranks) > 1 else 0.0
-
-    ring_stages = ring_s_per_byte = 0.0
-    if exchange.slowest is not None:
-        port = exchange.slowest.port
-        of_stages = np.sort(ranks // port.devices, axis=1)
-        units = 1 + np.count_nonzero(np.diff(of_stages, axis=1), axis=1)
-        every = 1 + int(of_stages.max())
-        ring_stages = int(units[units > 1].sum()) / every
-        outermost = prod(level.size for level in cluster.levels[:-1])
-        if port.devices == outermost:
-            # A ring of n units loads each port with 2 (n - 1) / n of its bytes: all ports together, 2 (n - 1).
-            ring_s_per_byte = 2 * (int(units.min()) - 1) / every / cluster.levels[-1].bandwidth_bytes_per_s
-    slowest = min(range(len(cluster.levels)), key=lambda level: cluster.levels[level].bandwidth_bytes_per_s)
-    unit = prod(level.size for level in cluster.levels[:slowest])
-    sends = ranks[:-1] // unit
-    leaving = np.bincount(sends[sends != ranks[1:] // unit], minlength=1)
-    return Wiring(
-        links=links,
-        edge_s_per_byte=float((2.0 / links.edges).sum()),
-        edge_latency_s=2.0 * edge_latency_s,
-        exchange=exchange,
-        ring_stages=ring_stages,
-        ring_s_per_byte=ring_s_per_byte,
-        crossing=int(leaving.max()),
-        port_s_per_byte=1.0 / cluster.levels[slowest].bandwidth_bytes_per_s,
-    )

@@ -6,6 +6,8 @@
 - The objective is the schedule's. PipeDream's is the slowest stage or boundary, with replicas of its own for every
   stage. For equal widths it is that of PipeDream-2BW's appendix A.1, with the flush of 1F1B and GPipe.
 - The closed forms are those of `costs`, as the recurrences have them.
+- Where ranks hold several stages (in a loop, or in a V), the objective is the rank whose stages together take longest
+  (`chunk_search`).
 - Where a cluster has several levels, PipeDream's stages lie in a row on its devices, and a transfer is as slow as the
   slowest level that it crosses.
 
@@ -17,6 +19,7 @@ from math import log
 from pipeplan.documents.plan import Alternative, Answer, Certificate, ClosedForm, Plan
 from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
+from pipeplan.planners.exact.chunk_answers import chunked
 from pipeplan.planners.exact.explain import alternatives, batch_of, certificate, infeasible, stages_of
 from pipeplan.planners.exact.kinds import StageShape
 from pipeplan.planners.exact.search import ExactSearch, Solution
@@ -31,15 +34,17 @@ from pipeplan.planners.problem import (
     unobserved,
 )
 from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 
 NAME = "exact"
 
-SCHEDULES = ("pipedream-2bw", "1f1b", "gpipe", "pipedream")
+SCHEDULES = ("pipedream-2bw", "1f1b", "gpipe", "pipedream", "1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
 """What it plans for, the first unless asked otherwise."""
 
 USED = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "forced_cuts", "forbidden_cuts")
 USED_BY_PIPEDREAM = ("synchronisation", "straight", "fewer_machines")
+USED_BY_CHUNKED = ("chunks",)
 
 DEFAULT_TIME_LIMIT_S = 20.0
 
@@ -59,8 +64,10 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     before a plan was found or it was proven that there is none.
     """
     _check(problem)
+    schedule, limit = _schedule(problem.options), problem.options.time_limit_s or DEFAULT_TIME_LIMIT_S
+    if schedule.chunked:
+        return chunked(problem, schedule.name, limit, observe)
     shapes = shapes_of(problem)
-    limit = problem.options.time_limit_s or DEFAULT_TIME_LIMIT_S
     search = ExactSearch(problem=problem, shapes=shapes, limit=limit, observe=observe)
     result = search.run()
     if result.best is None:
@@ -117,8 +124,11 @@ def _check(problem: PlanningProblem) -> None:
     """Refuses options and problems that the planner does not know or whose tables alone would take too long."""
     options, cluster = problem.options, problem.cluster
     require_schedule(options, SCHEDULES, NAME)
-    pipedream = _by_minibatch(options)
-    refuse_unused(NAME, options, (*USED, *(USED_BY_PIPEDREAM if pipedream else ()), "time_limit_s"))
+    pipedream, in_chunks = _by_minibatch(options), _schedule(options).chunked
+    used = USED_BY_PIPEDREAM if pipedream else USED_BY_CHUNKED if in_chunks else ()
+    refuse_unused(NAME, options, (*USED, *used, "time_limit_s"))
+    if in_chunks:
+        _check_chunks(problem)
     blocks = len(problem.profile.blocks)
     require(blocks <= MAX_BLOCKS, "profile.blocks", f"must be at most {MAX_BLOCKS} for the planner {NAME}", blocks)
     most = MAX_PIPEDREAM_DEVICES if pipedream else MAX_DEVICES
@@ -150,7 +160,24 @@ def _check(problem: PlanningProblem) -> None:
 
 def _by_minibatch(options: Options) -> bool:
     """Whether the stages update after every minibatch: each may then have replicas of its own."""
-    return schedule_named(options.schedule or SCHEDULES[0]).update == "minibatch"
+    return _schedule(options).update == "minibatch"
+
+
+def _schedule(options: Options) -> Schedule:
+    return schedule_named(options.schedule or SCHEDULES[0])
+
+
+def _check_chunks(problem: PlanningProblem) -> None:
+    """Refuses what ranks of several stages are not planned for, and more of them than blocks."""
+    options, blocks, laws = problem.options, len(problem.profile.blocks), _schedule(problem.options)
+    types = [device.name for device in problem.cluster.types]
+    require(len(types) == 1, "cluster.groups", f"must be of one type for {laws.name}", types)
+    require(options.memory == "training", "memory", f"must be training for {laws.name}", options.memory)
+    rule = f"must be 2 for {laws.name}, whose ranks hold two stages in a V"
+    require(not laws.v_shaped or options.chunks in (None, 2), "chunks", rule, options.chunks)
+    ranks, chunks = options.stages or 1, options.chunks or (2 if laws.v_shaped else 1)
+    rule = f"must leave each of the {ranks} x {chunks} stages one of the {blocks} blocks"
+    require(ranks * chunks <= blocks, "chunks" if options.chunks else "stages", rule, options.chunks or options.stages)
 
 
 def shapes_of(problem: PlanningProblem) -> list[StageShape]:

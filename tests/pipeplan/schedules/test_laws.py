@@ -11,8 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeplan.costs.memory import chunked_pipeline, held_by
 from pipeplan.documents.plan import Worker
 from pipeplan.documents.stage_costs import StageCosts, unit_costs
+from pipeplan.errors import InvalidInputError
 from pipeplan.programs.check import check
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.instructions import (
@@ -32,7 +34,7 @@ from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
 from tests.pipeplan.builders import equal_thirds
-from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, V_SHAPED, chunks_of, microbatches_of
+from tests.schedules import CHUNKED, DATA_PARALLEL, SCHEDULES, STASHING, V_SHAPED, chunks_of, microbatches_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -570,3 +572,47 @@ def test_the_peer_of_a_microbatch_is_the_same_on_the_way_back() -> None:
     for k, peer in ((1, 0), (2, 2), (3, 0), (4, 2)):
         assert f"<F{k}:{peer}" in text
         assert f">B{k}:{peer}" in text
+
+
+@given(st.sampled_from(sorted(CHUNKED)), st.integers(1, 5), st.integers(1, 3), st.integers(1, 14), st.integers(0, 4))
+def test_a_schedule_takes_the_batches_that_it_makes_streams_for(
+    schedule: str, ranks: int, chunks: int, microbatches: int, rank: int
+) -> None:
+    laws = schedule_named(schedule)
+    chunks = 2 if schedule in V_SHAPED else chunks
+    pipeline = chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=microbatches)
+    takes = laws.takes(ranks=ranks, chunks=chunks, microbatches=microbatches)
+    if takes:
+        assert list(laws.compute(pipeline, Worker(stage=min(rank, ranks - 1))))
+    else:
+        with pytest.raises(InvalidInputError):
+            list(laws.compute(pipeline, Worker(stage=0)))
+
+
+@pytest.mark.parametrize("schedule", sorted(CHUNKED))
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 8), (4, 16), (5, 30)])
+def test_what_a_rank_idles_is_what_planners_count(schedule: str, ranks: int, microbatches: int) -> None:
+    """A rank takes 6 s for a microbatch; v-half on an odd number of ranks idles a second less."""
+    laws = schedule_named(schedule)
+    program = build(laws, chunked_pipeline(laws, ranks=ranks, chunks=2, microbatches=microbatches))
+    idle_s = simulate(program, [equal_thirds()] * 2 * ranks).makespan_s - 6 * microbatches
+    less_s = ranks % 2 if schedule == "v-half" else 0
+    assert idle_s + less_s == pytest.approx(6 * laws.idle_steps(ranks=ranks, chunks=2))
+
+
+@given(st.sampled_from(sorted(CHUNKED)), st.integers(2, 6), st.integers(2, 4), st.integers(8, 20), st.booleans())
+def test_a_rank_keeps_no_more_of_a_longer_batch(
+    schedule: str, ranks: int, chunks: int, rounds: int, recompute: bool
+) -> None:
+    laws = schedule_named(schedule)
+    chunks = 2 if schedule in V_SHAPED else chunks
+    for rank in range(ranks):
+        held = held_by(laws, ranks, chunks, rank, rounds * ranks, recompute)
+        pipeline = chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=rounds * ranks)
+        program = build(laws, replace(pipeline, recompute=(recompute,) * pipeline.depth))
+        parts = program.stage_streams(program.streams[rank])
+        most = [
+            max(each.in_flight + each.weight_gradients for each in footprints(part.instructions, recompute=recompute))
+            for part in parts
+        ]
+        assert held.most == tuple(most)

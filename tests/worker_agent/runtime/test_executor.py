@@ -169,6 +169,27 @@ def test_a_run_in_a_v_resumes_on_both_stages(schedule: str, tmp_path: Path) -> N
     assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
 
 
+@pytest.mark.parametrize("schedule", [INTERLEAVED, "dual-pipe-v"])
+def test_a_plan_with_uneven_chunks_runs_as_it_is_played(schedule: str, tmp_path: Path) -> None:
+    """The last two blocks take longer: the planner gives their rank fewer blocks, in both of its stages together."""
+    blocks = [Cell(output_bytes=128)] * 5 + [Cell(forward_s=3.0, backward_s=6.0, output_bytes=128)] * 2
+    problem = PlanningProblem(
+        profile=replace(profile(blocks, sizes=(2,)), dtype="float64"),
+        cluster=cluster((2, 1e9)),
+        batch_size=8,
+        options=Options(schedule=schedule, stages=2, chunks=2),
+    )
+    plan = solve("exact", problem)
+    assert isinstance(plan, Plan)
+    assert len({stage.stop - stage.start for stage in plan.stages}) > 1
+    model = MODEL.replace("depth=4", "depth=7")
+    results = run_ranks(replace(job_of(plan, tmp_path, steps=STEPS), model=model))
+    reference = train(plan, model, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
+    assert distance(checkpoint_weights(tmp_path, STEPS), reference) < 1e-11
+    for result, lane in zip(results, predict(plan, batches=STEPS).lanes, strict=True):
+        assert without_checkpoints(result.lane) == lane.instructions
+
+
 def interleaved_plan(**options: Any) -> Plan:
     return make_plan("1f1b-interleaved", CUTS[4], chunks=2, **options)
 

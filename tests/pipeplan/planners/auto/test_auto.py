@@ -13,6 +13,8 @@ from pipeplan.documents.plan import Answer, Infeasible, Plan, Simulated
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto import ranking
+from pipeplan.planners.auto.chunks import CHUNKED, MOST_SQUEEZED, ChunkedSpace
+from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
@@ -20,6 +22,7 @@ from pipeplan.programs.check import check
 from pipeplan.programs.instructions import BackwardInput, BackwardWeight
 from pipeplan.simulation.predict import predict, program_of
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
+from tests.schedules import INTERLEAVED, V_SHAPED
 
 SINGLE = (
     ("pipedream", None),
@@ -227,8 +230,8 @@ def test_2bps_memory_saving_variant_is_taken_where_2bp_alone_does_not_fit() -> N
 
 
 def test_zb_h1_is_chosen_where_its_play_is_fastest_unless_the_user_wants_another_backward() -> None:
-    """Two versions of the weights do not fit, so that it is 1F1B or a split of it."""
-    problem = replace(transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=Options(stages=4))
+    """Two versions of the weights do not fit, so that it is 1F1B or a split of it: a block a stage leaves no chunks."""
+    problem = replace(transformer(memory_bytes=10**9, blocks=4), cluster=cluster((4, 1e6)), options=Options(stages=4))
     problem = replace(problem, profile=split(problem.profile))
     roomy = solve("auto", problem)
     assert isinstance(roomy, Plan)
@@ -257,12 +260,18 @@ FORCED = [
     Options(schedule=schedule, stages=stages, microbatch_size=1)
     for schedule in ("1f1b", "pipedream-2bw", "gpipe")
     for stages in (1, 2, 3, 4)
-] + [Options(schedule="data-parallel", microbatch_size=1), Options(schedule="naive", stages=2, microbatch_size=1)]
+] + [
+    Options(schedule="data-parallel", microbatch_size=1),
+    Options(schedule="naive", stages=2, microbatch_size=1),
+    Options(schedule=INTERLEAVED, chunks=2),
+    Options(schedule=INTERLEAVED, stages=2, chunks=3, microbatch_size=1),
+    Options(chunks=2),
+]
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    blocks=st.lists(cells(), min_size=2, max_size=6),
+    blocks=st.lists(cells(), min_size=2, max_size=8),
     machines=clusters(8),
     batch_size=st.sampled_from([4, 8]),
     latency_s=st.sampled_from([0.0, 0.1, 2.0]),
@@ -288,6 +297,81 @@ def test_no_schedule_depth_or_number_of_devices_that_is_forced_plays_faster(
     if isinstance(fewer, Plan):
         assert isinstance(best, Plan)
         assert rate(best) >= 0.995 * rate(fewer)
+
+
+def in_chunks(**asked: object) -> PlanningProblem:
+    """Few microbatches, so that filling and draining takes long."""
+    blocks = [Cell(forward_s=1.0, backward_s=2.0, weight_bytes=1000, output_bytes=10)] * 16
+    return PlanningProblem(
+        profile=profile(blocks),
+        cluster=cluster((4, 1e5)),
+        batch_size=4,
+        options=Options(**asked),  # type: ignore[arg-type]
+    )
+
+
+def test_ranks_with_several_stages_are_searched() -> None:
+    """Four microbatches on four ranks: 4 x 12 s, and to fill and drain 36 s with one stage a rank, 9 s with four."""
+    rates = {}
+    for chunks in (1, 2, 4):
+        plan = solve("auto", in_chunks(schedule=INTERLEAVED, stages=4, chunks=chunks))
+        assert isinstance(plan, Plan)
+        assert (plan.schedule, plan.chunks, plan.depth) == (INTERLEAVED, chunks, 4 * chunks)
+        rates[chunks] = rate(plan)
+    assert 4 / rates[4] == pytest.approx(57, rel=1e-3)
+    assert rates[1] < rates[2] < rates[4]
+    free = solve("auto", in_chunks(schedule=INTERLEAVED))
+    assert isinstance(free, Plan)
+    assert rate(free) >= rates[4] * (1 - 1e-9)
+
+
+def chunked_space(problem: PlanningProblem, *schedules: str) -> ChunkedSpace:
+    """The space of these schedules, or of all whose ranks hold several stages."""
+    return ChunkedSpace(model=SearchedModel(problem=problem), schedules=schedules or CHUNKED)
+
+
+@pytest.mark.parametrize("schedule", sorted(V_SHAPED))
+def test_a_schedule_in_a_v_is_kept_and_searched_where_the_backward_was_measured_split(schedule: str) -> None:
+    problem = in_chunks(schedule=schedule, stages=2)
+    plan = solve("auto", replace(problem, profile=split(problem.profile)))
+    assert isinstance(plan, Plan)
+    assert (plan.schedule, plan.chunks, plan.depth) == (schedule, 2, 4)
+    free = replace(problem, options=Options(stages=2))
+    whole, halves = (
+        {family.shapes[0].schedule for family in chunked_space(each).families()}
+        for each in (free, replace(free, profile=split(free.profile)))
+    )
+    assert schedule not in whole
+    assert schedule in halves
+
+
+def test_stages_that_time_did_not_allow_to_fit_count_as_possible() -> None:
+    """Two heavy blocks at the start: equal compute gives the first rank too much, other stages fit."""
+    blocks = [Cell(weight_bytes=60)] * 2 + [Cell(weight_bytes=5)] * 10
+    problem = PlanningProblem(
+        profile=profile(blocks),
+        cluster=cluster((2, 1e9), memory_bytes=210),
+        batch_size=4,
+        options=Options(schedule=INTERLEAVED, stages=2, chunks=2),
+    )
+    space = chunked_space(problem, INTERLEAVED)
+    (family,) = space.families()
+    assert list(space.members(family))
+    assert (space.squeezed, space.beyond) == (1, 0.0)
+    hurried = chunked_space(problem, INTERLEAVED)
+    hurried.squeezed = MOST_SQUEEZED
+    assert list(hurried.members(family)) == []
+    assert hurried.beyond == family.most
+
+
+def test_chunks_that_no_schedule_takes_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="must be one of 1f1b-interleaved"):
+        solve("auto", in_chunks(schedule="1f1b", chunks=2))
+    with pytest.raises(InvalidInputError, match="memory"):
+        solve("auto", in_chunks(chunks=2, memory="paper"))
+    answer = solve("auto", in_chunks(schedule=INTERLEAVED, stages=3, chunks=2))
+    assert isinstance(answer, Infeasible)
+    assert answer.reasons
 
 
 def test_one_device_is_the_answer_where_the_way_to_others_is_long() -> None:

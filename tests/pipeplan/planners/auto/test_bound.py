@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Overheads
 from pipeplan.errors import InvalidInputError
+from pipeplan.planners.auto.chunks import CHUNKED, ChunkedSpace
+from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.bound import least_batch_s, most_samples_per_s
@@ -76,6 +79,53 @@ def test_no_play_is_faster_than_its_bounds(
             assert rate <= configuration.most * above
 
 
+@settings(max_examples=120, deadline=None)
+@given(
+    blocks=st.lists(cells(), min_size=2, max_size=9),
+    machines=clusters(8),
+    batch_size=st.sampled_from([4, 8, 12, 24]),
+    latency_s=st.sampled_from([0.0, 0.01, 0.5]),
+    recompute=st.sampled_from([None, False, True]),
+    is_split=st.booleans(),
+    schedule=st.sampled_from(CHUNKED),
+    data=st.data(),
+)
+def test_no_play_of_ranks_with_several_stages_is_faster_than_its_bounds(
+    blocks: Sequence[Cell],
+    machines: Cluster,
+    batch_size: int,
+    latency_s: float,
+    recompute: bool | None,
+    is_split: bool,
+    schedule: str,
+    data: st.DataObject,
+) -> None:
+    levels = tuple(replace(level, latency_s=latency_s) for level in machines.levels)
+    model = profile(blocks)
+    problem = PlanningProblem(
+        profile=split(model) if is_split else model,
+        cluster=replace(machines, levels=levels),
+        batch_size=batch_size,
+        options=Options(recompute=recompute, schedule=schedule),
+    )
+    space = ChunkedSpace(model=SearchedModel(problem=problem), schedules=(schedule,))
+    families = list(space.families())
+    if not families:
+        return
+    for place in data.draw(st.lists(st.integers(0, len(families) - 1), min_size=1, max_size=4, unique=True)):
+        for configuration in space.members(families[place]):
+            plan = configuration.plan(configuration.split())
+            assert plan is not None
+            simulated = play(plan, instructions=200_000)
+            assert simulated is not None
+            rate = simulated.throughput_samples_per_s
+            assert rate <= most_samples_per_s(plan) * ROUNDING
+            assert rate <= configuration.most_of(configuration.split()) * ROUNDING
+            assert rate <= configuration.most * ROUNDING
+            assert configuration.most <= families[place].most * ROUNDING
+            assert max(rank_bytes(plan)) <= machines.device.usable_bytes
+
+
 def one_server(depth: int, schedule: str, **cell: float) -> Plan:
     """Equal blocks, a stage each, on one server of fast links."""
     blocks = [Cell(forward_s=1.0, backward_s=2.0, output_bytes=1, **cell)] * depth  # type: ignore[arg-type]
@@ -97,3 +147,24 @@ def test_the_bound_of_equal_stages_is_what_is_played(schedule: str, batch_s: flo
     assert plan.simulated is not None
     assert least_batch_s(plan) == pytest.approx(batch_s, rel=1e-6)
     assert 8 / plan.simulated.throughput_samples_per_s == pytest.approx(batch_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(("chunks", "batch_s"), [(1, 108.0), (2, 102.0), (4, 99.0)])
+def test_the_bound_of_equal_chunks_is_what_is_played(chunks: int, batch_s: float) -> None:
+    """Eight microbatches of 12 s on two ranks of four blocks: 96 s, and 12 s over the chunks to fill and drain."""
+    blocks = [Cell(forward_s=1.0, backward_s=2.0, output_bytes=1)] * 8
+    problem = PlanningProblem(
+        profile=profile(blocks),
+        cluster=cluster((2, 1e9)),
+        batch_size=8,
+        options=Options(schedule="1f1b-interleaved", stages=2, chunks=chunks),
+    )
+    space = ChunkedSpace(model=SearchedModel(problem=problem), schedules=("1f1b-interleaved",))
+    (configuration,) = (each for family in space.families() for each in space.members(family))
+    plan = configuration.plan(configuration.split())
+    assert plan is not None
+    simulated = play(plan)
+    assert simulated is not None
+    assert least_batch_s(plan) == pytest.approx(batch_s, rel=1e-6)
+    assert 8 / simulated.throughput_samples_per_s == pytest.approx(batch_s, rel=1e-6)
+    assert 8 / configuration.most == pytest.approx(batch_s, rel=1e-6)

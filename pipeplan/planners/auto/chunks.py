@@ -1,0 +1,271 @@
+"""Chunks: what auto may play whose ranks hold several stages, in a loop or in a V.
+
+A family is a schedule on so many ranks, replicas and microbatches: all numbers of chunks that can run, on all
+placements. It has a rate that none of its plays exceeds, whatever its stages are. Where that may still win, its members
+are made: their stages are nearly even (`interleaved.even`: a search proves more, and takes a hundred times as long; the
+play decides), and they have rates of their own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+
+import numpy as np
+
+from pipeplan.documents.plan import Alternative, ClosedForm, Plan
+from pipeplan.errors import require
+from pipeplan.planners.auto.model import SearchedModel
+from pipeplan.planners.auto.ranking import has_split_backward
+from pipeplan.planners.auto.wiring import Wiring
+from pipeplan.planners.complete import Decision, complete
+from pipeplan.planners.interleaved.even import even_by_time, squeezed
+from pipeplan.planners.interleaved.shape import ChunkedShape, shapes_of
+from pipeplan.planners.interleaved.terms import ChunkedTerms
+from pipeplan.planners.problem import CutGraph, PlanningProblem, refuse_unused
+from pipeplan.schedules.registry import schedule_named
+
+CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
+
+_CUTS = ("forced_cuts", "forbidden_cuts")
+_USED = ("microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_factor", *_CUTS)
+
+MOST_SQUEEZED = 12
+"""So often it is tried to make stages fit that do not: half a second, usually."""
+
+_ROUNDING = 1e-9
+
+
+def asks_for_chunks(problem: PlanningProblem) -> bool:
+    """Whether ranks of several stages are asked for, which no other planner proposes.
+
+    Raises InvalidInputError for options that go with none of them.
+    """
+    options, types = problem.options, [device.name for device in problem.cluster.types]
+    schedule = None if options.schedule is None else schedule_named(options.schedule)
+    if options.chunks is None and (schedule is None or not schedule.chunked):
+        return False
+    rule = f"must be one of {', '.join(CHUNKED)} where chunks are asked for"
+    require(schedule is None or schedule.name in CHUNKED, "schedule", rule, options.schedule)
+    refuse_unused("auto", options, _USED)
+    rule = "must be of one type where ranks hold several stages"
+    require(len(types) == 1, "cluster.groups", rule, types)
+    require(options.memory == "training", "memory", "must be training where ranks hold several stages", options.memory)
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedFamily:
+    """Shapes that differ in their chunks alone, on all placements. No play of any is above `most`, samples a second."""
+
+    shapes: tuple[ChunkedShape, ...]
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkedConfiguration:
+    """A member of a family, with its stages on a placement. None of its plays is above `most`."""
+
+    space: "ChunkedSpace"
+    terms: ChunkedTerms
+    wiring: Wiring
+    stops: tuple[int, ...]
+    most: float
+
+    def split(self) -> tuple[int, ...]:
+        """Where its nearly even stages end."""
+        return self.stops
+
+    def most_of(self, stops: tuple[int, ...]) -> float:
+        """Samples a second that no play with these stages exceeds."""
+        return self.space.most(self.terms.shape, self.wiring, stops)
+
+    def plan(self, stops: tuple[int, ...]) -> Plan | None:
+        """Its plan with these stages, not played; None where they do not fit."""
+        return self.space.plan(self.terms, stops)
+
+    def alternative(self, reason: str) -> Alternative:
+        """What a plan says of it, without a price."""
+        shape = self.terms.shape
+        return Alternative(
+            schedule=shape.schedule,
+            depth=shape.depth,
+            width=shape.width,
+            microbatch_size=shape.microbatch_size,
+            microbatches=shape.microbatches,
+            recompute=bool(shape.recompute),
+            throughput_samples_per_s=None,
+            memory_bytes=None,
+            reason=reason,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ChunkedSpace:
+    """The families of a model.
+
+    `beyond`: the highest rate of those whose stages were not made to fit for want of time; it is known when the
+    configurations have been taken.
+    """
+
+    model: SearchedModel
+    schedules: Sequence[str]
+    planner: str = "auto"
+    squeezed: int = 0
+    beyond: float = 0.0
+    _stops: dict[tuple[int, int, bool, int], tuple[int, ...] | None] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> PlanningProblem:
+        """Of a chain."""
+        return self.model.problem
+
+    @property
+    def graph(self) -> CutGraph | None:
+        """What the chain stands for."""
+        return self.problem.graph
+
+    @property
+    def considered(self) -> int:
+        """How many shapes there are."""
+        return sum(len(family.shapes) for family in self.families())
+
+    def configurations(self) -> Iterator[ChunkedConfiguration]:
+        """Those whose stages fit, the highest bound first. Families' members are made as they are needed."""
+        waiting: list[tuple[float, int, ChunkedConfiguration]] = []
+        numbers = count()
+        for family in sorted(self.families(), key=lambda each: -each.most):
+            while waiting and -waiting[0][0] > family.most:
+                yield heappop(waiting)[-1]
+            for member in self.members(family):
+                heappush(waiting, (-member.most, next(numbers), member))
+        while waiting:
+            yield heappop(waiting)[-1]
+
+    def families(self) -> Iterator[ChunkedFamily]:
+        """All of them. Those that split the backward are there where it was measured split, or one is asked for."""
+        problem, options = self.problem, self.problem.options
+        if options.memory != "training":
+            return
+        measured = self.model.evaluator.measured
+        batches = [(size, problem.batch_size // size) for size in measured.sizes]
+        batches = [(size, samples) for size, samples in batches if problem.batch_size == size * samples]
+        splits = options.split_backward is not False and has_split_backward(problem)
+        for name in self.schedules:
+            if schedule_named(name).splits_backward and options.schedule is None and not splits:
+                continue
+            alike: dict[tuple[int, int, int], list[ChunkedShape]] = {}
+            devices, blocks = problem.cluster.devices, measured.blocks
+            for shape in shapes_of(name, options, devices=devices, blocks=blocks, batches=batches):
+                # One rank, and one stage a rank, are data parallelism and 1F1B: they hold less.
+                if options.chunks is not None or options.schedule is not None or min(shape.ranks, shape.chunks) > 1:
+                    alike.setdefault((shape.ranks, shape.width, shape.microbatch_size), []).append(shape)
+            for shapes in alike.values():
+                yield ChunkedFamily(shapes=tuple(shapes), most=self._most_of_any(shapes[0]))
+
+    def members(self, family: ChunkedFamily) -> Iterator[ChunkedConfiguration]:
+        """Those whose stages fit, on every placement."""
+        for shape in family.shapes:
+            wirings = self.model.wirings(shape.width, shape.ranks)
+            chain = self.model.evaluator.chain(shape.microbatch_size)
+            terms = ChunkedTerms(problem=self.problem, shape=shape, links=wirings[0].links, chain=chain)
+            stops = self._stages(terms, family.most)
+            if stops is None:
+                continue
+            for wiring in wirings:
+                yield ChunkedConfiguration(
+                    space=self,
+                    terms=replace(terms, links=wiring.links),
+                    wiring=wiring,
+                    stops=stops,
+                    most=min(self.most(shape, wiring, stops), family.most),
+                )
+
+    def plan(self, terms: ChunkedTerms, stops: tuple[int, ...]) -> Plan | None:
+        """The plan with these stages, not played; None where a rank's do not fit, or a cut is not allowed."""
+        shape, starts = terms.shape, (0, *stops[:-1])
+        modes = [terms.mode(rank, stops) for rank in range(shape.ranks)]
+        held = [terms.rank_bytes(rank, stops, recompute=mode) for rank, mode in enumerate(modes)]
+        allowed = all(terms.may_be_stage[start, stop] for start, stop in zip(starts, stops, strict=True))
+        if max(held) > terms.device_bytes or not allowed:
+            return None
+        step_s = max(terms.rank_s(rank, stops, recompute=mode) for rank, mode in enumerate(modes))
+        sample_s = shape.sample_s(step_s)
+        return complete(
+            self.problem,
+            Decision(
+                planner=self.planner,
+                cost_model=f"nearly even/{shape.schedule}",
+                stages=terms.stages(stops),
+                placement=terms.links.place((shape.width,) * shape.ranks),
+                schedule=shape.schedule,
+                chunks=shape.chunks,
+                microbatch_size=shape.microbatch_size,
+                microbatches=shape.microbatches,
+                batch_size=shape.batch_size,
+                closed_form=ClosedForm(
+                    time_per_microbatch_s=step_s * (1 + shape.idle_steps / shape.microbatches),
+                    throughput_samples_per_s=1 / sample_s,
+                    bubble_fraction=shape.bubble_fraction,
+                ),
+                optimal_in_flight=terms.most_in_flight(0),
+                configurations_considered=1,
+            ),
+        )
+
+    def _stages(self, terms: ChunkedTerms, most: float) -> tuple[int, ...] | None:
+        """Even stages if they fit; others that fit, as long as there is time for that; None where there are none."""
+        shape = terms.shape
+        key = shape.ranks, shape.chunks, shape.laws.v_shaped, shape.microbatch_size
+        if key not in self._stops:
+            self._stops[key] = even_by_time(terms)
+        stops = self._stops[key]
+        if stops is None or not terms.may_fit():
+            return None
+        found = squeezed(terms, stops, sweeps=0)
+        if found is not None:
+            return found
+        if self.squeezed >= MOST_SQUEEZED:
+            self.beyond = max(self.beyond, most)
+            return None
+        self.squeezed += 1
+        return squeezed(terms, stops)
+
+    def _most_of_any(self, shape: ChunkedShape) -> float:
+        """Samples a second that no stages of a family's shapes exceed.
+
+        On average a rank computes its share of the model, and is reached by way of a block on each rank before it.
+        """
+        sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
+        work_s, way_s = sums.compute_s, sums.way_s
+        m, ranks = shape.microbatches, shape.ranks
+        longest = np.sort(np.diff(work_s))[::-1]
+        sums_s = np.append(0.0, np.cumsum(longest))
+        many = np.arange(1, len(longest) + 1)
+        block_s = float((sums_s[many] - sums_s[many - -(-many // ranks)]).max())
+        fill_s = float(np.diff(way_s).min()) * (ranks - 1) / 2
+        least_s = max(m * work_s[-1] / ranks, m * block_s, m * way_s[-1] / ranks + fill_s)
+        return self._rate(shape, float(least_s))
+
+    def most(self, shape: ChunkedShape, wiring: Wiring, stops: Sequence[int]) -> float:
+        """The same of these stages on a placement: `bound`, 1, 3 and 5, without what the exchanges leave."""
+        sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
+        work_s, way_s = sums.compute_s, sums.way_s
+        chain, m = self.model.evaluator.chain(shape.microbatch_size), shape.microbatches
+        ends = np.asarray(stops)
+        starts = np.append(0, ends[:-1])
+        by_rank = np.asarray([shape.stages_of(rank) for rank in range(shape.ranks)])
+        computed_s = (work_s[ends] - work_s[starts])[by_rank].sum(axis=1)
+        ways_s = way_s[ends] - way_s[starts]
+        first = ends[: shape.ranks - 1]
+        edges_s = 2 * (wiring.latencies_s + chain.output_bytes[first] / wiring.links.edges)
+        before_s = np.append(0.0, np.cumsum(ways_s[: shape.ranks - 1] + edges_s))
+        least_s = max(float(m * computed_s.max()), float((before_s + m * ways_s[by_rank].sum(axis=1)).max()))
+        if shape.width > 1:
+            least_s = max(least_s, sums.exchanged_bytes * wiring.ring_s_per_byte)
+        return self._rate(shape, least_s)
+
+    @staticmethod
+    def _rate(shape: ChunkedShape, least_s: float) -> float:
+        return shape.batch_size / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf

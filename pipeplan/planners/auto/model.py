@@ -1,0 +1,100 @@
+"""Model: what all spaces of a problem share: the closed forms of its shapes, its sums, and its placements."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.planners.auto.ranking import has_split_backward
+from pipeplan.planners.auto.wiring import Wiring, wiring_of
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.two_bw.candidate import Evaluator
+from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.planners.two_bw.placements import mixtures, orientations
+from pipeplan.schedules.registry import schedule_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sums:
+    """Of a microbatch on the whole model, with any stages, any of which may recompute where a shape leaves that open.
+
+    `compute_s` and `way_s` are what the blocks before each one compute at least, with a whole or a split backward, in
+    all and on the way there and back; `block_s` is the longest block's. `total_s` is what equal stages take together.
+    """
+
+    compute_s: FloatArray
+    way_s: FloatArray
+    block_s: float
+    total_s: float
+    least_boundary_bytes: float
+    mean_boundary_bytes: float
+    exchanged_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchedModel:
+    """A problem's model on its cluster. `problem` has a chain."""
+
+    problem: PlanningProblem
+    _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
+    _sums: dict[tuple[str, int, bool | None], Sums] = field(default_factory=dict)
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """Splits shapes. Raises InvalidInputError where no microbatch size divides the batch."""
+        return Evaluator(problem=self.problem, measured=profiled(self.problem))
+
+    def wirings(self, width: int, depth: int) -> tuple[Wiring, ...]:
+        """All placements of so many replicas of so many ranks."""
+        key = width, depth
+        if key not in self._wirings:
+            cluster = self.problem.cluster
+            every = (*orientations(cluster, width, depth), *mixtures(cluster, width, depth))
+            self._wirings[key] = tuple(wiring_of(cluster, links) for links in every)
+        return self._wirings[key]
+
+    def sums(self, schedule: str, size: int, recompute: bool | None) -> Sums:
+        """A microbatch's sums."""
+        key = schedule, size, recompute
+        if key not in self._sums:
+            chain, factor = self.evaluator.chain(size), self.problem.profile.overheads.exchange_factor
+            compute_s, way_s = self._least_s(schedule, size, recompute)
+            boundaries = chain.output_bytes[1:-1] if chain.blocks > 1 else np.zeros(1)
+            self._sums[key] = Sums(
+                compute_s=np.append(0.0, np.cumsum(compute_s)),
+                way_s=np.append(0.0, np.cumsum(way_s)),
+                block_s=float(compute_s.max()),
+                total_s=chain.least_s[-1] if recompute is None else chain.listed_s(recompute=recompute)[-1],
+                least_boundary_bytes=float(boundaries.min()),
+                mean_boundary_bytes=float(boundaries.mean()),
+                exchanged_bytes=float(chain.weight_bytes[-1]) * factor,
+            )
+        return self._sums[key]
+
+    def _least_s(self, schedule: str, size: int, recompute: bool | None) -> tuple[FloatArray, FloatArray]:
+        """What blocks compute at least, and what of it is on the way there and back, with a whole or a split backward.
+
+        A stage may recompute while it waits: that is on no microbatch's way.
+        """
+        problem, laws, overheads = self.problem, schedule_named(schedule), self.problem.profile.overheads
+        factor, blocks = problem.options.recompute_factor, problem.profile.at(size)
+        forward_s = np.asarray([block.forward_s for block in blocks])
+        whole_s = np.asarray([block.backward_s for block in blocks])
+        backwards_s = [] if laws.splits_backward else [(whole_s, np.zeros_like(whole_s))]
+        two_bp = laws.takes_two_bp and problem.options.split_backward is not False and has_split_backward(problem)
+        if laws.splits_backward or two_bp:
+            first = [b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks]
+            backwards_s.append((np.asarray(first), np.asarray([b.backward_weight_s or 0.0 for b in blocks])))
+        ways_s, computes_s = [], []
+        for again in (True, False) if recompute is None else (recompute,):
+            share = overheads.forward_without_graph if again and factor is None else 1.0
+            after = min(overheads.backward_after_forward, 1.0) if again or laws.alternates else 1.0
+            again_s = np.zeros_like(whole_s)
+            if again:
+                added = max((factor or 1.0) - 1.0, 0.0) * (forward_s + whole_s)
+                again_s = overheads.recompute * forward_s if factor is None else added
+            for first_s, rest_s in backwards_s:
+                ways_s.append(share * forward_s + after * first_s)
+                computes_s.append(ways_s[-1] + rest_s + again_s)
+        return np.minimum.reduce(computes_s), np.minimum.reduce(ways_s)

@@ -1,0 +1,184 @@
+"""Chunk model: stages of ranks with three chunks and more, by OR-tools CP-SAT, with a bound.
+
+A cut is a row of booleans: `beyond[s][k]` says that stage s stops beyond block k. A sum over the blocks of a stage is
+linear in the rows of its two cuts, and so are the limits of a rank. The constraints, as the comments number them:
+
+1. Stops ascend, and every stage has a block.
+2. Forced cuts are stops, forbidden ones are none.
+3. A rank recomputes or not, and takes no longer than the step, with its gradient exchange beside it.
+4. A rank holds no more than its device, at each of the moments at which it may hold most.
+
+Seconds are rounded to whole units; the bound allows for that. One worker, and a limit in the solver's deterministic
+seconds, make the same question give the same answer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from ortools.sat.python import cp_model
+
+from pipeplan.arrays import FloatArray
+from pipeplan.planners.interleaved.terms import ChunkedTerms
+
+_SEED = 1
+_UNITS = 2.0**30
+"""Units of time in an even share of the model's compute."""
+
+_EACH_BOOLEAN = 1e-5
+"""Deterministic seconds for making the model, for each boolean and rank: the solver's own count leaves them out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkVerdict:
+    """The stops that were found, or None; no stages are better than `bound`, seconds of a step or bytes of a rank.
+
+    `proven`: time was enough.
+    """
+
+    stops: tuple[int, ...] | None
+    bound: float
+    proven: bool
+    spent: float
+
+
+def least_step(
+    terms: ChunkedTerms, *, least_s: float, below_s: float, hint: Sequence[int] | None, limit: float
+) -> ChunkVerdict:
+    """The least step that is below a limit, with ranks that fit. Its bound is infinite where it is proven that none is.
+
+    `least_s`: none is below it, as is known before.
+    """
+    unit_s = float(terms.chain.compute_s[-1]) / terms.shape.ranks / _UNITS
+    model = _ChunkModel(terms)
+    most = int(min(below_s / unit_s, 4.0 * terms.shape.ranks * _UNITS * terms.shape.depth))
+    step = model.model.new_int_var(min(int(least_s / unit_s * (1 - 1e-9)), most), most, "step")
+    model.limit_time(step, unit_s)
+    model.limit_memory(terms.device_bytes)
+    if hint is not None:
+        model.hint(hint)
+    model.model.minimize(step)
+    # Of a stage both sums are rounded: a rank is off by a unit for each of its stages at most.
+    return model.solve(limit, unit_s, terms.shape.chunks)
+
+
+def least_held(terms: ChunkedTerms, *, limit: float) -> ChunkVerdict:
+    """The stages whose fullest rank holds least, however long they take."""
+    model = _ChunkModel(terms)
+    most = model.model.new_int_var(0, 2**60, "held")
+    model.limit_memory(most)
+    model.model.minimize(most)
+    return model.solve(limit, 1.0, 0)
+
+
+class _ChunkModel:
+    """The cuts, and the limits on them."""
+
+    def __init__(self, terms: ChunkedTerms) -> None:
+        self.terms, self.model = terms, cp_model.CpModel()
+        shape, blocks, model = terms.shape, terms.blocks, self.model
+        never, always = model.new_constant(0), model.new_constant(1)
+        self.beyond: list[list[cp_model.IntVar]] = []
+        for stage in range(shape.depth - 1):
+            first, last = stage + 1, blocks - (shape.depth - 1 - stage)  # where the stage may stop
+            self.beyond.append(
+                [
+                    always if k < first else never if k >= last else model.new_bool_var(f"{stage}>{k}")
+                    for k in range(blocks + 1)
+                ]
+            )
+        self._none, self._all = [never] * (blocks + 1), [*[always] * blocks, never]
+        for stage, row in enumerate(self.beyond):
+            for k in range(blocks):
+                model.add(row[k + 1] <= row[k])
+                if stage:
+                    model.add(self.beyond[stage - 1][k] <= row[k + 1])  # constraint 1
+        options = terms.problem.options
+        for cut in (*options.forced_cuts, *options.forbidden_cuts):  # constraint 2
+            stops_here = cp_model.LinearExpr.sum([row[cut - 1] - row[cut] for row in self.beyond])
+            model.add(stops_here == (1 if cut in options.forced_cuts else 0))
+        self.modes = {
+            (rank, mode): model.new_bool_var(f"rank {rank}, recompute {mode}")
+            for rank in range(shape.ranks)
+            for mode in shape.modes
+        }
+        for rank in range(shape.ranks):
+            model.add_exactly_one([self.modes[rank, mode] for mode in shape.modes])
+
+    def limit_time(self, step: cp_model.IntVar, unit_s: float) -> None:
+        """Constraint 3."""
+        terms, shape = self.terms, self.terms.shape
+        for (rank, mode), chosen in self.modes.items():
+            stages = shape.stages_of(rank)
+            busy = []
+            for stage in stages:
+                begins_s, ends_s = terms.edge_sums(stage, recompute=mode)
+                busy += [self._at(stage, ends_s / unit_s), self._at(stage - 1, -begins_s / unit_s)]
+            self.model.add(cp_model.LinearExpr.sum(busy) <= step).only_enforce_if(chosen)
+            weights = terms.exchange_s_per_byte(rank) / unit_s * terms.chain.weight_bytes
+            if weights.any():
+                exchange = [sums for s in stages for sums in (self._at(s, weights), self._at(s - 1, -weights))]
+                self.model.add(cp_model.LinearExpr.sum(exchange) <= step).only_enforce_if(chosen)
+
+    def limit_memory(self, most: cp_model.IntVar | int) -> None:
+        """Constraint 4."""
+        terms, shape, blocks = self.terms, self.terms.shape, self.terms.blocks
+        workspaces = [int(terms.workspace_bytes[block, block + 1]) for block in range(blocks)]
+        for rank in range(shape.ranks):
+            stages, largest = shape.stages_of(rank), self.model.new_int_var(0, max(workspaces), f"transient {rank}")
+            for block, workspace in enumerate(workspaces):
+                if workspace:
+                    here = [self._row(stage)[block] - self._row(stage - 1)[block] for stage in stages]
+                    self.model.add(largest >= workspace * cp_model.LinearExpr.sum(here))
+            for mode in shape.modes:
+                for moment in terms.held(rank, recompute=mode).moments.tolist():
+                    held: list[cp_model.LinearExprT] = [largest]
+                    for chunk, stage in enumerate(stages):
+                        whole, inputs = moment[chunk], moment[shape.chunks + chunk]
+                        table = terms.fixed_bytes(stage) + terms.microbatch_bytes(whole=whole, inputs=inputs)
+                        held += [self._at(stage, table[0]), self._at(stage - 1, table[:, 0] - table[0, 0])]
+                    together = cp_model.LinearExpr.sum(held)
+                    self.model.add(together <= most).only_enforce_if(self.modes[rank, mode])
+
+    def hint(self, stops: Sequence[int]) -> None:
+        """Stages to start from."""
+        for row, stop in zip(self.beyond, stops, strict=False):
+            for k, variable in enumerate(row):
+                if variable.index not in (self._none[0].index, self._all[0].index):
+                    self.model.add_hint(variable, int(stop > k))
+
+    def solve(self, limit: float, unit: float, rounded: int) -> ChunkVerdict:
+        """Solves within so many deterministic seconds."""
+        making = _EACH_BOOLEAN * self.terms.shape.depth * self.terms.blocks
+        if making >= limit:
+            return ChunkVerdict(stops=None, bound=0.0, proven=False, spent=limit)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = _SEED
+        solver.parameters.max_deterministic_time = limit - making
+        status = solver.solve(self.model)
+        spent = making + solver.response_proto.deterministic_time
+        if status == cp_model.MODEL_INVALID:
+            raise ArithmeticError(f"the solver refuses its model: {self.model.validate()}")
+        if status == cp_model.INFEASIBLE:
+            return ChunkVerdict(stops=None, bound=inf, proven=True, spent=spent)
+        bound = max(solver.best_objective_bound - rounded, 0.0) * unit
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return ChunkVerdict(stops=None, bound=bound, proven=False, spent=spent)
+        stops = tuple(sum(solver.value(each) for each in row) for row in self.beyond)
+        proven = status == cp_model.OPTIMAL
+        return ChunkVerdict(stops=(*stops, self.terms.blocks), bound=bound, proven=proven, spent=spent)
+
+    def _row(self, stage: int) -> Sequence[cp_model.IntVar]:
+        """Where a stage's stop is beyond; none is before the first stage, the last has all."""
+        if stage < 0:
+            return self._none
+        return self.beyond[stage] if stage < len(self.beyond) else self._all
+
+    def _at(self, stage: int, values: FloatArray) -> cp_model.LinearExprT:
+        """The value at a stage's stop, rounded."""
+        whole = [round(value) for value in values.tolist()]
+        steps = [after - before for before, after in pairwise(whole)]
+        sums: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(self._row(stage)[:-1], steps) + whole[0]
+        return sums

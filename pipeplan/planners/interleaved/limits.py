@@ -1,0 +1,74 @@
+"""Limits: a step and a memory -> which stages a rank may have together, as tables over their blocks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.planners.interleaved.terms import ChunkedTerms
+
+ROUNDING = 1e-12
+"""Sums of the same seconds in another order differ by no more."""
+
+_ANY_TIME_S = 1e300
+"""Instead of infinity, of which nothing can be taken away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Limit:
+    """A sum over the stages of a rank, and the most that it may be: `tables` has what each stage adds, by chunk."""
+
+    tables: tuple[FloatArray, ...]
+    most: float
+
+
+Way = tuple[Limit, ...]
+"""A way for a rank to run, with or without recomputation: all its limits hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Within:
+    """No rank takes longer than a step, and none holds more than `held_bytes`."""
+
+    terms: ChunkedTerms
+    step_s: float = inf
+    held_bytes: float = inf
+
+    def ways(self, rank: int) -> Iterator[Way]:
+        """The ways of a rank that some stages have. Stages are right where all limits of some way hold."""
+        terms = self.terms
+        stages = terms.shape.stages_of(rank)
+        step_s = min(self.step_s * (1 + ROUNDING), _ANY_TIME_S)
+        for recompute in terms.shape.modes:
+            busy_s = tuple(terms.busy_s(stage, recompute=recompute) for stage in stages)
+            limits = [Limit(tables=busy_s, most=step_s)]
+            share = terms.exchange_s_per_byte(rank)
+            if share:
+                weights = terms.chain.weight_bytes
+                exchange_s = share * np.maximum(weights - weights[:, None], 0.0)
+                limits.append(Limit(tables=(exchange_s,) * len(stages), most=step_s))
+            possible = [busy <= step_s for busy in busy_s]
+            if not all(fine.any() for fine in possible):
+                continue
+            if self.held_bytes < inf:
+                for limit in self._memory(rank, stages, recompute):
+                    largest = [table[fine].max() for table, fine in zip(limit.tables, possible, strict=True)]
+                    if sum(largest) > limit.most:  # else it says nothing
+                        limits.append(limit)
+            yield tuple(limits)
+
+    def _memory(self, rank: int, stages: Sequence[int], recompute: bool) -> Iterator[Limit]:
+        """A limit for each moment, and each chunk that may have the largest transient then."""
+        terms, chunks = self.terms, len(stages)
+        fixed = [terms.fixed_bytes(stage) for stage in stages]
+        for moment in terms.held(rank, recompute=recompute).moments.tolist():
+            held = [
+                fixed[chunk] + terms.microbatch_bytes(whole=moment[chunk], inputs=moment[chunks + chunk])
+                for chunk in range(chunks)
+            ]
+            for largest in range(chunks if terms.chain.has_workspaces else 1):
+                with_transient = [*held]
+                with_transient[largest] = held[largest] + terms.workspace_bytes
+                yield Limit(tables=tuple(with_transient), most=self.held_bytes)

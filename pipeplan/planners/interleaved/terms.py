@@ -1,0 +1,283 @@
+"""Terms: what a rank of several stages takes and holds, on the links of a placement.
+
+- A stage's time a microbatch is its compute and its transfers, as 2BW's closed form has it (`two_bw.terms`). A rank's
+  is the sum over its stages, or its share of their gradient exchange, whichever is longer. The slowest rank's is a
+  step.
+- A rank holds the weights of all its stages, the buffers of their transfers, and the largest transient of one block.
+  What its microbatches keep is that of the moment at which they keep most (`costs.memory.held_by`).
+- A rank recomputes all its stages or none.
+
+All tables are [start, stop], infinite where there is no stage.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.arrays import BoolArray, FloatArray
+from pipeplan.costs.collectives import all_reduce
+from pipeplan.costs.memory import HeldByRank, fixed_copies, held_by, keeps_master_weights, training_copies
+from pipeplan.costs.transfer import Bandwidths, boundary_bytes
+from pipeplan.documents.plan import Stage, StageMemory
+from pipeplan.planners.interleaved.shape import ChunkedShape
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.two_bw.chain import ProfileChain
+from pipeplan.planners.two_bw.placements import Links
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChunkedTerms:
+    """A shape on a placement. `chain` is the profile at the shape's microbatch size."""
+
+    problem: PlanningProblem
+    shape: ChunkedShape
+    links: Links
+    chain: ProfileChain
+    _held: dict[tuple[int, bool], HeldByRank] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return self.chain.blocks
+
+    @property
+    def device_bytes(self) -> int:
+        """What a rank may hold."""
+        return self.problem.cluster.device.usable_bytes
+
+    @cached_property
+    def edges(self) -> tuple[float | None, ...]:
+        """The bandwidth of every boundary: after each stage but the last; None where both stages are on one rank."""
+        shape = self.shape
+        # Where a loop goes on with the next chunk: from the last rank to the first.
+        by_rank = self.links.ranks
+        bandwidths, ends = Bandwidths(self.problem.cluster), (by_rank[-1], by_rank[0])
+        wrapped = float(bandwidths.of_levels(bandwidths.levels(np.minimum(*ends), np.maximum(*ends)).max()))
+        owners = {stage: rank for rank in range(shape.ranks) for stage in shape.stages_of(rank)}
+
+        def of(one: int, other: int) -> float | None:
+            if one == other:
+                return None
+            return float(self.links.edges[min(one, other)]) if abs(one - other) == 1 else wrapped
+
+        return tuple(of(owners[stage], owners[stage + 1]) for stage in range(shape.depth - 1))
+
+    @cached_property
+    def may_be_stage(self) -> BoolArray:
+        """[start, stop]: which stages the forced and the forbidden cuts leave."""
+        blocks, options = self.blocks, self.problem.options
+        fine = np.triu(np.ones((blocks + 1, blocks + 1), dtype=bool), k=1)
+        for cut in options.forbidden_cuts:
+            fine[cut, :] = False
+            fine[:, cut] = False
+        for cut in options.forced_cuts:
+            fine[:cut, cut + 1 :] = False
+        return fine
+
+    def edge_sums(self, stage: int, *, recompute: bool) -> tuple[FloatArray, FloatArray]:
+        """Two sums over the blocks before each boundary.
+
+        A stage's seconds are the second sum at its stop less the first at its start.
+        """
+        ends = (None, *self.edges, None)
+        before, after = ends[stage], ends[stage + 1]
+        return self.chain.begins_s(before, recompute=recompute), self.chain.ends_s(after, recompute=recompute)
+
+    def busy_s(self, stage: int, *, recompute: bool) -> FloatArray:
+        """A stage's compute and transfers, a microbatch."""
+        begins_s, ends_s = self.edge_sums(stage, recompute=recompute)
+        return np.where(self.may_be_stage, ends_s - begins_s[:, None], np.inf)
+
+    def exchange_s_per_byte(self, rank: int) -> float:
+        """What a rank's gradient exchange takes, a microbatch and byte of weights."""
+        if self.shape.width == 1:
+            return 0.0
+        share = float(all_reduce(np.asarray(float(self.shape.width))))
+        return share / float(self.links.groups[rank]) / self.shape.microbatches
+
+    def held(self, rank: int, *, recompute: bool) -> HeldByRank:
+        """The microbatches that a rank keeps."""
+        key = rank, recompute
+        if key not in self._held:
+            shape = self.shape
+            self._held[key] = held_by(shape.laws, shape.ranks, shape.chunks, rank, shape.microbatches, recompute)
+        return self._held[key]
+
+    def most_in_flight(self, stage: int) -> int:
+        """The microbatches that a stage has in flight at most."""
+        rank, chunk = self._places[stage]
+        return self.held(rank, recompute=False).most[chunk]
+
+    @cached_property
+    def kept_bytes(self) -> FloatArray:
+        """What a microbatch keeps of the blocks before each boundary until the gradients of the weights are there."""
+        if not self.shape.laws.splits_backward:
+            return self.chain.activation_bytes
+        blocks = self.problem.profile.at(self.shape.microbatch_size)
+        return np.append(0.0, np.cumsum([max(b.activation_bytes, b.weight_gradient_bytes or 0) for b in blocks]))
+
+    def fixed_bytes(self, stage: int) -> FloatArray:
+        """The weights of a stage with what belongs to them, and its buffers."""
+        copies, (incoming, outgoing) = self.weight_copies, self.buffers(stage)
+        held = copies * (self.chain.weight_bytes - self.chain.weight_bytes[:, None])
+        return np.asarray(held + incoming * self.chain.input_bytes[:, None] + outgoing * self.chain.output_bytes)
+
+    def microbatch_bytes(self, *, whole: int, inputs: int) -> FloatArray:
+        """What so many microbatches keep on a stage: whole, and by their inputs alone."""
+        kept = whole * (self.kept_bytes - self.kept_bytes[:, None])
+        return np.asarray(kept + inputs * self.chain.input_bytes[:, None])
+
+    @cached_property
+    def workspace_bytes(self) -> FloatArray:
+        """The largest transient of a block."""
+        found = self.chain.workspace_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
+        return np.vstack((found, np.zeros(self.blocks + 1)))
+
+    @property
+    def work_s(self) -> list[float]:
+        """The least compute of the blocks before each boundary."""
+        mode = self.shape.recompute
+        return self.chain.least_s if mode is None else self.chain.listed_s(recompute=mode)
+
+    def least_step_s(self) -> float:
+        """No stages have a smaller step: by all work and transfers together, or by the blocks that some rank has.
+
+        Of the k longest blocks some rank has k / p at least. Every boundary sends no less than the smallest one.
+        """
+        ranks, inner = self.shape.ranks, self.chain.output_bytes[1:-1]
+        least_bytes = float(inner.min()) if len(inner) else 0.0
+        moved_s = [boundary_bytes(least_bytes) / speed if speed else 0.0 for speed in (0.0, *self.edges, 0.0)]
+        together_s = [
+            sum(moved_s[stage] + moved_s[stage + 1] for stage in self.shape.stages_of(rank)) for rank in range(ranks)
+        ]
+        longest = np.sort(np.diff(self.work_s))[::-1]
+        sums_s = np.append(0.0, np.cumsum(longest))
+        many = np.arange(1, self.blocks + 1)
+        block_s = float((sums_s[many] - sums_s[many - -(-many // ranks)]).max()) + min(together_s)
+        weights = float(self.chain.weight_bytes[-1]) / ranks
+        exchange_s = weights * min(self.exchange_s_per_byte(rank) for rank in range(ranks))
+        return max((float(sums_s[-1]) + sum(together_s)) / ranks, block_s, exchange_s) * (1 - 1e-12)
+
+    def may_fit(self) -> bool:
+        """False where no stages fit, by all ranks together.
+
+        A rank that keeps at least a_r microbatches of each of its stages, and b_r bytes besides, can have (M - b_r) /
+        a_r of the activations, less its weights over a_r: with recomputation it keeps a whole stage of its chunks.
+        """
+        shape, least_input = self.shape, float(self.chain.input_bytes[:-1].min())
+        weights = self.weight_copies * float(self.chain.weight_bytes[-1])
+        most_bytes, most_kept = 0.0, 0.0
+        for rank in range(shape.ranks):
+            counts, besides = [], []
+            for recompute in shape.modes:
+                moments = self.held(rank, recompute=recompute).moments
+                counts.append(1 / shape.chunks if recompute else int(moments[:, : shape.chunks].min(axis=1).max()))
+                besides.append(int(moments[:, shape.chunks :].sum(axis=1).max()) * least_input)
+            left = self.device_bytes - min(besides)
+            kept = max(min(counts), 1e-9)
+            if left < 0:
+                return False
+            most_bytes, most_kept = most_bytes + left / kept, max(most_kept, kept)
+        return bool(float(self.kept_bytes[-1]) + weights / most_kept <= most_bytes * (1 + 1e-9))
+
+    def rank_s(self, rank: int, stops: Sequence[int], *, recompute: bool) -> float:
+        """A rank's seconds a microbatch with these stops of all stages."""
+        busy_s = weights = 0.0
+        for stage in self.shape.stages_of(rank):
+            start, stop = stops[stage - 1] if stage else 0, stops[stage]
+            begins_s, ends_s = self.edge_sums(stage, recompute=recompute)
+            busy_s += float(ends_s[stop] - begins_s[start])
+            weights += float(self.chain.weight_bytes[stop] - self.chain.weight_bytes[start])
+        return max(busy_s, weights * self.exchange_s_per_byte(rank))
+
+    def memory(self, rank: int, stops: Sequence[int], *, recompute: bool) -> tuple[StageMemory, ...]:
+        """What each stage of a rank holds when the rank holds most, by chunk. The sum is what the rank holds."""
+        stages = self.shape.stages_of(rank)
+        places = [(stops[stage - 1] if stage else 0, stops[stage]) for stage in stages]
+        held, chain, chunks = self.held(rank, recompute=recompute), self.chain, len(stages)
+        kept = np.asarray([self.kept_bytes[b] - self.kept_bytes[a] for a, b in places])
+        inputs = np.asarray([chain.input_bytes[a] for a, _ in places])
+        fullest = int(np.argmax(held.moments @ np.concatenate((kept, inputs))))
+        moment = held.moments[fullest]
+        workspaces = [float(self.workspace_bytes[place]) for place in places]
+        items = []
+        for chunk, (stage, (start, stop)) in enumerate(zip(stages, places, strict=True)):
+            weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
+            incoming, outgoing = self.buffers(stage)
+            gradients, masters, states = self._fixed
+            largest = chunk == int(np.argmax(workspaces))  # one block runs at a time
+            items.append(
+                StageMemory(
+                    weights=weights,
+                    gradients=gradients * weights,
+                    master_weights=masters * weights,
+                    optimizer_states=states * weights,
+                    activations=int(moment[chunk] * kept[chunk] + moment[chunks + chunk] * inputs[chunk]),
+                    transient=int(workspaces[chunk]) if largest else 0,
+                    buffers=int(incoming * chain.input_bytes[start] + outgoing * chain.output_bytes[stop]),
+                )
+            )
+        return tuple(items)
+
+    def rank_bytes(self, rank: int, stops: Sequence[int], *, recompute: bool) -> int:
+        """What a rank holds at most."""
+        return sum(items.total for items in self.memory(rank, stops, recompute=recompute))
+
+    def mode(self, rank: int, stops: Sequence[int]) -> bool:
+        """Whether a rank recomputes: the shorter way that fits, or (if none does) the smaller."""
+        ways = []
+        for recompute in self.shape.modes:
+            missing_bytes = max(self.rank_bytes(rank, stops, recompute=recompute) - self.device_bytes, 0)
+            ways.append((missing_bytes, self.rank_s(rank, stops, recompute=recompute), recompute))
+        return min(ways)[2]
+
+    def stages(self, stops: Sequence[int]) -> tuple[Stage, ...]:
+        """The stages as a plan has them."""
+        made: dict[int, Stage] = {}
+        for rank in range(self.shape.ranks):
+            recompute = self.mode(rank, stops)
+            memory = self.memory(rank, stops, recompute=recompute)
+            for stage, items in zip(self.shape.stages_of(rank), memory, strict=True):
+                start, stop = stops[stage - 1] if stage else 0, stops[stage]
+                begins_s, ends_s = self.edge_sums(stage, recompute=recompute)
+                made[stage] = Stage(
+                    start=start,
+                    stop=stop,
+                    replicas=self.shape.width,
+                    recompute=recompute,
+                    time_s=float(ends_s[stop] - begins_s[start]),
+                    memory_bytes=items.total,
+                    memory=items,
+                )
+        return tuple(made[stage] for stage in range(self.shape.depth))
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, int]]:
+        ranks = range(self.shape.ranks)
+        return {stage: (rank, chunk) for rank in ranks for chunk, stage in enumerate(self.shape.stages_of(rank))}
+
+    @cached_property
+    def _fixed(self) -> tuple[int, int, int]:
+        options, dtype = self.problem.options, self.problem.profile.dtype
+        masters = keeps_master_weights(dtype, options.master_weights)
+        return fixed_copies(dtype, options.optimizer, master_weights=masters)
+
+    @property
+    def weight_copies(self) -> int:
+        """Copies of the weights that a stage has, with all that is as large."""
+        return 1 + sum(self._fixed)
+
+    def buffers(self, stage: int) -> tuple[int, int]:
+        """Messages under way as large as a stage's input and as its output (`costs.memory.training_copies`)."""
+        ends = (None, *self.edges, None)
+        copies = training_copies(
+            self.shape.laws,
+            self.problem.options.optimizer,
+            recompute=False,
+            held=self.most_in_flight(stage),
+            held_before=self.most_in_flight(stage - 1) if ends[stage] is not None else None,
+            sends_on=ends[stage + 1] is not None,
+        )
+        return copies.input_buffers, copies.output_buffers
