@@ -122,13 +122,12 @@ def steady_batch_s(timeline: Timeline, period: int) -> float:
     """The mean time between two batches' ends, of a play of four batches at least.
 
     Batches may take more and less time in turn, of which the median would be one or the other. `period` is after how
-    many they may come round again: so many or a multiple of it are counted, where there are as many. The first eighth,
-    which fills the pipeline, and the last, which drains it, are left out, and at least one batch of each.
+    many they may come round again: so many or a multiple of it are counted, where there are as many. What fills the
+    pipeline is left out, the first batch and the first eighth, and what drains it, the last two and the last eighth.
     """
     ends_s = _ends_s(timeline)
-    left_out = max(len(ends_s) // 8, 1)
-    last = len(ends_s) - 1 - left_out
-    counted = last - left_out
+    last = len(ends_s) - 1 - max(len(ends_s) // 8, 2)
+    counted = last - len(ends_s) // 8
     counted -= counted % period if counted > period else 0
     return (ends_s[last] - ends_s[last - counted]) / counted
 
