@@ -14,6 +14,7 @@ from math import inf
 
 import numpy as np
 
+from pipeplan.costs.memory import ROUNDS
 from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
 from pipeplan.planners.auto.model import SearchedModel
@@ -30,6 +31,11 @@ CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
 
 _CUTS = ("forced_cuts", "forbidden_cuts")
 _USED = ("microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_factor", *_CUTS)
+
+MOST_COUNTED = 200_000
+"""So many instructions are gone through to count what ranks keep: half a second. Ten times as many for a schedule that
+is asked for.
+"""
 
 MOST_SQUEEZED = 12
 """So often it is tried to make stages fit that do not: half a second, usually."""
@@ -105,13 +111,14 @@ class ChunkedConfiguration:
 class ChunkedSpace:
     """The families of a model.
 
-    `beyond`: the highest rate of those whose stages were not made to fit for want of time; it is known when the
-    configurations have been taken.
+    `beyond`: the highest rate of those whose stages were not made, or not made to fit, for want of time. It is known
+    when the configurations have been taken.
     """
 
     model: SearchedModel
     schedules: Sequence[str]
     planner: str = "auto"
+    counted: int = 0
     squeezed: int = 0
     beyond: float = 0.0
     _stops: dict[tuple[int, int, bool, int], tuple[int, ...] | None] = field(default_factory=dict)
@@ -167,6 +174,10 @@ class ChunkedSpace:
     def members(self, family: ChunkedFamily) -> Iterator[ChunkedConfiguration]:
         """Those whose stages fit, on every placement."""
         for shape in family.shapes:
+            self.counted += 4 * ROUNDS * shape.ranks**2 * shape.chunks
+            if self.counted > MOST_COUNTED * (1 if self.problem.options.schedule is None else 10):
+                self.beyond = max(self.beyond, family.most)
+                continue
             wirings = self.model.wirings(shape.width, shape.ranks)
             chain = self.model.evaluator.chain(shape.microbatch_size)
             terms = ChunkedTerms(problem=self.problem, shape=shape, links=wirings[0].links, chain=chain)
