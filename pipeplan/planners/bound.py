@@ -12,8 +12,7 @@ With c_s the seconds that stage s computes a microbatch, m microbatches a batch:
 6. A port carries all that passes it in a batch. With a flush, exchanges begin when the last backwards do.
 
 With a flush all batches but the first are alike, and no play passes the bound. Without one batches may take more and
-less time in turn, and the median of a few may be less than their mean: a play in thousands passes the bound, by a
-percent or two.
+less time in turn; a play's rate is their mean over a window, which may hold one short batch more than long ones.
 """
 
 from collections import Counter, defaultdict
