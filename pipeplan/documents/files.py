@@ -151,15 +151,14 @@ def _with_closed_form(document: dict[str, Any]) -> dict[str, Any]:
     today = document | {"closed_form": {name: document[name] for name in PRICE if name in document}}
     others = document.get("alternatives")
     if document.get("planner") != _PLAYING and isinstance(others, list):
-        today["alternatives"] = [_with_closed_form_rate(other) for other in others]
+        name = "throughput_samples_per_s"
+        today["alternatives"] = [
+            other | {name: None, "closed_form_samples_per_s": other[name]}
+            if isinstance(other, dict) and name in other
+            else other
+            for other in others
+        ]
     return today
-
-
-def _with_closed_form_rate(alternative: Any) -> Any:
-    if not isinstance(alternative, dict) or "throughput_samples_per_s" not in alternative:
-        return alternative
-    rate = alternative["throughput_samples_per_s"]
-    return alternative | {"throughput_samples_per_s": None, "closed_form_samples_per_s": rate}
 
 
 def dump(content: Any) -> str:

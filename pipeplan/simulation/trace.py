@@ -100,7 +100,10 @@ class _Drawn:
         self.sent: dict[tuple[int, int], Message] = {}
         received: dict[tuple[int, int], Message] = {}
         span = 1 + max(lane.stage for lane in timeline.lanes)
-        v_shaped = _is_v_shaped(timeline, span)
+        # Second stages come in a V where the last rank's first stage sends nothing on.
+        last = [instruction for lane in self.lanes if lane.stage == span - 1 for instruction in lane.instructions]
+        several = any(instruction.chunk == 1 for instruction in last)
+        v_shaped = several and not any(isinstance(one, SendActivation) and one.chunk == 0 for one in last)
         for number, lane in enumerate(self.lanes):
             for index, instruction in enumerate(lane.instructions):
                 returns = v_shaped and instruction.chunk == 1
@@ -196,10 +199,3 @@ def _flow(phase: str, process: int, track: int, number: int, at_ns: int, message
     if phase == "f":
         event["bp"] = "e"
     return event
-
-
-def _is_v_shaped(timeline: Timeline, span: int) -> bool:
-    """Whether the ranks' second stages come in a V: of the last rank's two stages the first one sends nothing on."""
-    last = [instruction for lane in timeline.lanes if lane.stage == span - 1 for instruction in lane.instructions]
-    several = any(instruction.chunk == 1 for instruction in last)
-    return several and not any(isinstance(one, SendActivation) and one.chunk == 0 for one in last)

@@ -111,7 +111,11 @@ class PriceRunner:
             return False
         plan_id = claimed.question.plan_id
         try:
-            price = await self._played(claimed.question)
+            ticket = self._pool.submit(claimed.question)
+            try:
+                price = await asyncio.wrap_future(ticket.future)
+            finally:
+                ticket.cancel()
         except (asyncio.CancelledError, UnavailableError):
             with suppress(PipeplanError):
                 await asyncio.to_thread(end, self._context, claimed, tried=False)
@@ -128,10 +132,3 @@ class PriceRunner:
     def close(self) -> None:
         """Ends the play at hand, and plays no more. Any thread may call it."""
         self._pool.close()
-
-    async def _played(self, question: PriceQuestion) -> Price | None:
-        ticket = self._pool.submit(question)
-        try:
-            return await asyncio.wrap_future(ticket.future)
-        finally:
-            ticket.cancel()

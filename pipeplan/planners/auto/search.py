@@ -160,7 +160,11 @@ class PlayedSearch:
         self.left = max([self.left, *beyond, *(-most for most, _, _ in self._waiting)])
         self._move_cuts()
         self._play_front()
-        self._list_unplayed(unsplit)
+
+        # Some of what was not split, the highest bounds first.
+        heads = [*unsplit, *(item for _, _, item in self._waiting if not isinstance(item, Proposal))]
+        rests = (chain([head.configuration], head.others) for head in heads)
+        self.unplayed = list(islice(merge(*rests, key=lambda each: -each.most), SHOWN_UNPLAYED))
 
     def alternatives(self) -> Iterator[Alternative]:
         """Some of what was not played, with the rate that it cannot exceed."""
@@ -206,12 +210,6 @@ class PlayedSearch:
     @property
     def _is_at_limit(self) -> bool:
         return self.splits >= (MOST_SPLITS if self.ranking.best_rate > 0 else MOST_IN_VAIN)
-
-    def _list_unplayed(self, unsplit: Sequence["_Next"]) -> None:
-        """Some of what was not split, the highest bounds first."""
-        heads = [*unsplit, *(item for _, _, item in self._waiting if not isinstance(item, Proposal))]
-        rests = (chain([head.configuration], head.others) for head in heads)
-        self.unplayed = list(islice(merge(*rests, key=lambda each: -each.most), SHOWN_UNPLAYED))
 
     def _push(self, most: float, item: "_Next | Proposal") -> None:
         self._pushed += 1

@@ -120,7 +120,15 @@ class PlayedSpace:
             if rate <= 0.0:
                 break
             part = int(np.searchsorted(firsts, index, side="right")) - 1
-            shape = self._shape(self._bounded[part][0], index - int(firsts[part]))
+            found, place = self._bounded[part][0], index - int(firsts[part])
+            shape = PipelineShape(
+                schedule=found.execution.schedule,
+                width=int(found.width[place]),
+                depth=int(found.depth[place]),
+                microbatch_size=self.evaluator.measured.sizes[found.size[place]],
+                microbatches=int(found.microbatches[place]),
+                recompute=found.execution.recompute,
+            )
             for wiring in self.model.wirings(shape.width, shape.depth):
                 each = self._configuration(shape, wiring, rate)
                 heappush(waiting, (-each.most, -each.likely, shape.devices, shape.depth, next(numbers), each))
@@ -223,16 +231,6 @@ class PlayedSpace:
             least_s = np.maximum(least_s, way_s / (1.0 - (1.0 - 1.0 / m) ** depth))
         with np.errstate(divide="ignore"):
             return np.asarray(self.problem.batch_size / (least_s * (1 - _ROUNDING)))
-
-    def _shape(self, found: Configurations, index: int) -> PipelineShape:
-        return PipelineShape(
-            schedule=found.execution.schedule,
-            width=int(found.width[index]),
-            depth=int(found.depth[index]),
-            microbatch_size=self.evaluator.measured.sizes[found.size[index]],
-            microbatches=int(found.microbatches[index]),
-            recompute=found.execution.recompute,
-        )
 
     def _configuration(self, shape: PipelineShape, wiring: Wiring, most: float) -> PlacedShape:
         """Bounds by the whole model, and what equal stages would take; `most` bounds the shape on any placement."""

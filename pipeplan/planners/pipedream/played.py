@@ -127,7 +127,10 @@ def _found(model: CutModel, *, own: bool = False) -> Iterator[PlayedPartition]:
     even_s = float(wanted.space.compute_s[-1]) / wanted.devices
     most = model.microbatch_size / even_s * (1 + _ROUNDING) if even_s > 0 else inf
     finders: list[Callable[[], Partition | None]] = [lambda: partition(wanted)] if own else []
-    levels = _shared(network(problem))
+    levels, devices = [], 1  # what each device has if all of its unit send at once
+    for level in network(problem):
+        levels.append(replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / devices))
+        devices *= level.units
     if levels != network(problem):
         finders.append(lambda: partition(search(problem, model.states, levels=levels)))
     if not synchronised(problem) and not wanted.straight and not own:
@@ -154,12 +157,3 @@ def _of_few_devices(model: CutModel) -> Iterator[PlayedPartition]:
                 most=model.microbatch_size / even_s * (1 + _ROUNDING) if even_s > 0 else inf,
                 find=partial(partition, wanted),
             )
-
-
-def _shared(levels: list[LevelLinks]) -> list[LevelLinks]:
-    """The levels with what each device has if all of its unit send at once."""
-    devices, shared = 1, []
-    for level in levels:
-        shared.append(replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / devices))
-        devices *= level.units
-    return shared
