@@ -32,8 +32,8 @@ def check(
 
     The proof is about the batch and the options that the plan was asked for with: give the same ones. What the plan
     itself says of them (optimizer, accounting of memory, master weights) need not be given. A witness is checked by its
-    numbers; for what a search by play claims, its space is searched again, without what the search found. A plan
-    without either is not proven.
+    numbers. The claim of a search by play is checked by searching its space again, without what that search found. A
+    plan without either is not proven.
     """
     held = load(Plan, plan)
     usual = Options()

@@ -1,6 +1,6 @@
 """Played: what a planner answers by the play of its plans, instead of its closed form (`--semantics played`).
 
-The closed form's optimum is one of the plans that are played, so that no answer is slower than it. The search is that
+The closed form's optimum is one of the plans that are played: no answer is slower than it. The search is that
 of `auto`, in the planner's own space.
 """
 

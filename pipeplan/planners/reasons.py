@@ -1,6 +1,8 @@
 """Reasons: why a configuration is not the answer, in one line each."""
 
-from pipeplan.documents.plan import Reason
+from typing import Protocol
+
+from pipeplan.documents.plan import Alternative, Reason
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
@@ -18,6 +20,44 @@ def at_most(throughput_samples_per_s: float) -> str:
 def as_fast(throughput_samples_per_s: float) -> str:
     """It would train at the same rate as what the rules for ties prefer."""
     return f"as fast: {throughput_samples_per_s:.4g} samples/s, on no fewer devices"
+
+
+class Shaped(Protocol):
+    """All of a configuration but its stages, as each planner has it."""
+
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def width(self) -> int | None: ...
+    @property
+    def microbatch_size(self) -> int: ...
+    @property
+    def microbatches(self) -> int: ...
+
+
+def unpriced(
+    shape: Shaped,
+    reason: str,
+    *,
+    recompute: bool,
+    closed_form_samples_per_s: float | None = None,
+    memory_bytes: int | None = None,
+) -> Alternative:
+    """What a plan says of a configuration that was not played."""
+    return Alternative(
+        schedule=shape.schedule,
+        depth=shape.depth,
+        width=shape.width,
+        microbatch_size=shape.microbatch_size,
+        microbatches=shape.microbatches,
+        recompute=recompute,
+        throughput_samples_per_s=None,
+        memory_bytes=memory_bytes,
+        reason=reason,
+        closed_form_samples_per_s=closed_form_samples_per_s,
+    )
 
 
 def shortfall(stage: int, missing_bytes: int) -> str:

@@ -25,6 +25,7 @@ from pipeplan.planners.interleaved.even import even_by_time, squeezed
 from pipeplan.planners.interleaved.shape import ChunkedShape, shapes_of
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import CutGraph, PlanningProblem, refuse_unused
+from pipeplan.planners.reasons import unpriced
 from pipeplan.schedules.registry import schedule_named
 
 CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
@@ -93,18 +94,7 @@ class ChunkedConfiguration:
 
     def alternative(self, reason: str) -> Alternative:
         """What a plan says of it, without a price."""
-        shape = self.terms.shape
-        return Alternative(
-            schedule=shape.schedule,
-            depth=shape.depth,
-            width=shape.width,
-            microbatch_size=shape.microbatch_size,
-            microbatches=shape.microbatches,
-            recompute=bool(shape.recompute),
-            throughput_samples_per_s=None,
-            memory_bytes=None,
-            reason=reason,
-        )
+        return unpriced(self.terms.shape, reason, recompute=bool(self.terms.shape.recompute))
 
 
 @dataclass(slots=True, kw_only=True)

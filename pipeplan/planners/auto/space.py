@@ -20,6 +20,7 @@ from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import CutGraph, PlanningProblem
+from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, candidate, decision
 from pipeplan.planners.two_bw.shapes import Execution
@@ -60,18 +61,7 @@ class PlacedShape:
 
     def alternative(self, reason: str) -> Alternative:
         """What a plan says of it, without a price."""
-        shape = self.shape
-        return Alternative(
-            schedule=shape.schedule,
-            depth=shape.depth,
-            width=shape.width,
-            microbatch_size=shape.microbatch_size,
-            microbatches=shape.microbatches,
-            recompute=bool(shape.recompute),
-            throughput_samples_per_s=None,
-            memory_bytes=None,
-            reason=reason,
-        )
+        return unpriced(self.shape, reason, recompute=bool(self.shape.recompute))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

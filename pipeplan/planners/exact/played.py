@@ -15,6 +15,7 @@ from pipeplan.planners.exact.places import Placed
 from pipeplan.planners.exact.planner import NAME, decided, shapes_of
 from pipeplan.planners.exact.search import ExactSearch, Solution, slowest, solution
 from pipeplan.planners.problem import CutGraph, PlanningProblem, unobserved
+from pipeplan.planners.reasons import unpriced
 
 MOST_SHAPES = 400
 """So many shapes are split at most, the highest bounds first."""
@@ -51,18 +52,7 @@ class PlayedShape:
 
     def alternative(self, reason: str) -> Alternative:
         """What a plan says of it, without a price."""
-        shape = self.shape
-        return Alternative(
-            schedule=shape.schedule,
-            depth=shape.depth,
-            width=shape.width,
-            microbatch_size=shape.microbatch_size,
-            microbatches=shape.microbatches,
-            recompute=bool(self.search.problem.options.recompute),
-            throughput_samples_per_s=None,
-            memory_bytes=None,
-            reason=reason,
-        )
+        return unpriced(self.shape, reason, recompute=bool(self.search.problem.options.recompute))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

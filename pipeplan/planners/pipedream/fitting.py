@@ -206,14 +206,14 @@ def fewest(most_in_flight: FloatArray, space: PartitionSpace) -> FloatArray:
     with np.errstate(divide="ignore", invalid="ignore"):
         for here in reversed(range(space.last)):
             after = slice(here + 1, None) if space.before is None else space.successors(here)
-            behind = least[after]
-            least[here] = (_devices_of_first(most_in_flight[here, after], behind) + behind).min()
+            later = least[after]
+            least[here] = (_devices_of_first(most_in_flight[here, after], later) + later).min()
     return least
 
 
-def _devices_of_first(most: FloatArray, behind: FloatArray) -> FloatArray:
-    """The devices of stages that have room for so many minibatches, with so many devices behind them."""
-    need = np.where(behind == 0, 1.0, np.maximum(np.ceil(behind / np.maximum(most - 1, 0)), 1.0))
+def _devices_of_first(most: FloatArray, later: FloatArray) -> FloatArray:
+    """The devices of stages that have room for so many minibatches, where later stages have so many devices."""
+    need = np.where(later == 0, 1.0, np.maximum(np.ceil(later / np.maximum(most - 1, 0)), 1.0))
     need[np.isnan(most)] = 1.0
     need[np.isnan(need) | (most < 1)] = np.inf
     return np.asarray(need)

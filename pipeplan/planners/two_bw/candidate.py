@@ -10,7 +10,7 @@ from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Stage,
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import Decision
 from pipeplan.planners.problem import PlanningProblem
-from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower
+from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower, unpriced
 from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
 from pipeplan.planners.two_bw.fewest import FewestStages
 from pipeplan.planners.two_bw.placements import Links, orientations
@@ -297,7 +297,7 @@ def lost(found: Candidate, stops: tuple[int, ...], chosen: Candidate) -> Alterna
     """It fits, but the chosen one is faster, or as fast and preferred."""
     rate = found.throughput_samples_per_s
     split = list(stages(found.terms, stops))
-    return _alternative(
+    return unpriced(
         found.shape,
         slower(rate) if rate < chosen.throughput_samples_per_s else as_fast(rate),
         recompute=any(stage.recompute for stage in split),
@@ -308,39 +308,17 @@ def lost(found: Candidate, stops: tuple[int, ...], chosen: Candidate) -> Alterna
 
 def bounded(shape: PipelineShape, throughput_samples_per_s: float) -> Alternative:
     """It cannot be faster, whether it fits or not."""
-    return _alternative(shape, at_most(throughput_samples_per_s), recompute=bool(shape.recompute))
+    return unpriced(shape, at_most(throughput_samples_per_s), recompute=bool(shape.recompute))
 
 
 def too_large(miss: Miss) -> Alternative:
     """It does not fit."""
     recompute = miss.shape.recompute is not False
-    return _alternative(
+    return unpriced(
         miss.shape, shortfall(miss.stage, miss.missing_bytes), recompute=recompute, memory_bytes=miss.memory_bytes
     )
 
 
 def ruled_out(shape: PipelineShape, reason: str) -> Alternative:
     """It cannot run at all."""
-    return _alternative(shape, reason, recompute=bool(shape.recompute))
-
-
-def _alternative(
-    shape: PipelineShape,
-    reason: str,
-    *,
-    recompute: bool,
-    closed_form_samples_per_s: float | None = None,
-    memory_bytes: int | None = None,
-) -> Alternative:
-    return Alternative(
-        schedule=shape.schedule,
-        depth=shape.depth,
-        width=shape.width,
-        microbatch_size=shape.microbatch_size,
-        microbatches=shape.microbatches,
-        recompute=recompute,
-        throughput_samples_per_s=None,
-        memory_bytes=memory_bytes,
-        reason=reason,
-        closed_form_samples_per_s=closed_form_samples_per_s,
-    )
+    return unpriced(shape, reason, recompute=bool(shape.recompute))
