@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pipeplan.documents.cluster import Cluster, is_same, is_unknown
-from pipeplan.documents.names import require_line
-from pipeplan.documents.profile import DTYPE_BYTES, STRICT, Device, Model, Profile
+from pipeplan.documents.names import STRICT, require_line
+from pipeplan.documents.profile import DTYPE_BYTES, Device, Model, Profile
 from pipeplan.errors import require, require_amount, require_count
 
 OVERHEADS = (

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
-from pipeplan.documents.profile import STRICT, Device
+from pipeplan.documents.names import STRICT
+from pipeplan.documents.profile import Device
 from pipeplan.errors import InvalidInputError, require, require_amount, require_count, require_unique
 
 MAX_DEVICES = 2**17

@@ -16,6 +16,7 @@ from typing import Any
 FIRST_FIELDS: Mapping[str, str] = {
     "Alternative": "",
     "Block": "",
+    "BlockKind": "expert_parameters",
     "BlockFactors": "spread observations",
     "Calibration": "forward backward backward_input backward_weight forward_without_graph recompute "
     "backward_after_forward instruction_s update_s_per_byte version_s_per_byte exchange_factor levels "
@@ -23,20 +24,26 @@ FIRST_FIELDS: Mapping[str, str] = {
     "Certificate": "witness",
     "ClosedForm": "",
     "Cluster": "device groups",
+    "Collective": "count",
     "Device": "context_bytes allocator_reserve",
     "DeviceGroup": "",
+    "Form": "tensor sequence_parallel context expert",
+    "FormMeasurement": "workspace_bytes backward_input_s backward_weight_s forward_collectives backward_collectives "
+    "selective",
     "Level": "latency_s",
     "LevelTerms": "",
     "Measurement": "backward_input_s backward_weight_s workspace_bytes forward_spread_s backward_spread_s "
     "weight_gradient_bytes",
     "Method": "concurrent_devices torch_version",
     "Model": "spec",
+    "ModelForm": "",
     "Overheads": "update_s_per_byte version_s_per_byte instruction_s forward_without_graph recompute "
     "backward_after_forward exchange_factor",
     "Plan": "simulated alternatives order certificate pareto master_weights split_backward split_backward_half_way "
     "chunks estimated interpolated calibration_id",
     "Profile": "overheads method edges estimated",
     "RunUsed": "",
+    "Selective": "",
     "Simulated": "extrapolated_from",
     "Stage": "replicas recompute time_s memory_bytes memory device",
     "StageCosts": "recompute_s update_s reduce_s activation_transfer_s gradient_transfer_s latency_s instruction_s "

@@ -22,6 +22,9 @@ from urllib.parse import quote, unquote
 
 from pipeplan.errors import InvalidInputError, require
 
+STRICT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
+"""How documents are validated: unknown keys, NaN and infinity are refused."""
+
 Value = int | float | bool | str | list[Any] | dict[str, Any] | None
 """Of an option in a SPEC."""
 

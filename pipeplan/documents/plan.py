@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from pipeplan.documents.names import require_line
-from pipeplan.documents.profile import DTYPE_BYTES, STRICT, Model
+from pipeplan.documents.names import STRICT, require_line
+from pipeplan.documents.profile import DTYPE_BYTES, Model
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import require, require_amount, require_count
 

@@ -2,13 +2,11 @@
 
 from bisect import bisect
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pipeplan.documents.names import parse_spec, require_line, require_name
+from pipeplan.documents.forms import ModelForm
+from pipeplan.documents.names import STRICT, parse_spec, require_line, require_name
 from pipeplan.errors import require, require_amount, require_count, require_unique
-
-STRICT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
-"""How documents are validated: unknown keys, NaN and infinity are refused."""
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -201,7 +199,8 @@ class Profile:
     """A model's blocks, in the order in which data passes them, as measured on one type of device.
 
     `edges` are there where the model is a graph: (i, j) says that block j reads the output of block i, and i < j. None
-    is a chain. `estimated` says that the measurements were computed from a datasheet, not measured.
+    is a chain. `estimated` says that the measurements were computed from a datasheet, not measured. `forms` has what
+    one device does where several share the blocks.
     """
 
     model: Model
@@ -212,6 +211,7 @@ class Profile:
     method: Method | None = None
     edges: tuple[tuple[int, int], ...] | None = None
     estimated: bool = False
+    forms: tuple[ModelForm, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -227,6 +227,10 @@ class Profile:
             rule = f"must join two of the {len(self.blocks)} blocks, the later one reading the earlier one"
             require(0 <= source < reader < len(self.blocks), "edges", rule, (source, reader))
         require_unique("edges", "must not hold an edge twice", self.edges or ())
+        require_unique("forms", "must not hold a form twice", [each.form for each in self.forms])
+        for i, each in enumerate(self.forms):
+            rule = f"must have one entry for each of the {len(self.blocks)} blocks"
+            require(len(each.blocks) == len(self.blocks), f"forms.{i}.blocks", rule, len(each.blocks))
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:

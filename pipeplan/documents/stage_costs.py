@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from pipeplan.documents.profile import STRICT
+from pipeplan.documents.names import STRICT
 from pipeplan.errors import require_amount, require_count
 
 

@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
+from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import OPTIMIZERS, Answer, Certificate
-from pipeplan.documents.profile import STRICT, Device, Measurement, Profile
+from pipeplan.documents.profile import Device, Measurement, Profile
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_unique, shown
 from pipeplan.schedules.registry import schedule_named
 

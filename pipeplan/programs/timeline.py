@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
-from pipeplan.documents.profile import STRICT
+from pipeplan.documents.names import STRICT
 from pipeplan.errors import require, require_count
 from pipeplan.programs.instructions import Instruction, Update, is_compute
 

@@ -5,7 +5,7 @@ else.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeplan.documents.profile import STRICT
+from pipeplan.documents.names import STRICT
 from pipeplan.errors import require, require_count
 from pipeplan.programs.text import format_instruction, parse_instruction
 from pipeplan.programs.timeline import Lane, Timeline, require_equal_columns

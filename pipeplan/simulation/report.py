@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, TypeAlias
 
-from pipeplan.documents.profile import STRICT, DeviceMemory
+from pipeplan.documents.names import STRICT
+from pipeplan.documents.profile import DeviceMemory
 from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
 
 Played: TypeAlias = Timeline | Summary

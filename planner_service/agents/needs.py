@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pipeplan.documents.files import parse
 from pipeplan.documents.identity import canonical_json, content_id
-from pipeplan.documents.profile import STRICT
+from pipeplan.documents.names import STRICT
 from pipeplan.protocol.jobs import Task, allows, factory_of, specs_of
 from planner_service.agents.store import KnownAgent
 

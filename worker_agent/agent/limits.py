@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from pipeplan.documents.profile import STRICT
+from pipeplan.documents.names import STRICT
 
 _OURS = "PIPEPLAN_"
 _WORDS = (

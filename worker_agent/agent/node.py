@@ -15,7 +15,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from pipeplan.documents.files import parse
-from pipeplan.documents.profile import STRICT
+from pipeplan.documents.names import STRICT
 from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.agents import Registration
 from worker_agent.agent.settings import BUILT_IN, AgentSettings

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pipeplan.documents.files import dump, parse, read_text
-from pipeplan.documents.profile import STRICT
+from pipeplan.documents.names import STRICT
 from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError, PipeplanError
 from pipeplan.protocol.jobs import AgentResult, Completion, Failure, Lease
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeplan.documents.profile import STRICT
+from pipeplan.documents.names import STRICT
 from pipeplan.errors import RunFailedError
 
 _PARENT_INTERVAL_S = 0.5

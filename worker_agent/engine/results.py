@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from pipeplan.documents.identity import canonical_json
-from pipeplan.documents.profile import STRICT, DeviceMemory
+from pipeplan.documents.names import STRICT
+from pipeplan.documents.profile import DeviceMemory
 from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError
 from pipeplan.programs.timeline_document import LaneDocument

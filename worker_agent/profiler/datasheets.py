@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from pipeplan.documents.profile import DTYPE_BYTES, STRICT, Device
+from pipeplan.documents.names import STRICT
+from pipeplan.documents.profile import DTYPE_BYTES, Device
 from pipeplan.errors import require, require_amount
 
 COMPUTE_EFFICIENCY = 0.7

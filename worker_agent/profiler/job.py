@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pipeplan.documents.files import dump, parse, read_text
-from pipeplan.documents.profile import STRICT
+from pipeplan.documents.names import STRICT
 from pipeplan.errors import require, require_unique
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.engine.processes import polling

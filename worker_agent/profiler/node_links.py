@@ -16,7 +16,8 @@ from torch.distributed.launcher.api import elastic_launch
 
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.files import parse, read_text
-from pipeplan.documents.profile import STRICT, Device
+from pipeplan.documents.names import STRICT
+from pipeplan.documents.profile import Device
 from pipeplan.errors import RunFailedError
 from pipeplan.protocol.jobs import LinksTask
 from worker_agent.engine.processes import OtherNodeError, Place

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.files import dump, parse
-from pipeplan.documents.profile import STRICT, Block, Device, Measurement, Method, Model, Overheads, Profile
+from pipeplan.documents.names import STRICT
+from pipeplan.documents.profile import Block, Device, Measurement, Method, Model, Overheads, Profile
 from worker_agent.profiler.job import ProfileJob
 
 

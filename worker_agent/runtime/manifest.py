@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import Plan
-from pipeplan.documents.profile import STRICT
 from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError
 

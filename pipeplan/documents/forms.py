@@ -1,0 +1,179 @@
+"""Forms: what one device does of a model whose blocks are shared out among devices.
+
+Tensor parallelism gives a device a share of every weight matrix and of the attention heads (Shoeybi et al. 2019,
+"Megatron-LM", section 3), with sequence parallelism also a share of the tokens between them (Korthikanti et al. 2022,
+section 4.2). Context parallelism gives it a share of every sequence (Liu et al. 2023, "Ring Attention"), expert
+parallelism some of a layer's experts (Lepikhin et al. 2021, "GShard"). A form says how many devices share in each way.
+What they exchange stands beside what each computes: a cluster's links put a price to it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipeplan.documents.names import STRICT, require_name
+from pipeplan.errors import require, require_amount, require_count, require_unique
+
+AXES = ("tensor", "context", "expert")
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ring")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How many devices share a block, and in which way.
+
+    `tensor` devices share its matrices, with `sequence_parallel` also the tokens between them; `context` devices share
+    its sequences; its experts are shared among `expert` devices, which are replicas for all else.
+    """
+
+    tensor: int = 1
+    sequence_parallel: bool = False
+    context: int = 1
+    expert: int = 1
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            require_count(axis, getattr(self, axis))
+        rule = "needs tensor parallelism"
+        require(self.tensor > 1 or not self.sequence_parallel, "sequence_parallel", rule, self.sequence_parallel)
+
+    @property
+    def devices(self) -> int:
+        """The devices that hold one copy of a stage together; experts are shared among copies."""
+        return self.tensor * self.context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """What the devices of one axis exchange, `count` times one after the other.
+
+    `size_bytes` is that of the whole tensor: what an all-gather leaves on every device, what a reduce-scatter, an
+    all-reduce or an all-to-all takes from each, what a ring passes by each of them in all.
+    """
+
+    kind: str
+    axis: str
+    size_bytes: int
+    count: int = 1
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require(self.kind in COLLECTIVES, "kind", f"must be one of {', '.join(COLLECTIVES)}", self.kind)
+        require(self.axis in AXES, "axis", f"must be one of {', '.join(AXES)}", self.axis)
+        require_count("size_bytes", self.size_bytes, at_least=0)
+        require_count("count", self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selective:
+    """Selective recomputation: attention's core is run again before its backward (Korthikanti et al. 2022, section 5).
+
+    `activation_bytes` is then kept from forward to backward, and `recompute_s` is what comes on top.
+    """
+
+    recompute_s: float
+    activation_bytes: int
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_amount("recompute_s", self.recompute_s)
+        require_count("activation_bytes", self.activation_bytes, at_least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormMeasurement:
+    """What one device does of one microbatch in one block. Seconds are of compute alone, bytes are the device's own.
+
+    `backward_input_s` and `backward_weight_s` are the parts of a split backward, where they are known. `input_bytes`
+    is what the device keeps of the block's input where the block is run again. A block that is run again repeats its
+    forward collectives.
+    """
+
+    microbatch_size: int
+    forward_s: float
+    backward_s: float
+    input_bytes: int
+    output_bytes: int
+    activation_bytes: int
+    workspace_bytes: int = 0
+    backward_input_s: float | None = None
+    backward_weight_s: float | None = None
+    forward_collectives: tuple[Collective, ...] = ()
+    backward_collectives: tuple[Collective, ...] = ()
+    selective: Selective | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("microbatch_size", self.microbatch_size)
+        for field in ("forward_s", "backward_s"):
+            require_amount(field, getattr(self, field))
+        for field in ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes"):
+            require_count(field, getattr(self, field), at_least=0)
+        for field in ("backward_input_s", "backward_weight_s"):
+            if getattr(self, field) is not None:
+                require_amount(field, getattr(self, field))
+        both = (self.backward_input_s is None) == (self.backward_weight_s is None)
+        require(both, "backward_input_s", "comes together with backward_weight_s", self.backward_input_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockKind:
+    """Blocks that do the same: their name, what one device holds of their parameters, and what it does.
+
+    `expert_parameters` are those of the device's own experts, of which there are fewer replicas than of `parameters`.
+    """
+
+    name: str
+    parameters: int
+    measurements: tuple[FormMeasurement, ...]
+    expert_parameters: int = 0
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_name("name", self.name)
+        require_count("parameters", self.parameters, at_least=0)
+        require_count("expert_parameters", self.expert_parameters, at_least=0)
+        require(len(self.measurements) > 0, "measurements", "must hold at least one measurement", self.measurements)
+        sizes = [each.microbatch_size for each in self.measurements]
+        require_unique("measurements", "must not measure a microbatch size twice", sizes)
+
+    @property
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """The sizes that are known, ascending."""
+        return tuple(sorted(each.microbatch_size for each in self.measurements))
+
+    def at(self, microbatch_size: int) -> FormMeasurement:
+        """The measurement at this size; one must exist."""
+        return next(each for each in self.measurements if each.microbatch_size == microbatch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelForm:
+    """A model in one form: its kinds of blocks, and by `blocks` the kind of each block in the order of the data."""
+
+    form: Form
+    kinds: tuple[BlockKind, ...]
+    blocks: tuple[int, ...]
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require(len(self.kinds) > 0, "kinds", "must hold at least one kind of block", self.kinds)
+        require_unique("kinds", "must not hold a name twice", [kind.name for kind in self.kinds])
+        sizes = self.microbatch_sizes
+        for index, kind in enumerate(self.kinds):
+            rule = f"must measure the same microbatch sizes as the first kind, {list(sizes)}"
+            require(kind.microbatch_sizes == sizes, f"kinds.{index}.measurements", rule, list(kind.microbatch_sizes))
+        require(len(self.blocks) > 0, "blocks", "must hold at least one block", self.blocks)
+        known = all(0 <= number < len(self.kinds) for number in self.blocks)
+        require(known, "blocks", f"must name kinds by their numbers below {len(self.kinds)}", self.blocks)
+
+    @property
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """The sizes that are known, ascending; the same for every kind."""
+        return self.kinds[0].microbatch_sizes
