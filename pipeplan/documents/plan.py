@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_sharding
+from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model
 from pipeplan.documents.stage_costs import StageCosts
@@ -179,6 +181,10 @@ class Plan:
       (Qi et al. 2024), s and depth - 1 - s.
     - `interpolated`: the microbatch size was not measured; the costs lie between those of the two next to it that were.
     - `warnings`: sentences that say where the profile may not be of the cluster's devices.
+    - `engine`: what the plan is for; its bytes and exchanges are those of this engine.
+    - `form`: how many devices share the blocks of a stage. Each entry of the placement then stands for `form.devices`
+      of them, one after the other, and a stage's costs are those of one such group.
+    - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
 
@@ -214,6 +220,9 @@ class Plan:
     calibration_id: str | None = None
     warnings: tuple[str, ...] = ()
     planner_version: str = FIRST_VERSION
+    engine: str = OUR_RUNTIME
+    form: Form = WHOLE
+    sharding: str = "none"
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -239,6 +248,9 @@ class Plan:
             require(sorted(self.order) == list(range(start)), "order", rule, self.order)
         require(len(self.costs) == self.depth, "costs", f"must hold one entry a stage ({self.depth})", len(self.costs))
 
+        engine = engine_named(self.engine)
+        require_form(engine, self.form)
+        require_sharding(engine, self.sharding, pipelined=self.depth > 1)
         require_count("chunks", self.chunks)
         require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
         first_stages = self.stages[: self.depth // self.chunks]
@@ -286,8 +298,28 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        """The number of ranks that a run needs."""
-        return len(self.placement)
+        """The number of ranks that a run needs, one for each device."""
+        return len(self.placement) * self.form.devices
+
+    @property
+    def degrees(self) -> dict[str, int | bool | str | None]:
+        """In how many ways the work is shared out, by the field's names; `data` is None where stages differ."""
+        form = self.form
+        return {
+            "tensor": form.tensor,
+            "sequence_parallel": form.sequence_parallel,
+            "pipeline": self.depth // self.chunks,
+            "virtual_stages": self.chunks,
+            "data": self.width,
+            "context": form.context,
+            "expert": form.expert,
+        }
+
+
+def require_executable(plan: Plan) -> None:
+    """Raises InvalidInputError for a plan that our runtime does not execute."""
+    rule = f"must be {OUR_RUNTIME} to be run here: this plan is for another engine; export it"
+    require(plan.engine == OUR_RUNTIME, "plan.engine", rule, plan.engine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

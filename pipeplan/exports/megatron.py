@@ -38,7 +38,11 @@ def write(source: ExportSource) -> str:
     )
     arguments = [
         f"--num-layers {stages[-1].stop}",
-        "--tensor-model-parallel-size 1",
+        f"--tensor-model-parallel-size {plan.form.tensor}",
+        *(["--sequence-parallel"] * plan.form.sequence_parallel),
+        *([f"--context-parallel-size {plan.form.context}"] if plan.form.context > 1 else []),
+        *([f"--expert-model-parallel-size {plan.form.expert}"] if plan.form.expert > 1 else []),
+        *(["--use-distributed-optimizer"] if plan.sharding == "optimizer" else []),
         f"--pipeline-model-parallel-size {source.pipeline_ranks}",
         *([f"--pipeline-model-parallel-layout '{layout}'"] if source.pipeline_ranks > 1 else []),
         f"--micro-batch-size {plan.microbatch_size}",
