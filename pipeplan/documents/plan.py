@@ -12,6 +12,9 @@ from pipeplan.errors import require, require_amount, require_count
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
+RECOMPUTE_UNITS = ("stage", "block", "attention")
+"""What a stage that recomputes runs again at a time. The first is what a stage has where nothing else is said."""
+
 FIRST_VERSION = "1.0.0"
 """Of a planner, where a plan says nothing else."""
 
@@ -45,6 +48,9 @@ class Stage:
     """Blocks [start, stop) on `replicas` workers, with the planner's time a microbatch and memory a worker.
 
     Where a rank holds several stages, each has its share of what the rank takes and holds when it holds most.
+    `recompute`: it keeps inputs and runs its forward again. `recompute_unit` says how much of it at a time: the whole
+    `stage`, of which the input is kept, one `block` after the other, of which every input is kept, or the core of
+    `attention` alone, where all else is kept.
     `device` names the type of its devices where a cluster has several.
     """
 
@@ -52,6 +58,7 @@ class Stage:
     stop: int
     replicas: int = 1
     recompute: bool = False
+    recompute_unit: str = "stage"
     time_s: float = 0.0
     memory_bytes: int = 0
     memory: StageMemory | None = None
@@ -63,6 +70,12 @@ class Stage:
         require_count("start", self.start, at_least=0)
         require(self.stop > self.start, "stop", f"must be above start ({self.start})", self.stop)
         require_count("replicas", self.replicas)
+        rule = f"must be one of {', '.join(RECOMPUTE_UNITS)}"
+        require(self.recompute_unit in RECOMPUTE_UNITS, "recompute_unit", rule, self.recompute_unit)
+        rule = f"must be {RECOMPUTE_UNITS[0]} on a stage that does not recompute"
+        require(
+            self.recompute or self.recompute_unit == RECOMPUTE_UNITS[0], "recompute_unit", rule, self.recompute_unit
+        )
         require_amount("time_s", self.time_s)
         require_amount("memory_bytes", self.memory_bytes)
         if self.device is not None:
@@ -133,6 +146,26 @@ class Alternative:
     memory_bytes: int | None
     reason: str
     closed_form_samples_per_s: float | None = None
+    form: Form = WHOLE
+    sharding: str = "none"
+    chunks: int = 1
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegreeChoice:
+    """What was chosen of a degree, and what the best plan gives that was found with another value in its place.
+
+    `throughput_samples_per_s` is that plan's, played; None where none fits, or none could be played. `reason` says
+    which.
+    """
+
+    degree: str
+    value: str
+    instead: str
+    throughput_samples_per_s: float | None
+    reason: str
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -185,6 +218,7 @@ class Plan:
     - `form`: how many devices share the blocks of a stage. Each entry of the placement then stands for `form.devices`
       of them, one after the other, and a stage's costs are those of one such group.
     - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
+    - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
 
@@ -223,6 +257,7 @@ class Plan:
     engine: str = OUR_RUNTIME
     form: Form = WHOLE
     sharding: str = "none"
+    choices: tuple[DegreeChoice, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 

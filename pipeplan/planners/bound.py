@@ -67,6 +67,7 @@ def least_batch_s(plan: Plan) -> float:
     exchanges = max(plan.replicas) > 1
     by_rank = stages_by_rank(plan)
     ends_s = [_end_s(plan, stages) for stages in by_rank]
+    last_s = _end_s(plan, by_rank[0][:1])  # updates of a rank's other stages may come before the last gradient
     before_s = [0.0, *accumulate(passage.there_and_back_s for passage in passages)]
     least_s = 0.0
     for rank, stages in enumerate(by_rank):
@@ -76,10 +77,10 @@ def least_batch_s(plan: Plan) -> float:
         if laws.flushes:
             # The first of a rank's stages is reached first, and is the last to send a gradient back.
             window_s = m * sum(passages[stage].between_s for stage in stages)
-            least_s = max(least_s, before_s[rank] + window_s + (ends_s[0] if rank else 0.0))
+            least_s = max(least_s, before_s[rank] + window_s + (last_s if rank else 0.0))
             for stage, round_s in zip(stages, rounds_s, strict=True):
                 window_s = max(m * passages[stage].between_s, round_s)
-                least_s = max(least_s, before_s[stage] + window_s + (ends_s[0] if stage else 0.0))
+                least_s = max(least_s, before_s[stage] + window_s + (last_s if stage else 0.0))
         elif exchanges:
             least_s = max(least_s, *(costs[stage].reduce_s for stage in stages))
     return (1 - _ROUNDING) * max(least_s, _ports_s(plan, passages))

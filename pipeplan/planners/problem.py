@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
+from pipeplan.documents.engines import ENGINES, SHARDINGS
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import OPTIMIZERS, Answer, Certificate
 from pipeplan.documents.profile import Device, Measurement, Profile
@@ -50,6 +51,8 @@ class Options:
     `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
     `time_limit_s`: after which a solver returns the best that it has found.
     `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
+    `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). `tensor`, `context`,
+    `expert` and `data` are degrees, `sharding` says what of the states replicas share: for the engines that can.
     """
 
     microbatch_size: int | None = None
@@ -74,11 +77,19 @@ class Options:
     split_backward_half_way: bool = False
     time_limit_s: float | None = None
     as_if: bool = False
+    recompute_unit: str | None = None
+    engine: str | None = None
+    tensor: int | None = None
+    sequence_parallel: bool | None = None
+    context: int | None = None
+    expert: int | None = None
+    data: int | None = None
+    sharding: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        for field in ("microbatch_size", "stages", "chunks"):
+        for field in ("microbatch_size", "stages", "chunks", "tensor", "context", "expert", "data"):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
         if self.schedule is not None:
@@ -89,6 +100,8 @@ class Options:
             ("optimizer", OPTIMIZERS),
             ("semantics", SEMANTICS),
             ("cuts", CUTS),
+            ("engine", tuple(ENGINES)),
+            ("sharding", SHARDINGS),
         ):
             value = getattr(self, field)
             require(value is None or value in names, field, f"must be one of {', '.join(names)}", value)

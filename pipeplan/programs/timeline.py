@@ -132,6 +132,15 @@ def steady_batch_s(timeline: Timeline, period: int) -> float:
     return (ends_s[last] - ends_s[last - counted]) / counted
 
 
+def flushed_batch_s(timeline: Timeline) -> float:
+    """The time between the ends of the first two batches of three or more, of a schedule with a flush.
+
+    The pipeline is empty between batches: all are alike but the first and the last.
+    """
+    first_s, second_s, _, *_ = _ends_s(timeline)
+    return second_s - first_s
+
+
 def _ends_s(timeline: Timeline) -> list[float]:
     first = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
     columns = zip(first.instructions, first.end_s, strict=True)

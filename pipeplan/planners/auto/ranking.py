@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeplan.costs.memory import rank_bytes
+from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import length, play
@@ -61,6 +62,9 @@ class Ranked:
             memory_bytes=self.memory_bytes,
             reason=reason,
             closed_form_samples_per_s=plan.closed_form.throughput_samples_per_s if fits and not self.played else None,
+            form=plan.form,
+            sharding=plan.sharding,
+            chunks=plan.chunks if plan.engine != OUR_RUNTIME else 1,
         )
 
 
