@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from pipeplan.cli.calibrate import read_calibration
+from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import INFEASIBLE
-from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import answer_document, dump, read, write_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
@@ -158,10 +158,10 @@ def sentence(progress: SearchProgress) -> str:
 @takes_options
 def solve(
     profile: Annotated[list[Path], typer.Option(help="The profile's file; for unequal devices one for each type.")],
-    cluster: Annotated[Path, typer.Option(help="The cluster's file.")],
-    planner: Annotated[str, typer.Option(help=", ".join(PLANNERS))],
+    cluster: ClusterName,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch.")],
     options: Options,
+    planner: Annotated[str, typer.Option(help=", ".join(PLANNERS))] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
@@ -171,7 +171,7 @@ def solve(
 
     problem = PlanningProblem(
         profile=read(Profile, profile[0]),
-        cluster=read(Cluster, cluster),
+        cluster=read_cluster(cluster),
         batch_size=batch_size,
         options=options,
         calibration=read_calibration(calibration),

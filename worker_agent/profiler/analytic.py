@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan.costs.memory import OPTIMIZER_COPIES
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.named_clusters import most_devices
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Measurement, Method, Model, Overheads, Profile
 from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.chain import build_model
@@ -116,8 +117,14 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
 
 
 def estimate_cluster(sheet: Datasheet, devices: int) -> Cluster:
-    """This many of the datasheet's devices in one level, joined by its link. Raises InvalidInputError without one."""
+    """This many of the datasheet's devices in one server, joined by its link.
+
+    Raises InvalidInputError for a datasheet without a link, and for more devices than a server holds.
+    """
     require_count("devices", devices)
+    most = most_devices(sheet.name)
+    rule = f"must be at most {most}, which one server holds: `pipeplan clusters` has clusters of several by name"
+    require(devices <= most, "devices", rule, devices)
     bandwidth = sheet.link_bandwidth_bytes_per_s
     if bandwidth is None:
         raise InvalidInputError("link_bandwidth_bytes_per_s", "is needed to write a cluster", bandwidth)
