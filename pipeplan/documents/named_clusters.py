@@ -139,7 +139,10 @@ def named_cluster(text: str, *, field: str = "cluster", or_else: str = "a file")
     name, colon, nodes = text.partition(":")
     server = SERVERS.get(_plain(name))
     if server is None:
-        rule = f"must be {or_else}, or NAME or NAME:NODES of a known cluster ({_near(name)})"
+        near = get_close_matches(_plain(name), SERVERS, n=4, cutoff=0.6)
+        near += [known for known in SERVERS if name and known.startswith(_plain(name)) and known not in near]
+        others = f"near: {', '.join(near)}" if near else "`pipeplan clusters` lists them"
+        rule = f"must be {or_else}, or NAME or NAME:NODES of a known cluster ({others})"
         raise InvalidInputError(field, rule, text)
     if not colon:
         return server.cluster(1)
@@ -159,14 +162,6 @@ def most_devices(name: str) -> int:
     """How many devices of this name a server holds at most."""
     types = known_types(name)
     return max((server.devices for server in _ALL if server.type in types), default=USUAL_DEVICES)
-
-
-def _near(name: str) -> str:
-    """Names like this one, or where all of them stand."""
-    plain = _plain(name)
-    near = get_close_matches(plain, SERVERS, n=4, cutoff=0.6)
-    near += [known for known in SERVERS if plain and known.startswith(plain) and known not in near]
-    return f"near: {', '.join(near)}" if near else "`pipeplan clusters` lists them"
 
 
 def _plain(name: str) -> str:

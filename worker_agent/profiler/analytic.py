@@ -70,7 +70,8 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
     rule = "must be a model that can be built of tensors without contents to be estimated"
     with foreign_code("model", rule, task.model), fake:  # fake weights take no memory, whatever the model's size
         chain = build_model(task.model, seed=_SEED, dtype=dtype)
-    feed = default_feed(chain) if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
+    named = None if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
+    feed = named or default_feed(chain, task.sequence_length)
     with foreign_code("loss", "must be a loss or a factory of one", feed.loss):
         loss = build_loss(feed.loss)
 
