@@ -19,6 +19,11 @@ from torch.utils.flop_counter import register_flop_formula
 _SQRT_HALF = sqrt(0.5)
 
 
+def _wide(x: Tensor) -> torch.dtype:
+    """In which a softmax is computed: at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 @torch.library.custom_op("pipeplan::heads_product", mutates_args=())
 def heads_product(left: Tensor, right: Tensor) -> Tensor:
     """(B, N, M, K) x (B, N, K, L) -> (B, N, M, L): one batched product over B and N, of any strides."""
@@ -54,7 +59,7 @@ def _product_flops(left: tuple[int, ...], right: tuple[int, ...], **_: object) -
 @torch.library.custom_op("pipeplan::scaled_softmax", mutates_args=())
 def scaled_softmax(scores: Tensor, scale: float, causal: bool) -> Tensor:
     """(B, N, S, T) -> (B, N, S, T): the softmax of scaled scores, where `causal` without those of later positions."""
-    scaled = scores.float() * scale
+    scaled = scores.to(_wide(scores)) * scale
     if causal:
         queries, keys = scores.shape[-2:]
         later = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(keys - queries + 1)
@@ -65,8 +70,8 @@ def scaled_softmax(scores: Tensor, scale: float, causal: bool) -> Tensor:
 @torch.library.custom_op("pipeplan::scaled_softmax_backward", mutates_args=())
 def scaled_softmax_backward(gradient: Tensor, probabilities: Tensor, scale: float) -> Tensor:
     """The gradient of the scores from that of the probabilities."""
-    wide, kept = gradient.float(), probabilities.float()
-    scores = kept * (wide - (wide * kept).sum(dim=-1, keepdim=True))
+    kept = probabilities.to(_wide(gradient))
+    scores = kept * (gradient - (gradient * kept).sum(dim=-1, keepdim=True))
     return (scores * scale).to(gradient.dtype)
 
 
@@ -169,7 +174,11 @@ def _keep_mask(ctx: Any, inputs: tuple[Tensor, Tensor | None, Tensor, float], ou
         ctx.save_for_backward(output[1])
 
 
-def _dropout_gradients(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor | None, Tensor, None]:
+def _dropout_gradients(
+    ctx: Any, gradient: Tensor | None, _: None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    if gradient is None:
+        return None, None, None, None
     from_x = masked_scale(gradient, ctx.saved_tensors[0], ctx.p) if ctx.p else gradient
     return from_x, _summed(from_x) if ctx.needs_input_grad[1] else None, gradient, None
 
@@ -179,7 +188,7 @@ bias_dropout_add.register_autograd(_dropout_gradients, setup_context=_keep_mask)
 
 def _summed(gradient: Tensor) -> Tensor:
     """(..., H) -> (H,): the gradient of what was added to every row."""
-    return gradient.sum(dim=tuple(range(gradient.dim() - 1)))
+    return gradient.reshape(-1, gradient.shape[-1]).sum(dim=0)
 
 
 def unfused_attention(

@@ -202,7 +202,7 @@ class WholePositions(nn.Module):
 
 
 class VocabularyLoss:
-    """Cross entropy of logits whose last dimension is the device's share of the vocabulary, in float32.
+    """Cross entropy of logits whose last dimension is the device's share of the vocabulary, in float32 at least.
 
     A mean over all tokens, as losses.default_loss is. What devices exchange are three numbers a token: the largest
     logit, the target's, and the sum of exponentials.
@@ -213,7 +213,7 @@ class VocabularyLoss:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(..., share of vocabulary), (...) -> a scalar."""
-        logits = outputs.reshape(-1, outputs.shape[-1]).float()
+        logits = outputs.reshape(-1, outputs.shape[-1]).to(torch.promote_types(outputs.dtype, torch.float32))
         return _CrossEntropy.apply(logits, targets.reshape(-1), self.region)  # type: ignore[no-any-return,no-untyped-call]
 
 
