@@ -8,7 +8,7 @@ from pipeplan.costs.collectives import AMONG, AllReduce, LevelRing, ParameterSer
 from pipeplan.costs.compute import recompute_s
 from pipeplan.costs.graph import Boundary, boundaries, in_order
 from pipeplan.costs.memory import fixed_copies
-from pipeplan.costs.transfer import SharedPort, boundary_link, boundary_port, ranks_by_stage, shared_port
+from pipeplan.costs.transfer import SharedPort, boundary_crossing, ranks_by_stage, shared_port
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import Stage, Worker
 from pipeplan.documents.profile import Measurement, Overheads, Profile
@@ -50,11 +50,13 @@ def estimate(
     ranks = tuple(ranks[2 * span - 1 - s if in_v and s >= span else s % span] for s in range(len(stages)))
     if devices is not None:
         ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
-    edges = [None if a == b else boundary_link(cluster, a, b) for a, b in pairwise(ranks)]  # None on the same devices
-    ports = [SharedPort() if a == b else boundary_port(cluster, a, b) for a, b in pairwise(ranks)]
+    # Of several stages a rank, boundaries are of the same devices again and again, or of one rank alone.
+    pairs, nothing = list(pairwise(ranks)), (None, SharedPort())
+    crossed = {(a, b): nothing if a == b else boundary_crossing(cluster, a, b) for a, b in set(pairs)}
+    edges, ports = [crossed[pair][0] for pair in pairs], [crossed[pair][1] for pair in pairs]
     in_turn = schedule is not None and schedule.update == "replica"
     among = _broadcast if in_turn else AMONG[synchronisation]
-    exchanges = [among(cluster, members) for members in ranks]
+    exchanges = {members: among(cluster, members) for members in set(ranks)}
     return tuple(
         _stage_costs(
             profile,
@@ -63,7 +65,7 @@ def estimate(
             boundary=tensors[index],
             onward=ports[index] if index < len(ports) else SharedPort(),
             back=ports[index - 1] if index > 0 else SharedPort(),
-            exchange=_Exchange(exchanges[index], profile.overheads.exchange_factor),
+            exchange=_Exchange(exchanges[ranks[index]], profile.overheads.exchange_factor),
             before=edges[index - 1] if index > 0 else None,
             after=edges[index] if index < len(edges) else None,
             fixed=sum(fixed_copies(profile.dtype, optimizer, master_weights=master_weights)),
