@@ -213,7 +213,8 @@ class Plan:
       depth / chunks alone, and the rank of stage s has the stages s, s + depth / chunks, ..., or, in a schedule's V
       (Qi et al. 2024), s and depth - 1 - s.
     - `interpolated`: the microbatch size was not measured; the costs lie between those of the two next to it that were.
-    - `warnings`: sentences that say where the profile may not be of the cluster's devices.
+    - `warnings`: sentences that say where the profile may not be of the cluster's devices, or what is priced is not
+      what runs.
     - `engine`: what the plan is for; its bytes and exchanges are those of this engine.
     - `form`: how many devices share the blocks of a stage. Each entry of the placement then stands for `form.devices`
       of them, one after the other, and a stage's costs are those of one such group.

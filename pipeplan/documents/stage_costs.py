@@ -1,6 +1,6 @@
 """StageCosts: what one stage's instructions cost on one worker. The simulator knows nothing else about a model."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
@@ -57,9 +57,10 @@ class StageCosts:
 
     def __post_init__(self) -> None:
         require_count("microbatch_size", self.microbatch_size)
-        for field in fields(self):
-            if getattr(self, field.name) is not None:
-                require_amount(field.name, getattr(self, field.name))
+        for field in self.__slots__:
+            value = getattr(self, field)
+            if value is not None:
+                require_amount(field, value)
 
     def exchange_tail_s(self, *, split: bool) -> float:
         """How long a gradient exchange goes on when the backward that completes the gradients has ended.

@@ -135,11 +135,12 @@ def _passages(plan: Plan) -> list[_Passage]:
 
 def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
     """What the busiest port carries in a batch; with a flush, from the first exchange that may begin to the last."""
-    carried_s, m = _transfers_s(plan), plan.microbatches
+    ranks_of_stages, m = _ranks_of_stages(plan), plan.microbatches
+    carried_s = _transfers_s(plan, ranks_of_stages)
     exchanged_s: dict[_Port, float] = defaultdict(float)
     begins_s: dict[_Port, float] = {}
     reached_s = [0.0, *accumulate(passage.forward_s for passage in passages)]
-    for stage, (own, ranks) in enumerate(zip(plan.costs, _ranks_of_stages(plan), strict=True)):
+    for stage, (own, ranks) in enumerate(zip(plan.costs, ranks_of_stages, strict=True)):
         devices = own.reduce_port_devices
         if devices and len(ranks) > 1:
             inside = Counter(rank // devices for rank in ranks)
@@ -162,18 +163,19 @@ def _ranks_of_stages(plan: Plan) -> list[tuple[int, ...]]:
     return [first[rank] for _, rank in owners]
 
 
-def _transfers_s(plan: Plan) -> dict[_Port, float]:
-    """What the transfers of a batch take on every port."""
+def _transfers_s(plan: Plan, ranks: Sequence[Sequence[int]]) -> dict[_Port, float]:
+    """What the transfers of a batch take on every port; `ranks` are those of every stage."""
     carried_s: dict[_Port, float] = defaultdict(float)
-    ranks, m = _ranks_of_stages(plan), plan.microbatches
     for stage, own in enumerate(plan.costs):
         for seconds, devices, other in (
             (own.activation_transfer_s * own.activation_device_share, own.activation_port_devices, stage + 1),
             (own.gradient_transfer_s * own.gradient_device_share, own.gradient_port_devices, stage - 1),
         ):
             if devices and seconds and 0 <= other < plan.depth:
+                batch_s = plan.microbatches * seconds
                 for sender, receiver in zip(ranks[stage], ranks[other], strict=True):
-                    if sender // devices != receiver // devices:
-                        carried_s[True, devices, sender // devices] += m * seconds
-                        carried_s[False, devices, receiver // devices] += m * seconds
+                    out, into = sender // devices, receiver // devices
+                    if out != into:
+                        carried_s[True, devices, out] += batch_s
+                        carried_s[False, devices, into] += batch_s
     return carried_s

@@ -340,6 +340,7 @@ def _costs(problem: PlanningProblem, decision: Decision, *, master_weights: bool
             master_weights=master_weights,
             devices=decision.devices,
             order=decision.order,
+            synchronisation=options.synchronisation or "all-reduce",
         )
         for name in {stage.device for stage in decision.stages}
     }

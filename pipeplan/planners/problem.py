@@ -25,6 +25,12 @@ CUTS = ("any", "single-tensor")
 MOST_RECOMPUTATION = 1000
 """The largest c_extra. With far larger ones, sums of recomputed times round the times of other stages to 0."""
 
+PRICED_THROUGH_SERVERS = (
+    "gradients are exchanged through a parameter server in this price, as asked (synchronisation): "
+    "the runtime exchanges them by an all-reduce"
+)
+"""What plans say whose exchange is not the one that runs."""
+
 ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if", "semantics")
 """Options that every planner has a use for."""
 
@@ -36,8 +42,8 @@ MAX_BLOCKS = 10_000
 class Options:
     """What a user may fix. None leaves it to the planner; a planner refuses an option that it has no use for.
 
-    `synchronisation`: the exchange that PipeDream's gradient volume is of, the all-reduce that runs unless it is to be
-    the paper's parameter server (2018, section 3.2). `memory`: the accounting.
+    `synchronisation`: how PipeDream's replicas exchange gradients, in its closed form and in the play: by the
+    all-reduce that runs, unless it is to be the paper's parameter server (2018, section 3.2). `memory`: the accounting.
     `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
     `safe_batch`: the batch size is the largest that is safe (2BW 2021, algorithm 1), not the one that must be.
     `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
@@ -176,9 +182,12 @@ class PlanningProblem:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a plan says of profiles that may not be of the cluster's devices; usually nothing."""
+        """What a plan says of profiles that may not be of the cluster's devices, and of an exchange that does not run;
+        usually nothing.
+        """
         pairs = ((self.profile_on(device.name), device) for device in self.cluster.types)
-        found = (warning(profile, device, as_if=self.options.as_if) for profile, device in pairs)
+        found = [warning(profile, device, as_if=self.options.as_if) for profile, device in pairs]
+        found += [PRICED_THROUGH_SERVERS] if self.options.synchronisation == "parameter-server" else []
         return tuple(sentence for sentence in found if sentence is not None)
 
     def profile_on(self, device: str | None) -> Profile:

@@ -36,6 +36,7 @@ class ChunkedTerms:
     links: Links
     chain: ProfileChain
     _held: dict[tuple[int, bool], HeldByRank] = field(default_factory=dict)
+    _buffers: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -227,6 +228,8 @@ class ChunkedTerms:
 
     def mode(self, rank: int, stops: Sequence[int]) -> bool:
         """Whether a rank recomputes: the shorter way that fits, or (if none does) the smaller."""
+        if len(self.shape.modes) == 1:
+            return self.shape.modes[0]
         ways = []
         for recompute in self.shape.modes:
             missing_bytes = max(self.rank_bytes(rank, stops, recompute=recompute) - self.device_bytes, 0)
@@ -271,13 +274,15 @@ class ChunkedTerms:
 
     def buffers(self, stage: int) -> tuple[int, int]:
         """Messages under way as large as a stage's input and as its output (`costs.memory.training_copies`)."""
-        ends = (None, *self.edges, None)
-        copies = training_copies(
-            self.shape.laws,
-            self.problem.options.optimizer,
-            recompute=False,
-            held=self.most_in_flight(stage),
-            held_before=self.most_in_flight(stage - 1) if ends[stage] is not None else None,
-            sends_on=ends[stage + 1] is not None,
-        )
-        return copies.input_buffers, copies.output_buffers
+        if stage not in self._buffers:
+            ends = (None, *self.edges, None)
+            copies = training_copies(
+                self.shape.laws,
+                self.problem.options.optimizer,
+                recompute=False,
+                held=self.most_in_flight(stage),
+                held_before=self.most_in_flight(stage - 1) if ends[stage] is not None else None,
+                sends_on=ends[stage + 1] is not None,
+            )
+            self._buffers[stage] = copies.input_buffers, copies.output_buffers
+        return self._buffers[stage]
