@@ -10,6 +10,9 @@ from pipeplan.errors import require, require_amount, require_count
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
+RECOMPUTE_UNITS = ("stage", "block")
+"""What a stage that recomputes runs again at a time. The first is what a stage has where nothing else is said."""
+
 FIRST_VERSION = "1.0.0"
 """Of a planner, where a plan says nothing else."""
 
@@ -43,6 +46,8 @@ class Stage:
     """Blocks [start, stop) on `replicas` workers, with the planner's time a microbatch and memory a worker.
 
     Where a rank holds several stages, each has its share of what the rank takes and holds when it holds most.
+    `recompute`: it keeps inputs and runs its forward again. `recompute_unit` says how much of it at a time: the whole
+    `stage`, of which the input is kept, or one `block` after the other, of which every input is kept.
     `device` names the type of its devices where a cluster has several.
     """
 
@@ -50,6 +55,7 @@ class Stage:
     stop: int
     replicas: int = 1
     recompute: bool = False
+    recompute_unit: str = "stage"
     time_s: float = 0.0
     memory_bytes: int = 0
     memory: StageMemory | None = None
@@ -61,10 +67,23 @@ class Stage:
         require_count("start", self.start, at_least=0)
         require(self.stop > self.start, "stop", f"must be above start ({self.start})", self.stop)
         require_count("replicas", self.replicas)
+        rule = f"must be one of {', '.join(RECOMPUTE_UNITS)}"
+        require(self.recompute_unit in RECOMPUTE_UNITS, "recompute_unit", rule, self.recompute_unit)
+        rule = f"must be {RECOMPUTE_UNITS[0]} on a stage that does not recompute"
+        require(
+            self.recompute or self.recompute_unit == RECOMPUTE_UNITS[0], "recompute_unit", rule, self.recompute_unit
+        )
         require_amount("time_s", self.time_s)
         require_amount("memory_bytes", self.memory_bytes)
         if self.device is not None:
             require_line("device", self.device)
+
+    @property
+    def recomputes(self) -> str:
+        """Whether it recomputes, in a word: "no", "yes" (as a whole) or "by block"."""
+        if not self.recompute:
+            return "no"
+        return "yes" if self.recompute_unit == RECOMPUTE_UNITS[0] else f"by {self.recompute_unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +245,8 @@ class Plan:
             require_line("warnings", sentence)
         whole = self.split_backward or not self.split_backward_half_way
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
+        rule = "must be off where a stage recomputes by block: its backward is done as a whole"
+        require(not self.split_backward or not self.recomputes_by_block, "split_backward", rule, self.split_backward)
         for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
             require_count(name, getattr(self, name))
 
@@ -283,6 +304,17 @@ class Plan:
     def recompute(self) -> bool:
         """Whether any stage recomputes."""
         return any(stage.recompute for stage in self.stages)
+
+    @property
+    def recomputes_by_block(self) -> bool:
+        """Whether any stage recomputes block by block."""
+        return any(stage.recompute_unit == "block" for stage in self.stages)
+
+    @property
+    def recomputes(self) -> str:
+        """Whether any stage recomputes, in a word or two: "no", "yes", "by block", or "yes, by block" for some each."""
+        ways = dict.fromkeys(stage.recomputes for stage in self.stages if stage.recompute)
+        return ", ".join(sorted(ways, reverse=True)) or "no"
 
     @property
     def workers(self) -> int:
