@@ -45,6 +45,10 @@ _FLAGS: dict[str, Any] = {
             "--recompute/--no-recompute", help="On all stages or none; default: each as is best, with gpipe all."
         ),
     ],
+    "recompute_unit": Annotated[
+        str | None,
+        typer.Option(help="What is run again at a time: stage or block; default: the stage where it fits."),
+    ],
     "synchronisation": Annotated[
         str | None,
         typer.Option(help="pipedream: all-reduce, or parameter-server as in the paper; default: all-reduce."),
