@@ -105,7 +105,7 @@ def show_plan(plan: Plan) -> None:
             str(index),
             f"{stage.start}-{stage.stop - 1}",
             str(stage.replicas),
-            "yes" if stage.recompute else "no",
+            stage.recomputes,
             f"{1e3 * stage.time_s:.4g} ms",
             size(stage.memory_bytes),
         )
