@@ -127,11 +127,10 @@ def stage_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     """A row a stage; stages in a row that are alike share one."""
     together: list[tuple[tuple[str, ...], list[int]]] = []
     for index, stage in enumerate(plan.stages):
-        again = "no" if not stage.recompute else "yes" if stage.recompute_unit == "stage" else stage.recompute_unit
         about = (
             f"{stage.stop - stage.start} each",
             str(stage.replicas),
-            again,
+            stage.recomputes,
             f"{1e3 * stage.time_s:.4g} ms",
             size(stage.memory_bytes),
         )

@@ -48,6 +48,12 @@ _FLAGS: dict[str, Any] = {
             "--recompute/--no-recompute", help="On all stages or none; default: each as is best, with gpipe all."
         ),
     ],
+    "recompute_unit": Annotated[
+        str | None,
+        typer.Option(
+            help="What is run again at a time: stage or block, for other engines attention; default: the best."
+        ),
+    ],
     "synchronisation": Annotated[
         str | None,
         typer.Option(help="pipedream: all-reduce, or parameter-server as in the paper; default: all-reduce."),
@@ -79,9 +85,6 @@ _FLAGS: dict[str, Any] = {
     ],
     "as_if": Annotated[
         bool, typer.Option("--as-if", help="Plan as if the cluster's devices were the profile's; the plan says so.")
-    ],
-    "recompute_unit": Annotated[
-        str | None, typer.Option(help="What is run again at a time: stage, block or attention; default: the best.")
     ],
     "engine": Annotated[
         str | None, typer.Option(help=f"What runs the plan: {', '.join(ENGINES)}; default: {OUR_RUNTIME}.")

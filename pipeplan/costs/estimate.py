@@ -140,10 +140,14 @@ def _stage_costs(
     blocks = measured[stage.start : stage.stop]
     sizes_bytes = [block.weight_bytes for block in profile.blocks[stage.start : stage.stop]]
     weight_bytes = sum(sizes_bytes)
-    completed = [(shares.backward * b.backward_s, size) for b, size in zip(blocks, sizes_bytes, strict=True)]
+    by_block = stage.recompute_unit == "block"
+    again_s = [shares.recompute * recompute_s((b,), recompute_factor) if by_block else 0.0 for b in blocks]
+    backwards_s = [shares.backward * b.backward_s + own_s for b, own_s in zip(blocks, again_s, strict=True)]
+    completed = list(zip(backwards_s, sizes_bytes, strict=True))
     # 2BP's p1 and p2: a block that was not measured split has all of its backward in p1.
     input_s = sum(b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks)
     weight_s = sum(b.backward_weight_s or 0.0 for b in blocks)
+    kept_bytes = [b.activation_bytes for b in blocks]
     known_bytes = [b.weight_gradient_bytes for b in blocks if b.weight_gradient_bytes is not None]
     return StageCosts(
         microbatch_size=blocks[0].microbatch_size,
@@ -159,7 +163,7 @@ def _stage_costs(
         gradient_transfer_s=_transfer_s(boundary.received_bytes, before),
         latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
         instruction_s=profile.overheads.instruction_s,
-        activation_bytes=sum(block.activation_bytes for block in blocks),
+        activation_bytes=boundary.input_bytes + max(kept_bytes) if by_block else sum(kept_bytes),
         input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
         fixed_bytes=weight_bytes * fixed,

@@ -81,6 +81,13 @@ class Stage:
         if self.device is not None:
             require_line("device", self.device)
 
+    @property
+    def recomputes(self) -> str:
+        """Whether it recomputes, in a word: "no", "yes" (as a whole) or "by block"."""
+        if not self.recompute:
+            return "no"
+        return "yes" if self.recompute_unit == RECOMPUTE_UNITS[0] else f"by {self.recompute_unit}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
@@ -271,6 +278,8 @@ class Plan:
             require_line("warnings", sentence)
         whole = self.split_backward or not self.split_backward_half_way
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
+        rule = "must be off where a stage recomputes by block: its backward is done as a whole"
+        require(not self.split_backward or not self.recomputes_by_block, "split_backward", rule, self.split_backward)
         for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
             require_count(name, getattr(self, name))
 
@@ -331,6 +340,17 @@ class Plan:
     def recompute(self) -> bool:
         """Whether any stage recomputes."""
         return any(stage.recompute for stage in self.stages)
+
+    @property
+    def recomputes_by_block(self) -> bool:
+        """Whether any stage recomputes block by block."""
+        return any(stage.recompute_unit == "block" for stage in self.stages)
+
+    @property
+    def recomputes(self) -> str:
+        """Whether any stage recomputes, in a word or two: "no", "yes", "by block", or "yes, by block" for some each."""
+        ways = dict.fromkeys(stage.recomputes for stage in self.stages if stage.recompute)
+        return ", ".join(sorted(ways, reverse=True)) or "no"
 
     @property
     def workers(self) -> int:

@@ -22,8 +22,9 @@ class StageCosts:
       that has ended (None: all of it; see `exchange_tail_s`).
     - Memory: `version_bytes` is one version of its weights, `gradient_bytes` a set of gradients beyond the one that is
       always there, `fixed_bytes` what is there from start to end (gradients, optimizer states, buffers).
-      `activation_bytes` is a microbatch kept whole, `input_bytes` one of which only the stage's input is kept,
-      `weight_gradient_bytes` one between 2BP's p1 and p2 (None: as much as one kept whole).
+      `activation_bytes` is a microbatch kept whole, `input_bytes` one of which only the stage's input is kept. Where a
+      stage recomputes by block they are what a microbatch holds at most in its backward, and all its blocks' inputs.
+      `weight_gradient_bytes` is one between 2BP's p1 and p2 (None: as much as one kept whole).
     """
 
     microbatch_size: int

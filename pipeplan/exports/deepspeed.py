@@ -40,10 +40,11 @@ def write(source: ExportSource) -> str:
     pipeline = {
         "num_stages": plan.depth,
         "data_parallel_degree": width,
-        "activation_checkpoint_interval": longest if plan.recompute else 0,
+        "activation_checkpoint_interval": 1 if plan.recomputes_by_block else longest if plan.recompute else 0,
         "parts": [stage.start for stage in plan.stages] + [plan.stages[-1].stop],
         "stages": [
             {"blocks": list(source.block_names[stage.start : stage.stop]), "recompute": stage.recompute}
+            | ({"recompute_unit": stage.recompute_unit} if stage.recompute_unit == "block" else {})
             for stage in plan.stages
         ],
     }

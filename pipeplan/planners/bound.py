@@ -108,7 +108,7 @@ def _end_s(plan: Plan, stages: Sequence[int]) -> float:
 
 
 def _passages(plan: Plan) -> list[_Passage]:
-    """Every stage's. A stage may recompute while it waits for a gradient: that delays no microbatch."""
+    """Every stage's. A stage may recompute as a whole while it waits for a gradient: that delays no microbatch."""
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
     onward_s = [
         0.0  # one rank hands over to itself
@@ -122,9 +122,10 @@ def _passages(plan: Plan) -> list[_Passage]:
     for stage, own, after_s in zip(plan.stages, plan.costs, (*onward_s, 0.0), strict=True):
         first_s = own.forward_s + (own.recompute_s if stage.recompute else 0.0)
         back_s = own.backward_input_s if splits else own.backward_s
+        again_s = own.recompute_s if stage.recompute_unit != "stage" else 0.0
         passages.append(
             _Passage(
-                there_and_back_s=own.forward_s + back_s + after_s,
+                there_and_back_s=own.forward_s + again_s + back_s + after_s,
                 between_s=first_s + back_s,
                 compute_s=first_s + back_s + (own.backward_weight_s if splits else 0.0),
                 forward_s=own.forward_s,

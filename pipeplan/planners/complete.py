@@ -127,6 +127,7 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         microbatches=plan.microbatches,
         batches=batches,
         recompute=tuple(stage.recompute for stage in plan.stages),
+        recompute_units=tuple(stage.recompute_unit for stage in plan.stages),
         chunks=plan.chunks,
     )
     devices = ranks_by_stage(plan.placement)

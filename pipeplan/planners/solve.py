@@ -44,7 +44,7 @@ PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
 PLAYED = "played"
 """What plans are compared by, of `Options.semantics`, unless asked otherwise."""
 
-VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.1.0")
+VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.2.0")
 """Semantic versions of what the planners answer. A change that makes a planner answer a request differently raises its
 version: the minor one where plans are faster or more problems have one, the major one where plans mean something else.
 """
@@ -100,5 +100,8 @@ def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:
         value = getattr(options, axis)
         rule = f"must be left out for the engine {engine.name}, which runs whole blocks and states: name an --engine"
         require(value in (None, 1, "none"), axis, rule, value)
+    unit, known = options.recompute_unit, engine.recomputes
+    rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
+    require(unit is None or unit in known, "recompute_unit", rule, unit)
     whole = replace(options, engine=None, sharding=None, sequence_parallel=None, tensor=None, context=None, expert=None)
     return replace(problem, options=whole)

@@ -17,7 +17,10 @@ from pipeplan.programs.instructions import Instruction, Update, is_compute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """One instruction's execution, [start_s, end_s), and the bytes held once it was done."""
+    """One instruction's execution, [start_s, end_s), and the bytes held once it was done.
+
+    Of a backward that recomputes by block, the bytes are those held at most while it runs.
+    """
 
     instruction: Instruction
     start_s: float

@@ -31,7 +31,7 @@ from pipeplan.schedules.registry import schedule_named
 CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
 
 _CUTS = ("forced_cuts", "forbidden_cuts")
-_USED = ("microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_factor", *_CUTS)
+_USED = ("microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_unit", "recompute_factor", *_CUTS)
 
 MOST_COUNTED = 200_000
 """So many instructions are gone through to count what ranks keep: half a second. Ten times as many for a schedule that
