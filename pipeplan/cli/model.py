@@ -20,14 +20,15 @@ import typer
 
 from pipeplan.cli import profile_cache
 from pipeplan.cli.console import require_extra
-from pipeplan.documents.cluster import Cluster, known_types
+from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.files import parse, read_text
 from pipeplan.documents.identity import canonical_json, text_id
 from pipeplan.documents.names import parse_spec
-from pipeplan.documents.profile import Device, Profile
+from pipeplan.documents.profile import Profile
 from pipeplan.errors import PipeplanError, require, require_count
 from pipeplan.planners.problem import Options
+from pipeplan.protocol.estimates import datasheet_of, microbatch_sizes
 
 ModelSpec = Annotated[
     str | None,
@@ -43,11 +44,6 @@ ModelDtype = Annotated[
 NoCache = Annotated[bool, typer.Option("--no-cache", help="With --model: neither use nor keep estimated profiles.")]
 
 DTYPE = "float32"
-
-MOST_TOKENS = 2**16
-LEAST_SAMPLES = 8
-USUAL_LENGTH = 512
-"""Microbatches are estimated up to so many tokens, but at least up to so many samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,24 +104,6 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
         )
         for key in keys
     )
-
-
-def microbatch_sizes(batch_size: int, sequence_length: int | None, asked: int | None) -> tuple[int, ...]:
-    """The sizes to estimate: the one asked for, else the powers of two that divide the batch, up to a sensible one."""
-    if asked is not None:
-        return (asked,)
-    most = max(LEAST_SAMPLES, MOST_TOKENS // (sequence_length or USUAL_LENGTH))
-    return tuple(size for size in (2**power for power in range(most.bit_length())) if batch_size % size == 0)
-
-
-def datasheet_of(device: Device) -> str:
-    """The key of the device's datasheet. Raises InvalidInputError for a name that stands for none, or for several."""
-    found = sorted(known_types(device.name))
-    rule = f"must be a device with a datasheet ({', '.join(KNOWN_TYPES)}) where the profile is estimated"
-    require(len(found) > 0, "cluster.device.name", rule, device.name)
-    rule = f"must say which of {', '.join(found)} it is, where the profile is estimated"
-    require(len(found) == 1, "cluster.device.name", rule, device.name)
-    return found[0]
 
 
 def profile_of(estimate: Estimate, *, keep: bool) -> Profile:
