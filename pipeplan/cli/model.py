@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -68,15 +69,24 @@ class Estimate:
     sequence_length: int | None
 
 
-def model_asked(model: str | None, *, sequence_length: int | None, dtype: str | None, keep: bool) -> ModelAsked | None:
-    """What these options say together; None where there is no model, and none of them is given then."""
+def model_asked(
+    model: str | None,
+    profile: Sequence[object] | None,
+    *,
+    sequence_length: int | None,
+    dtype: str | None,
+    no_cache: bool = False,
+) -> ModelAsked | None:
+    """What these options say of a model; None where there are profiles. Raises InvalidInputError unless it is one."""
+    require(model is None or not profile, "model", "must not be given beside --profile, which holds a model", model)
     if model is not None:
         parse_spec(model, field="model")
-        return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=keep)
+        return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=not no_cache)
     rule = "belongs to --model: a profile has its own"
     require(sequence_length is None, "sequence_length", rule, sequence_length)
     require(dtype is None, "dtype", rule, dtype)
-    require(keep, "no_cache", "belongs to --model: profiles in files are not kept", True)
+    require(not no_cache, "no_cache", "belongs to --model: profiles in files are not kept", no_cache)
+    require(bool(profile), "profile", "is required, unless there is a --model to estimate", None)
     return None
 
 
