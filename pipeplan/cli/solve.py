@@ -19,6 +19,7 @@ from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import INFEASIBLE
 from pipeplan.cli.model import ModelDtype, ModelSpec, NoCache, SequenceLength, estimated_profiles, model_asked
+from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, write_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
@@ -44,6 +45,12 @@ _FLAGS: dict[str, Any] = {
         bool | None,
         typer.Option(
             "--recompute/--no-recompute", help="On all stages or none; default: each as is best, with gpipe all."
+        ),
+    ],
+    "recompute_unit": Annotated[
+        str | None,
+        typer.Option(
+            help="What is run again at a time: stage or block, for other engines attention; default: the best."
         ),
     ],
     "synchronisation": Annotated[
@@ -77,6 +84,20 @@ _FLAGS: dict[str, Any] = {
     ],
     "as_if": Annotated[
         bool, typer.Option("--as-if", help="Plan as if the cluster's devices were the profile's; the plan says so.")
+    ],
+    "engine": Annotated[
+        str | None, typer.Option(help=f"What runs the plan: {', '.join(ENGINES)}; default: {OUR_RUNTIME}.")
+    ],
+    "tensor": Annotated[int | None, typer.Option(help="Devices that share a block's matrices; default: the best.")],
+    "sequence_parallel": Annotated[
+        bool | None,
+        typer.Option("--sequence-parallel/--no-sequence-parallel", help="With tensor: share tokens; default: on."),
+    ],
+    "context": Annotated[int | None, typer.Option(help="Devices that share a sequence; default: the best.")],
+    "expert": Annotated[int | None, typer.Option(help="Replicas that share a block's experts; default: the best.")],
+    "data": Annotated[int | None, typer.Option(help="Replicas of the pipeline; default: as many as there may be.")],
+    "sharding": Annotated[
+        str | None, typer.Option(help=f"What replicas share of the states: {', '.join(SHARDINGS)}; default: the best.")
     ],
     "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
 }
@@ -172,13 +193,16 @@ def solve(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="For other engines: why each degree has its value.")
+    ] = False,
 ) -> None:
     """Finds the fastest plan that fits; where none does, says by how much (exit status 3).
 
     Costs come from --profile, measured or estimated before, or from --model, which is estimated now for the cluster's
     devices by their datasheets.
     """
-    from pipeplan.cli.plan_tables import show_reasons, show_solution
+    from pipeplan.cli.plan_tables import show_choices, show_reasons, show_solution
 
     asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype, no_cache=no_cache)
     where, calibrated = read_cluster(cluster), read_calibration(calibration)
@@ -207,3 +231,5 @@ def solve(
         raise SystemExit(INFEASIBLE)
     if not as_json:
         show_solution(answer)
+        if explain:
+            show_choices(answer)

@@ -42,6 +42,7 @@ PRESETS = (
     "regression",
     "sleep",
     "standard_library",
+    "transformer",
 )
 """The models, data and losses that the worker brings."""
 

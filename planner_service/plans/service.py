@@ -197,7 +197,7 @@ def trace(context: Context, plan_id: str, batches: int) -> str:
 def playable_batches(plan: Plan) -> int:
     """How many batches of the plan may be played for one request; 0 where a single one is too many."""
     # Every microbatch passes every stage once; replicas share them, and the widest stage sets how many there are.
-    microbatches = plan.microbatches * plan.workers
+    microbatches = plan.microbatches * len(plan.placement)
     return MAX_PLAYED_INSTRUCTIONS // (INSTRUCTIONS_A_MICROBATCH * microbatches)
 
 

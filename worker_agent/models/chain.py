@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from pipeplan.errors import require
 from worker_agent.models.hugging_face import TokenInputs, build_family
+from worker_agent.models.sharding import Sharding, joined
 from worker_agent.models.spec import Spec, call_factory, parse_spec
 
 
@@ -18,7 +19,7 @@ class Chain:
 
     `spec` names the model without a path where that is possible. `root` is the module that names parameters and
     buffers: the Hugging Face model, or an nn.Sequential of the blocks. `tokens` says what a language model takes; it is
-    None for other models.
+    None for other models. `sharding` says how devices can share the blocks; it is None for a model that does not.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Chain:
     block_names: tuple[str, ...]
     root: nn.Module
     tokens: TokenInputs | None = None
+    sharding: Sharding | None = None
 
     def names(self) -> dict[Tensor, str]:
         """Every parameter's and persistent buffer's name in the whole model; a shared one has its first name."""
@@ -65,6 +67,7 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32) -> 
             block_names=family.block_names,
             root=family.root,
             tokens=family.tokens,
+            sharding=family.sharding,
         )
 
 
@@ -83,7 +86,16 @@ def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
     _require_trainable(root)
     _cast((*root.parameters(), *root.buffers()), dtype)
     names = tuple(f"{index}.{_kind(block)}" for index, block in enumerate(blocks))
-    return Chain(name=spec.name, spec=spec.text, blocks=blocks, block_names=names, root=root)
+    tokens = getattr(blocks[0], "takes", None)
+    return Chain(
+        name=spec.name,
+        spec=spec.text,
+        blocks=blocks,
+        block_names=names,
+        root=root,
+        tokens=tokens if isinstance(tokens, TokenInputs) else None,
+        sharding=joined(blocks),
+    )
 
 
 def _require_trainable(root: nn.Module) -> None:

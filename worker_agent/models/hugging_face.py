@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pipeplan.documents.names import MAX_LENGTH, Spec, query_of
 from pipeplan.errors import InvalidInputError, MissingDependencyError, require
+from worker_agent.models.sharding import Sharding
 
 ATTENTION = ("sdpa", "eager")
 
@@ -39,6 +40,16 @@ _NOT_OPTIONS = frozenset(
 """Keys of a config that would make another kind of model, or that are set by other means."""
 
 
+_GPT2_PLAN = {
+    "h.*.attn": "divided split_size",
+    "h.*.attn.c_attn": "packed 3",
+    "h.*.attn.c_proj": "rowwise",
+    "h.*.mlp.c_fc": "colwise",
+    "h.*.mlp.c_proj": "rowwise",
+}
+"""GPT-2's layers: its config brings no plan."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputs:
     """What a language model takes: token numbers below `vocab_size`, at most `positions` of them in a sequence."""
@@ -51,7 +62,8 @@ class TokenInputs:
 class Family:
     """A model of a family, and its blocks: modules of it, or thin modules that call them.
 
-    `spec` builds the same model without a file, where a SPEC can describe it.
+    `spec` builds the same model without a file, where a SPEC can describe it. `sharding` is None where the family, or
+    its way to compute attention, has no plan.
     """
 
     name: str
@@ -59,6 +71,7 @@ class Family:
     root: nn.Module
     blocks: tuple[nn.Module, ...]
     tokens: TokenInputs
+    sharding: Sharding | None
 
     @property
     def block_names(self) -> tuple[str, ...]:
@@ -124,6 +137,22 @@ def build_family(spec: Spec) -> Family:
         root=root,
         blocks=_CUTS[name](root, mask),
         tokens=TokenInputs(vocab_size=config.vocab_size, positions=config.max_position_embeddings),
+        sharding=_sharding(name, root) if attention == "sdpa" else None,
+    )
+
+
+def _sharding(name: str, root: Any) -> Sharding | None:
+    """The family's own plan, or the one that the library's config has; the embeddings are shared by vocabulary."""
+    layers = _GPT2_PLAN if name == "gpt2" else root.config.base_model_tp_plan
+    if not layers:
+        return None
+    styles = {f"{root.base_model_prefix}.{pattern}": style for pattern, style in layers.items()}
+    styles |= dict.fromkeys(("lm_head", "model.embed_tokens", "transformer.wte"), "vocabulary")
+    counts = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "n_inner")
+    found = {key: getattr(root.config, key, None) for key in counts}
+    return Sharding(
+        styles=styles | {"model.rotary_emb": "rotary", "transformer.wpe": "positions"},
+        divided={key: count for key, count in found.items() if count is not None},
     )
 
 

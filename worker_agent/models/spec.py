@@ -31,6 +31,7 @@ PRESETS = {
     "regression": "worker_agent.models.presets",
     "sleep": "worker_agent.models.presets",
     "standard_library": "worker_agent.models.text",
+    "transformer": "worker_agent.models.transformer",
 }
 """The module of each NAME in `preset:NAME`. They are listed because the modules hold more than presets."""
 

@@ -78,6 +78,10 @@ class KeptStorages:
         """Their bytes. A view keeps its whole storage."""
         return sum(storage.nbytes() for storage in self._saved.values())
 
+    def bytes_with(self, other: "KeptStorages") -> int:
+        """The bytes of both, a storage of both once."""
+        return sum(storage.nbytes() for storage in (self._saved | other._saved).values())
+
     def pack(self, tensor: Tensor) -> Tensor:
         """Notes a saved tensor. The graph gets it detached: an output that saves itself would never be freed."""
         if storage_identity(tensor) not in self._owned:

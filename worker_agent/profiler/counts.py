@@ -6,18 +6,29 @@ of its own, with gradients that already exist. Equal blocks with equal inputs ru
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
+from pipeplan.documents.forms import Collective, Form
 from worker_agent.models.data import Microbatch
+from worker_agent.models.fused import unfused_attention
 from worker_agent.models.losses import Loss
+from worker_agent.models.parallel import Region
 from worker_agent.models.values import as_values, carries_gradient, matching_dtype
-from worker_agent.profiler.block_memory import KeptStorages
-from worker_agent.profiler.operations import DeviceOperation, GpuKernels, OperationRecorder, foreign_code
+from worker_agent.profiler.block_memory import KeptStorages, storage_identity
+from worker_agent.profiler.operations import (
+    DeviceOperation,
+    GpuKernels,
+    OperationRecorder,
+    foreign_code,
+    fused_attention,
+)
+from worker_agent.profiler.peers import RecordedPeers
 
 UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
 """Attributes of Hugging Face's layers that say where in the model they are: they change nothing that is counted."""
@@ -28,11 +39,19 @@ _PLAIN = (bool, int, float, str, tuple, list, torch.dtype, type(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelectiveCounts:
+    """Selective recomputation: the operations of attention's core, which run again, and the bytes kept without it."""
+
+    operations: tuple[DeviceOperation, ...]
+    activation_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCounts:
     """The counts of one block for one microbatch. `backward_input` is the part of `backward` that only the input needs.
 
     Bytes are those of BlockMemory. The workspace is the peak of the operations' results above what is there before and
-    after.
+    after. `selective` is there where attention keeps tensors of its own.
     """
 
     input_bytes: int
@@ -42,6 +61,9 @@ class BlockCounts:
     forward: tuple[DeviceOperation, ...]
     backward: tuple[DeviceOperation, ...]
     backward_input: tuple[DeviceOperation, ...]
+    forward_collectives: tuple[Collective, ...] = ()
+    backward_collectives: tuple[Collective, ...] = ()
+    selective: SelectiveCounts | None = None
 
 
 def count_blocks(
@@ -69,39 +91,63 @@ def count_blocks(
         )
         for index, block in enumerate(blocks):
             end = (loss, targets) if index == len(blocks) - 1 else None
-            key = (_signature(block), tuple(map(_shape, values)), index == 0, end is None)
+            key = (signature(block), tuple(map(_shape, values)), index == 0, end is None)
             if key not in known:
                 rule = f"must have blocks that run on tensors without contents to be estimated; block {index} does not"
                 with foreign_code("model", rule, type(block).__name__):
-                    known[key] = _Run(block=block, inputs=values, first=index == 0, end=end, gpu=gpu).count()
+                    known[key] = BlockRun(block=block, inputs=values, first=index == 0, end=end, gpu=gpu).count()
             found, values = known[key]
             counts.append(found)
     return tuple(counts)
 
 
+def recorded_region(form: Form) -> Region[RecordedPeers]:
+    """A region of the form whose exchanges are noted."""
+    return Region(form=form, peers=RecordedPeers(form))
+
+
 @dataclass(slots=True, kw_only=True)
-class _Run:
-    """One block's passages: one that is counted, and one without gradients of weights, for the split backward."""
+class BlockRun:
+    """One block's passages: one that is counted, and one without gradients of weights, for the split backward.
+
+    `end` is the loss and its targets where the block is the last one. In a `region` the block's exchanges are noted by
+    the region's peers. `unfused` attention runs as fused.unfused_attention does, on a GPU alone.
+    """
 
     block: nn.Module
     inputs: tuple[Tensor, ...]
     first: bool
     end: tuple[Loss, tuple[Tensor, ...]] | None
     gpu: bool
+    region: Region[RecordedPeers] = field(default_factory=lambda: recorded_region(Form()))
+    unfused: bool = False
+    _recorder: OperationRecorder = field(default_factory=OperationRecorder, init=False)
+    _core: KeptStorages | None = field(default=None, init=False)
+    _core_inputs: frozenset[int] = field(default=frozenset(), init=False)
+    _core_operations: list[DeviceOperation] = field(default_factory=list, init=False)
 
     def count(self) -> tuple[BlockCounts, tuple[Tensor, ...]]:
         """The counts, and the outputs for the next block."""
         trained = [p for p in self.block.parameters() if p.requires_grad]
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
-        kept = KeptStorages(self.block)
-        recorder = OperationRecorder()
+        recorder, peers = self._recorder, self.region.peers
+        kept, self._core = KeptStorages(self.block), KeptStorages(self.block)
+        core = self._core
+
+        def pack(tensor: Tensor) -> Any:
+            in_core = self._core_inputs and storage_identity(tensor) not in self._core_inputs
+            return peers.pack(tensor, core if in_core else kept)
+
         leaves = self._leaves()
-        with self._kernels(), recorder, saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+        with self._kernels(), recorder, saved_tensors_hooks(pack, peers.unpack):
             outputs, roots = self._forward(leaves)
         forward, workspace_bytes = recorder.take(), recorder.peak_bytes - recorder.held_bytes
-        activation_bytes = kept.bytes
+        forward_collectives, operations = peers.take(), tuple(self._core_operations)
+        selective = SelectiveCounts(operations=operations, activation_bytes=kept.bytes) if operations else None
+        activation_bytes = kept.bytes_with(core)
         kept.forget()
+        core.forget()
         gradients = [torch.ones_like(root) for root in roots]
         before_bytes = recorder.held_bytes
         recorder.start_peak()
@@ -115,6 +161,9 @@ class _Run:
             workspace_bytes=workspace_bytes,
             forward=forward,
             backward=recorder.take(),
+            forward_collectives=forward_collectives,
+            backward_collectives=peers.take(),
+            selective=selective,
             backward_input=self._backward_input(trained),
         )
         return counts, tuple(t.detach() for t in outputs)
@@ -131,6 +180,7 @@ class _Run:
             _backward(roots, gradients)
         for parameter in trained:
             parameter.requires_grad_(True)
+        self.region.peers.take()
         return recorder.take()
 
     def _leaves(self) -> tuple[Tensor, ...]:
@@ -148,7 +198,20 @@ class _Run:
         return outputs, (loss(result, targets[0] if len(targets) == 1 else targets),)
 
     def _kernels(self) -> AbstractContextManager[object]:
-        return GpuKernels() if self.gpu else nullcontext()
+        return GpuKernels(self._attention) if self.gpu else nullcontext()
+
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Attention to the whole sequence. What only an unfused one keeps, and does, is noted apart."""
+        inputs = frozenset(map(storage_identity, (query, key, value)))
+        key, value = self.region.ring(key, value)
+        if not self.unfused:
+            return fused_attention(query, key, value, *args, **options)
+        start = len(self._recorder.operations)
+        self._core_inputs = inputs
+        output = unfused_attention(query, key, value, *args, **options)
+        self._core_inputs = frozenset()
+        self._core_operations += self._recorder.operations[start:]
+        return output
 
 
 def _backward(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -161,7 +224,7 @@ def _shape(tensor: Tensor) -> Hashable:
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
-def _signature(block: nn.Module) -> Hashable:
+def signature(block: nn.Module) -> Hashable:
     """What two blocks must have in common to do the same: their modules' types, tensors' shapes and settings.
 
     Settings are a module's own attributes: plain values by their text, others by identity, so that only the same object

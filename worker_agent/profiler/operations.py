@@ -10,7 +10,7 @@ a CPU does in several. GpuKernels makes these calls take the GPU's kernels on an
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+import worker_agent.models.fused  # noqa: F401  # makes torch.ops.pipeplan
 from pipeplan.errors import InvalidInputError, PipeplanError
 from worker_agent.models.spec import UserCodeError, described
 from worker_agent.profiler.block_memory import storage_identity
@@ -49,6 +50,25 @@ _NOT_WRITTEN = frozenset(
 _OVERWRITING = frozenset({aten.copy_, aten.fill_, aten.zero_, aten.bernoulli_, aten.normal_, aten.uniform_})
 """Calls that write their first argument without reading it."""
 
+_FIRST_OPERAND = {
+    aten.mm: 0,
+    aten.addmm: 1,
+    aten.bmm: 0,
+    aten.baddbmm: 1,
+    torch.ops.pipeplan.heads_product: 0,
+}
+"""Where a product's two matrices stand among its arguments."""
+
+_QUERY = {
+    aten._scaled_dot_product_flash_attention: 0,
+    aten._scaled_dot_product_flash_attention_backward: 1,
+    aten._scaled_dot_product_efficient_attention: 0,
+    aten._scaled_dot_product_efficient_attention_backward: 1,
+    aten._scaled_dot_product_flash_attention_for_cpu: 0,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: 1,
+}
+"""Where query and key of an attention kernel stand among its arguments."""
+
 _SELECTING = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select, aten.nll_loss_forward})
 """Calls that read as much of their first argument as they write."""
 
@@ -67,14 +87,21 @@ def foreign_code(field: str, rule: str, value: object) -> Iterator[None]:
 
 
 class GpuKernels(TorchFunctionMode):
-    """A mode in which dropout and scaled dot-product attention call a GPU's kernels."""
+    """A mode in which dropout and scaled dot-product attention call a GPU's kernels.
+
+    Attention gets what `attention` makes of it: by default the kernel that torch prefers.
+    """
+
+    def __init__(self, attention: Callable[..., Tensor] | None = None) -> None:
+        super().__init__()
+        self.attention = attention or fused_attention
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls the function, or the GPU's kernel in its place."""
         if func is functional.dropout:
             return _dropout(*args, **(kwargs or {}))
         if func is functional.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
+            return self.attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -84,7 +111,7 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return functional.dropout(input, p, training, inplace)
 
 
-def _attention(
+def fused_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -114,13 +141,29 @@ def _attention(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixSizes:
+    """`batch` products of (m, k) and (k, n). Of attention: (queries, head) and (head, keys), for every head."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOperation:
-    """A kernel's name, its floating-point operations, the dtype in which it does them, and the bytes that it moves."""
+    """A kernel's name, its floating-point operations, the dtype in which it does them, and the bytes that it moves.
+
+    `sizes` are those of its matrix products; None for other kernels. `causal` attention can leave out the scores of
+    later positions: its floating-point operations here are those of all scores.
+    """
 
     name: str
     flops: int
     dtype: str
     moved_bytes: int
+    sizes: MatrixSizes | None = None
+    causal: bool = False
 
 
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes are untyped
@@ -170,6 +213,8 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
                 flops=_flops(kernel, args, kwargs or {}, result),
                 dtype=str(next(t.dtype for t in (*taken, *written))).removeprefix("torch."),
                 moved_bytes=read_bytes + written_bytes,
+                sizes=_sizes(kernel, args),
+                causal=kernel in _QUERY and _is_causal(func, args, kwargs or {}),
             )
             self.operations.append(operation)
         return result
@@ -187,6 +232,22 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self._made[address] = weakref.ref(storage, release)
         self.held_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+
+
+def _sizes(kernel: Any, args: Any) -> MatrixSizes | None:
+    """The sizes of a matrix product or of attention."""
+    if kernel in _QUERY:
+        query, key = args[_QUERY[kernel] :][:2]
+        return MatrixSizes(batch=prod(query.shape[:-2]), m=query.shape[-2], n=key.shape[-2], k=query.shape[-1])
+    if kernel in _FIRST_OPERAND:
+        left, right = args[_FIRST_OPERAND[kernel] :][:2]
+        return MatrixSizes(batch=prod(left.shape[:-2]), m=left.shape[-2], n=right.shape[-1], k=left.shape[-1])
+    return None
+
+
+def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
+    names = [argument.name for argument in func._schema.arguments]
+    return bool(dict(zip(names, args, strict=False)).get("is_causal", kwargs.get("is_causal", False)))
 
 
 def _flops(kernel: Any, args: Any, kwargs: Any, result: Any) -> int:

@@ -1,0 +1,239 @@
+"""What one device does in a form, against the papers' formulas and against what the whole model does."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.documents.forms import Collective, Form
+from pipeplan.errors import InvalidInputError
+from worker_agent.models.losses import default_loss, mean_of_squares
+from worker_agent.profiler.counts import BlockCounts, count_blocks
+from worker_agent.profiler.operations import DeviceOperation, MatrixSizes
+from worker_agent.profiler.sharded import FormCounts, ShapedModel, count_form, shape_model
+
+LLAMA = (
+    "hf:llama?num_hidden_layers=3&hidden_size=64&num_attention_heads=8&num_key_value_heads=4"
+    "&intermediate_size=96&vocab_size=128&max_position_embeddings=64"
+)
+GPT2 = "hf:gpt2?n_layer=2&n_embd=64&n_head=4&vocab_size=128&n_positions=64"
+SMALL = (LLAMA, GPT2, "preset:transformer?fused=true&dropout=0.1&tied=true")
+
+model = cache(shape_model)
+
+
+def gpt(hidden: int, heads: int, length: int) -> ShapedModel:
+    sizes = f"hidden={hidden}&heads={heads}&sequence_length={length}&layers=1&vocabulary=64"
+    return shape_model(f"preset:transformer?{sizes}&dropout=0.1&fused=true", "float16")
+
+
+def counts_of(shaped: ShapedModel, form: Form, *, b: int = 2, s: int = 64, attention: str = "flash") -> FormCounts:
+    return count_form(shaped, form, microbatch_sizes=(b,), sequence_length=s, attention=attention)
+
+
+def layer_of(shaped: ShapedModel, form: Form, *, b: int = 2, s: int = 64, attention: str = "flash") -> BlockCounts:
+    return counts_of(shaped, form, b=b, s=s, attention=attention).kinds[1].by_size[b]
+
+
+def flops(operations: Sequence[DeviceOperation]) -> int:
+    return sum(operation.flops for operation in operations)
+
+
+def exchanged(collectives: Sequence[Collective]) -> dict[tuple[str, str], tuple[int, int]]:
+    return {(each.kind, each.axis): (each.count, each.size_bytes) for each in collectives}
+
+
+@settings(max_examples=6, deadline=None)
+@given(b=st.integers(1, 3), width=st.sampled_from((8, 16)), per=st.integers(1, 2), s=st.sampled_from((8, 24)))
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_unfused_attention_keeps_what_korthikanti_et_al_write_in_table_2(
+    t: int, b: int, width: int, per: int, s: int
+) -> None:
+    a = t * per
+    h = a * width
+    shaped, statistics = gpt(h, a, s), 2 * 2 * 2 * s * b  # of two layer norms, two numbers for every token
+    scores = 5 * a * s * s * b
+    plain = layer_of(shaped, Form(tensor=t), b=b, s=s, attention="unfused")
+    assert plain.activation_bytes == s * b * h * (10 + 24 / t) + scores / t + statistics
+    assert plain.selective is not None
+    assert plain.selective.activation_bytes == s * b * h * (10 + 24 / t) + statistics
+    if t > 1:
+        parallel = layer_of(shaped, Form(tensor=t, sequence_parallel=True), b=b, s=s, attention="unfused")
+        assert parallel.activation_bytes == (34 * s * b * h + scores + statistics) / t
+        assert parallel.selective is not None
+        assert parallel.selective.activation_bytes == (34 * s * b * h + statistics) / t
+
+
+def test_selective_recomputation_runs_the_core_again() -> None:
+    b, a, s, h = 2, 4, 16, 64
+    layer = layer_of(gpt(h, a, s), Form(tensor=2), b=b, s=s, attention="unfused")
+    assert layer.selective is not None
+    names = [operation.name.removeprefix("pipeplan.") for operation in layer.selective.operations]
+    assert names == ["heads_product", "scaled_softmax", "native_dropout", "heads_product"]
+    assert flops(layer.selective.operations) == 4 * b * s**2 * h // 2
+    assert [operation.sizes for operation in layer.selective.operations if operation.sizes] == [
+        MatrixSizes(batch=b * a // 2, m=s, n=s, k=h // a),
+        MatrixSizes(batch=b * a // 2, m=s, n=h // a, k=s),
+    ]
+    assert layer_of(gpt(h, a, s), Form(tensor=2), b=b, s=s).selective is None
+
+
+@pytest.mark.parametrize("spec", SMALL)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_one_device_counts_are_those_of_the_whole_blocks(spec: str, dtype: str) -> None:
+    shaped = model(spec, dtype)
+    tokens = torch.zeros(2, 64, dtype=torch.int64)
+    chain, floating = shaped.chain, getattr(torch, dtype)
+    whole = count_blocks(shaped.fake, chain.blocks, default_loss, (tokens, tokens), floating=floating, gpu=True)
+    found = counts_of(shaped, Form())
+    assert tuple(found.kinds[kind].by_size[2] for kind in found.blocks) == whole
+    assert sum(found.kinds[kind].parameters for kind in found.blocks) == sum(
+        parameter.numel() for parameter in set(chain.root.parameters())
+    )
+
+
+@pytest.mark.parametrize("spec", SMALL)
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+@pytest.mark.parametrize(
+    "form",
+    [Form(tensor=2), Form(tensor=4, sequence_parallel=True), Form(context=2), Form(tensor=2, context=4)],
+    ids=str,
+)
+def test_devices_share_the_arithmetic_without_repeating_any(spec: str, attention: str, form: Form) -> None:
+    shaped = model(spec, "bfloat16")
+    whole, share = (counts_of(shaped, each, attention=attention) for each in (Form(), form))
+    assert share.blocks == whole.blocks
+    for one, other in zip(whole.kinds, share.kinds, strict=True):
+        assert one.name == other.name
+        for part in ("forward", "backward", "backward_input"):
+            all_of_it, own = (flops(getattr(kind.by_size[2], part)) for kind in (one, other))
+            assert own * form.devices == all_of_it
+    assert flops(whole.kinds[1].by_size[2].forward) > 0
+
+
+@pytest.mark.parametrize("spec", SMALL)
+def test_devices_hold_the_model_once_and_what_is_not_shared_once_each(spec: str) -> None:
+    shaped = model(spec, "bfloat16")
+    whole, share = (counts_of(shaped, form) for form in (Form(), Form(tensor=4)))
+    shared: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "gate_proj",
+        "up_proj",
+        "o_proj.weight",
+        "down_proj.weight",
+    )
+    shared += ("c_attn", "c_fc", "c_proj.weight", "qkv", "projection.weight", "mlp.up", "mlp.down.weight")
+    block = shaped.chain.blocks[1]
+    split = sum(p.numel() for name, p in block.named_parameters() if any(part in name for part in shared))
+    assert share.kinds[1].parameters == whole.kinds[1].parameters - split + split // 4
+    everywhere = sum(p.numel() for name, p in shaped.chain.blocks[0].named_parameters() if "position" in name)
+    assert 4 * share.kinds[0].parameters == whole.kinds[0].parameters + 3 * everywhere
+
+
+@pytest.mark.parametrize("spec", SMALL)
+def test_a_layer_exchanges_what_megatron_does(spec: str) -> None:
+    b, s, h, number = 2, 64, 64, 2
+    whole_bytes = b * s * h * number
+    shaped = model(spec, "bfloat16")
+    plain = layer_of(shaped, Form(tensor=2))
+    assert exchanged(plain.forward_collectives) == {("all-reduce", "tensor"): (2, whole_bytes)}
+    assert exchanged(plain.backward_collectives) == {("all-reduce", "tensor"): (2, whole_bytes)}
+    parallel = layer_of(shaped, Form(tensor=2, sequence_parallel=True))
+    gathers, scatters = ("all-gather", "tensor"), ("reduce-scatter", "tensor")
+    assert exchanged(parallel.forward_collectives) == {gathers: (2, whole_bytes), scatters: (2, whole_bytes)}
+    # two gathers for the gradients, two of the inputs for the gradients of weights
+    assert exchanged(parallel.backward_collectives) == {gathers: (4, whole_bytes), scatters: (2, whole_bytes)}
+    assert (parallel.input_bytes, parallel.output_bytes) == (whole_bytes // 2, whole_bytes // 2)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_keys_and_values_pass_by_in_a_ring(tensor: int) -> None:
+    b, s, kv_heads, width, number, c = 2, 64, 4, 8, 2, 4
+    layer = layer_of(model(LLAMA, "bfloat16"), Form(tensor=tensor, context=c))
+    others_bytes = 2 * b * s * (kv_heads // tensor) * width * number * (c - 1) // c
+    assert exchanged(layer.forward_collectives)["ring", "context"] == (1, others_bytes)
+    assert exchanged(layer.backward_collectives)["ring", "context"] == (1, 2 * others_bytes)
+    kernel = next(operation for operation in layer.forward if "attention" in operation.name)
+    assert kernel.sizes == MatrixSizes(batch=b * 8 // tensor, m=s // c, n=s, k=width) and kernel.causal
+
+
+def test_a_device_keeps_its_own_keys_and_values_alone() -> None:
+    shaped = model(LLAMA, "bfloat16")
+    alone, of_four = (layer_of(shaped, form, s=32).activation_bytes for form in (Form(), Form(context=4)))
+    state = 2 * 2 * 8  # flash attention keeps the state of its random numbers besides
+    assert abs(of_four - alone / 4) < 2 * state
+
+
+def test_the_vocabulary_is_shared_and_the_loss_exchanges_three_numbers_a_token() -> None:
+    b, s, h, number = 2, 64, 64, 2
+    embedding, _, head = (
+        kind.by_size[b] for kind in counts_of(model(LLAMA, "bfloat16"), Form(tensor=4, sequence_parallel=True)).kinds
+    )
+    whole_bytes = b * s * h * number
+    assert exchanged(embedding.forward_collectives) == {("reduce-scatter", "tensor"): (1, whole_bytes)}
+    assert exchanged(embedding.backward_collectives) == {("all-gather", "tensor"): (1, whole_bytes)}
+    assert exchanged(head.forward_collectives) == {
+        ("all-gather", "tensor"): (1, whole_bytes),
+        ("all-reduce", "tensor"): (3, b * s * 4),
+    }
+    assert head.output_bytes == b * s * (128 // 4) * number
+
+
+def test_sizes_of_matrix_products_are_noted_wherever_there_is_arithmetic() -> None:
+    b, s, h, ffn, t = 2, 64, 64, 96, 2
+    layer = layer_of(model(LLAMA, "bfloat16"), Form(tensor=t))
+    for operation in (*layer.forward, *layer.backward):
+        sizes = operation.sizes
+        assert (sizes is None) == (operation.flops == 0)
+        if sizes is not None and operation.name == "mm":
+            assert operation.flops == 2 * sizes.batch * sizes.m * sizes.n * sizes.k
+    up = MatrixSizes(batch=1, m=b * s, n=ffn // t, k=h)
+    assert [operation.sizes for operation in layer.forward].count(up) == 2  # gate and up
+
+
+def test_the_workspace_holds_what_is_gathered_for_the_heads() -> None:
+    b, s, h, number, vocabulary = 2, 64, 64, 2, 128
+    t = 4
+    head = counts_of(model(LLAMA, "bfloat16"), Form(tensor=t, sequence_parallel=True)).kinds[-1].by_size[b]
+    gathered, logits = b * s * h * number, b * s * vocabulary * 4 // t  # float32
+    assert head.workspace_bytes > max(gathered, logits)
+    whole = counts_of(model(LLAMA, "bfloat16"), Form()).kinds[-1].by_size[b]
+    assert head.workspace_bytes < whole.workspace_bytes
+
+
+def test_equal_blocks_are_one_kind() -> None:
+    found = counts_of(model(LLAMA, "bfloat16"), Form(tensor=2))
+    assert found.blocks == (0, 1, 1, 1, 2)
+    assert [kind.name for kind in found.kinds] == ["embedding", "layer.0", "head"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"form": Form(expert=2)}, "expert: must be 1 for a model without experts, got 2"),
+        ({"attention": "quick"}, "attention: must be one of flash, unfused, got 'quick'"),
+        ({"microbatch_sizes": ()}, "microbatch_sizes: must hold at least one size, got ()"),
+        ({"microbatch_sizes": (1, 1)}, "microbatch_sizes: must not hold a size twice, got 1"),
+        ({"sequence_length": 0}, "sequence_length: must be a whole number of at least 1, got 0"),
+        (
+            {"loss": mean_of_squares},
+            "loss: must be cross entropy where the vocabulary is shared, got 'mean_of_squares'",
+        ),
+    ],
+)
+def test_what_is_not_possible_is_named(options: dict[str, Any], sentence: str) -> None:
+    usual: dict[str, Any] = {"form": Form(tensor=2), "microbatch_sizes": (1,), "sequence_length": 64}
+    with pytest.raises(InvalidInputError) as caught:
+        count_form(model(LLAMA, "bfloat16"), **(usual | options))
+    assert str(caught.value) == sentence
+
+
+def test_a_model_that_is_no_language_model_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="model: must be a language model to be shared among devices"):
+        shape_model("preset:mlp", "float32")

@@ -1,0 +1,220 @@
+"""Fused: what programs compute in one kernel each, and torch in several.
+
+Each is an operator of its own. It computes for real, with torch's functions; on fake tensors it is one operation, which
+reads its inputs and writes its outputs once. The kernels are Megatron-LM's: its fused softmax (scaled, causal), bias
+with GELU, and bias with dropout and the residual (Narayanan et al. 2021, section 4.2).
+
+B sequences, N heads, S queries, T keys, D a head's width, H any width. Positions of queries are the last of those of
+the keys.
+"""
+
+from math import pi, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.flop_counter import register_flop_formula
+
+_SQRT_HALF = sqrt(0.5)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """In which a softmax is computed: at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+@torch.library.custom_op("pipeplan::heads_product", mutates_args=())
+def heads_product(left: Tensor, right: Tensor) -> Tensor:
+    """(B, N, M, K) x (B, N, K, L) -> (B, N, M, L): one batched product over B and N, of any strides."""
+    return torch.matmul(left, right)
+
+
+@heads_product.register_fake
+def _(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty((*left.shape[:-1], right.shape[-1]))
+
+
+def _product_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    left, right = ctx.saved_tensors
+    return (
+        heads_product(gradient, right.transpose(-1, -2)) if ctx.needs_input_grad[0] else None,
+        heads_product(left.transpose(-1, -2), gradient) if ctx.needs_input_grad[1] else None,
+    )
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+heads_product.register_autograd(_product_backward, setup_context=_keep_inputs)
+
+
+@register_flop_formula(torch.ops.pipeplan.heads_product)
+def _product_flops(left: tuple[int, ...], right: tuple[int, ...], **_: object) -> int:
+    batch, heads, rows, inner = left
+    return 2 * batch * heads * rows * inner * right[-1]
+
+
+@torch.library.custom_op("pipeplan::scaled_softmax", mutates_args=())
+def scaled_softmax(scores: Tensor, scale: float, causal: bool) -> Tensor:
+    """(B, N, S, T) -> (B, N, S, T): the softmax of scaled scores, where `causal` without those of later positions."""
+    scaled = scores.to(_wide(scores)) * scale
+    if causal:
+        queries, keys = scores.shape[-2:]
+        later = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(keys - queries + 1)
+        scaled = scaled.masked_fill(later, -torch.inf)
+    return scaled.softmax(dim=-1).to(scores.dtype)
+
+
+@torch.library.custom_op("pipeplan::scaled_softmax_backward", mutates_args=())
+def scaled_softmax_backward(gradient: Tensor, probabilities: Tensor, scale: float) -> Tensor:
+    """The gradient of the scores from that of the probabilities."""
+    kept = probabilities.to(_wide(gradient))
+    scores = kept * (gradient - (gradient * kept).sum(dim=-1, keepdim=True))
+    return (scores * scale).to(gradient.dtype)
+
+
+@torch.library.custom_op("pipeplan::bias_gelu", mutates_args=())
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """(..., H) -> (..., H): GELU of the sum. Keeps its input, not the sum."""
+    return functional.gelu(x + bias)
+
+
+@torch.library.custom_op("pipeplan::bias_gelu_backward", mutates_args=())
+def bias_gelu_backward(gradient: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+    """The gradient of the input from that of the output."""
+    z = x + bias
+    density = torch.exp(-0.5 * z * z) * (_SQRT_HALF / sqrt(pi))
+    return gradient * (0.5 * (1 + torch.erf(z * _SQRT_HALF)) + z * density)
+
+
+@torch.library.custom_op("pipeplan::swiglu", mutates_args=())
+def swiglu(x: Tensor) -> Tensor:
+    """(..., 2 H) -> (..., H): the first half's SiLU times the second half. Keeps its input alone."""
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+@swiglu.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@torch.library.custom_op("pipeplan::swiglu_backward", mutates_args=())
+def swiglu_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient of the input from that of the output."""
+    gate, up = x.chunk(2, dim=-1)
+    sigmoid = torch.sigmoid(gate)
+    from_gate = gradient * up * sigmoid * (1 + gate * (1 - sigmoid))
+    return torch.cat((from_gate, gradient * gate * sigmoid), dim=-1)
+
+
+@torch.library.custom_op("pipeplan::bias_dropout_add", mutates_args=())
+def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """(..., H): the residual plus dropout of the sum of x and the bias; and the mask, which is empty for p = 0."""
+    z = x if bias is None else x + bias
+    if p == 0:
+        return residual + z, x.new_empty((0,), dtype=torch.bool)
+    kept, mask = torch.native_dropout(z, p, True)
+    return residual + kept, mask
+
+
+@bias_dropout_add.register_fake
+def _(x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(x.shape if p else (0,), dtype=torch.bool)
+
+
+@torch.library.custom_op("pipeplan::masked_scale", mutates_args=())
+def masked_scale(gradient: Tensor, mask: Tensor, p: float) -> Tensor:
+    """The gradient where the mask is set, divided by 1 - p."""
+    return gradient * mask / (1 - p)
+
+
+for _alike in (scaled_softmax, scaled_softmax_backward, bias_gelu, masked_scale):
+    _alike.register_fake(lambda first, *_: torch.empty_like(first))
+for _alike in (bias_gelu_backward, swiglu_backward):
+    _alike.register_fake(lambda gradient, x, *_: torch.empty_like(x))
+
+
+def _keep_probabilities(ctx: Any, inputs: tuple[Tensor, float, bool], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.scale = inputs[1]
+
+
+def _softmax_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return scaled_softmax_backward(gradient, ctx.saved_tensors[0], ctx.scale), None, None
+
+
+scaled_softmax.register_autograd(_softmax_gradients, setup_context=_keep_probabilities)
+
+
+def _gelu_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+    x, bias = ctx.saved_tensors
+    from_x = bias_gelu_backward(gradient, x, bias)
+    return from_x, _summed(from_x) if ctx.needs_input_grad[1] else None
+
+
+bias_gelu.register_autograd(_gelu_gradients, setup_context=_keep_inputs)
+
+
+def _swiglu_gradient(ctx: Any, gradient: Tensor) -> Tensor:
+    from_x: Tensor = swiglu_backward(gradient, *ctx.saved_tensors)
+    return from_x
+
+
+swiglu.register_autograd(_swiglu_gradient, setup_context=_keep_inputs)
+
+
+def _keep_mask(ctx: Any, inputs: tuple[Tensor, Tensor | None, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+    ctx.p = inputs[3]
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    if ctx.p:
+        ctx.save_for_backward(output[1])
+
+
+def _dropout_gradients(
+    ctx: Any, gradient: Tensor | None, _: None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    if gradient is None:
+        return None, None, None, None
+    from_x = masked_scale(gradient, ctx.saved_tensors[0], ctx.p) if ctx.p else gradient
+    return from_x, _summed(from_x) if ctx.needs_input_grad[1] else None, gradient, None
+
+
+bias_dropout_add.register_autograd(_dropout_gradients, setup_context=_keep_mask)
+
+
+def _summed(gradient: Tensor) -> Tensor:
+    """(..., H) -> (H,): the gradient of what was added to every row."""
+    return gradient.reshape(-1, gradient.shape[-1]).sum(dim=0)
+
+
+def unfused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Scaled dot-product attention in four kernels: a product, the softmax, dropout, a product.
+
+    (B, N, S, D), (B, N, T, D), (B, N, T, D) -> (B, N, S, D); with `enable_gqa` keys and values have fewer heads, and
+    are repeated. Keeps the probabilities, what dropout leaves of them, and its mask.
+    """
+    if enable_gqa:
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = heads_product(query, key.transpose(-1, -2))
+    if attn_mask is not None:
+        allowed = torch.where(attn_mask, 0.0, -torch.inf) if attn_mask.dtype == torch.bool else attn_mask
+        scores = scores + (allowed / scale).to(scores.dtype)
+    probabilities = scaled_softmax(scores, scale, is_causal)
+    if dropout_p:
+        probabilities = torch.native_dropout(probabilities, dropout_p, True)[0]
+    attended: Tensor = heads_product(probabilities, value)
+    return attended

@@ -1,0 +1,241 @@
+"""Parallel: modules that hold a device's share of a layer, and what they exchange with the other devices' shares.
+
+As Megatron-LM has it (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section
+2.3; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2):
+
+    a value enters      what several column-parallel layers read, once for all of them: as it is, and its gradient is
+                        summed; with sequence parallelism gathered, and its gradient scattered
+    a value leaves      what a row-parallel layer makes: summed, and its gradient as it is; with sequence parallelism
+                        scattered, and its gradient gathered
+
+Values are (B, S, ...): dimension 1 is the sequence. Peers bring them to other
+devices: nothing here communicates by itself.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeplan.documents.forms import Form
+
+
+class Peers(Protocol):
+    """How a device's values reach those that share its blocks."""
+
+    def gather(self, share: Tensor) -> Tensor:
+        """The shares of all tensor-parallel devices, one after the other in the sequence."""
+        ...
+
+    def scatter(self, whole: Tensor) -> Tensor:
+        """The device's share of the sequence, of the sum over all tensor-parallel devices."""
+        ...
+
+    def reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
+        """The sum (or the largest) over all tensor-parallel devices. May overwrite the value."""
+        ...
+
+    def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, N, T, D) of all context-parallel devices, in the order of the sequence."""
+        ...
+
+    def ring_back(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The device's share of the gradients of what `ring` gave, summed over all context-parallel devices."""
+        ...
+
+
+AnyPeers = TypeVar("AnyPeers", bound=Peers, covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Region(Generic[AnyPeers]):
+    """Where a device computes its share: the form, its number among the tensor-parallel devices, and the others."""
+
+    form: Form
+    peers: AnyPeers
+    rank: int = 0
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What column-parallel layers compute with."""
+        return x if self.form.tensor == 1 else _Enter.apply(x, self)  # type: ignore[no-untyped-call]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """What goes on from the output of a row-parallel layer."""
+        return x if self.form.tensor == 1 else _Leave.apply(x, self)  # type: ignore[no-untyped-call]
+
+    def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of the whole sequence."""
+        if self.form.context == 1:
+            return key, value
+        return _Ring.apply(key, value, self)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Enter(torch.autograd.Function):
+    """As it is, or gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, region: Region[Peers]) -> Tensor:
+        ctx.region = region
+        return region.peers.gather(x) if region.form.sequence_parallel else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        region: Region[Peers] = ctx.region
+        peers = region.peers
+        return peers.scatter(gradient) if region.form.sequence_parallel else peers.reduce(gradient), None
+
+
+class _Leave(torch.autograd.Function):
+    """Summed, or scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, region: Region[Peers]) -> Tensor:
+        ctx.region = region
+        return region.peers.scatter(x) if region.form.sequence_parallel else region.peers.reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        region: Region[Peers] = ctx.region
+        return region.peers.gather(gradient) if region.form.sequence_parallel else gradient, None
+
+
+class _Ring(torch.autograd.Function):
+    """Keys and values go around (Liu et al. 2023, "Ring Attention with Blockwise Transformers")."""
+
+    @staticmethod
+    def forward(ctx: Any, key: Tensor, value: Tensor, region: Region[Peers]) -> tuple[Tensor, Tensor]:
+        ctx.region = region
+        return region.peers.ring(key, value)
+
+    @staticmethod
+    def backward(ctx: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *ctx.region.peers.ring_back(key, value), None
+
+
+class ColumnShare(nn.Module):
+    """A linear layer's share of the output features. Without `adds_bias` the bias is for the caller to add.
+
+    Its input has entered, unless it `enters` here.
+    """
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region[Peers], *, adds_bias: bool, enters: bool
+    ) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.region = region
+        self.adds_bias = adds_bias
+        self.enters = enters
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, S, inputs) -> (B, S, share of outputs)."""
+        whole = self.region.enter(x) if self.enters else x
+        return functional.linear(whole, self.weight, self.bias if self.adds_bias else None)
+
+
+class RowShare(nn.Module):
+    """A linear layer's share of the input features. The bias is whole, and added to what leaves."""
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region[Peers], *, adds_bias: bool
+    ) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.region = region
+        self.adds_bias = adds_bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, S, share of inputs) -> (B, S, outputs), with sequence parallelism the share of S."""
+        product = self.region.leave(functional.linear(x, self.weight))
+        return product if self.bias is None or not self.adds_bias else product + self.bias
+
+
+class RowEmbedding(nn.Module):
+    """An embedding's share of the vocabulary: tokens that others hold give zero, and the sum leaves."""
+
+    def __init__(self, weight: nn.Parameter, region: Region[Peers]) -> None:
+        super().__init__()
+        self.weight = weight
+        self.region = region
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, S) -> (B, S, width), with sequence parallelism the share of S."""
+        own = tokens - self.region.rank * len(self.weight)
+        elsewhere = (own < 0) | (own >= len(self.weight))
+        rows = functional.embedding(own.masked_fill(elsewhere, 0), self.weight)
+        return self.region.leave(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+class ShareOfPositions(nn.Module):
+    """An embedding of positions that is asked for whole sequences, and gives the device's share of them."""
+
+    def __init__(self, weight: nn.Parameter, region: Region[Peers]) -> None:
+        super().__init__()
+        self.weight = weight
+        self.region = region
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """(..., S) -> (..., S, width), with sequence parallelism the share of S."""
+        if self.region.form.sequence_parallel:
+            positions = positions.chunk(self.region.form.tensor, dim=-1)[self.region.rank]
+        return functional.embedding(positions, self.weight)
+
+
+class WholePositions(nn.Module):
+    """A rotary embedding that is asked for the device's share of a sequence, and gives all of it: attention's heads
+    see whole sequences."""
+
+    def __init__(self, rotary: nn.Module, region: Region[Peers]) -> None:
+        super().__init__()
+        self.rotary = rotary
+        self.region = region
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> Any:
+        """What the rotary embedding gives, of positions from 0."""
+        times = self.region.form.tensor if self.region.form.sequence_parallel else 1
+        positions = torch.arange(times * position_ids.shape[-1], device=position_ids.device).unsqueeze(0)
+        return self.rotary(hidden, position_ids=positions)
+
+
+class VocabularyLoss:
+    """Cross entropy of logits whose last dimension is the device's share of the vocabulary, in float32 at least.
+
+    A mean over all tokens, as losses.default_loss is. What devices exchange are three numbers a token: the largest
+    logit, the target's, and the sum of exponentials.
+    """
+
+    def __init__(self, region: Region[Peers]) -> None:
+        self.region = region
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(..., share of vocabulary), (...) -> a scalar."""
+        logits = outputs.reshape(-1, outputs.shape[-1]).to(torch.promote_types(outputs.dtype, torch.float32))
+        return _CrossEntropy.apply(logits, targets.reshape(-1), self.region)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Keeps the probabilities, which replace the logits, and where the targets are."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, region: Region[Peers]) -> Tensor:
+        reduce = region.peers.reduce
+        shifted = logits - reduce(logits.amax(dim=-1), largest=True).unsqueeze(-1)
+        own = targets - region.rank * logits.shape[-1]
+        elsewhere = (own < 0) | (own >= logits.shape[-1])
+        own = own.masked_fill(elsewhere, 0).unsqueeze(-1)
+        targeted = reduce(shifted.gather(-1, own).squeeze(-1).masked_fill(elsewhere, 0.0))
+        exponentials = shifted.exp_()
+        total = reduce(exponentials.sum(dim=-1))
+        losses = total.log() - targeted
+        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), own, elsewhere)
+        return losses.mean()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        probabilities, own, elsewhere = ctx.saved_tensors
+        ones = (~elsewhere).to(probabilities.dtype).unsqueeze(-1)
+        return probabilities.scatter_add_(-1, own, -ones).mul_(gradient / len(own)), None, None
