@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -20,15 +21,16 @@ import typer
 
 from pipeplan.cli import profile_cache
 from pipeplan.cli.console import require_extra
-from pipeplan.documents.cluster import Cluster, known_types
+from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.engines import OUR_RUNTIME, engine_named
 from pipeplan.documents.files import parse, read_text
 from pipeplan.documents.identity import canonical_json, text_id
 from pipeplan.documents.names import parse_spec
-from pipeplan.documents.profile import Device, Profile
+from pipeplan.documents.profile import Profile
 from pipeplan.errors import PipeplanError, require, require_count
 from pipeplan.planners.problem import Options
+from pipeplan.protocol.estimates import datasheet_of, microbatch_sizes
 
 ModelSpec = Annotated[
     str | None,
@@ -47,11 +49,6 @@ DTYPE = "float32"
 
 MOST_CONTEXT = 8
 """Devices that share a sequence at most, unless more are asked for."""
-
-MOST_TOKENS = 2**16
-LEAST_SAMPLES = 8
-USUAL_LENGTH = 512
-"""Microbatches are estimated up to so many tokens, but at least up to so many samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,15 +109,24 @@ def forms_asked(cluster: Cluster, options: Options) -> dict[str, Any]:
     }
 
 
-def model_asked(model: str | None, *, sequence_length: int | None, dtype: str | None, keep: bool) -> ModelAsked | None:
-    """What these options say together; None where there is no model, and none of them is given then."""
+def model_asked(
+    model: str | None,
+    profile: Sequence[object] | None,
+    *,
+    sequence_length: int | None,
+    dtype: str | None,
+    no_cache: bool = False,
+) -> ModelAsked | None:
+    """What these options say of a model; None where there are profiles. Raises InvalidInputError unless it is one."""
+    require(model is None or not profile, "model", "must not be given beside --profile, which holds a model", model)
     if model is not None:
         parse_spec(model, field="model")
-        return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=keep)
+        return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=not no_cache)
     rule = "belongs to --model: a profile has its own"
     require(sequence_length is None, "sequence_length", rule, sequence_length)
     require(dtype is None, "dtype", rule, dtype)
-    require(keep, "no_cache", "belongs to --model: profiles in files are not kept", True)
+    require(not no_cache, "no_cache", "belongs to --model: profiles in files are not kept", no_cache)
+    require(bool(profile), "profile", "is required, unless there is a --model to estimate", None)
     return None
 
 
@@ -149,24 +155,6 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
         )
         for key in keys
     )
-
-
-def microbatch_sizes(batch_size: int, sequence_length: int | None, asked: int | None) -> tuple[int, ...]:
-    """The sizes to estimate: the one asked for, else the powers of two that divide the batch, up to a sensible one."""
-    if asked is not None:
-        return (asked,)
-    most = max(LEAST_SAMPLES, MOST_TOKENS // (sequence_length or USUAL_LENGTH))
-    return tuple(size for size in (2**power for power in range(most.bit_length())) if batch_size % size == 0)
-
-
-def datasheet_of(device: Device) -> str:
-    """The key of the device's datasheet. Raises InvalidInputError for a name that stands for none, or for several."""
-    found = sorted(known_types(device.name))
-    rule = f"must be a device with a datasheet ({', '.join(KNOWN_TYPES)}) where the profile is estimated"
-    require(len(found) > 0, "cluster.device.name", rule, device.name)
-    rule = f"must say which of {', '.join(found)} it is, where the profile is estimated"
-    require(len(found) == 1, "cluster.device.name", rule, device.name)
-    return found[0]
 
 
 def profile_of(estimate: Estimate, *, keep: bool) -> Profile:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeplan.cli.model import LEAST_SAMPLES, MOST_TOKENS, USUAL_LENGTH, Estimate, key_of, microbatch_sizes
+from pipeplan.cli.model import Estimate, key_of
 from pipeplan.documents.files import parse, read
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Profile
+from pipeplan.protocol.estimates import LEAST_SAMPLES, MOST_TOKENS, USUAL_LENGTH, microbatch_sizes
 from tests.pipeplan.cli.commands import Ended, pipeplan, write
 
 ROOT = Path(__file__).parents[3]
