@@ -69,6 +69,9 @@ class ThreadPeers:
 
     ring_back = ring
 
+    def trade(self, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def _all(self, value: Tensor) -> list[Tensor]:
         self.meeting.values[self.rank] = value.detach().clone()
         self.meeting.barrier.wait()
@@ -170,6 +173,9 @@ def test_a_vocabulary_that_is_not_divisible_is_rounded_up() -> None:
         ),
         ("hf:bert", Form(tensor=2), "tensor: needs a sharding plan, which hf:bert does not bring for these options, g"),
         ("hf:llama?attn_implementation=eager", Form(context=2), "context: needs a sharding plan, which hf:llama"),
+        ("hf:mixtral?num_local_experts=4", Form(expert=8), "expert: must divide the 4 experts of a layer, got 8"),
+        ("hf:llama", Form(expert=2), "expert: must be 1 for a model without experts, got 2"),
+        ("hf:mixtral", Form(tensor=2), "sequence_parallel: is needed for a model with experts and tensor parallelism"),
         ("preset:mlp", Form(tensor=2), "tensor: needs a sharding plan, which preset:mlp"),
     ],
 )
