@@ -192,18 +192,21 @@ class PipelineTerms:
     def unit_bytes(self, counts: MemoryCounts, stage: int, starts: slice, stops: slice) -> FloatArray:
         """What a worker of a stage holds by one way to keep microbatches: step 2 of the memory formula."""
         chain = self.chain
-        held = counts.weights[stage] * (chain.weight_bytes[stops] - chain.weight_bytes[starts][:, None])
-        held += counts.activations[stage] * (chain.activation_bytes[stops] - chain.activation_bytes[starts][:, None])
+        weights, activations, inputs = counts.weights[stage], counts.activations[stage], counts.block_inputs[stage]
+        # Sums up to the stops, and up to the starts: bytes are whole numbers, and their differences exact.
+        until = weights * chain.weight_bytes[stops] + activations * chain.activation_bytes[stops]
+        before = weights * chain.weight_bytes[starts] + activations * chain.activation_bytes[starts]
         if counts.inputs[stage]:
-            held += (counts.inputs[stage] * chain.input_bytes[starts])[:, None]
+            before -= counts.inputs[stage] * chain.input_bytes[starts]
         if counts.outputs[stage]:
-            held += counts.outputs[stage] * chain.output_bytes[stops]
+            until += counts.outputs[stage] * chain.output_bytes[stops]
+        held: FloatArray = until - before[:, None]
         if counts.transients[stage] and chain.has_workspaces:
             held += counts.transients[stage] * chain.workspace_bytes(starts, stops)
-        if counts.block_inputs[stage]:
-            held += counts.block_inputs[stage] * (chain.inputs_bytes[stops] - chain.inputs_bytes[starts][:, None])
+        if inputs:
+            held += inputs * (chain.inputs_bytes[stops] - chain.inputs_bytes[starts][:, None])
             held += counts.block_activations[stage] * chain.block_activation_bytes(starts, stops)
-        return np.asarray(held)
+        return held
 
     def time_s(self, stage: int, starts: slice, stops: slice) -> FloatArray:
         """A stage's time a microbatch: the shorter of its modes that fit; infinite where none does."""
@@ -353,29 +356,35 @@ class PipelineTerms:
         largest = weights + activations + moved + counts.transients * chain.largest_workspace
         return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
 
-    def _limits(self, limit_s: float) -> list[list[Way]]:
+    def _limits(self, limit_s: float) -> list[tuple[Way, ...]]:
         """Compute within the limit, less the least transfers, and memory within the device, less the least messages."""
         most_s = [(limit_s - transfers_s) * (1 + ROUNDING) for transfers_s in self._transfers_s]
         return self._limits_of(most_s)
 
-    def _limits_of_compute(self, limit_s: float) -> list[list[Way]]:
+    def _limits_of_compute(self, limit_s: float) -> list[tuple[Way, ...]]:
         return self._limits_of([limit_s * (1 + ROUNDING)] * self.shape.depth)
 
-    def _limits_of(self, most_s: list[float]) -> list[list[Way]]:
+    def _limits_of(self, most_s: list[float]) -> list[tuple[Way, ...]]:
         modes = []
-        for mode, sums, messages in self._held_least:
-            sums_s, room = self.chain.listed_s(recompute=mode), self.device_bytes * (1 + ROUNDING)
-            ways = zip(most_s, sums, messages, strict=True)
-            modes.append([((sums_s, most), (held, room - message)) for most, held, message in ways])
-        return [list(ways) for ways in zip(*modes, strict=True)]
+        for (mode, _, _), rooms in zip(self._held_least, self._device_rooms, strict=True):
+            sums_s = self.chain.listed_s(recompute=mode)
+            modes.append([((sums_s, most), room) for most, room in zip(most_s, rooms, strict=True)])
+        return list(zip(*modes, strict=True))
 
-    def _memory_limits(self, limit_bytes: float) -> list[list[Way]]:
-        room = limit_bytes * (1 + ROUNDING)
-        modes = [
-            [((held, room - message),) for held, message in zip(sums, messages, strict=True)]
+    def _memory_limits(self, limit_bytes: float) -> list[tuple[Way, ...]]:
+        return list(zip(*([(room,) for room in rooms] for rooms in self._rooms(limit_bytes)), strict=True))
+
+    @cached_property
+    def _device_rooms(self) -> list[list[tuple[Sequence[float], float]]]:
+        return self._rooms(self.device_bytes)
+
+    def _rooms(self, limit_bytes: float) -> list[list[tuple[Sequence[float], float]]]:
+        """By mode and unit, and by stage, what it holds at least, and how much that may be."""
+        most_bytes = limit_bytes * (1 + ROUNDING)
+        return [
+            [(held, most_bytes - message) for held, message in zip(sums, messages, strict=True)]
             for _, sums, messages in self._held_least
         ]
-        return [list(ways) for ways in zip(*modes, strict=True)]
 
     @cached_property
     def _held_least(self) -> list[tuple[bool, list[Sequence[float]], list[float]]]:
