@@ -21,19 +21,18 @@
 All tables are those of `split.Costs`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce, in_turn
-from pipeplan.costs.memory import Copies
-from pipeplan.documents.plan import RECOMPUTE_UNITS
 from pipeplan.errors import LARGEST_AMOUNT
 from pipeplan.planners.two_bw.chain import ProfileChain
+from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links
 from pipeplan.planners.two_bw.split import (
     ROUNDING,
@@ -110,49 +109,6 @@ class PipelineShape:
         return self.width * self.microbatch_size / time_per_microbatch_s
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryCounts:
-    """What is held on every stage of a pipeline by one way to keep microbatches: `Copies`, and as an array each count.
-
-    `unit` is the unit of recomputation, where the way recomputes.
-    """
-
-    copies: tuple[Copies, ...]
-    unit: str = RECOMPUTE_UNITS[0]
-
-    @cached_property
-    def weights(self) -> FloatArray:
-        return self._column(lambda held: held.weights)
-
-    @cached_property
-    def activations(self) -> FloatArray:
-        return self._column(lambda held: held.activations)
-
-    @cached_property
-    def inputs(self) -> FloatArray:
-        """Inputs that are kept and buffers as large."""
-        return self._column(lambda held: held.inputs + held.input_buffers)
-
-    @cached_property
-    def outputs(self) -> FloatArray:
-        return self._column(lambda held: held.output_buffers)
-
-    @cached_property
-    def transients(self) -> FloatArray:
-        return self._column(lambda held: held.transients)
-
-    @cached_property
-    def block_inputs(self) -> FloatArray:
-        return self._column(lambda held: held.block_inputs)
-
-    @cached_property
-    def block_activations(self) -> FloatArray:
-        return self._column(lambda held: held.block_activations)
-
-    def _column(self, count: Callable[[Copies], int]) -> FloatArray:
-        return np.asarray([count(held) for held in self.copies], dtype=np.float64)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PipelineTerms:
     """A shape's stages on the links of one orientation, by the accounting of memory that was asked for.
@@ -179,6 +135,15 @@ class PipelineTerms:
         """What a worker of a stage holds, with or without recomputation, by the unit that holds least."""
         held = [self.unit_bytes(counts, stage, starts, stops) for counts in self.counts[recompute]]
         return held[0] if len(held) == 1 else np.minimum.reduce(held)
+
+    def mode_fits(self, recompute: bool, stage: int, starts: slice, stops: slice) -> BoolArray:
+        """Whether a stage fits, with or without recomputation. Where all fit by one unit, no other is looked at."""
+        fits = np.zeros((starts.stop - starts.start, stops.stop - stops.start), dtype=bool)
+        for counts in self.counts[recompute]:
+            fits |= self.unit_bytes(counts, stage, starts, stops) <= self.device_bytes
+            if fits.all():
+                break
+        return fits
 
     def unit_counts(self, recompute: bool, stage: int, start: int, stop: int) -> MemoryCounts:
         """How a stage keeps microbatches: by the first unit that fits, or (if none does) the one that holds least."""
@@ -211,11 +176,7 @@ class PipelineTerms:
     def time_s(self, stage: int, starts: slice, stops: slice) -> FloatArray:
         """A stage's time a microbatch: the shorter of its modes that fit; infinite where none does."""
         times_s = [
-            np.where(
-                self.mode_bytes(mode, stage, starts, stops) <= self.device_bytes,
-                self.mode_s(mode, stage, starts, stops),
-                np.inf,
-            )
+            np.where(self.mode_fits(mode, stage, starts, stops), self.mode_s(mode, stage, starts, stops), np.inf)
             for mode in self.shape.modes
         ]
         return self._stages_only(np.minimum(times_s[0], times_s[-1]), starts, stops)
