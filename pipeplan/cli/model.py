@@ -47,8 +47,11 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="With --model: neither
 
 DTYPE = "float32"
 
-MOST_CONTEXT = 8
-"""Devices that share a sequence at most, unless more are asked for."""
+MOST_SHARING = 8
+"""Devices that share a sequence, or experts, at most, unless more are asked for."""
+
+LEAST_SHARE = 2048
+"""Tokens of a sequence that each of several devices has at least, unless more devices are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +77,10 @@ class Estimate:
     forms: bool = False
     tensor: int | None = None
     context: int | None = None
+    expert: int | None = None
     most_tensor: int | None = None
     most_context: int | None = None
+    most_expert: int | None = None
     sequence_parallel: bool | None = None
 
     @property
@@ -91,20 +96,22 @@ class Estimate:
         ]
 
 
-def forms_asked(cluster: Cluster, options: Options) -> dict[str, Any]:
+def forms_asked(cluster: Cluster, options: Options, sequence_length: int | None) -> dict[str, Any]:
     """What the profile needs beside whole blocks: forms for the engine that is asked for, if it shares blocks out.
 
     Tensor groups stay inside a server, where a level may not be torn.
     """
-    engine = engine_named(options.engine or OUR_RUNTIME)
+    engine, length = engine_named(options.engine or OUR_RUNTIME), sequence_length or 0
     if engine.name == OUR_RUNTIME:
         return {}
     return {
         "forms": True,
         "tensor": options.tensor,
         "context": options.context,
+        "expert": options.expert,
         "most_tensor": cluster.levels[0].size if "tensor" in engine.axes else 1,
-        "most_context": MOST_CONTEXT if "context" in engine.axes else 1,
+        "most_context": min(MOST_SHARING, max(length // LEAST_SHARE, 1)) if "context" in engine.axes else 1,
+        "most_expert": MOST_SHARING if "expert" in engine.axes else 1,
         "sequence_parallel": engine.sequence_parallel and options.sequence_parallel is not False,
     }
 
@@ -149,7 +156,7 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
                 optimizer=options.optimizer,
                 microbatch_sizes=",".join(map(str, sizes)),
                 sequence_length=asked.sequence_length,
-                **forms_asked(cluster, options),
+                **forms_asked(cluster, options, asked.sequence_length),
             ),
             keep=asked.keep,
         )

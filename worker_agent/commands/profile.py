@@ -49,8 +49,10 @@ def profile(
     ] = False,
     tensor_degree: Annotated[int | None, typer.Option("--tensor", help="Forms with this degree alone.")] = None,
     context_degree: Annotated[int | None, typer.Option("--context", help="Forms with this degree alone.")] = None,
+    expert_degree: Annotated[int | None, typer.Option("--expert", help="Forms with this degree alone.")] = None,
     most_tensor: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 8,
     most_context: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,
+    most_expert: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,
     sequence_parallel: Annotated[
         bool, typer.Option("--sequence-parallel/--no-sequence-parallel", help="With tensor parallelism: share tokens.")
     ] = True,
@@ -116,8 +118,10 @@ def profile(
                 asked = FormsAsked(
                     tensor=tensor_degree,
                     context=context_degree,
+                    expert=expert_degree,
                     most_tensor=most_tensor,
                     most_context=most_context,
+                    most_expert=most_expert,
                     sequence_parallel=sequence_parallel,
                     attention=attention,
                 )
@@ -126,7 +130,9 @@ def profile(
                     asked,
                     task,
                     sheet,
-                    lambda done, of, form: on_progress(done, of, f"tensor {form.tensor}, context {form.context}"),
+                    lambda done, of, form: on_progress(
+                        done, of, f"tensor {form.tensor}, context {form.context}, expert {form.expert}"
+                    ),
                 )
     _write(output, found)
     if cluster is not None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 
-from pipeplan.documents.forms import BlockKind, Form, FormMeasurement, ModelForm, Selective
+from pipeplan.documents.forms import AXES, WHOLE, BlockKind, Form, FormMeasurement, ModelForm, Selective
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require, require_count
 from pipeplan.protocol.jobs import ProfileTask
@@ -21,19 +22,21 @@ OnForm = Callable[[int, int, Form], None]
 class FormsAsked:
     """Which forms a profile is to have beside whole blocks.
 
-    `tensor` and `context` are degrees that must be possible; where they are None, all powers of two are tried up to
-    `most_tensor` and `most_context`, and those that the model cannot have are left out.
+    `tensor`, `context` and `expert` are degrees that must be possible; where they are None, all powers of two are tried
+    up to `most_tensor`, `most_context` and `most_expert`, and those that the model cannot have are left out.
     """
 
     tensor: int | None = None
     context: int | None = None
+    expert: int | None = None
     most_tensor: int = 1
     most_context: int = 1
+    most_expert: int = 1
     sequence_parallel: bool = True
     attention: str = ATTENTION[0]
 
     def __post_init__(self) -> None:
-        for field in ("tensor", "context", "most_tensor", "most_context"):
+        for field in (*AXES, *(f"most_{axis}" for axis in AXES)):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
         require(self.attention in ATTENTION, "attention", f"must be one of {', '.join(ATTENTION)}", self.attention)
@@ -41,19 +44,16 @@ class FormsAsked:
     @property
     def forms(self) -> tuple[Form, ...]:
         """All of them, whether the model can have them or not."""
-        tensors, contexts = (
-            [2**power for power in range(most.bit_length())] if degree is None else [degree]
-            for degree, most in ((self.tensor, self.most_tensor), (self.context, self.most_context))
-        )
+        degrees = [(getattr(self, axis), getattr(self, f"most_{axis}")) for axis in AXES]
+        every = ([2**k for k in range(most.bit_length())] if fixed is None else [fixed] for fixed, most in degrees)
         return tuple(
-            Form(tensor=tensor, sequence_parallel=self.sequence_parallel and tensor > 1, context=context)
-            for tensor in tensors
-            for context in contexts
+            Form(tensor=tensor, sequence_parallel=self.sequence_parallel and tensor > 1, context=context, expert=expert)
+            for tensor, context, expert in product(*every)
         )
 
     def may_lack(self, degree: str) -> bool:
         """Whether a form that this degree makes impossible is left out: where the user does not name it."""
-        return degree in ("tensor", "context") and getattr(self, degree) is None
+        return degree in AXES and getattr(self, degree) is None
 
 
 def with_forms(
@@ -73,7 +73,7 @@ def with_forms(
                 model, form, microbatch_sizes=task.microbatch_sizes, sequence_length=length, attention=asked.attention
             )
         except InvalidInputError as error:
-            if form.devices > 1 and asked.may_lack(error.field):
+            if form != WHOLE and asked.may_lack(error.field):
                 continue
             raise
         found.append(form_of(counts, sheet))
