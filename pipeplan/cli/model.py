@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from pipeplan.cli import profile_cache
 from pipeplan.cli.console import require_extra
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
+from pipeplan.documents.engines import OUR_RUNTIME, engine_named
 from pipeplan.documents.files import parse, read_text
 from pipeplan.documents.identity import canonical_json, text_id
 from pipeplan.documents.names import parse_spec
@@ -46,6 +47,9 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="With --model: neither
 
 DTYPE = "float32"
 
+MOST_CONTEXT = 8
+"""Devices that share a sequence at most, unless more are asked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAsked:
@@ -67,6 +71,42 @@ class Estimate:
     optimizer: str
     microbatch_sizes: str
     sequence_length: int | None
+    forms: bool = False
+    tensor: int | None = None
+    context: int | None = None
+    most_tensor: int | None = None
+    most_context: int | None = None
+    sequence_parallel: bool | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        """The command line; a switch that is off has a name of its own, or is left out."""
+        given: dict[str, object] = {name: value for name, value in asdict(self).items() if value is not None}
+        switches = {"forms": {True: ["--forms"], False: []}}
+        switches["sequence_parallel"] = {True: ["--sequence-parallel"], False: ["--no-sequence-parallel"]}
+        return [
+            flag
+            for name, value in given.items()
+            for flag in (switches[name][bool(value)] if name in switches else [f"--{name.replace('_', '-')}={value}"])
+        ]
+
+
+def forms_asked(cluster: Cluster, options: Options) -> dict[str, Any]:
+    """What the profile needs beside whole blocks: forms for the engine that is asked for, if it shares blocks out.
+
+    Tensor groups stay inside a server, where a level may not be torn.
+    """
+    engine = engine_named(options.engine or OUR_RUNTIME)
+    if engine.name == OUR_RUNTIME:
+        return {}
+    return {
+        "forms": True,
+        "tensor": options.tensor,
+        "context": options.context,
+        "most_tensor": cluster.levels[0].size if "tensor" in engine.axes else 1,
+        "most_context": MOST_CONTEXT if "context" in engine.axes else 1,
+        "sequence_parallel": engine.sequence_parallel and options.sequence_parallel is not False,
+    }
 
 
 def model_asked(
@@ -109,6 +149,7 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
                 optimizer=options.optimizer,
                 microbatch_sizes=",".join(map(str, sizes)),
                 sequence_length=asked.sequence_length,
+                **forms_asked(cluster, options),
             ),
             keep=asked.keep,
         )
@@ -149,8 +190,7 @@ def run_profiler(estimate: Estimate) -> str:
         output = Path(folder) / "profile.json"
         # -P: nothing in the user's folder stands in for a module; factories there are found all the same.
         command = [sys.executable, "-P", "-m", "worker_agent", "profile", f"--output={output}"]
-        given = {name: value for name, value in asdict(estimate).items() if value is not None}
-        command += [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        command += estimate.flags
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode == 0:
             return output.read_text(encoding="utf-8")

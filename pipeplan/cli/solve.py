@@ -49,9 +49,7 @@ _FLAGS: dict[str, Any] = {
     ],
     "recompute_unit": Annotated[
         str | None,
-        typer.Option(
-            help="What is run again at a time: stage or block, for other engines attention; default: the best."
-        ),
+        typer.Option(help="Run again at a time: stage or block, for other engines attention; default: the best."),
     ],
     "synchronisation": Annotated[
         str | None,

@@ -110,6 +110,33 @@ def swiglu_backward(gradient: Tensor, x: Tensor) -> Tensor:
     return torch.cat((from_gate, gradient * gate * sigmoid), dim=-1)
 
 
+@torch.library.custom_op("pipeplan::rms_norm", mutates_args=())
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """(..., H) and (H,) -> (..., H): x by its root mean square; and the inverse of that, one number for each row."""
+    wide = x.to(_wide(x))
+    inverse = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
+    return (wide * inverse * weight).to(x.dtype), inverse
+
+
+@rms_norm.register_fake
+def _(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=_wide(x))
+
+
+@torch.library.custom_op("pipeplan::rms_norm_backward", mutates_args=())
+def rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weight."""
+    normal = x * inverse
+    weighted = gradient * weight
+    from_x = inverse * (weighted - normal * (weighted * normal).mean(dim=-1, keepdim=True))
+    return from_x.to(x.dtype), _summed(gradient * normal).to(weight.dtype)
+
+
+@rms_norm_backward.register_fake
+def _(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
 @torch.library.custom_op("pipeplan::bias_dropout_add", mutates_args=())
 def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """(..., H): the residual plus dropout of the sum of x and the bias; and the mask, which is empty for p = 0."""
@@ -164,6 +191,19 @@ def _swiglu_gradient(ctx: Any, gradient: Tensor) -> Tensor:
 
 
 swiglu.register_autograd(_swiglu_gradient, setup_context=_keep_inputs)
+
+
+def _keep_rows(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(inputs[0], inputs[1], output[1])
+
+
+def _norm_gradients(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None]:
+    return (None, None, None) if gradient is None else (*rms_norm_backward(gradient, *ctx.saved_tensors), None)
+
+
+rms_norm.register_autograd(_norm_gradients, setup_context=_keep_rows)
 
 
 def _keep_mask(ctx: Any, inputs: tuple[Tensor, Tensor | None, Tensor, float], output: tuple[Tensor, Tensor]) -> None:

@@ -10,7 +10,7 @@ a CPU does in several. GpuKernels makes these calls take the GPU's kernels on an
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-import worker_agent.models.fused  # noqa: F401  # makes torch.ops.pipeplan
 from pipeplan.errors import InvalidInputError, PipeplanError
+from worker_agent.models.fused import rms_norm
 from worker_agent.models.spec import UserCodeError, described
 from worker_agent.profiler.block_memory import storage_identity
 
@@ -55,6 +55,7 @@ _FIRST_OPERAND = {
     aten.addmm: 1,
     aten.bmm: 0,
     aten.baddbmm: 1,
+    aten._grouped_mm: 0,
     torch.ops.pipeplan.heads_product: 0,
 }
 """Where a product's two matrices stand among its arguments."""
@@ -87,7 +88,7 @@ def foreign_code(field: str, rule: str, value: object) -> Iterator[None]:
 
 
 class GpuKernels(TorchFunctionMode):
-    """A mode in which dropout and scaled dot-product attention call a GPU's kernels.
+    """A mode in which dropout, torch's RMS norm and scaled dot-product attention call a GPU's kernels.
 
     Attention gets what `attention` makes of it: by default the kernel that torch prefers.
     """
@@ -100,6 +101,8 @@ class GpuKernels(TorchFunctionMode):
         """Calls the function, or the GPU's kernel in its place."""
         if func is functional.dropout:
             return _dropout(*args, **(kwargs or {}))
+        if func is functional.rms_norm:
+            return _rms_norm(*args, **(kwargs or {}))
         if func is functional.scaled_dot_product_attention:
             return self.attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -109,6 +112,14 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     if training and 0 < p < 1 and not inplace:
         return torch.native_dropout(input, p, True)[0]
     return functional.dropout(input, p, training, inplace)
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    if weight is None or weight.dim() != 1:
+        return functional.rms_norm(input, normalized_shape, weight, eps)
+    return rms_norm(input, weight, torch.finfo(input.dtype).eps if eps is None else eps)[0]  # type: ignore[no-any-return]
 
 
 def fused_attention(
@@ -257,6 +268,8 @@ def _flops(kernel: Any, args: Any, kwargs: Any, result: Any) -> int:
     if kernel is aten._scaled_dot_product_flash_attention_for_cpu_backward:
         shapes = (t.shape for t in args[:4])
         return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
+    if kernel is aten._grouped_mm:  # torch has no formula: rows of all groups together, or sums over all of them
+        return 2 * int(prod(args[0].shape)) * int(args[1].shape[-1])
     formula = flop_registry.get(kernel)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 

@@ -216,7 +216,7 @@ class WholeSpace:
         for ranks in p.tolist():
             strides = {form.devices, form.devices * ranks}
             links = [links_among(self.problem.cluster, at.data, stride) for stride in strides]
-            seconds.append(min(each.seconds("all-reduce", exchanged / ranks) for each in links))
+            seconds.append(min(each.seconds("all-reduce", exchanged / ranks / form.context) for each in links))
         return np.asarray(seconds) + updated_s / p
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker_agent.models.fused import bias_dropout_add, bias_gelu, heads_product, scaled_softmax, swiglu
+from worker_agent.models.fused import bias_dropout_add, bias_gelu, heads_product, rms_norm, scaled_softmax, swiglu
 from worker_agent.models.fused import unfused_attention as unfused
 
 
@@ -34,9 +34,10 @@ def softmax(scores: Tensor) -> Tensor:
         (lambda x, r: bias_dropout_add(x, None, r, 0.0)[0], torch.add, (X, RESIDUAL)),
         (lambda s: scaled_softmax(s, 0.3, True), softmax, (SCORES,)),
         (lambda s: scaled_softmax(s, 0.3, False), lambda s: (s * 0.3).softmax(-1), (SCORES,)),
+        (lambda x, w: rms_norm(x, w, 1e-3)[0], lambda x, w: functional.rms_norm(x, (4,), w, 1e-3), (X, BIAS)),
         (heads_product, torch.matmul, (SCORES, numbers(2, 2, 5, 4, seed=4))),
     ],
-    ids=["bias_gelu", "swiglu", "bias_add", "add", "causal softmax", "softmax", "product"],
+    ids=["bias_gelu", "swiglu", "bias_add", "add", "causal softmax", "softmax", "norm", "product"],
 )
 def test_a_fused_kernel_equals_torchs_functions(
     fused: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: tuple[Tensor, ...]

@@ -187,6 +187,15 @@ def test_attention_takes_the_kernel_that_a_gpu_has_for_it(dtype: torch.dtype, ma
     assert flops(middle.forward) == 4 * 2 * 4**2 * 8 and flops(middle.backward) > 0
 
 
+def test_a_gpus_rms_norm_is_one_kernel_each_way() -> None:
+    spec = "preset:transformer?layers=1&norm=rms&bias=false&positions=none"
+    cpu, gpu = (counted(spec, TOKENS, dtype=torch.bfloat16, gpu=kind)[1] for kind in (False, True))
+    names = [[o.name for o in operations] for operations in (gpu.forward, gpu.backward)]
+    assert names[0].count("pipeplan.rms_norm") == 2 and names[1].count("pipeplan.rms_norm_backward") == 2
+    assert not {"pow", "rsqrt", "mean"} & {*names[0], *names[1]}
+    assert "rsqrt" in {o.name for o in cpu.forward}
+
+
 def test_a_block_that_needs_contents_is_refused_by_its_place() -> None:
     class Choosing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
