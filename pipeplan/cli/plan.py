@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import is_file
 from pipeplan.cli.console import INFEASIBLE
-from pipeplan.cli.model import ModelAsked, ModelDtype, SequenceLength, model_asked
+from pipeplan.cli.model import ModelDtype, SequenceLength, model_asked
 from pipeplan.cli.solve import takes_options, waiting
 from pipeplan.client.connection import DEFAULT_URL
 from pipeplan.documents.cluster import Cluster
@@ -67,15 +67,19 @@ def create(
         profile_ids = [_profile_id(service, each) for each in profile or ()]
         if is_file(cluster):
             cluster = service.create_cluster(read(Cluster, Path(cluster))).id
-        question = {
+        question: dict[str, Any] = {
             "cluster_id": cluster,
             "planner": planner,
             "batch_size": batch_size,
             "options": options,
             "calibration": read_calibration(calibration),
         }
+        if asked is None:
+            question |= {"profile_id": profile_ids[0], "other_profile_ids": tuple(profile_ids[1:])}
+        else:
+            question |= {"model": asked.model, "sequence_length": asked.sequence_length, "dtype": asked.dtype}
         try:
-            request = _request(question, asked, profile_ids)
+            request = (PlanRequest if asked is None else ModelPlanRequest).model_validate(question)
         except ValidationError as error:
             raise invalid_input(error) from error
         with waiting() as on_progress:
@@ -209,15 +213,6 @@ def export(
         typer.echo(text, nl=not text.endswith("\n"))
     else:
         write_document(output, text.removesuffix("\n"))
-
-
-def _request(
-    question: dict[str, Any], asked: ModelAsked | None, profile_ids: list[str]
-) -> PlanRequest | ModelPlanRequest:
-    if asked is None:
-        return PlanRequest(profile_id=profile_ids[0], other_profile_ids=tuple(profile_ids[1:]), **question)
-    values = {"model": asked.model, "sequence_length": asked.sequence_length, "dtype": asked.dtype}
-    return ModelPlanRequest.model_validate(question | values)
 
 
 def _whole_page(service: "ServiceClient", query: PlanQuery) -> Page[PlanSummary]:
