@@ -1,5 +1,7 @@
 """Forms of a profile: what the worker estimates of models whose blocks several devices share."""
 
+import itertools
+
 import pytest
 
 from pipeplan.documents.forms import WHOLE, Form
@@ -59,7 +61,7 @@ def test_a_degree_that_is_asked_for_must_be_possible() -> None:
 def test_what_devices_share_is_less_for_each() -> None:
     profile = estimated(FormsAsked(most_tensor=4))
     layers = [each.kinds[each.blocks[1]] for each in profile.forms]
-    for fewer, more in zip(layers, layers[1:], strict=False):
+    for fewer, more in itertools.pairwise(layers):
         assert more.parameters < fewer.parameters
         assert more.at(2).activation_bytes < fewer.at(2).activation_bytes
     assert not layers[0].at(1).forward_collectives
