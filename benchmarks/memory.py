@@ -3,7 +3,7 @@
 A profile of the model is measured; every case is planned from it and run. Predicted: the most that the plan's streams
 hold when they are played (weight versions, gradients, optimizer states, activations), and the buffers of messages under
 way. Measured: what the C library has allocated between instructions, above what was there before the model was built;
-nothing of the runtime's own accounts is in it.
+nothing of the runtime's own accounts is in it. A backward that recomputes by block is looked into as well.
 """
 
 import json
@@ -26,6 +26,7 @@ from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.program import pipelines_in_a_row
+from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.predict import predict, program_of
 from worker_agent.engine.torchrun import one_node
 from worker_agent.runtime.job import RunJob, write_job
@@ -44,6 +45,7 @@ class Case:
     schedule: str
     microbatches: int = 8
     recompute: bool = False
+    recompute_unit: str = "stage"
     split_backward: bool = False
     half_way: bool = False
     concatenate: bool = False
@@ -55,8 +57,10 @@ CASES = (
     Case("naive", "naive", microbatches=2),
     Case("gpipe", "gpipe"),
     Case("gpipe, recomputing", "gpipe", recompute=True),
+    Case("gpipe, recomputing by block", "gpipe", recompute=True, recompute_unit="block"),
     Case("1f1b", "1f1b"),
     Case("1f1b, recomputing", "1f1b", recompute=True),
+    Case("1f1b, recomputing by block", "1f1b", recompute=True, recompute_unit="block"),
     Case("pipedream", "pipedream", microbatches=1, batches=12),
     Case("pipedream, vertical sync", "pipedream-vertical-sync", microbatches=1, batches=12),
     Case("pipedream-2bw", "pipedream-2bw"),
@@ -77,7 +81,10 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
     decision = Decision(
         planner="benchmark",
         cost_model="simulated",
-        stages=tuple(Stage(start=CUTS[s], stop=CUTS[s + 1], recompute=case.recompute) for s in range(depth)),
+        stages=tuple(
+            Stage(start=CUTS[s], stop=CUTS[s + 1], recompute=case.recompute, recompute_unit=case.recompute_unit)
+            for s in range(depth)
+        ),
         placement=pipelines_in_a_row((1,) * depth),
         schedule="1f1b" if case.schedule == "1f1b-interleaved" else case.schedule,
         microbatch_size=MICROBATCH_SIZE,
@@ -123,7 +130,7 @@ def _buffer_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
     for rank, part in parts:
         stage = part.stage
         copies = training_copies(
-            plan.schedule,
+            schedule_named(plan.schedule),
             plan.optimizer,
             recompute=plan.recompute,
             held=held[stage],

@@ -46,8 +46,12 @@ class Heap(StatusWriter):
 
     def at(self, instruction: int) -> None:
         """The rank starts this instruction of its stream."""
-        self.held_bytes.append(heap_bytes() - self._before_bytes)
+        self.note()
         super().at(instruction)
+
+    def note(self) -> None:
+        """Notes the heap now."""
+        self.held_bytes.append(heap_bytes() - self._before_bytes)
 
 
 def warm_up(job: RunJob) -> None:
@@ -60,11 +64,15 @@ def warm_up(job: RunJob) -> None:
 
 
 def measured(job: RunJob, rank: int, device: torch.device) -> list[int]:
-    """The rank's bytes before each instruction."""
+    """The rank's bytes before each instruction, and where backwards run blocks again after each block's forward."""
     warm_up(job)
     heap = Heap(job.directory.status(rank))
     program = program_of(job.plan, batches=job.batches)
-    Rank(job, program, build_model(job.model, seed=0), rank, device).execute(heap)
+    chain = build_model(job.model, seed=0)
+    if job.plan.recomputes_by_block:
+        for block in chain.blocks:
+            block.register_forward_hook(lambda *_: heap.note())
+    Rank(job, program, chain, rank, device).execute(heap)
     return heap.held_bytes
 
 

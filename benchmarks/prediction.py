@@ -1,7 +1,8 @@
 """Predicted against measured throughput, without and with calibration: `python -m benchmarks.prediction [DIR]`.
 
 The demo's model is profiled once; every case is planned and run on 2 processes. A calibration is then made from some of
-the runs, and from all but one in turn, and predicts the others. A run during which other programs took more than a
+the runs, and from all but one in turn, and predicts the others. Runs whose ranks hold several stages teach none: what
+each of the stages costs cannot be told apart. A run during which other programs took more than a
 tenth of a core is repeated, a few times at most; what was taken in the end stands in the table.
 """
 
@@ -9,14 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.idle import busy_cores, watched_others
 from pipeplan.calibration.calibrate import calibrate, predicted_samples_per_s
-from pipeplan.calibration.samples import MeasuredRun
 from pipeplan.documents.calibration import Calibration, apply
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, plan_document, read
@@ -25,8 +25,9 @@ from pipeplan.documents.profile import Profile
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.program import pipelines_in_a_row
-from pipeplan.programs.timeline import throughput_samples_per_s
-from pipeplan.protocol.runs import read_run
+from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
+from pipeplan.programs.timeline_document import TimelineDocument
+from pipeplan.protocol.runs import PLAN, TIMELINE, read_run
 from planner_service.demo.main_job import DATA, MODEL
 
 SAMPLES = 480
@@ -48,7 +49,20 @@ class Case:
     replicas: int = 1
     microbatches: int = 8
     recompute: bool = False
+    chunks: int = 1
+    two_bp: bool = False
 
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A run of a plan; its folder holds what a calibration reads."""
+
+    plan: Plan
+    timeline: Timeline
+    folder: Path
+
+
+QUARTERS = (2, 4, 6, BLOCKS)
 
 CASES = (
     Case("data-parallel", "data-parallel", stops=(BLOCKS,), replicas=2, microbatches=4),
@@ -62,6 +76,13 @@ CASES = (
     Case("1f1b, 4 microbatches", "1f1b", microbatches=4),
     Case("1f1b, 5 and 3 blocks", "1f1b", stops=(5, BLOCKS)),
     Case("pipedream-2bw, 3 and 5 blocks", "pipedream-2bw", stops=(3, BLOCKS)),
+    Case("zb-h1", "zb-h1"),
+    Case("gpipe, 2BP", "gpipe", two_bp=True),
+    Case("1f1b, 2BP", "1f1b", two_bp=True),
+    Case("1f1b-interleaved", "1f1b-interleaved", stops=QUARTERS, chunks=2),
+    Case("zb-v", "zb-v", stops=QUARTERS, chunks=2),
+    Case("v-half", "v-half", stops=QUARTERS, chunks=2),
+    Case("dual-pipe-v", "dual-pipe-v", stops=QUARTERS, chunks=2),
 )
 TEACHERS = (("gpipe", "naive"), ("gpipe", "1f1b", "data-parallel"))
 """The cases from which a calibration is made that predicts all others."""
@@ -92,11 +113,11 @@ def _profiled(folder: Path) -> tuple[Profile, Cluster]:
     return read(Profile, profile), read(Cluster, cluster)
 
 
-def _measured(case: Case, profile: Profile, cluster: Cluster, folder: Path) -> tuple[MeasuredRun, float]:
+def _measured(case: Case, profile: Profile, cluster: Cluster, folder: Path) -> tuple[Timed, float]:
     """The run that was disturbed the least, and how many cores others used meanwhile."""
     plan = plan_for(case, profile, cluster)
     out = folder / case.name.replace(", ", "-").replace(" ", "-")
-    found: list[tuple[float, MeasuredRun]] = []
+    found: list[tuple[float, Timed]] = []
     while len(found) < TRIES and not any(busy <= QUIET_CORES for busy, _ in found):
         attempt = out.with_name(f"{out.name}-{len(found)}")
         if not (attempt / "run.json").exists():
@@ -107,7 +128,9 @@ def _measured(case: Case, profile: Profile, cluster: Cluster, folder: Path) -> t
                 chosen = ("--plan", str(folder / "plan.json"), "--model", MODEL, "--data", DATA, "--steps", steps)
                 _call("run", *chosen, "--lr", "0.001", "--checkpoint-every", "0", "--out", str(attempt), "--json")
             (attempt / "others.txt").write_text(str(others[0]))
-        found.append((float((attempt / "others.txt").read_text()), read_run(attempt)))
+        timeline = read(TimelineDocument, attempt / TIMELINE).timeline()
+        timed = Timed(plan=read(Plan, attempt / PLAN), timeline=timeline, folder=attempt)
+        found.append((float((attempt / "others.txt").read_text()), timed))
     busy, run = min(found, key=lambda pair: pair[0])
     return run, busy
 
@@ -123,7 +146,7 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
         planner="benchmark",
         cost_model="simulated",
         stages=stages,
-        placement=pipelines_in_a_row((case.replicas,) * len(stages)),
+        placement=pipelines_in_a_row((case.replicas,) * (len(stages) // case.chunks)),
         schedule=case.schedule,
         microbatch_size=MICROBATCH_SIZE,
         microbatches=case.microbatches,
@@ -131,16 +154,15 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
         closed_form=ClosedForm(time_per_microbatch_s=1.0, throughput_samples_per_s=1.0, bubble_fraction=0.0),
         optimal_in_flight=len(stages),
         configurations_considered=1,
+        chunks=case.chunks,
     )
     problem = PlanningProblem(
         profile=profile, cluster=cluster, batch_size=batch_size, options=Options(optimizer=OPTIMIZER)
     )
-    return complete(problem, decision)
+    return replace(complete(problem, decision), split_backward=case.two_bp)
 
 
-def _print_tables(
-    profile: Profile, cluster: Cluster, runs: Mapping[str, MeasuredRun], others: Mapping[str, float]
-) -> None:
+def _print_tables(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed], others: Mapping[str, float]) -> None:
     """A row a case; of a calibration's own cases the errors stand in brackets and do not count."""
     columns: dict[str, Errors] = {"profile alone": _errors(runs, profile, cluster)}
     taught: dict[str, Sequence[str]] = {"profile alone": ()}
@@ -172,13 +194,13 @@ def _cell(error: float, *, known: bool) -> str:
     return f"({error:+.1%})" if known else f"{error:+.1%}"
 
 
-def _calibration(
-    profile: Profile, cluster: Cluster, runs: Mapping[str, MeasuredRun], names: Sequence[str] | set[str]
-) -> Calibration:
-    return calibrate(profile, cluster, [runs[name] for name in sorted(names)])
+def _calibration(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed], names: Collection[str]) -> Calibration:
+    """From those of these runs whose ranks hold a stage each."""
+    taken = [runs[name] for name in sorted(names) if runs[name].plan.chunks == 1]
+    return calibrate(profile, cluster, [read_run(run.folder) for run in taken])
 
 
-def _errors(runs: Mapping[str, MeasuredRun], profile: Profile, cluster: Cluster) -> Errors:
+def _errors(runs: Mapping[str, Timed], profile: Profile, cluster: Cluster) -> Errors:
     """(predicted - measured) / measured by case."""
     return {
         name: predicted_samples_per_s(run.plan, profile, cluster, batches=run.timeline.batches)
@@ -188,7 +210,7 @@ def _errors(runs: Mapping[str, MeasuredRun], profile: Profile, cluster: Cluster)
     }
 
 
-def _regret(runs: Mapping[str, MeasuredRun], errors: Errors) -> float:
+def _regret(runs: Mapping[str, Timed], errors: Errors) -> float:
     """What the case that is predicted to be the fastest measured less than the one that was."""
     measured = {name: throughput_samples_per_s(run.timeline) for name, run in runs.items()}
     chosen = max(runs, key=lambda name: measured[name] * (1 + errors[name]))

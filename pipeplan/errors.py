@@ -148,6 +148,8 @@ def require_count(field: str, value: int, *, at_least: int = 1) -> None:
 
 def require_amount(field: str, value: float, *, positive: bool = False) -> None:
     """Raises InvalidInputError unless the value is finite and not negative (`positive`: above zero), and a quantity."""
+    if type(value) in (int, float) and (LEAST_AMOUNT if positive else 0) <= value <= LARGEST_AMOUNT:
+        return  # nearly always, and plans are full of amounts
     number = isinstance(value, int | float) and not isinstance(value, bool) and value < math.inf
     rule = "must be a finite number above 0" if positive else "must be a finite number of at least 0"
     require(number and (value > 0 if positive else value >= 0), field, rule, value)

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-from pipeplan.cli import agents, alias, calibrate, check, plan, profile, questions, simulate, solve
+from pipeplan.cli import agents, alias, calibrate, check, clusters, plan, profile, questions, simulate, solve
 from pipeplan.cli.console import VersionAsked, run_app
 from pipeplan.errors import MissingDependencyError
 
@@ -34,6 +34,7 @@ def build_app() -> typer.Typer:
         solve.solve,
         calibrate.calibrate,
         check.check,
+        clusters.clusters,
         simulate.simulate,
         questions.smallest,
         questions.largest,

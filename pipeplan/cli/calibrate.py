@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan.calibration.calibrate import calibrate as fit
+from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import PIPED_WIDTH
 from pipeplan.documents.calibration import Calibration, Term, mean_absolute_error
 from pipeplan.documents.cluster import Cluster
@@ -29,13 +30,13 @@ Row = tuple[str, str, str, str, str]
 
 def calibrate(
     profile: Annotated[Path, typer.Option(help="The profile's file.")],
-    cluster: Annotated[Path, typer.Option(help="The cluster's file.")],
+    cluster: ClusterName,
     run: Annotated[list[Path], typer.Option(help="A run's folder; may be repeated.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the calibration.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Corrects a profile's and a cluster's terms by runs of plans that were made from them."""
-    measured, network = read(Profile, profile), read(Cluster, cluster)
+    measured, network = read(Profile, profile), read_cluster(cluster)
     found = fit(measured, network, [read_run(folder) for folder in run])
     document = dump(asdict(found))
     if output is not None:

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from pipeplan.cli.calibrate import read_calibration
+from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import CHANGED, show_table
 from pipeplan.cli.solve import takes_options
-from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, load
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
@@ -22,7 +22,7 @@ from pipeplan.planners.verify import verify
 def check(
     plan: Annotated[Path, typer.Argument(help="The plan's file.")],
     profile: Annotated[list[Path], typer.Option(help="The profile that it was made from; of unequal devices all.")],
-    cluster: Annotated[Path, typer.Option(help="The cluster that it was made for.")],
+    cluster: ClusterName,
     options: Options,
     batch_size: Annotated[int | None, typer.Option(help="Samples in the batch asked for; default: the plan's.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="The calibration that corrected its costs.")] = None,
@@ -45,7 +45,7 @@ def check(
     )
     problem = PlanningProblem(
         profile=load(Profile, profile[0]),
-        cluster=load(Cluster, cluster),
+        cluster=read_cluster(cluster),
         batch_size=held.batch_size if batch_size is None else batch_size,
         options=options,
         calibration=read_calibration(calibration),

@@ -100,11 +100,11 @@ def run_command(command: Callable[[], object]) -> None:
         _fail(f"{sentence} (`{command_path} --help` lists what there is)", INVALID_INPUT)
 
 
-def require_extra(extra: Literal["service", "worker"]) -> None:
-    """Raises MissingDependencyError unless the extra is installed."""
+def require_extra(extra: Literal["service", "worker"], what: str = "this command") -> None:
+    """Raises MissingDependencyError unless the extra is installed that a command, or one of its options, needs."""
     missing = [name for name in MODULES[extra] if find_spec(name) is None]
     if missing:
-        raise MissingDependencyError(f"this command needs {missing[0]}: pip install 'pipeplan[{extra}]'")
+        raise MissingDependencyError(f"{what} needs {missing[0]}: pip install 'pipeplan[{extra}]'")
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

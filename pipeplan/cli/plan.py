@@ -8,6 +8,7 @@ import typer
 from pydantic import ValidationError
 
 from pipeplan.cli.calibrate import read_calibration
+from pipeplan.cli.clusters import is_file
 from pipeplan.cli.console import INFEASIBLE
 from pipeplan.cli.solve import takes_options, waiting
 from pipeplan.client.connection import DEFAULT_URL
@@ -41,7 +42,7 @@ Source = "The id of a stored one, or a file, which is stored first."
 @takes_options
 def create(
     profile: Annotated[list[str], typer.Option(help=f"{Source} For unequal devices one for each type.")],
-    cluster: Annotated[str, typer.Option(help=Source)],
+    cluster: Annotated[str, typer.Option(help=f"{Source[:-1]}; or a name, as dgx-h100:4.")],
     planner: Annotated[str, typer.Option(help="pipedream, pipedream-2bw, gpipe, ...")],
     batch_size: Annotated[int, typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a batch.")],
     options: Options,
@@ -55,9 +56,8 @@ def create(
 
     with _service(url, token) as service:
         profile_id = _profile_id(service, profile[0])
-        cluster_file = Path(cluster)
-        if _is_file(cluster_file):
-            cluster = service.create_cluster(read(Cluster, cluster_file)).id
+        if is_file(cluster):
+            cluster = service.create_cluster(read(Cluster, Path(cluster))).id
         request = PlanRequest(
             profile_id=profile_id,
             cluster_id=cluster,
@@ -219,10 +219,4 @@ def _service(url: str, token: str | None) -> "ServiceClient":
 
 
 def _profile_id(service: "ServiceClient", given: str) -> str:
-    path = Path(given)
-    return service.create_profile(read(Profile, path)).id if _is_file(path) else given
-
-
-def _is_file(path: Path) -> bool:
-    """Ids have no suffix: what has one is meant as a file, and is reported as one where it does not exist."""
-    return path.is_file() or path.suffix == ".json"
+    return service.create_profile(read(Profile, Path(given))).id if is_file(given) else given

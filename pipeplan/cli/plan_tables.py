@@ -5,7 +5,7 @@ of its first microbatches.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from pipeplan.cli.console import PIPED_WIDTH
 from pipeplan.costs.memory import rank_bytes
+from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
@@ -100,18 +101,50 @@ def show_plan(plan: Plan) -> None:
     console.print(f"{plan.workers} workers, {plan.microbatches} microbatches of {plan.microbatch_size}")
     for warning in plan.warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
-    stages = [
+    if plan.engine != OUR_RUNTIME:
+        degrees = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plan.degrees.items())
+        console.print(f"for {plan.engine}: {degrees}, sharding {plan.sharding}", soft_wrap=True)
+    headings = ("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker")
+    console.print(_table(headings, list(stage_rows(plan))))
+
+
+def show_choices(plan: Plan) -> None:
+    """Why each degree has its value: what others would give."""
+    rows = [
         (
-            str(index),
-            f"{stage.start}-{stage.stop - 1}",
+            each.degree.replace("_", " "),
+            each.value,
+            each.instead,
+            "" if each.throughput_samples_per_s is None else f"{each.throughput_samples_per_s:,.4g}",
+            each.reason,
+        )
+        for each in plan.choices
+    ]
+    _console().print(_table(("Degree", "Chosen", "Instead", "Samples/s", ""), rows))
+
+
+def stage_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """A row a stage; stages in a row that are alike share one."""
+    together: list[tuple[tuple[str, ...], list[int]]] = []
+    for index, stage in enumerate(plan.stages):
+        about = (
+            f"{stage.stop - stage.start} each",
             str(stage.replicas),
-            "yes" if stage.recompute else "no",
+            stage.recomputes,
             f"{1e3 * stage.time_s:.4g} ms",
             size(stage.memory_bytes),
         )
-        for index, stage in enumerate(plan.stages)
-    ]
-    console.print(_table(("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker"), stages))
+        if together and together[-1][0] == about:
+            together[-1][1].append(index)
+        else:
+            together.append((about, [index]))
+    for (each, *others), indices in together:
+        first, last = indices[0], indices[-1]
+        blocks = f"{plan.stages[first].start}-{plan.stages[last].stop - 1}"
+        if first == last:
+            yield str(first), blocks, *others
+        else:
+            yield f"{first}-{last}", f"{blocks}, {each}", *others
 
 
 def show_list(page: Page[PlanSummary]) -> None:

@@ -16,10 +16,10 @@ from typing import Annotated
 import typer
 
 from pipeplan.cli.calibrate import read_calibration
+from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import INFEASIBLE, show_table
 from pipeplan.cli.solve import takes_options
 from pipeplan.costs.memory import rank_bytes
-from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, plan_document, read
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require, require_count
@@ -35,7 +35,6 @@ from pipeplan.questions.sweep import VARIED, SweepRow
 from pipeplan.questions.sweep import sweep as ask_sweep
 
 ProfileFile = Annotated[Path, typer.Option("--profile", help="The profile's file.")]
-ClusterFile = Annotated[Path, typer.Option("--cluster", help="The cluster's file.")]
 PlannerName = Annotated[str, typer.Option("--planner", help=", ".join(PLANNERS))]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Samples in a batch.")]
 CalibrationFile = Annotated[
@@ -51,12 +50,12 @@ MOST_VALUES = 1000
 
 
 def read_problem(
-    profile: Path, cluster: Path, batch_size: int, options: Options, calibration: Path | None
+    profile: Path, cluster: str, batch_size: int, options: Options, calibration: Path | None
 ) -> PlanningProblem:
-    """The problem in these files."""
+    """The problem in these files; the cluster may have a name."""
     return PlanningProblem(
         profile=read(Profile, profile),
-        cluster=read(Cluster, cluster),
+        cluster=read_cluster(cluster),
         batch_size=batch_size,
         options=options,
         calibration=read_calibration(calibration),
@@ -93,7 +92,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 @takes_options
 def smallest(
     profile: ProfileFile,
-    cluster: ClusterFile,
+    cluster: ClusterName,
     batch_size: BatchSize,
     throughput: Annotated[float, typer.Option(help="Samples a second that are wanted.")],
     options: Options,
@@ -143,7 +142,7 @@ def _step(step: SmallestStep) -> str:
 @takes_options
 def largest(
     profile: ProfileFile,
-    cluster: ClusterFile,
+    cluster: ClusterName,
     batch_size: BatchSize,
     options: Options,
     repeat: Annotated[
@@ -212,7 +211,7 @@ def _depths(text: str, devices: int) -> list[int]:
 @takes_options
 def sweep(
     profile: ProfileFile,
-    cluster: ClusterFile,
+    cluster: ClusterName,
     over: Annotated[str, typer.Option(help=f"WHAT=VALUE,VALUE,... of {', '.join(VARIED)}.")],
     options: Options,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a batch, unless it is varied.")] = None,

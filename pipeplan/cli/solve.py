@@ -1,4 +1,4 @@
-"""`pipeplan solve`: plans offline, from a profile and a cluster in files.
+"""`pipeplan solve`: plans offline, from a profile in a file or from a model that is estimated (`cli.model`).
 
 Here is also what other commands that ask a planner share: the planners' options as flags (`takes_options`), and how
 far a search is, on standard error while it runs, where that is a terminal (`shown`, `waiting`).
@@ -16,11 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from pipeplan.cli.calibrate import read_calibration
+from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import INFEASIBLE
-from pipeplan.documents.cluster import Cluster
+from pipeplan.cli.model import ModelDtype, ModelSpec, NoCache, SequenceLength, estimated_profiles, model_asked
+from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, write_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
+from pipeplan.errors import require
 from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress, unobserved
 from pipeplan.planners.solve import PLANNERS
 from pipeplan.planners.solve import solve as ask
@@ -43,6 +46,12 @@ _FLAGS: dict[str, Any] = {
         bool | None,
         typer.Option(
             "--recompute/--no-recompute", help="On all stages or none; default: each as is best, with gpipe all."
+        ),
+    ],
+    "recompute_unit": Annotated[
+        str | None,
+        typer.Option(
+            help="What is run again at a time: stage or block, for other engines attention; default: the best."
         ),
     ],
     "synchronisation": Annotated[
@@ -76,6 +85,20 @@ _FLAGS: dict[str, Any] = {
     ],
     "as_if": Annotated[
         bool, typer.Option("--as-if", help="Plan as if the cluster's devices were the profile's; the plan says so.")
+    ],
+    "engine": Annotated[
+        str | None, typer.Option(help=f"What runs the plan: {', '.join(ENGINES)}; default: {OUR_RUNTIME}.")
+    ],
+    "tensor": Annotated[int | None, typer.Option(help="Devices that share a block's matrices; default: the best.")],
+    "sequence_parallel": Annotated[
+        bool | None,
+        typer.Option("--sequence-parallel/--no-sequence-parallel", help="With tensor: share tokens; default: on."),
+    ],
+    "context": Annotated[int | None, typer.Option(help="Devices that share a sequence; default: the best.")],
+    "expert": Annotated[int | None, typer.Option(help="Replicas that share a block's experts; default: the best.")],
+    "data": Annotated[int | None, typer.Option(help="Replicas of the pipeline; default: as many as there may be.")],
+    "sharding": Annotated[
+        str | None, typer.Option(help=f"What replicas share of the states: {', '.join(SHARDINGS)}; default: the best.")
     ],
     "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
 }
@@ -157,25 +180,46 @@ def sentence(progress: SearchProgress) -> str:
 
 @takes_options
 def solve(
-    profile: Annotated[list[Path], typer.Option(help="The profile's file; for unequal devices one for each type.")],
-    cluster: Annotated[Path, typer.Option(help="The cluster's file.")],
-    planner: Annotated[str, typer.Option(help=", ".join(PLANNERS))],
+    cluster: ClusterName,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch.")],
     options: Options,
+    profile: Annotated[
+        list[Path] | None, typer.Option(help="The profile's file; for unequal devices one for each type.")
+    ] = None,
+    model: ModelSpec = None,
+    sequence_length: SequenceLength = None,
+    dtype: ModelDtype = None,
+    no_cache: NoCache = False,
+    planner: Annotated[str, typer.Option(help=", ".join(PLANNERS))] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="For other engines: why each degree has its value.")
+    ] = False,
 ) -> None:
-    """Finds the fastest plan that fits; where none does, says by how much (exit status 3)."""
-    from pipeplan.cli.plan_tables import show_reasons, show_solution
+    """Finds the fastest plan that fits; where none does, says by how much (exit status 3).
 
+    Costs come from --profile, measured or estimated before, or from --model, which is estimated now for the cluster's
+    devices by their datasheets.
+    """
+    from pipeplan.cli.plan_tables import show_choices, show_reasons, show_solution
+
+    asked = model_asked(model, sequence_length=sequence_length, dtype=dtype, keep=not no_cache)
+    require(asked is None or not profile, "model", "must not be given beside --profile, which holds a model", model)
+    require(asked is not None or bool(profile), "profile", "is required, unless there is a --model to estimate", None)
+    where, calibrated = read_cluster(cluster), read_calibration(calibration)
+    if asked is not None:
+        profiles = estimated_profiles(asked, where, batch_size, options)
+    else:
+        profiles = tuple(read(Profile, each) for each in profile or ())
     problem = PlanningProblem(
-        profile=read(Profile, profile[0]),
-        cluster=read(Cluster, cluster),
+        profile=profiles[0],
+        cluster=where,
         batch_size=batch_size,
         options=options,
-        calibration=read_calibration(calibration),
-        other_profiles=tuple(read(Profile, other) for other in profile[1:]),
+        calibration=calibrated,
+        other_profiles=profiles[1:],
     )
     started_s = time.perf_counter()
     with shown() if planner == "exact" else nullcontext(unobserved) as observe:
@@ -190,3 +234,5 @@ def solve(
         raise SystemExit(INFEASIBLE)
     if not as_json:
         show_solution(answer)
+        if explain:
+            show_choices(answer)

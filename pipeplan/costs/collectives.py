@@ -1,6 +1,6 @@
 """The exchange term: what the replicas of a stage send for one update, and how long that outlasts the backward."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +73,11 @@ class AllReduce:
         """The level on which the bytes take longest, of equal ones the outermost; None for a single device."""
         return max(reversed(self.rings), key=lambda ring: ring.ring_s_per_byte, default=None)
 
+    @property
+    def port(self) -> SharedPort:
+        """What the bytes pass on the slowest level; no port for a single device."""
+        return self.slowest.port if self.slowest else SharedPort()
+
     def seconds(self, size_bytes: float) -> float:
         """All of it, one level after the other."""
         return sum((sum(ring.seconds(size_bytes)) for ring in self.rings), 0.0)
@@ -104,6 +109,60 @@ def all_reduce_among(cluster: Cluster, devices: Sequence[int]) -> AllReduce:
         if len(units) == 1:
             break
     return AllReduce(tuple(rings))
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterServer:
+    """An exchange through servers that stand beside the replicas, each with an equal share of the weights.
+
+    A worker sends gradients to the others' servers and gets weights back (PipeDream 2018, section 3.2), over two hops.
+    All levels carry at once. `s_per_byte` is that of the slowest, whose `port` is passed.
+    """
+
+    s_per_byte: float
+    hops_s: float
+    port: SharedPort
+
+    def seconds(self, size_bytes: float) -> float:
+        """Its hops and its bytes."""
+        return self.hops_s + self.port_s(size_bytes)
+
+    def latency_s(self, size_bytes: float) -> float:
+        """Both hops, however many bytes there are."""
+        return self.hops_s
+
+    def port_s(self, size_bytes: float) -> float:
+        """How long the bytes pass the ports of the slowest level."""
+        return size_bytes * self.s_per_byte
+
+
+def parameter_server_among(cluster: Cluster, devices: Sequence[int]) -> ParameterServer:
+    """The exchange through servers on these devices, of m in all.
+
+    Nothing is added up inside a unit. The port of a unit with k of the devices carries 2 k (m - k) / m of the bytes in
+    each direction: gradients of its workers and weights of its servers go out, and as much comes in. Of equally slow
+    levels the outermost counts. Where units hold different numbers of devices, the least number uses its links.
+    """
+    members, unit = set(devices), 1
+    s_per_byte, hops_s, port = 0.0, 0.0, SharedPort()
+    for level in cluster.levels:
+        inside = Counter(device // unit for device in members)
+        if len(inside) == 1:
+            break
+        carried = max(2.0 * count * (len(members) - count) / len(members) for count in inside.values())
+        together = min(level.bandwidth_bytes_per_s, min(inside.values()) * level.transfer_bytes_per_s)
+        hops_s = max(hops_s, 2 * level.latency_s)
+        if carried / together >= s_per_byte:
+            s_per_byte, port = carried / together, SharedPort(unit, level.device_share)
+        unit *= level.size
+    return ParameterServer(s_per_byte, hops_s, port)
+
+
+AMONG: dict[str, Callable[[Cluster, Sequence[int]], AllReduce | ParameterServer]] = {
+    "parameter-server": parameter_server_among,
+    "all-reduce": all_reduce_among,
+}
+"""The exchanges as they are played, by the name of `Options.synchronisation`."""
 
 
 FIRST_BUCKET_BYTES = 2**20

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipeplan.costs.collectives import AllReduce, LevelRing, all_reduce_among, outlasting_s
+from pipeplan.costs.collectives import AMONG, AllReduce, LevelRing, ParameterServer, outlasting_s
 from pipeplan.costs.compute import recompute_s
 from pipeplan.costs.graph import Boundary, boundaries, in_order
 from pipeplan.costs.memory import fixed_copies
-from pipeplan.costs.transfer import SharedPort, boundary_link, boundary_port, ranks_by_stage, shared_port
+from pipeplan.costs.transfer import SharedPort, boundary_crossing, ranks_by_stage, shared_port
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import Stage, Worker
 from pipeplan.documents.profile import Measurement, Overheads, Profile
@@ -29,13 +29,14 @@ def estimate(
     master_weights: bool = False,
     devices: Sequence[int] | None = None,
     order: Sequence[int] | None = None,
+    synchronisation: str = "all-reduce",
 ) -> tuple[StageCosts, ...]:
     """Every stage's costs on the devices that the placement gives it, which lists the first stages of its ranks.
 
-    Gradients are exchanged by an all-reduce, level by level (`collectives`); under ASP each replica broadcasts its own.
-    That is what executes a plan, whatever its planner assumed. A transfer takes its bytes over the slowest link that
-    the boundary crosses. Where a profile has no split backward, all of it counts as the gradient of the input: a split
-    promises nothing.
+    Gradients are exchanged by an all-reduce, level by level: that is what executes a plan. `synchronisation` may name
+    another exchange (`collectives.AMONG`). Under ASP each replica broadcasts its own gradients. A transfer takes its
+    bytes over the slowest link that the boundary crosses. Where a profile has no split backward, all of it counts as
+    the gradient of the input: a split promises nothing.
 
     The `schedule` decides which of the profile's shares and overheads a stage has (`Overheads`; None: those of none).
     `order` is the graph's blocks as the stages hold them.
@@ -49,10 +50,13 @@ def estimate(
     ranks = tuple(ranks[2 * span - 1 - s if in_v and s >= span else s % span] for s in range(len(stages)))
     if devices is not None:
         ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
-    edges = [None if a == b else boundary_link(cluster, a, b) for a, b in pairwise(ranks)]  # None on the same devices
-    ports = [SharedPort() if a == b else boundary_port(cluster, a, b) for a, b in pairwise(ranks)]
+    # Of several stages a rank, boundaries are of the same devices again and again, or of one rank alone.
+    pairs, nothing = list(pairwise(ranks)), (None, SharedPort())
+    crossed = {(a, b): nothing if a == b else boundary_crossing(cluster, a, b) for a, b in set(pairs)}
+    edges, ports = [crossed[pair][0] for pair in pairs], [crossed[pair][1] for pair in pairs]
     in_turn = schedule is not None and schedule.update == "replica"
-    exchanges = [_broadcast(cluster, members) if in_turn else all_reduce_among(cluster, members) for members in ranks]
+    among = _broadcast if in_turn else AMONG[synchronisation]
+    exchanges = {members: among(cluster, members) for members in set(ranks)}
     return tuple(
         _stage_costs(
             profile,
@@ -61,7 +65,7 @@ def estimate(
             boundary=tensors[index],
             onward=ports[index] if index < len(ports) else SharedPort(),
             back=ports[index - 1] if index > 0 else SharedPort(),
-            exchange=_Exchange(exchanges[index], profile.overheads.exchange_factor),
+            exchange=_Exchange(exchanges[ranks[index]], profile.overheads.exchange_factor),
             before=edges[index - 1] if index > 0 else None,
             after=edges[index] if index < len(edges) else None,
             fixed=sum(fixed_copies(profile.dtype, optimizer, master_weights=master_weights)),
@@ -81,20 +85,15 @@ def backward_follows_forward(schedule: Schedule | None, *, recompute: bool, last
 class _Exchange:
     """A gradient exchange, and how much longer than known its bytes take."""
 
-    among: AllReduce
+    among: AllReduce | ParameterServer
     factor: float
-
-    @property
-    def port(self) -> SharedPort:
-        """What it passes; a link of its own where it moves nothing."""
-        return self.among.slowest.port if self.among.slowest else SharedPort()
 
     def seconds(self, weight_bytes: float) -> float:
         """How long it takes where nothing else is on its way."""
         return self.among.seconds(weight_bytes * self.factor)
 
     def inside_s(self, weight_bytes: float) -> float:
-        """What of it passes no port: its hops, and the levels that are not the slowest."""
+        """What of it passes no port: its hops, and the levels of an all-reduce that are not the slowest."""
         return self.seconds(weight_bytes) - self.among.port_s(weight_bytes * self.factor)
 
     def tail_s(self, completed: Sequence[tuple[float, float]], weight_bytes: float) -> float:
@@ -141,10 +140,14 @@ def _stage_costs(
     blocks = measured[stage.start : stage.stop]
     sizes_bytes = [block.weight_bytes for block in profile.blocks[stage.start : stage.stop]]
     weight_bytes = sum(sizes_bytes)
-    completed = [(shares.backward * b.backward_s, size) for b, size in zip(blocks, sizes_bytes, strict=True)]
+    by_block = stage.recompute_unit == "block"
+    again_s = [shares.recompute * recompute_s((b,), recompute_factor) if by_block else 0.0 for b in blocks]
+    backwards_s = [shares.backward * b.backward_s + own_s for b, own_s in zip(blocks, again_s, strict=True)]
+    completed = list(zip(backwards_s, sizes_bytes, strict=True))
     # 2BP's p1 and p2: a block that was not measured split has all of its backward in p1.
     input_s = sum(b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks)
     weight_s = sum(b.backward_weight_s or 0.0 for b in blocks)
+    kept_bytes = [b.activation_bytes for b in blocks]
     known_bytes = [b.weight_gradient_bytes for b in blocks if b.weight_gradient_bytes is not None]
     return StageCosts(
         microbatch_size=blocks[0].microbatch_size,
@@ -160,18 +163,18 @@ def _stage_costs(
         gradient_transfer_s=_transfer_s(boundary.received_bytes, before),
         latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
         instruction_s=profile.overheads.instruction_s,
-        activation_bytes=sum(block.activation_bytes for block in blocks),
+        activation_bytes=boundary.input_bytes + max(kept_bytes) if by_block else sum(kept_bytes),
         input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
         fixed_bytes=weight_bytes * fixed,
         gradient_bytes=weight_bytes,
         activation_port_devices=onward.devices,
         gradient_port_devices=back.devices,
-        reduce_port_devices=exchange.port.devices,
+        reduce_port_devices=exchange.among.port.devices,
         reduce_inside_s=exchange.inside_s(weight_bytes),
         activation_device_share=onward.device_share,
         gradient_device_share=back.device_share,
-        reduce_device_share=exchange.port.device_share,
+        reduce_device_share=exchange.among.port.device_share,
         weight_gradient_bytes=sum(known_bytes) if len(known_bytes) == len(blocks) else None,
     )
 

@@ -208,6 +208,7 @@ def closures(graph: Graph) -> tuple[list[int], list[int]]:
 class Boundary:
     """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends on.
 
+    A stage that recomputes by block keeps the inputs of all its blocks.
     The first stage receives nothing and the last one sends nothing; what stands there is not used.
     """
 
@@ -227,22 +228,17 @@ def boundaries(
     """By stage, whose [start, stop) are places in the order, or blocks of a chain."""
     measured = profile.at(microbatch_size)
     if order is None or profile.edges is None:
-        return [
-            Boundary(
-                input_bytes=measured[stage.start].input_bytes,
-                received_bytes=measured[stage.start - 1].output_bytes,
-                sent_bytes=measured[stage.stop - 1].output_bytes,
-            )
-            for stage in stages
-        ]
-    graph = graph_of(len(measured), profile.edges)
-    crossing = crossing_bytes(graph, order, [block.output_bytes for block in measured])
-    loaded = loaded_bytes(graph, measured)
+        inputs = [block.input_bytes for block in measured]
+        received = [0, *(block.output_bytes for block in measured)]
+    else:
+        graph = graph_of(len(measured), profile.edges)
+        received = [int(size) for size in crossing_bytes(graph, order, [block.output_bytes for block in measured])]
+        inputs = [loaded_bytes(graph, measured), *received[1:-1]]
     return [
         Boundary(
-            input_bytes=int(crossing[stage.start]) if stage.start > 0 else loaded,
-            received_bytes=int(crossing[stage.start]),
-            sent_bytes=int(crossing[stage.stop]),
+            input_bytes=sum(inputs[stage.start : stage.stop if stage.recompute_unit == "block" else stage.start + 1]),
+            received_bytes=received[stage.start],
+            sent_bytes=received[stage.stop],
         )
         for stage in stages
     ]

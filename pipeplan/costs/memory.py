@@ -37,7 +37,8 @@ class Copies:
     """How often a stage's quantities are held.
 
     Of its weights: `versions`, `gradients`, `master_weights` and `optimizer_states`. Of a microbatch: its
-    `activations`, its `inputs`, and the largest of its `transients`; and messages under way as large as its input
+    `activations`, its `inputs`, the inputs of all its blocks together (`block_inputs`), the activations of its largest
+    block (`block_activations`), and the largest of its `transients`; and messages under way as large as its input
     (`input_buffers`) and its output (`output_buffers`).
     """
 
@@ -50,6 +51,8 @@ class Copies:
     transients: int
     input_buffers: int = 0
     output_buffers: int = 0
+    block_inputs: int = 0
+    block_activations: int = 0
 
     @property
     def weights(self) -> int:
@@ -84,6 +87,7 @@ def copies(
     dtype: str = "float32",
     master_weights: bool = False,
     replicas: int = 1,
+    unit: str = "stage",
 ) -> Copies:
     """What a worker of a stage holds in a pipeline whose stages have equal replicas."""
     if accounting == "paper":
@@ -100,6 +104,7 @@ def copies(
         held_before=before,
         sends_on=stage < depth - 1,
         replicas=replicas,
+        unit=unit,
     )
 
 
@@ -135,10 +140,12 @@ def training_copies(
     held_before: int | None = None,
     sends_on: bool = False,
     replicas: int = 1,
+    unit: str = "stage",
 ) -> Copies:
     """What is there for training, and what `held` microbatches in flight keep.
 
-    A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs.
+    A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs. Where its unit
+    is a block it keeps the inputs of every block, and one block's activations (Chen et al. 2016, section 4.1).
 
     `held_before` are those in flight on the stage before, None where there is none; `sends_on` says that a stage
     follows. Buffers: a message that was sent is counted until it has surely arrived. That is so once its edge has
@@ -146,13 +153,16 @@ def training_copies(
     ahead, and a received gradient is held while its backward runs. A received input counts among the stage's own.
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
+    by_block = recompute and unit == "block"
     return Copies(
         versions=schedule.weight_versions(held),
         gradients=gradients + exchanged_sets(schedule, replicas),
         master_weights=masters,
         optimizer_states=states,
-        activations=1 if recompute else held,
-        inputs=held if recompute else 0,
+        activations=0 if by_block else 1 if recompute else held,
+        inputs=held if recompute and not by_block else 0,
+        block_inputs=held if by_block else 0,
+        block_activations=1 if by_block else 0,
         transients=1,
         input_buffers=0 if held_before is None else RECEIVES_AHEAD + held_before,
         output_buffers=RECEIVES_AHEAD + 1 + held if sends_on else 0,

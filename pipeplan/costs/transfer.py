@@ -56,16 +56,6 @@ def ranks_by_stage(placement: Sequence[Worker]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks[stage][r] for r in sorted(ranks[stage])) for stage in sorted(ranks))
 
 
-def boundary_link(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> Level:
-    """The slowest link between the ranks of two stages: minibatches go round robin over the replicas of both."""
-    rounds = np.arange(lcm(len(senders), len(receivers)))
-    sending = np.asarray(senders)[rounds % len(senders)]
-    receiving = np.asarray(receivers)[rounds % len(receivers)]
-    low, high = np.minimum(sending, receiving), np.maximum(sending, receiving)
-    farthest = Bandwidths(cluster).levels(low, high).argmax()
-    return replace(cluster.link((int(low[farthest]), int(high[farthest]))), size=2)
-
-
 @dataclass(frozen=True, slots=True)
 class SharedPort:
     """The port that so many devices share, and the share of its bandwidth that one of them has: 0 devices, no port."""
@@ -90,9 +80,13 @@ def shared_port(cluster: Cluster, ranks: Sequence[int]) -> SharedPort:
     return found
 
 
-def boundary_port(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> SharedPort:
-    """`shared_port` of the sender and receiver that are farthest apart: their link is the slowest."""
+def boundary_crossing(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> tuple[Level, SharedPort]:
+    """The slowest link between the ranks of two stages, and its port: those of the farthest sender and receiver.
+
+    Minibatches go round robin over the replicas of both.
+    """
     rounds = np.arange(lcm(len(senders), len(receivers)))
     pairs = np.stack([np.asarray(senders)[rounds % len(senders)], np.asarray(receivers)[rounds % len(receivers)]])
     farthest = int(Bandwidths(cluster).levels(pairs.min(axis=0), pairs.max(axis=0)).argmax())
-    return shared_port(cluster, pairs[:, farthest].tolist())
+    pair = pairs[:, farthest].tolist()
+    return replace(cluster.link(pair), size=2), shared_port(cluster, pair)

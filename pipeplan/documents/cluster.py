@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
+from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import Device
 from pipeplan.errors import InvalidInputError, require, require_amount, require_count, require_unique
@@ -23,22 +24,6 @@ MAX_DEVICES = 2**17
 
 SHOWN_LEVELS = 64
 """So many of a cluster's levels the error multiplies that refuses too many devices."""
-
-KNOWN_TYPES = {
-    "v100-16gb": "V100-SXM2-16GB",
-    "v100-32gb": "V100-SXM2-32GB",
-    "a100-40gb": "A100-SXM4-40GB",
-    "a100-80gb": "A100-SXM4-80GB",
-    "h100-sxm": "H100-SXM5-80GB",
-    "h100-pcie": "H100-PCIe-80GB",
-    "h200-sxm": "H200-SXM-141GB",
-    "l4": "L4",
-    "t4": "T4",
-    "a10g": "A10G",
-    "rtx-3090": "RTX 3090",
-    "rtx-4090": "RTX 4090",
-}
-"""Keys of the datasheets, and the names that profiles and clusters made from them give their device."""
 
 _MODELS = frozenset({"v100", "a100", "h100", "h200", "l4", "t4", "a10g", "3090", "4090"})
 """The words that say which chip it is: a name without one stands for no type."""
@@ -102,7 +87,7 @@ def differ(one: str, other: str) -> bool:
     return bool(types and other_types) and types.isdisjoint(other_types)
 
 
-_WORDS = {key: {*words(key), *words(name), *_MORE_WORDS[key]} for key, name in KNOWN_TYPES.items()}
+_WORDS = {key: {*words(key), *words(known.device.name), *_MORE_WORDS[key]} for key, known in KNOWN_TYPES.items()}
 """All words of each known type."""
 
 

@@ -24,7 +24,17 @@ T = TypeVar("T")
 PRICE = ("time_per_microbatch_s", "throughput_samples_per_s", "bubble_fraction")
 """A plan's played figures. In a document without `closed_form`, of release 0.1.0, they are the closed form's."""
 
-PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s", *PRICE})
+DEGREES = {
+    "tensor": "devices that share the matrices of a block",
+    "pipeline": "ranks of a pipeline",
+    "virtual_stages": "stages of each rank",
+    "data": "replicas of the pipeline, where all stages have the same",
+    "context": "devices that share a sequence",
+    "expert": "replicas that share the experts of a block",
+}
+"""In how many ways a plan shares out the work: `Plan.degrees`."""
+
+PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s", *PRICE, *DEGREES, "sequence_parallel"})
 """What a plan's document says beside the plan: derived, or true of one answer only."""
 
 _PLAYING = "auto"
@@ -134,7 +144,8 @@ def parse_plan(content: str | bytes | dict[str, Any]) -> Plan:
 def plan_document(plan: Plan) -> dict[str, Any]:
     """The plan as plain values, with its id and what can be read off it: its price, and the closed form's name."""
     derived = {"id": content_id(plan), "feasible": True, "depth": plan.depth, "width": plan.width}
-    derived |= {name: getattr(plan, name) for name in PRICE}
+    derived |= {name: getattr(plan, name) for name in PRICE} | plan.degrees
+    derived |= {"engine": plan.engine, "sharding": plan.sharding}
     values: dict[str, Any] = plain(plan)
     return derived | values | {"closed_form": {"cost_model": plan.cost_model, **values["closed_form"]}}
 

@@ -44,6 +44,10 @@ class Form:
         return self.tensor * self.context
 
 
+WHOLE = Form()
+"""Nothing is shared out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """What the devices of one axis exchange, `count` times one after the other.

@@ -22,6 +22,7 @@ FIRST_FIELDS: Mapping[str, str] = {
     "backward_after_forward instruction_s update_s_per_byte version_s_per_byte exchange_factor levels "
     "activation_factor context_bytes",
     "Certificate": "witness",
+    "DegreeChoice": "",
     "ClosedForm": "",
     "Cluster": "device groups",
     "Collective": "count",

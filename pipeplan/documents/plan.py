@@ -3,12 +3,17 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_sharding
+from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import require, require_amount, require_count
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+
+RECOMPUTE_UNITS = ("stage", "block", "attention")
+"""What a stage that recomputes runs again at a time. The first is what a stage has where nothing else is said."""
 
 FIRST_VERSION = "1.0.0"
 """Of a planner, where a plan says nothing else."""
@@ -43,6 +48,9 @@ class Stage:
     """Blocks [start, stop) on `replicas` workers, with the planner's time a microbatch and memory a worker.
 
     Where a rank holds several stages, each has its share of what the rank takes and holds when it holds most.
+    `recompute`: it keeps inputs and runs its forward again. `recompute_unit` says how much of it at a time: the whole
+    `stage`, of which the input is kept, one `block` after the other, of which every input is kept, or the core of
+    `attention` alone, where all else is kept.
     `device` names the type of its devices where a cluster has several.
     """
 
@@ -50,6 +58,7 @@ class Stage:
     stop: int
     replicas: int = 1
     recompute: bool = False
+    recompute_unit: str = "stage"
     time_s: float = 0.0
     memory_bytes: int = 0
     memory: StageMemory | None = None
@@ -61,10 +70,23 @@ class Stage:
         require_count("start", self.start, at_least=0)
         require(self.stop > self.start, "stop", f"must be above start ({self.start})", self.stop)
         require_count("replicas", self.replicas)
+        rule = f"must be one of {', '.join(RECOMPUTE_UNITS)}"
+        require(self.recompute_unit in RECOMPUTE_UNITS, "recompute_unit", rule, self.recompute_unit)
+        rule = f"must be {RECOMPUTE_UNITS[0]} on a stage that does not recompute"
+        require(
+            self.recompute or self.recompute_unit == RECOMPUTE_UNITS[0], "recompute_unit", rule, self.recompute_unit
+        )
         require_amount("time_s", self.time_s)
         require_amount("memory_bytes", self.memory_bytes)
         if self.device is not None:
             require_line("device", self.device)
+
+    @property
+    def recomputes(self) -> str:
+        """Whether it recomputes, in a word: "no", "yes" (as a whole) or "by block"."""
+        if not self.recompute:
+            return "no"
+        return "yes" if self.recompute_unit == RECOMPUTE_UNITS[0] else f"by {self.recompute_unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +153,26 @@ class Alternative:
     memory_bytes: int | None
     reason: str
     closed_form_samples_per_s: float | None = None
+    form: Form = WHOLE
+    sharding: str = "none"
+    chunks: int = 1
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegreeChoice:
+    """What was chosen of a degree, and what the best plan gives that was found with another value in its place.
+
+    `throughput_samples_per_s` is that plan's, played; None where none fits, or none could be played. `reason` says
+    which.
+    """
+
+    degree: str
+    value: str
+    instead: str
+    throughput_samples_per_s: float | None
+    reason: str
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -178,7 +220,13 @@ class Plan:
       depth / chunks alone, and the rank of stage s has the stages s, s + depth / chunks, ..., or, in a schedule's V
       (Qi et al. 2024), s and depth - 1 - s.
     - `interpolated`: the microbatch size was not measured; the costs lie between those of the two next to it that were.
-    - `warnings`: sentences that say where the profile may not be of the cluster's devices.
+    - `warnings`: sentences that say where the profile may not be of the cluster's devices, or what is priced is not
+      what runs.
+    - `engine`: what the plan is for; its bytes and exchanges are those of this engine.
+    - `form`: how many devices share the blocks of a stage. Each entry of the placement then stands for `form.devices`
+      of them, one after the other, and a stage's costs are those of one such group.
+    - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
+    - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
 
@@ -214,6 +262,10 @@ class Plan:
     calibration_id: str | None = None
     warnings: tuple[str, ...] = ()
     planner_version: str = FIRST_VERSION
+    engine: str = OUR_RUNTIME
+    form: Form = WHOLE
+    sharding: str = "none"
+    choices: tuple[DegreeChoice, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -226,6 +278,8 @@ class Plan:
             require_line("warnings", sentence)
         whole = self.split_backward or not self.split_backward_half_way
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
+        rule = "must be off where a stage recomputes by block: its backward is done as a whole"
+        require(not self.split_backward or not self.recomputes_by_block, "split_backward", rule, self.split_backward)
         for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
             require_count(name, getattr(self, name))
 
@@ -239,6 +293,9 @@ class Plan:
             require(sorted(self.order) == list(range(start)), "order", rule, self.order)
         require(len(self.costs) == self.depth, "costs", f"must hold one entry a stage ({self.depth})", len(self.costs))
 
+        engine = engine_named(self.engine)
+        require_form(engine, self.form)
+        require_sharding(engine, self.sharding, pipelined=self.depth > 1)
         require_count("chunks", self.chunks)
         require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
         first_stages = self.stages[: self.depth // self.chunks]
@@ -285,9 +342,40 @@ class Plan:
         return any(stage.recompute for stage in self.stages)
 
     @property
+    def recomputes_by_block(self) -> bool:
+        """Whether any stage recomputes block by block."""
+        return any(stage.recompute_unit == "block" for stage in self.stages)
+
+    @property
+    def recomputes(self) -> str:
+        """Whether any stage recomputes, in a word or two: "no", "yes", "by block", or "yes, by block" for some each."""
+        ways = dict.fromkeys(stage.recomputes for stage in self.stages if stage.recompute)
+        return ", ".join(sorted(ways, reverse=True)) or "no"
+
+    @property
     def workers(self) -> int:
-        """The number of ranks that a run needs."""
-        return len(self.placement)
+        """The number of ranks that a run needs, one for each device."""
+        return len(self.placement) * self.form.devices
+
+    @property
+    def degrees(self) -> dict[str, int | bool | str | None]:
+        """In how many ways the work is shared out, by the field's names; `data` is None where stages differ."""
+        form = self.form
+        return {
+            "tensor": form.tensor,
+            "sequence_parallel": form.sequence_parallel,
+            "pipeline": self.depth // self.chunks,
+            "virtual_stages": self.chunks,
+            "data": self.width,
+            "context": form.context,
+            "expert": form.expert,
+        }
+
+
+def require_executable(plan: Plan) -> None:
+    """Raises InvalidInputError for a plan that our runtime does not execute."""
+    rule = f"must be {OUR_RUNTIME} to be run here: this plan is for another engine; export it"
+    require(plan.engine == OUR_RUNTIME, "plan.engine", rule, plan.engine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """StageCosts: what one stage's instructions cost on one worker. The simulator knows nothing else about a model."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
@@ -22,8 +22,9 @@ class StageCosts:
       that has ended (None: all of it; see `exchange_tail_s`).
     - Memory: `version_bytes` is one version of its weights, `gradient_bytes` a set of gradients beyond the one that is
       always there, `fixed_bytes` what is there from start to end (gradients, optimizer states, buffers).
-      `activation_bytes` is a microbatch kept whole, `input_bytes` one of which only the stage's input is kept,
-      `weight_gradient_bytes` one between 2BP's p1 and p2 (None: as much as one kept whole).
+      `activation_bytes` is a microbatch kept whole, `input_bytes` one of which only the stage's input is kept. Where a
+      stage recomputes by block they are what a microbatch holds at most in its backward, and all its blocks' inputs.
+      `weight_gradient_bytes` is one between 2BP's p1 and p2 (None: as much as one kept whole).
     """
 
     microbatch_size: int
@@ -57,9 +58,10 @@ class StageCosts:
 
     def __post_init__(self) -> None:
         require_count("microbatch_size", self.microbatch_size)
-        for field in fields(self):
-            if getattr(self, field.name) is not None:
-                require_amount(field.name, getattr(self, field.name))
+        for field in self.__slots__:
+            value = getattr(self, field)
+            if value is not None:
+                require_amount(field, value)
 
     def exchange_tail_s(self, *, split: bool) -> float:
         """How long a gradient exchange goes on when the backward that completes the gradients has ended.

@@ -6,6 +6,8 @@ Checked against DeepSpeed 0.19.5: `runtime/pipe/module.py`, `runtime/config.py`.
 import json
 from typing import Any
 
+from pipeplan.documents.engines import SHARDINGS
+from pipeplan.documents.forms import WHOLE
 from pipeplan.errors import require
 from pipeplan.exports.source import ExportSource, grid_notes, require_grid
 
@@ -24,21 +26,25 @@ def write(source: ExportSource) -> str:
     plan = source.plan
     rule = "cannot be deepspeed: its pipeline does not interleave, and this plan's ranks hold several stages each"
     require(plan.chunks == 1, "format", rule, f"{plan.chunks} stages a rank")
+    rule = "cannot be deepspeed: tensor parallelism is the model's own there, and this plan has it"
+    require(plan.form == WHOLE, "format", rule, plan.form.tensor)
     config = {
         "train_batch_size": plan.microbatch_size * plan.microbatches * width,
         "train_micro_batch_size_per_gpu": plan.microbatch_size,
         "gradient_accumulation_steps": plan.microbatches,
         "optimizer": _OPTIMIZERS[plan.optimizer],
         **_PRECISIONS.get(plan.dtype, {}),
+        **({"zero_optimization": {"stage": SHARDINGS.index(plan.sharding)}} if plan.sharding != "none" else {}),
     }
     longest = max(stage.stop - stage.start for stage in plan.stages)
     pipeline = {
         "num_stages": plan.depth,
         "data_parallel_degree": width,
-        "activation_checkpoint_interval": longest if plan.recompute else 0,
+        "activation_checkpoint_interval": 1 if plan.recomputes_by_block else longest if plan.recompute else 0,
         "parts": [stage.start for stage in plan.stages] + [plan.stages[-1].stop],
         "stages": [
             {"blocks": list(source.block_names[stage.start : stage.stop]), "recompute": stage.recompute}
+            | ({"recompute_unit": stage.recompute_unit} if stage.recompute_unit == "block" else {})
             for stage in plan.stages
         ],
     }

@@ -36,9 +36,14 @@ def write(source: ExportSource) -> str:
         "E" * stage.embedding + ("t" * count if count < 2 else f"t*{count}") + "L" * stage.head
         for stage, count in zip(stages, layers, strict=True)
     )
+    as_a_whole = any(stage.recomputes == "yes" for stage in plan.stages)
     arguments = [
         f"--num-layers {stages[-1].stop}",
-        "--tensor-model-parallel-size 1",
+        f"--tensor-model-parallel-size {plan.form.tensor}",
+        *(["--sequence-parallel"] * plan.form.sequence_parallel),
+        *([f"--context-parallel-size {plan.form.context}"] if plan.form.context > 1 else []),
+        *([f"--expert-model-parallel-size {plan.form.expert}"] if plan.form.expert > 1 else []),
+        *(["--use-distributed-optimizer"] if plan.sharding == "optimizer" else []),
         f"--pipeline-model-parallel-size {source.pipeline_ranks}",
         *([f"--pipeline-model-parallel-layout '{layout}'"] if source.pipeline_ranks > 1 else []),
         f"--micro-batch-size {plan.microbatch_size}",
@@ -55,7 +60,7 @@ def write(source: ExportSource) -> str:
         *([TIES] if source.tied is None else []),
         *grid_notes(source, "Megatron-LM"),
         f"Start it on {plan.workers} ranks: {width} replicas of the pipeline follow from that.",
-        *(["Megatron keeps every layer's input where it recomputes, the plan a stage's only."] * plan.recompute),
+        *(["Megatron keeps every layer's input where it recomputes, the plan a stage's only."] * as_a_whole),
         *(["Megatron's adam decays weights decoupled (AdamW): --weight-decay."] * plan.optimizer.startswith("adam")),
         "The model's sizes, data, learning rate and checkpoints are not the plan's: add their arguments.",
     ]

@@ -8,9 +8,10 @@ target's own comment lines (`commented`), which no text of a document can leave.
 
 import shlex
 
+from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.identity import canonical_json
 from pipeplan.errors import InvalidInputError
-from pipeplan.exports.source import ExportSource
+from pipeplan.exports.source import ExportSource, require_engine
 
 _SETTINGS = """{model}
 : "${{DATA:?name the data: preset:NAME or package.module:factory, such as preset:random_tokens}}"
@@ -97,6 +98,7 @@ def run_lines(source: ExportSource) -> str:
 def require_chain(source: ExportSource) -> None:
     """Raises InvalidInputError for a plan that the executor cannot run."""
     plan = source.plan
+    require_engine(source, "executed by pipeplan-agent", OUR_RUNTIME)
     if plan.order not in (None, tuple(range(plan.stages[-1].stop))):
         rule = "cannot be executed: the executor runs chains, and this plan's stages take a graph's blocks in an order"
         raise InvalidInputError("format", rule, list(plan.order or ()))

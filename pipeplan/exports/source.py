@@ -4,9 +4,10 @@ import re
 from dataclasses import dataclass
 
 from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.names import Spec, parse_spec
 from pipeplan.documents.plan import Plan
-from pipeplan.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.program import pipelines_in_a_row
 from pipeplan.schedules.registry import schedule_named
 
@@ -95,8 +96,15 @@ def layers_of(source: ExportSource) -> tuple[tuple[Layers, ...], list[str]]:
     return layers, assumed
 
 
+def require_engine(source: ExportSource, target: str, *engines: str) -> None:
+    """Raises InvalidInputError for a plan that is for none of these engines: it would not be the same there."""
+    rule = f"cannot be {target} for a plan that is made for the engine {source.plan.engine}"
+    require(source.plan.engine in engines, "format", rule, source.plan.engine)
+
+
 def require_grid(source: ExportSource, target: str) -> int:
     """The replicas of every stage. Raises InvalidInputError where they differ: the target knows one number for all."""
+    require_engine(source, target, OUR_RUNTIME, target)
     width = source.plan.width
     if width is None:
         rule = f"cannot be {target}: it has one number of replicas for all stages, and this plan's differ"

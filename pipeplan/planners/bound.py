@@ -67,6 +67,7 @@ def least_batch_s(plan: Plan) -> float:
     exchanges = max(plan.replicas) > 1
     by_rank = stages_by_rank(plan)
     ends_s = [_end_s(plan, stages) for stages in by_rank]
+    last_s = _end_s(plan, by_rank[0][:1])  # updates of a rank's other stages may come before the last gradient
     before_s = [0.0, *accumulate(passage.there_and_back_s for passage in passages)]
     least_s = 0.0
     for rank, stages in enumerate(by_rank):
@@ -76,10 +77,10 @@ def least_batch_s(plan: Plan) -> float:
         if laws.flushes:
             # The first of a rank's stages is reached first, and is the last to send a gradient back.
             window_s = m * sum(passages[stage].between_s for stage in stages)
-            least_s = max(least_s, before_s[rank] + window_s + (ends_s[0] if rank else 0.0))
+            least_s = max(least_s, before_s[rank] + window_s + (last_s if rank else 0.0))
             for stage, round_s in zip(stages, rounds_s, strict=True):
                 window_s = max(m * passages[stage].between_s, round_s)
-                least_s = max(least_s, before_s[stage] + window_s + (ends_s[0] if stage else 0.0))
+                least_s = max(least_s, before_s[stage] + window_s + (last_s if stage else 0.0))
         elif exchanges:
             least_s = max(least_s, *(costs[stage].reduce_s for stage in stages))
     return (1 - _ROUNDING) * max(least_s, _ports_s(plan, passages))
@@ -107,7 +108,7 @@ def _end_s(plan: Plan, stages: Sequence[int]) -> float:
 
 
 def _passages(plan: Plan) -> list[_Passage]:
-    """Every stage's. A stage may recompute while it waits for a gradient: that delays no microbatch."""
+    """Every stage's. A stage may recompute as a whole while it waits for a gradient: that delays no microbatch."""
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
     onward_s = [
         0.0  # one rank hands over to itself
@@ -121,9 +122,10 @@ def _passages(plan: Plan) -> list[_Passage]:
     for stage, own, after_s in zip(plan.stages, plan.costs, (*onward_s, 0.0), strict=True):
         first_s = own.forward_s + (own.recompute_s if stage.recompute else 0.0)
         back_s = own.backward_input_s if splits else own.backward_s
+        again_s = own.recompute_s if stage.recompute_unit != "stage" else 0.0
         passages.append(
             _Passage(
-                there_and_back_s=own.forward_s + back_s + after_s,
+                there_and_back_s=own.forward_s + again_s + back_s + after_s,
                 between_s=first_s + back_s,
                 compute_s=first_s + back_s + (own.backward_weight_s if splits else 0.0),
                 forward_s=own.forward_s,
@@ -134,11 +136,12 @@ def _passages(plan: Plan) -> list[_Passage]:
 
 def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
     """What the busiest port carries in a batch; with a flush, from the first exchange that may begin to the last."""
-    carried_s, m = _transfers_s(plan), plan.microbatches
+    ranks_of_stages, m = _ranks_of_stages(plan), plan.microbatches
+    carried_s = _transfers_s(plan, ranks_of_stages)
     exchanged_s: dict[_Port, float] = defaultdict(float)
     begins_s: dict[_Port, float] = {}
     reached_s = [0.0, *accumulate(passage.forward_s for passage in passages)]
-    for stage, (own, ranks) in enumerate(zip(plan.costs, _ranks_of_stages(plan), strict=True)):
+    for stage, (own, ranks) in enumerate(zip(plan.costs, ranks_of_stages, strict=True)):
         devices = own.reduce_port_devices
         if devices and len(ranks) > 1:
             inside = Counter(rank // devices for rank in ranks)
@@ -161,18 +164,19 @@ def _ranks_of_stages(plan: Plan) -> list[tuple[int, ...]]:
     return [first[rank] for _, rank in owners]
 
 
-def _transfers_s(plan: Plan) -> dict[_Port, float]:
-    """What the transfers of a batch take on every port."""
+def _transfers_s(plan: Plan, ranks: Sequence[Sequence[int]]) -> dict[_Port, float]:
+    """What the transfers of a batch take on every port; `ranks` are those of every stage."""
     carried_s: dict[_Port, float] = defaultdict(float)
-    ranks, m = _ranks_of_stages(plan), plan.microbatches
     for stage, own in enumerate(plan.costs):
         for seconds, devices, other in (
             (own.activation_transfer_s * own.activation_device_share, own.activation_port_devices, stage + 1),
             (own.gradient_transfer_s * own.gradient_device_share, own.gradient_port_devices, stage - 1),
         ):
             if devices and seconds and 0 <= other < plan.depth:
+                batch_s = plan.microbatches * seconds
                 for sender, receiver in zip(ranks[stage], ranks[other], strict=True):
-                    if sender // devices != receiver // devices:
-                        carried_s[True, devices, sender // devices] += m * seconds
-                        carried_s[False, devices, receiver // devices] += m * seconds
+                    out, into = sender // devices, receiver // devices
+                    if out != into:
+                        carried_s[True, devices, out] += batch_s
+                        carried_s[False, devices, into] += batch_s
     return carried_s

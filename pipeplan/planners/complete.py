@@ -20,7 +20,7 @@ from pipeplan.programs.instructions import ReduceGradients, Update
 from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
-from pipeplan.programs.timeline import Timeline, steady_batch_s
+from pipeplan.programs.timeline import Timeline, flushed_batch_s, steady_batch_s
 from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import predict
@@ -29,8 +29,13 @@ from pipeplan.simulation.split_backward import split_backward
 SIMULATED_INSTRUCTIONS = 250_000
 """What is played of an answer at most, for its price: it takes less than a second."""
 
+_FLUSHED_BATCHES = 3
+"""What is played of a schedule with a flush. Its batches are alike, but for the first, which fills, and the last, of
+which the exchange has nothing to overlap with.
+"""
+
 _BATCHES = 4
-"""What is played of a schedule with a flush: its batches are alike, and the first, which fills, is not counted."""
+"""What is played at least of a schedule without a flush."""
 
 _TIMES_FILLED = 16
 """How often the pipeline is filled by a schedule without a flush, whose start and end differ from the rest."""
@@ -48,12 +53,13 @@ def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated
     batches = _batches_to_play(plan, instructions)
     if batches:
         return _Played.of(plan, batches).simulated()
+    batches = min((_batches_to_play(each, instructions) for each in _shorter_plans(plan)), default=0)
+    return _extrapolated(plan, batches) if batches else None
 
-    shorter = _shorter_plans(plan)
-    batches = min((_batches_to_play(each, instructions) for each in shorter), default=0)
-    if batches == 0:
-        return None
-    less, more = (_Played.of(each, batches) for each in shorter)
+
+def _extrapolated(plan: Plan, batches: int) -> Simulated:
+    """What two shorter batches give for the whole one."""
+    less, more = (_Played.of(each, batches) for each in _shorter_plans(plan))
     beyond = (plan.microbatches - more.plan.microbatches) / (more.plan.microbatches - less.plan.microbatches)
 
     def line(low: float, high: float) -> float:
@@ -94,8 +100,8 @@ def play_again(plan: Plan) -> Simulated | None:
     limit = held.batches * _instructions(played)
     if limit > (held.added_within or SIMULATED_INSTRUCTIONS):
         return None
-    again = play(plan, instructions=limit)
-    return again and replace(again, added_within=held.added_within)
+    again = _Played.of(plan, held.batches).simulated() if played is plan else _extrapolated(plan, held.batches)
+    return replace(again, added_within=held.added_within)
 
 
 def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
@@ -103,7 +109,9 @@ def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
     batches = _batches_to_play(plan, instructions)
     if batches:
         return batches * _instructions(plan)
-    return sum(4 * _instructions(shorter) for shorter in _shorter_plans(plan))
+    shorter = _shorter_plans(plan)
+    batches = min((_batches_to_play(each, instructions) for each in shorter), default=0)
+    return batches * sum(map(_instructions, shorter))
 
 
 def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
@@ -119,6 +127,7 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         microbatches=plan.microbatches,
         batches=batches,
         recompute=tuple(stage.recompute for stage in plan.stages),
+        recompute_units=tuple(stage.recompute_unit for stage in plan.stages),
         chunks=plan.chunks,
     )
     devices = ranks_by_stage(plan.placement)
@@ -159,9 +168,11 @@ class _Played:
     @classmethod
     def of(cls, plan: Plan, batches: int) -> "_Played":
         timeline = one_pipeline(plan, batches=batches)
+        flushes = _laws(plan).flushes
+        batch_s = flushed_batch_s(timeline) if flushes else steady_batch_s(timeline, plan.optimal_in_flight)
         return cls(
             batches=batches,
-            batch_s=steady_batch_s(timeline, plan.optimal_in_flight),
+            batch_s=batch_s,
             span_s=timeline.makespan_s,
             busy_s=tuple(lane.busy_s for lane in timeline.lanes),
             peak_bytes=tuple(lane.peak_memory_bytes for lane in timeline.lanes),
@@ -211,12 +222,12 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
 
 
 def _batches_to_play(plan: Plan, limit: int) -> int:
-    """The batches wanted; fewer, but at least `_BATCHES`, where those are too long; 0 where even `_BATCHES` are."""
+    """The batches wanted; without a flush fewer, but at least `_BATCHES`, where those are too long; 0 where all are."""
     affordable = limit // _instructions(plan)
-    wanted = _BATCHES
-    if not _laws(plan).flushes:
-        replicas = plan.stages[0].replicas if plan.width is None else 1
-        wanted = max(_BATCHES + 1, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
+    if _laws(plan).flushes:
+        return _FLUSHED_BATCHES if affordable >= _FLUSHED_BATCHES else 0
+    replicas = plan.stages[0].replicas if plan.width is None else 1
+    wanted = max(_BATCHES + 1, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
     return min(wanted, affordable) if affordable >= _BATCHES else 0
 
 
@@ -330,6 +341,7 @@ def _costs(problem: PlanningProblem, decision: Decision, *, master_weights: bool
             master_weights=master_weights,
             devices=decision.devices,
             order=decision.order,
+            synchronisation=options.synchronisation or "all-reduce",
         )
         for name in {stage.device for stage in decision.stages}
     }

@@ -36,7 +36,7 @@ def gpipe(problem: PlanningProblem) -> Answer:
     A microbatch takes the slowest cell's time, transfers and recomputation (if any) included, times (m + K - 1) / m.
     """
     options = problem.options
-    used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
+    used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_unit", "recompute_factor", "safe_batch")
     refuse_unused(NAME, options, used)
     require_schedule(options, (NAME,), NAME)
     require_stages(problem)

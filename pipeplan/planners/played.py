@@ -39,13 +39,14 @@ def by_play(name: str, planner: Planner, problem: PlanningProblem) -> Answer:
 def searched(name: str, problem: PlanningProblem) -> tuple[Sequence[Space], Ranking]:
     """The spaces that a planner searches, and a ranking of its plays.
 
-    `auto` adds a few partitions of its own, which depend on what PipeDream's planner answers. Raises InvalidInputError
-    for a planner that is not known.
+    `auto` adds a few partitions of its own, which depend on what PipeDream's planner answers. Where an exchange is
+    asked for, they are all that it searches. Raises InvalidInputError for a planner that is not known.
     """
     options = problem.options
     if name == AUTO:
         schedules = searched_schedules(options)
-        return [] if options.safe_batch else played_spaces(problem, schedules), Ranking(problem=problem)
+        only_planners = options.safe_batch or options.synchronisation is not None
+        return [] if only_planners else played_spaces(problem, schedules), Ranking(problem=problem)
     require(name in _SPACES, "planner", f"must be one of {AUTO}, {', '.join(_SPACES)}", name)
     ranking = Ranking(problem=replace(problem, options=replace(options, split_backward=False)), within_batch=False)
     return () if options.safe_batch else _SPACES[name](problem), ranking

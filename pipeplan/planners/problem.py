@@ -10,10 +10,12 @@ from typing import ClassVar
 
 from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
+from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.names import STRICT
-from pipeplan.documents.plan import OPTIMIZERS, Answer, Certificate
+from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Answer, Certificate
 from pipeplan.documents.profile import Device, Measurement, Profile
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_unique, shown
+from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 
 SYNCHRONISATIONS = ("parameter-server", "all-reduce")
@@ -23,6 +25,12 @@ CUTS = ("any", "single-tensor")
 
 MOST_RECOMPUTATION = 1000
 """The largest c_extra. With far larger ones, sums of recomputed times round the times of other stages to 0."""
+
+PRICED_THROUGH_SERVERS = (
+    "gradients are exchanged through a parameter server in this price, as asked (synchronisation): "
+    "the runtime exchanges them by an all-reduce"
+)
+"""What plans say whose exchange is not the one that runs."""
 
 ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if", "semantics")
 """Options that every planner has a use for."""
@@ -35,8 +43,9 @@ MAX_BLOCKS = 10_000
 class Options:
     """What a user may fix. None leaves it to the planner; a planner refuses an option that it has no use for.
 
-    `synchronisation`: the exchange that PipeDream's gradient volume is of, the all-reduce that runs unless it is to be
-    the paper's parameter server (2018, section 3.2). `memory`: the accounting.
+    `synchronisation`: how PipeDream's replicas exchange gradients, in its closed form and in the play: by the
+    all-reduce that runs, unless it is to be the paper's parameter server (2018, section 3.2). `memory`: the accounting.
+    `recompute_unit`: what is run again at a time (None: the stage where that fits, else what holds less).
     `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
     `safe_batch`: the batch size is the largest that is safe (2BW 2021, algorithm 1), not the one that must be.
     `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
@@ -50,6 +59,8 @@ class Options:
     `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
     `time_limit_s`: after which a solver returns the best that it has found.
     `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
+    `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). `tensor`, `context`,
+    `expert` and `data` are degrees, `sharding` says what of the states replicas share: for the engines that can.
     """
 
     microbatch_size: int | None = None
@@ -57,6 +68,7 @@ class Options:
     stages: int | None = None
     chunks: int | None = None
     recompute: bool | None = None
+    recompute_unit: str | None = None
     synchronisation: str | None = None
     memory: str = "training"
     optimizer: str = "sgd"
@@ -74,11 +86,18 @@ class Options:
     split_backward_half_way: bool = False
     time_limit_s: float | None = None
     as_if: bool = False
+    engine: str | None = None
+    tensor: int | None = None
+    sequence_parallel: bool | None = None
+    context: int | None = None
+    expert: int | None = None
+    data: int | None = None
+    sharding: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        for field in ("microbatch_size", "stages", "chunks"):
+        for field in ("microbatch_size", "stages", "chunks", "tensor", "context", "expert", "data"):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
         if self.schedule is not None:
@@ -89,12 +108,16 @@ class Options:
             ("optimizer", OPTIMIZERS),
             ("semantics", SEMANTICS),
             ("cuts", CUTS),
+            ("engine", tuple(ENGINES)),
+            ("sharding", SHARDINGS),
+            ("recompute_unit", RECOMPUTE_UNITS),
         ):
             value = getattr(self, field)
             require(value is None or value in names, field, f"must be one of {', '.join(names)}", value)
         split = self.split_backward is not False or not self.split_backward_half_way
         rule = "is a variant of split_backward, which must not be off"
         require(split, "split_backward_half_way", rule, self.split_backward_half_way)
+        self._require_unit()
         for field in ("recompute_factor", "compression_ratio", "time_limit_s"):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field), positive=True)
@@ -106,6 +129,21 @@ class Options:
             require_unique(field, "must not name a cut twice", getattr(self, field))
         both = sorted(set(self.forced_cuts) & set(self.forbidden_cuts))
         require(not both, "forced_cuts", "must not be forbidden as well", both)
+
+    def _require_unit(self) -> None:
+        """Raises InvalidInputError for a unit of recomputation that the other options leave no use for."""
+        unit = self.recompute_unit
+        require(
+            unit is None or self.recompute is not False, "recompute_unit", "is of recomputation, which is off", unit
+        )
+        if unit in (None, RECOMPUTE_UNITS[0]):
+            return
+        require(
+            self.memory != "paper", "recompute_unit", "must be stage with memory paper: the papers know no other", unit
+        )
+        splits = self.schedule is not None and schedule_named(self.schedule).splits_backward
+        rule = "must be stage where the backward is split: by block it is done as a whole"
+        require(not splits and not self.split_backward, "recompute_unit", rule, unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +201,12 @@ class PlanningProblem:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a plan says of profiles that may not be of the cluster's devices; usually nothing."""
+        """What a plan says of profiles that may not be of the cluster's devices, and of an exchange that does not run;
+        usually nothing.
+        """
         pairs = ((self.profile_on(device.name), device) for device in self.cluster.types)
-        found = (warning(profile, device, as_if=self.options.as_if) for profile, device in pairs)
+        found = [warning(profile, device, as_if=self.options.as_if) for profile, device in pairs]
+        found += [PRICED_THROUGH_SERVERS] if self.options.synchronisation == "parameter-server" else []
         return tuple(sentence for sentence in found if sentence is not None)
 
     def profile_on(self, device: str | None) -> Profile:
@@ -269,6 +310,22 @@ def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -
     """Raises InvalidInputError if the user asks for a schedule that the planner does not plan for."""
     rule = f"must be one of {', '.join(allowed)} for the planner {planner}"
     require(options.schedule is None or options.schedule in allowed, "schedule", rule, options.schedule)
+
+
+def recompute_units(problem: PlanningProblem, laws: Schedule) -> tuple[str, ...]:
+    """The units in which a stage that recomputes may do so, those first that are preferred where they fit.
+
+    A whole stage's forward runs again while the gradient is on its way; a block's, but for the last, cannot. So the
+    stage comes first. It is the only unit of the papers' accounting, of a split backward, and of a graph, whose blocks
+    are known in an order alone. Raises InvalidInputError where another unit is asked for a graph.
+    """
+    options, asked = problem.options, problem.options.recompute_unit
+    whole = RECOMPUTE_UNITS[:1]
+    rule = "must be stage for a model that is a graph"
+    require(problem.graph is None or asked in (None, *whole), "recompute_unit", rule, asked)
+    if problem.graph is not None or options.memory == "paper" or laws.splits_backward or options.split_backward:
+        return whole
+    return ENGINES[OUR_RUNTIME].recomputes if asked is None else (asked,)
 
 
 def require_stages(problem: PlanningProblem) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.plan import Alternative, Reason
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
@@ -44,6 +45,9 @@ def unpriced(
     recompute: bool,
     closed_form_samples_per_s: float | None = None,
     memory_bytes: int | None = None,
+    form: Form = WHOLE,
+    sharding: str = "none",
+    chunks: int = 1,
 ) -> Alternative:
     """What a plan says of a configuration that was not played."""
     return Alternative(
@@ -57,6 +61,9 @@ def unpriced(
         memory_bytes=memory_bytes,
         reason=reason,
         closed_form_samples_per_s=closed_form_samples_per_s,
+        form=form,
+        sharding=sharding,
+        chunks=chunks,
     )
 
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
+from pipeplan.documents.engines import OUR_RUNTIME, engine_named
+from pipeplan.documents.forms import AXES
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import MissingDependencyError, require
@@ -15,6 +17,7 @@ from pipeplan.planners.pipedream.planner import pipedream
 from pipeplan.planners.played import by_play
 from pipeplan.planners.problem import Observer, Planner, PlanningProblem, unobserved
 from pipeplan.planners.two_bw.planner import two_bw
+from pipeplan.planners.whole.planner import whole
 
 
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
@@ -41,7 +44,7 @@ PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
 PLAYED = "played"
 """What plans are compared by, of `Options.semantics`, unless asked otherwise."""
 
-VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.1.0")
+VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.2.0")
 """Semantic versions of what the planners answer. A change that makes a planner answer a request differently raises its
 version: the minor one where plans are faster or more problems have one, the major one where plans mean something else.
 """
@@ -62,8 +65,11 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
     rule = f"must be {PLAYED} or paper for the planner {planner}: the released program is PipeDream's"
     require(planner == "pipedream" or semantics != "release", "semantics", rule, semantics)
 
+    problem = for_engine(planner, problem)
     asked = partial(exact, observe=observe) if planner == "exact" else PLANNERS[planner]
-    if planner != "auto" and semantics == PLAYED:
+    if problem.options.engine is not None:
+        asked = whole
+    elif planner != "auto" and semantics == PLAYED:
         asked = partial(by_play, planner, asked)
     answer = asked(problem.corrected)
     if not isinstance(answer, Plan):
@@ -78,3 +84,24 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
         cluster_id=content_id(problem.cluster),
         calibration_id=content_id(problem.calibration),
     )
+
+
+def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:
+    """The problem without what says nothing for our runtime, which has no degrees but pipeline and data.
+
+    Raises InvalidInputError for degrees that it does not have, and for another planner than auto for another engine.
+    """
+    options = problem.options
+    engine = engine_named(options.engine or OUR_RUNTIME)
+    if engine.name != OUR_RUNTIME:
+        require(planner == "auto", "planner", f"must be auto for the engine {engine.name}", planner)
+        return problem
+    for axis in (*AXES, "sequence_parallel", "sharding"):
+        value = getattr(options, axis)
+        rule = f"must be left out for the engine {engine.name}, which runs whole blocks and states: name an --engine"
+        require(value in (None, 1, "none"), axis, rule, value)
+    unit, known = options.recompute_unit, engine.recomputes
+    rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
+    require(unit is None or unit in known, "recompute_unit", rule, unit)
+    whole = replace(options, engine=None, sharding=None, sequence_parallel=None, tensor=None, context=None, expert=None)
+    return replace(problem, options=whole)

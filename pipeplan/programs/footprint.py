@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
+from operator import add
 from typing import get_args
 
 from pipeplan.programs.instructions import (
@@ -24,6 +25,8 @@ _ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
 class Held:
     """After one instruction: microbatches with all activations kept, with the input only, live weight versions.
 
+    A stage that recomputes by block has activations only within a backward, which it frees: there it is what is held
+    while the backward runs.
     `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only what p2 needs is kept; `gradients`
     the sets of gradients beyond the one that every stage has: what is exchanged while others gather.
     """
@@ -82,9 +85,10 @@ def _not_made(instructions: Sequence[Instruction], used: Iterable[int]) -> tuple
     return tuple(sorted(v for v in used if v not in made))
 
 
-def footprints(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[Held]:
+def footprints(instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False) -> Iterator[Held]:
     """What is held after each instruction of one worker's stream."""
-    for activations, inputs, versions, weight_gradients, gradients in held_counts(instructions, recompute=recompute):
+    counts = held_counts(instructions, recompute=recompute, by_block=by_block)
+    for activations, inputs, versions, weight_gradients, gradients in counts:
         yield Held(
             activations=activations,
             inputs=inputs,
@@ -94,10 +98,17 @@ def footprints(instructions: Sequence[Instruction], *, recompute: bool) -> Itera
         )
 
 
-def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iterator[tuple[int, int, int, int, int]]:
-    """The same as plain (activations, inputs, versions, weight gradients, gradients), for long streams."""
+def held_counts(
+    instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False, settled: bool = False
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """The same as plain (activations, inputs, versions, weight gradients, gradients), for long streams.
+
+    `settled`: of a backward by block what is left when it is over.
+    """
     kinds = [type(instruction) for instruction in instructions]
-    whole, inputs = _INPUT_KEPT if recompute else _ALL_KEPT
+    whole, inputs = _INPUTS_KEPT if by_block else _INPUT_KEPT if recompute else _ALL_KEPT
+    spikes = by_block and not settled
+    running = [kind is Backward for kind in kinds] if spikes else repeat(0, len(kinds))
     deferred_changes = [_DEFERRED[kind] for kind in kinds]
     for index, instruction in enumerate(instructions):
         if isinstance(instruction, BackwardWeight):
@@ -107,10 +118,13 @@ def held_counts(instructions: Sequence[Instruction], *, recompute: bool) -> Iter
     for index in last.values():
         if index < len(kinds):
             version_changes[index] -= 1
-    versions = accumulate(version_changes, initial=len(_not_made(instructions, last)))
+    versions: Iterator[int] = accumulate(version_changes, initial=len(_not_made(instructions, last)))
     next(versions)
+    if spikes:  # a version that a backward is the last to use is there while it runs
+        freed = (-change if runs else 0 for change, runs in zip(version_changes, running, strict=True))
+        versions = map(add, versions, freed)
     return zip(
-        accumulate([whole[kind] for kind in kinds]),
+        map(add, accumulate([whole[kind] for kind in kinds]), running),
         accumulate([inputs[kind] for kind in kinds]),
         versions,
         accumulate(deferred_changes),
@@ -151,6 +165,7 @@ def _changes(**changes: int) -> dict[type[Instruction], int]:
 
 _ALL_KEPT = _changes(Forward=1, Backward=-1, BackwardInput=-1), _changes()
 _INPUT_KEPT = _changes(Recompute=1, Backward=-1, BackwardInput=-1), _changes(Forward=1, Recompute=-1)
+_INPUTS_KEPT = _changes(), _changes(Forward=1, Backward=-1)
 _DEFERRED = _changes(BackwardInput=1)
 _MADE = _changes(Update=1)
 """Microbatches kept whole, those of which the input is kept, those that wait for p2, and weight versions."""

@@ -15,7 +15,7 @@ class Forward:
     """Computes the stage's output for a microbatch on a weight version.
 
     Waits for nothing: its input was received before. Keeps what the backward needs; a stage that recomputes keeps
-    the input only.
+    the input only, one that does so by block every block's input.
     """
 
     microbatch: int
@@ -25,7 +25,10 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Runs the forward again from the kept input, on the forward's version; keeps what the backward needs."""
+    """Runs the stage's forward again from the kept input, on the forward's version; keeps what the backward needs.
+
+    It needs no gradient: it runs while that is on its way.
+    """
 
     microbatch: int
     version: int = 0
@@ -36,7 +39,8 @@ class Recompute:
 class Backward:
     """Computes the gradients of the stage's input and of its weights (added to those of the batch) in one go.
 
-    Releases everything that the microbatch kept.
+    A stage that recomputes by block has no Recompute: here it goes from the last block to the first, and runs each
+    one's forward again right before its backward. Releases everything that the microbatch kept.
     """
 
     microbatch: int

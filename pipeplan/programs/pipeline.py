@@ -19,6 +19,9 @@ class Pipeline:
     stage s < `span` has the stages s, s + span, s + 2 span, ... as its chunks 0, 1, 2, ..., and stands for all of them.
     Where the pipeline is `v_shaped` (Qi et al. 2024), it has the stages s and depth - 1 - s: the last rank has two
     stages in a row, and the first rank has the first stage and the last.
+
+    `recompute` says which stages keep inputs and run their forward again, `recompute_units` how much of it at a time
+    (`documents.plan.RECOMPUTE_UNITS`; none: the whole stage).
     """
 
     replicas: tuple[int, ...]
@@ -28,6 +31,7 @@ class Pipeline:
     recompute: tuple[bool, ...] = ()
     chunks: int = 1
     v_shaped: bool = False
+    recompute_units: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.replicas) > 0, "stages", "must be at least 1", len(self.replicas))
@@ -37,7 +41,8 @@ class Pipeline:
         require_count("batches", self.batches)
         require_count("first_batch", self.first_batch, at_least=0)
         rule = f"must name each of the {self.depth} stages, or none"
-        require(len(self.recompute) in (0, self.depth), "recompute", rule, self.recompute)
+        for field in ("recompute", "recompute_units"):
+            require(len(getattr(self, field)) in (0, self.depth), field, rule, getattr(self, field))
         require_count("chunks", self.chunks)
         require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
         require(not self.v_shaped or self.chunks == 2, "chunks", "must be 2 in a V", self.chunks)
@@ -74,6 +79,10 @@ class Pipeline:
         """Whether this stage keeps inputs only and runs its forward again."""
         return bool(self.recompute) and self.recompute[stage]
 
+    def recomputes_by_block(self, stage: int) -> bool:
+        """Whether its backward runs one block's forward again after the other."""
+        return self.recomputes(stage) and bool(self.recompute_units) and self.recompute_units[stage] != "stage"
+
     def microbatches_of(self, worker: Worker, batch: int) -> range:
         """The numbers of the batch's microbatches that this worker computes: round robin over the replicas."""
         first = batch * self.batch_microbatches + 1
@@ -103,6 +112,7 @@ def pipeline_of(plan: Plan, *, batches: int, first_batch: int = 0) -> Pipeline:
         batches=batches,
         first_batch=first_batch,
         recompute=tuple(stage.recompute for stage in plan.stages),
+        recompute_units=tuple(stage.recompute_unit for stage in plan.stages),
         chunks=plan.chunks,
     )
 

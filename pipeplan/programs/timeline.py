@@ -17,7 +17,10 @@ from pipeplan.programs.instructions import Instruction, Update, is_compute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """One instruction's execution, [start_s, end_s), and the bytes held once it was done."""
+    """One instruction's execution, [start_s, end_s), and the bytes held once it was done.
+
+    Of a backward that recomputes by block, the bytes are those held at most while it runs.
+    """
 
     instruction: Instruction
     start_s: float
@@ -130,6 +133,15 @@ def steady_batch_s(timeline: Timeline, period: int) -> float:
     counted = last - len(ends_s) // 8
     counted -= counted % period if counted > period else 0
     return (ends_s[last] - ends_s[last - counted]) / counted
+
+
+def flushed_batch_s(timeline: Timeline) -> float:
+    """The time between the ends of the first two batches of three or more, of a schedule with a flush.
+
+    The pipeline is empty between batches: all are alike but the first and the last.
+    """
+    first_s, second_s, _, *_ = _ends_s(timeline)
+    return second_s - first_s
 
 
 def _ends_s(timeline: Timeline) -> list[float]:

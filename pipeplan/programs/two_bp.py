@@ -35,13 +35,17 @@ _ROUNDING = 1e-9
 
 
 def without_weight_gradients(program: Program) -> Program:
-    """The program with p1 alone. It does not train: p2 is still to be placed. Raises InvalidInputError without a flush.
+    """The program with p1 alone. It does not train: p2 is still to be placed.
+
+    Raises InvalidInputError without a flush, and where a stage recomputes by block.
 
     PipeDream updates after every minibatch, and 2BW's batches overlap: both need p2 at once or in the steady state,
     in which there is no idle time to fill. ZB-H1 places p2 by itself.
     """
     rule = "must have a flush and a whole backward (as 1f1b and gpipe have) to split it in two (2BP)"
     require(program.schedule.takes_two_bp, "schedule", rule, program.schedule.name)
+    by_block = any(map(program.pipeline.recomputes_by_block, range(program.pipeline.depth)))
+    require(not by_block, "recompute_unit", "must be stage where the backward is split in two (2BP)", "block")
     streams = [
         [BackwardInput(i.microbatch, i.version) if isinstance(i, Backward) else i for i in stream.instructions]
         for stream in program.streams

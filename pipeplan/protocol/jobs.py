@@ -121,6 +121,9 @@ class ProfileTask(WireModel):
     microbatch_sizes: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(min_length=1, max_length=64)
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "sgd"
+    sequence_length: int | None = Field(
+        default=None, ge=1, le=2**20, description="tokens a sequence of random data; default: at most 512"
+    )
     devices: int = Field(default=1, ge=1, le=64, description="devices of the node to measure on, and to register")
     warm_up_rounds: int = Field(default=2, ge=0, le=1000)
     rounds: int = Field(default=5, ge=1, le=10000)

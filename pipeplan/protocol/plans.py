@@ -38,7 +38,9 @@ class PlanRequest(WireModel):
     """Asks a planner for the fastest plan that fits. The same request to the same version gives the same plan."""
 
     profile_id: str = Field(min_length=1, max_length=64, description="id of a stored profile")
-    cluster_id: str = Field(min_length=1, max_length=64, description="id of a stored cluster")
+    cluster_id: str = Field(
+        min_length=1, max_length=64, description="id of a stored cluster, or NAME:NODES of a known one: dgx-h100:4"
+    )
     planner: str = Field(min_length=1, max_length=64, examples=["pipedream-2bw"])
     batch_size: int = Field(ge=1, le=MAX_BATCH_SIZE, description="samples in a batch")
     options: Options = Options()

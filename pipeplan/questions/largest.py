@@ -160,6 +160,7 @@ def _limit(
         schedule=schedule,
         stages=depth,
         recompute=recompute,
+        recompute_unit=problem.options.recompute_unit if recompute else None,
         microbatch_size=size,
     )
     try:

@@ -164,6 +164,9 @@ def build(
     require(pipeline.chunks == 1 or known.chunked, "chunks", rule, pipeline.chunks)
     rule = f"must be 2 for {known.name}, whose ranks hold two stages in a V"
     require(pipeline.chunks == 2 or not known.v_shaped, "chunks", rule, pipeline.chunks)
+    by_block = [stage for stage in range(pipeline.depth) if pipeline.recomputes_by_block(stage)]
+    rule = f"must be stage for {known.name}, which splits the backward: by block it is done as a whole"
+    require(not by_block or not known.splits_backward, "recompute_unit", rule, "block")
     pipeline = replace(pipeline, v_shaped=known.v_shaped)
     workers = tuple(placement) or pipelines_in_a_row(pipeline.replicas[: pipeline.span])
     ranks = {worker: rank for rank, worker in enumerate(workers)}
@@ -189,8 +192,9 @@ def build(
 
 
 def _recompute(instructions: Iterable[Instruction], pipeline: Pipeline, first_stage: int) -> Iterator[Instruction]:
-    """The pass that runs the forward again right before each backward, on the stages that recompute."""
-    recomputes = [pipeline.recomputes(pipeline.stage_of(first_stage, chunk)) for chunk in range(pipeline.chunks)]
+    """The pass that runs the forward again right before each backward, on the stages that recompute as a whole."""
+    stages = [pipeline.stage_of(first_stage, chunk) for chunk in range(pipeline.chunks)]
+    recomputes = [pipeline.recomputes(stage) and not pipeline.recomputes_by_block(stage) for stage in stages]
     for instruction in instructions:
         if isinstance(instruction, Backward | BackwardInput) and recomputes[instruction.chunk]:
             yield Recompute(instruction.microbatch, instruction.version, instruction.chunk)

@@ -190,16 +190,19 @@ class Compiler:
         """One worker's stream. `met` keeps the edge of a kind, peer and chunk: most streams meet few, many times."""
         pipeline = self._program.pipeline
         stages = [pipeline.stage_of(stream.stage, chunk) for chunk in range(pipeline.chunks)]
+        every = [self._costs[stage] for stage in stages]
+        # What a backward takes to run blocks again.
+        within_s = [own.recompute_s * pipeline.recomputes_by_block(s) for own, s in zip(every, stages, strict=True)]
         tables: list[dict[type[Instruction], float]] = [
             {
                 Forward: costs.forward_s + costs.instruction_s,
                 Recompute: costs.recompute_s + costs.instruction_s,
-                Backward: costs.backward_s + costs.instruction_s,
+                Backward: costs.backward_s + again_s + costs.instruction_s,
                 BackwardInput: costs.backward_input_s + costs.instruction_s,
                 Update: costs.update_s,
                 Checkpoint: 0.0,
             }
-            for costs in (self._costs[stage] for stage in stages)
+            for costs, again_s in zip(every, within_s, strict=True)
         ]
         seconds, several = tables[0], len(tables) > 1
         column = Column(stream.rank, self._costs[stream.stage].instruction_s, [], [], [], {})

@@ -209,25 +209,29 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Se
 
 
 def _held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> tuple[int, ...]:
-    """What the rank holds after each of its instructions, all its stages together."""
-    parts = program.stage_streams(stream)
-    by_chunk = []
+    """What the rank holds after each of its instructions, all its stages together (`programs.footprint`)."""
+    parts, pipeline = program.stage_streams(stream), program.pipeline
+    by_chunk, left_by_chunk = [], []
     for part in parts:
         held_bytes = _HeldBytes(costs[part.stage])
-        counts = held_counts(part.instructions, recompute=program.pipeline.recomputes(part.stage))
+        recompute, by_block = (law(part.stage) for law in (pipeline.recomputes, pipeline.recomputes_by_block))
+        counts = held_counts(part.instructions, recompute=recompute, by_block=by_block)
         by_chunk.append(tuple(held_bytes[held] for held in counts))
-    if len(by_chunk) == 1:
-        return by_chunk[0]
+        if len(parts) == 1:
+            return by_chunk[0]
+        left = held_counts(part.instructions, recompute=recompute, by_block=by_block, settled=True)
+        left_by_chunk.append(tuple(held_bytes[held] for held in left) if by_block else by_chunk[-1])
 
-    following = [iter(of_chunk) for of_chunk in by_chunk]
+    following = [zip(most, left, strict=True) for most, left in zip(by_chunk, left_by_chunk, strict=True)]
     now_bytes = [
         costs[part.stage].held_bytes(versions=len(first_versions(part.instructions)), activations=0, inputs=0)
         for part in parts
     ]
     sums = []
     for instruction in stream.instructions:
-        now_bytes[instruction.chunk] = next(following[instruction.chunk])
-        sums.append(sum(now_bytes))
+        most_bytes, left_bytes = next(following[instruction.chunk])
+        now_bytes[instruction.chunk] = left_bytes
+        sums.append(sum(now_bytes) - left_bytes + most_bytes)
     return tuple(sums)
 
 

@@ -15,7 +15,7 @@ from fastapi.routing import iter_route_contexts
 from pydantic import TypeAdapter
 
 from pipeplan.documents.cluster import Cluster, Level
-from pipeplan.documents.files import PRICE
+from pipeplan.documents.files import DEGREES, PRICE
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
@@ -112,6 +112,9 @@ DERIVED = {
     "depth": {"type": "integer", "description": "stages"},
     "width": {"type": ["integer", "null"], "description": "replicas, where all stages have the same"},
     **{name: {"type": ["number", "null"], "description": PLAYED} for name in PRICE},
+    **{name: {"type": "integer", "description": text} for name, text in DEGREES.items() if name != "data"},
+    "data": {"type": ["integer", "null"], "description": DEGREES["data"]},
+    "sequence_parallel": {"type": "boolean", "description": "whether tensor parallelism shares out the tokens too"},
 }
 """What a plan's document adds to the plan."""
 

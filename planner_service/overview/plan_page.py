@@ -108,7 +108,7 @@ def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_AL
 def _busy_by_stage(plan: Plan) -> tuple[float | None, ...]:
     """The simulated busy fraction of every stage, the mean over its workers."""
     fractions = plan.simulated.busy_fraction if plan.simulated else ()
-    if len(fractions) != plan.workers:
+    if len(fractions) != len(plan.placement):
         return (None,) * plan.depth
     placed = list(zip(plan.placement, fractions, strict=True))
     return tuple(fmean(fraction for worker, fraction in placed if worker.stage == stage) for stage in range(plan.depth))

@@ -98,7 +98,8 @@ def stage_drawing(plan: Plan) -> StageDrawing | None:
         x, end = WIDTH * stage.start / blocks, WIDTH * stage.stop / blocks
         shown = f"{stage.start}" if stage.stop == stage.start + 1 else f"{stage.start}–{stage.stop - 1}"
         replicas = f"{stage.replicas} replicas" if stage.replicas > 1 else "1 replica"
-        recompute = ", recomputing" if stage.recompute else ""
+        by_block = f" {stage.recomputes}" if stage.recompute_unit == "block" else ""
+        recompute = f", recomputing{by_block}" if stage.recompute else ""
         device = f" on {stage.device}" if stage.device else ""
         title = (
             f"Stage {index}: blocks {shown}, {replicas}{device}{recompute}, "

@@ -129,7 +129,7 @@ _QUANTITIES = (
     _Quantity(label="Microbatch size", shown=lambda plan, facts: count(plan.microbatch_size)),
     _Quantity(label="Microbatches a batch", shown=lambda plan, facts: count(plan.microbatches)),
     _Quantity(label="In flight at best", shown=lambda plan, facts: count(plan.optimal_in_flight)),
-    _Quantity(label="Recomputes", shown=lambda plan, facts: "yes" if plan.recompute else "no"),
+    _Quantity(label="Recomputes", shown=lambda plan, facts: plan.recomputes),
     _Quantity(label="Backward split (2BP)", shown=lambda plan, facts: "yes" if plan.split_backward else "no"),
     _Quantity(label="Planner", shown=lambda plan, facts: f"{plan.planner} {plan.planner_version}"),
     _Quantity(label="Cost model", shown=lambda plan, facts: plan.cost_model),

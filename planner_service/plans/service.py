@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse_plan
 from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.named_clusters import is_named, named_cluster
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.text import format_stream
@@ -15,7 +17,7 @@ from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import PlanQuery, PlanRequest, PlanSummary, Streams, StreamText
 from pipeplan.simulation.predict import predict, program_of
 from pipeplan.simulation.trace import chrome_trace
-from planner_service.documents.store import clusters, profiles
+from planner_service.documents.store import clusters, packed_cluster, profiles
 from planner_service.plans import store as storage
 from planner_service.plans.questions import Answered, Posed
 from planner_service.platform.context import Context, found
@@ -68,14 +70,17 @@ def posed(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME
         others = tuple(_profile(connection, "other_profile_ids", other) for other in request.other_profile_ids)
         cluster = clusters.content(connection, request.cluster_id)
     if cluster is None:
-        raise InvalidInputError("cluster_id", "must be the id of a stored cluster", request.cluster_id)
+        cluster = canonical_json(_named_cluster(request))
     return Posed(request=request, profile=profile, cluster=cluster, other_profiles=others)
 
 
 def keep(
     context: Context, connection: Connection, request: PlanRequest, answered: Answered, *, asked_by: str | None = None
 ) -> Created:
-    """Stores what a planner answered, and who asked. Raises InvalidInputError for predictions that are not finite."""
+    """Stores what a planner answered, who asked, and the cluster where the request names one, as `dgx-h100:4`.
+
+    Raises InvalidInputError for predictions that are not finite.
+    """
     answer = answered.answer
     # A profile's extreme quantities can make predictions that are no finite numbers.
     counts = (answer.batch_size, answer.microbatches) if isinstance(answer, Plan) else ()
@@ -90,6 +95,10 @@ def keep(
     context.metrics.observe_solve(request.planner, answered.solve_time_s)
     if not isinstance(answer, Plan):
         return Created(answer=answer, plan_id=None, new=False, solve_time_s=answered.solve_time_s)
+    if is_named(request.cluster_id):
+        cluster = packed_cluster(_named_cluster(request))
+        clusters.add(connection, cluster, context.now())
+        request = request.model_copy(update={"cluster_id": cluster.id})
     plan_id = content_id(answer)
     new = storage.add(connection, answer, request, answered.solve_time_s, context.now(), asked_by)
     if not new and answer.simulated is None:  # its play may have been added since
@@ -178,7 +187,7 @@ def trace(context: Context, plan_id: str, batches: int) -> str:
 def playable_batches(plan: Plan) -> int:
     """How many batches of the plan may be played for one request; 0 where a single one is too many."""
     # Every microbatch passes every stage once; replicas share them, and the widest stage sets how many there are.
-    microbatches = plan.microbatches * plan.workers
+    microbatches = plan.microbatches * len(plan.placement)
     return MAX_PLAYED_INSTRUCTIONS // (INSTRUCTIONS_A_MICROBATCH * microbatches)
 
 
@@ -187,6 +196,10 @@ def require_playable(plan: Plan, batches: int) -> None:
     most = playable_batches(plan)
     rule = f"must be at most {most} for this plan of {plan.workers} workers" if most else "cannot be played: too large"
     require(batches <= most, "batches", rule, batches)
+
+
+def _named_cluster(request: PlanRequest) -> Cluster:
+    return named_cluster(request.cluster_id, field="cluster_id", or_else="the id of a stored cluster")
 
 
 def _profile(connection: Connection, field: str, profile_id: str) -> str:

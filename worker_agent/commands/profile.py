@@ -41,6 +41,9 @@ def profile(
     warm_up_rounds: Annotated[int, typer.Option(help="Rounds that are not counted.")] = 2,
     rounds: Annotated[int, typer.Option(help="Rounds that are counted: medians over them.")] = 5,
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
+    sequence_length: Annotated[
+        int | None, typer.Option(help="Tokens a sequence of hf: models' random data; default: at most 512.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the profile.")] = None,
     cluster_output: Annotated[Path | None, typer.Option(help="Where to write the cluster.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The profile on standard output, nothing else.")] = False,
@@ -66,6 +69,7 @@ def profile(
             "microbatch_sizes": sizes,
             "dtype": dtype,
             "optimizer": optimizer,
+            "sequence_length": sequence_length,
             "devices": devices,
             "warm_up_rounds": warm_up_rounds,
             "rounds": rounds,

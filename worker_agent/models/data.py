@@ -18,6 +18,10 @@ Microbatch = tuple[Value, Value]
 SEQUENCE_LENGTH = 512
 """The longest sequence that a language model gets by default."""
 
+SAMPLES = 256
+MOST_TOKENS = 2**22
+"""So many random samples there are, unless they have more tokens together."""
+
 
 class MicrobatchSource:
     """Microbatches numbered from 0: microbatch i holds the samples [i * b, (i + 1) * b), b the microbatch size.
@@ -134,21 +138,27 @@ class DefaultFeed:
     description: str
 
 
-def default_feed(chain: Chain) -> DefaultFeed:
+def default_feed(chain: Chain, sequence_length: int | None = None) -> DefaultFeed:
     """Random data that a chain can take.
 
-    A language model gets sequences of random tokens, as long as its positions allow but at most SEQUENCE_LENGTH. A
-    chain that starts with a linear layer gets normally distributed features and a loss that needs no targets. Raises
-    InvalidInputError for any other chain.
+    A language model gets sequences of random tokens, of the length asked for; else as long as its positions allow but
+    at most SEQUENCE_LENGTH. A chain that starts with a linear layer gets normally distributed features and a loss that
+    needs no targets. Raises InvalidInputError for any other chain, and for a length that the model does not take.
     """
     if chain.tokens is not None:
-        length = min(chain.tokens.positions, SEQUENCE_LENGTH)
-        query = f"vocab_size={chain.tokens.vocab_size}&sequence_length={length}"
+        positions = chain.tokens.positions
+        length = min(positions, SEQUENCE_LENGTH) if sequence_length is None else sequence_length
+        rule = f"must be at most the {positions} positions of the model's config"
+        require(length <= positions, "sequence_length", rule, length)
+        samples = max(1, min(SAMPLES, MOST_TOKENS // length))
+        query = f"vocab_size={chain.tokens.vocab_size}&sequence_length={length}&samples={samples}"
         return DefaultFeed(
             data=f"worker_agent.models.text:random_tokens?{query}",
             loss=None,
             description=f"random tokens, {length} a sequence",
         )
+    rule = "is for language models, which take sequences of tokens"
+    require(sequence_length is None, "sequence_length", rule, sequence_length)
     first = next(module for module in chain.blocks[0].modules() if not list(module.children()))
     if isinstance(first, nn.Linear):
         return DefaultFeed(

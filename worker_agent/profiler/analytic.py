@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan.costs.memory import OPTIMIZER_COPIES
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.named_clusters import most_devices
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Measurement, Method, Model, Overheads, Profile
 from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.chain import build_model
@@ -69,7 +70,8 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
     rule = "must be a model that can be built of tensors without contents to be estimated"
     with foreign_code("model", rule, task.model), fake:  # fake weights take no memory, whatever the model's size
         chain = build_model(task.model, seed=_SEED, dtype=dtype)
-    feed = default_feed(chain) if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
+    named = None if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
+    feed = named or default_feed(chain, task.sequence_length)
     with foreign_code("loss", "must be a loss or a factory of one", feed.loss):
         loss = build_loss(feed.loss)
 
@@ -116,8 +118,14 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
 
 
 def estimate_cluster(sheet: Datasheet, devices: int) -> Cluster:
-    """This many of the datasheet's devices in one level, joined by its link. Raises InvalidInputError without one."""
+    """This many of the datasheet's devices in one server, joined by its link.
+
+    Raises InvalidInputError for a datasheet without a link, and for more devices than a server holds.
+    """
     require_count("devices", devices)
+    most = most_devices(sheet.name)
+    rule = f"must be at most {most}, which one server holds: `pipeplan clusters` has clusters of several by name"
+    require(devices <= most, "devices", rule, devices)
     bandwidth = sheet.link_bandwidth_bytes_per_s
     if bandwidth is None:
         raise InvalidInputError("link_bandwidth_bytes_per_s", "is needed to write a cluster", bandwidth)

@@ -1,20 +1,18 @@
 """Datasheets: what devices can do at most by their vendors, and the share of it that training reaches.
 
-The datasheets known by name hold the vendors' peaks without sparsity, and links in one direction: half of what vendors
-state for both directions together. Memory is what a driver leaves of the vendor's figure, as PyTorch reports it. The
-context's bytes and the allocator's reserve are what PyTorch takes in most programs. The efficiencies are Datasheet's
-defaults.
+The datasheets known by name hold the vendors' peaks without sparsity. Memory and links are those of the known type
+(`pipeplan.documents.devices`). The efficiencies are Datasheet's defaults.
 
     v100-*      NVIDIA V100 datasheet (2020): SXM2 125 Tflop/s in tensor cores, 15.7 in float32, HBM2 900 GB/s; it has
-                no bfloat16. NVLink 300 GB/s in both directions.
+                no bfloat16.
     a100-*      NVIDIA A100 datasheet (2021): SXM 312 Tflop/s, float32 19.5 (outside TF32, as PyTorch computes unless
-                told otherwise), 1,555 GB/s with 40 GB and 2,039 GB/s with 80 GB. NVLink 600 GB/s.
-    h100-*      NVIDIA H100 datasheet (2023): SXM 989.4 Tflop/s, float32 67, HBM3 3.35 TB/s, NVLink 900 GB/s; PCIe
-                756 Tflop/s, float32 51, 2.0 TB/s, PCIe 5 128 GB/s.
-    h200-sxm    NVIDIA H200 datasheet (2024): an H100 SXM with 141 GB at 4.8 TB/s.
+                told otherwise), 1,555 GB/s with 40 GB and 2,039 GB/s with 80 GB.
+    h100-*      NVIDIA H100 datasheet (2023): SXM 989.4 Tflop/s, float32 67, HBM3 3.35 TB/s; PCIe 756 Tflop/s,
+                float32 51, 2.0 TB/s.
+    h200-sxm    NVIDIA H200 datasheet (2024): an H100 SXM with memory at 4.8 TB/s.
     l4, t4      NVIDIA L4 (2023) 121 Tflop/s, float32 30.3, 300 GB/s; T4 (2018) 65 Tflop/s in float16, float32 8.1,
-                320 GB/s; neither has NVLink: PCIe 4 and 3.
-    a10g        NVIDIA A10G (2021) 70 Tflop/s, float32 31.5, 600 GB/s, PCIe 4.
+                320 GB/s.
+    a10g        NVIDIA A10G (2021) 70 Tflop/s, float32 31.5, 600 GB/s.
     rtx-3090    NVIDIA Ampere GA102 whitepaper (2020): 71 Tflop/s with float32 accumulation, float32 35.6, 936 GB/s.
     rtx-4090    NVIDIA Ada whitepaper (2022): 165.2 Tflop/s with float32 accumulation, float32 82.6, 1,008 GB/s.
 """
@@ -24,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import DTYPE_BYTES, Device
 from pipeplan.errors import require, require_amount
@@ -38,12 +37,6 @@ are about 30 % too long.
 """
 
 KINDS = ("gpu", "cpu")
-
-GIB = 2**30
-CONTEXT_BYTES = 600 * 2**20
-ALLOCATOR_RESERVE = 0.05
-NVLINK_LATENCY_S = 5e-6
-PCIE_LATENCY_S = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,23 +103,17 @@ class Datasheet:
         return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
 
 
-def _gpu(
-    name: str,
-    memory_gib: float,
-    flops_per_s: Mapping[str, float],
-    memory_bandwidth_bytes_per_s: float,
-    link_bandwidth_bytes_per_s: float,
-    link_latency_s: float = NVLINK_LATENCY_S,
-) -> Datasheet:
+def _gpu(key: str, flops_per_s: Mapping[str, float], memory_bandwidth_bytes_per_s: float) -> Datasheet:
+    known = KNOWN_TYPES[key]
     return Datasheet(
-        name=name,
-        memory_bytes=int(memory_gib * GIB),
+        name=known.device.name,
+        memory_bytes=known.device.memory_bytes,
         flops_per_s=flops_per_s,
         memory_bandwidth_bytes_per_s=memory_bandwidth_bytes_per_s,
-        context_bytes=CONTEXT_BYTES,
-        allocator_reserve=ALLOCATOR_RESERVE,
-        link_bandwidth_bytes_per_s=link_bandwidth_bytes_per_s,
-        link_latency_s=link_latency_s,
+        context_bytes=known.device.context_bytes,
+        allocator_reserve=known.device.allocator_reserve,
+        link_bandwidth_bytes_per_s=known.link_bandwidth_bytes_per_s,
+        link_latency_s=known.link_latency_s,
     )
 
 
@@ -141,18 +128,18 @@ _RTX_3090 = {"bfloat16": 71e12, "float16": 71e12, "float32": 35.6e12}
 _RTX_4090 = {"bfloat16": 165.2e12, "float16": 165.2e12, "float32": 82.6e12}
 
 DATASHEETS: dict[str, Datasheet] = {
-    "v100-16gb": _gpu("V100-SXM2-16GB", 15.7, _V100, 900e9, 150e9),
-    "v100-32gb": _gpu("V100-SXM2-32GB", 31.7, _V100, 900e9, 150e9),
-    "a100-40gb": _gpu("A100-SXM4-40GB", 39.3, _A100, 1555e9, 300e9),
-    "a100-80gb": _gpu("A100-SXM4-80GB", 79.1, _A100, 2039e9, 300e9),
-    "h100-sxm": _gpu("H100-SXM5-80GB", 79.1, _H100_SXM, 3350e9, 450e9),
-    "h100-pcie": _gpu("H100-PCIe-80GB", 79.1, _H100_PCIE, 2000e9, 64e9, PCIE_LATENCY_S),
-    "h200-sxm": _gpu("H200-SXM-141GB", 139.7, _H100_SXM, 4800e9, 450e9),
-    "l4": _gpu("L4", 22.0, _L4, 300e9, 32e9, PCIE_LATENCY_S),
-    "t4": _gpu("T4", 14.5, _T4, 320e9, 16e9, PCIE_LATENCY_S),
-    "a10g": _gpu("A10G", 21.9, _A10G, 600e9, 32e9, PCIE_LATENCY_S),
-    "rtx-3090": _gpu("RTX 3090", 23.6, _RTX_3090, 936e9, 32e9, PCIE_LATENCY_S),
-    "rtx-4090": _gpu("RTX 4090", 23.6, _RTX_4090, 1008e9, 32e9, PCIE_LATENCY_S),
+    "v100-16gb": _gpu("v100-16gb", _V100, 900e9),
+    "v100-32gb": _gpu("v100-32gb", _V100, 900e9),
+    "a100-40gb": _gpu("a100-40gb", _A100, 1555e9),
+    "a100-80gb": _gpu("a100-80gb", _A100, 2039e9),
+    "h100-sxm": _gpu("h100-sxm", _H100_SXM, 3350e9),
+    "h100-pcie": _gpu("h100-pcie", _H100_PCIE, 2000e9),
+    "h200-sxm": _gpu("h200-sxm", _H100_SXM, 4800e9),
+    "l4": _gpu("l4", _L4, 300e9),
+    "t4": _gpu("t4", _T4, 320e9),
+    "a10g": _gpu("a10g", _A10G, 600e9),
+    "rtx-3090": _gpu("rtx-3090", _RTX_3090, 936e9),
+    "rtx-4090": _gpu("rtx-4090", _RTX_4090, 1008e9),
 }
 
 

@@ -44,6 +44,9 @@ class ProfileJob:
         require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)
         require(self.clock in CLOCKS, "clock", f"must be one of {', '.join(CLOCKS)}", self.clock)
         require_unique("microbatch_sizes", "must not name a size twice", self.task.microbatch_sizes)
+        named = self.task.data is not None and self.task.sequence_length is not None
+        rule = "is for random data: the data that is named has a length of its own"
+        require(not named, "sequence_length", rule, self.task.sequence_length)
         alone = self.loss is not None and self.task.data is None
         require(not alone, "data", "must be named where a loss is named, so that its targets suit it", self.task.data)
 

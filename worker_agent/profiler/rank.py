@@ -57,7 +57,7 @@ class ProfilingRank:
         self.blocks = tuple(block.to(device) for block in self.chain.blocks)
         data = job.task.data
         named = None if data is None else DefaultFeed(data=data, loss=job.loss, description=data)
-        self.feed = named or default_feed(self.chain)
+        self.feed = named or default_feed(self.chain, job.task.sequence_length)
         self.loss: Loss = build_loss(self.feed.loss)
         self.make_clock = choose_clock(job.clock, device)
         self.without_graph: list[float] = []

@@ -36,6 +36,7 @@ from worker_agent.runtime.among_stages import StagesTogether
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks, Tensors
+from worker_agent.runtime.stage_by_block import StageByBlock
 from worker_agent.runtime.weights import Weights, keeping_casts
 
 Feed = Callable[[int], Any]
@@ -63,7 +64,7 @@ class Executor:
         self,
         *,
         stream: Stream,
-        stage: StageBlocks,
+        stage: StageBlocks | StageByBlock,
         weights: Weights,
         mail: Mail,
         replicas: dist.ProcessGroup | None,
@@ -94,6 +95,7 @@ class Executor:
         self._outgoing: dict[int, Tensors] = {}
         self._outgoing_gradients: dict[int, Tensors] = {}
         self._losses: list[Tensor] = []
+        self._most_bytes = 0
         self._retiring = retirements(stream.instructions)
         self._before: Executor | None = None
         self._after: Executor | None = None
@@ -118,6 +120,8 @@ class Executor:
                 self._weights.use(version)
                 self._stage.recompute_forward(k)
             case Backward(microbatch=k, version=version) | BackwardInput(microbatch=k, version=version):
+                if self._stage.runs_forward_in_backward:
+                    self._weights.use(version)
                 self._weights.grade(version)
                 self._backward(k)
             case BackwardWeight(microbatches=numbers, version=version):
@@ -152,6 +156,8 @@ class Executor:
                 self._hooks.on_checkpoint(instruction)
             case _:
                 assert_never(instruction)
+        if self._stage.runs_forward_in_backward and isinstance(instruction, Backward):
+            self._most_bytes = self._held_now()  # before the version that it used is gone
         for version in retired:
             self._weights.retire(version, keep=not self._exchanged and not isinstance(instruction, Checkpoint))
 
@@ -239,16 +245,18 @@ class Executor:
     def held_bytes(self) -> int:
         """Bytes of weight versions, gradients, optimizer states, and of microbatches kept whole, by input, or for p2.
 
-        p2 is the second half of a split backward (`BackwardWeight`).
+        p2 is the second half of a split backward (`BackwardWeight`). After a backward by block it is what was held at
+        most while it ran; to be asked after every instruction.
         """
-        stage, weights, kept = self._stage, self._weights, self._stage.kept.values()
-        graphs = sum(k.activation_bytes for k in kept if k.roots)
-        inputs = sum(t.nbytes for k in kept if not k.roots for t in k.inputs)
-        deferred = sum(stage.deferred_bytes.values())
+        most_bytes, self._most_bytes = self._most_bytes, 0
+        return max(most_bytes, self._held_now())
+
+    def _held_now(self) -> int:
+        weights = self._weights
         exchanged = max(len(self._exchanged) + self._gathers, 1) - 1  # those on their way are as the weights are
         gradients = weights.gradient_bytes + exchanged * weights.version_bytes
         fixed = gradients + weights.master_bytes + weights.optimizer_bytes
-        return fixed + weights.live_bytes + stage.cast_bytes + graphs + inputs + deferred
+        return fixed + weights.live_bytes + self._stage.held_bytes()
 
 
 def run_together(executors: Sequence[Executor], instructions: Sequence[Instruction]) -> None:

@@ -189,9 +189,15 @@ class Hunter:
 
         unfinished = stream.instructions[held.unfinished.start : held.unfinished.stop]
         pipeline = self._begun[1].pipeline
-        costs = [self._job.plan.costs[pipeline.stage_of(stream.stage, each.chunk)] for each in unfinished]
+        stages = [pipeline.stage_of(stream.stage, each.chunk) for each in unfinished]
+        costs = [self._job.plan.costs[stage] for stage in stages]
+        again_s = sum(
+            own.recompute_s
+            for own, stage, each in zip(costs, stages, unfinished, strict=True)
+            if isinstance(each, Backward) and pipeline.recomputes_by_block(stage)
+        )
         microbatch_s = costs[0].forward_s + costs[0].backward_s + costs[0].recompute_s
-        predicted_s = max(sum(map(_predicted_s, costs, unfinished)), microbatch_s)
+        predicted_s = max(sum(map(_predicted_s, costs, unfinished)) + again_s, microbatch_s)
         return min(max(SILENT_S, PREDICTED_TIMES * predicted_s), self._job.timeout_s)
 
 

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -46,6 +46,7 @@ from worker_agent.runtime.measured import BatchLog
 from worker_agent.runtime.module_state import Noted
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks
+from worker_agent.runtime.stage_by_block import StageByBlock
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, activity_of, read_status
 from worker_agent.runtime.weights import Weights, find_slots
 
@@ -66,15 +67,20 @@ class RankPart:
         self.blocks = [block.to(device) for block in chain.blocks[plan_stage.start : plan_stage.stop]]
         self.first = stream.stage == 0
         self.last = stream.stage == job.plan.depth - 1
-        self.stage = StageBlocks(
+        whole = partial(
+            StageBlocks,
+            recompute=plan_stage.recompute,
+            split_backward=any(isinstance(i, BackwardInput) for i in instructions),
+            concatenate=job.concatenate,
+        )
+        by_block = plan_stage.recompute_unit == "block"
+        make: Callable[..., StageBlocks | StageByBlock] = StageByBlock if by_block else whole
+        self.stage = make(
             self.blocks,
             first_block=plan_stage.start,
             criterion=build_loss(job.loss) if self.last else None,
-            recompute=plan_stage.recompute,
             seed=job.seed,
             device=device,
-            split_backward=any(isinstance(i, BackwardInput) for i in instructions),
-            concatenate=job.concatenate,
             minibatch_statistics=job.minibatch_statistics,
             autocast=getattr(torch, job.autocast) if job.autocast else None,
             block_names=chain.block_names[plan_stage.start : plan_stage.stop],

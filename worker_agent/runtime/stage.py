@@ -64,6 +64,8 @@ class StageBlocks:
     computes in it. What blocks and criterion raise becomes a UserCodeError that names the block by `block_names`.
     """
 
+    runs_forward_in_backward = False
+
     def __init__(
         self,
         blocks: Sequence[nn.Module],
@@ -128,10 +130,16 @@ class StageBlocks:
     def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
         """Adds to the weights' gradients; returns those of the inputs that carry one, in memory of their own.
 
-        `gradients` holds one tensor for every output that carries a gradient.
+        `gradients` holds one tensor for every output that carries a gradient. Zeros are returned where none was found.
         """
+        inputs = [t for t in self.kept[microbatch].inputs if carries_gradient(t)]
+        found = self.backward_where_reached(microbatch, gradients)
+        return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True))
+
+    def backward_where_reached(self, microbatch: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """The same, with None for every gradient that is not there, of outputs and of inputs."""
         kept = self.kept.pop(microbatch)
-        reached = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root is not None]
+        reached = _reached(kept, gradients)
         if reached:
             try:
                 with kept.splitting(deferring=True):
@@ -153,10 +161,10 @@ class StageBlocks:
                 self._left_out_bytes[layouts] = sum(size for address, size in storages.items() if address not in owned)
             self.deferred_bytes[microbatch] = self._left_out_bytes[layouts]
 
-        given = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+        given = {gradient.untyped_storage().data_ptr() for gradient in gradients if gradient is not None}
         return tuple(_gradient_of(t, given) for t in kept.inputs if carries_gradient(t))
 
-    def _failing(self, microbatch: int, kept: Kept, gradients: Tensors) -> str:
+    def _failing(self, microbatch: int, kept: Kept, gradients: Sequence[Tensor | None]) -> str:
         """In which block the backward that has just failed did so: found by doing it again, as the run is at its end.
 
         To follow every backward would take a call into Python for each block.
@@ -166,7 +174,7 @@ class StageBlocks:
         self._come_to = [len(self.blocks)]
         try:
             self._run_with_graph(microbatch, kept)
-            reached = [(root, g) for root, g in zip(kept.roots, gradients, strict=True) if root is not None]
+            reached = _reached(kept, gradients)
             torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
         except UserCodeError:
             return place  # not even its forward works once more
@@ -221,6 +229,26 @@ class StageBlocks:
         """Moves running statistics on, where they are those of minibatches."""
         if self._statistics:
             self._statistics.end_minibatch()
+
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether blocks change their inputs in place, as far as forwards without a graph have shown."""
+        return bool(self._changes_inputs)
+
+    def trained_outputs(self, microbatch: int, inputs: Tensors) -> tuple[bool, ...]:
+        """Which outputs depend on what is trained: found by a forward that leaves nothing behind."""
+        if self._buffers is None:
+            raise RunFailedError("a forward that is to leave nothing behind on a stage that is not to recompute")
+        copies = tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in inputs)
+        with self._buffers.as_of(self._buffers.snapshot()), torch.enable_grad():
+            outputs = self._run(microbatch, Kept(copies))
+        return tuple(t.requires_grad for t in outputs)
+
+    def held_bytes(self) -> int:
+        """What its microbatches hold: graphs, kept inputs, what p2 needs, and the copies that autocast has made."""
+        graphs = sum(kept.activation_bytes for kept in self.kept.values() if kept.roots)
+        inputs = sum(t.nbytes for kept in self.kept.values() if not kept.roots for t in kept.inputs)
+        return graphs + inputs + sum(self.deferred_bytes.values()) + self.cast_bytes
 
     def kept_storages(self, microbatch: int) -> frozenset[int]:
         """The addresses of the memory that the microbatch's weight gradients still need."""
@@ -330,10 +358,16 @@ class StageBlocks:
         return outputs, sum(saved.values())
 
 
-def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor:
+def _reached(kept: Kept, gradients: Sequence[Tensor | None]) -> list[tuple[Any, Tensor]]:
+    """The graph's roots that have a gradient, each with its own."""
+    pairs = zip(kept.roots, gradients, strict=True)
+    return [(root, gradient) for root, gradient in pairs if root is not None and gradient is not None]
+
+
+def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor | None:
     """A leaf's gradient. If it is only a view of a gradient that was given, it is copied: that memory is used again."""
     if leaf.grad is None:
-        return torch.zeros_like(leaf)
+        return None
     return leaf.grad.clone() if leaf.grad.untyped_storage().data_ptr() in given else leaf.grad
 
 

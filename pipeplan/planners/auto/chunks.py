@@ -31,7 +31,7 @@ from pipeplan.schedules.registry import schedule_named
 CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
 
 _CUTS = ("forced_cuts", "forbidden_cuts")
-_USED = ("microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_factor", *_CUTS)
+_USED = ("microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_unit", "recompute_factor", *_CUTS)
 
 MOST_COUNTED = 200_000
 """So many instructions are gone through to count what ranks keep: half a second. Ten times as many for a schedule that
@@ -186,19 +186,19 @@ class ChunkedSpace:
     def plan(self, terms: ChunkedTerms, stops: tuple[int, ...]) -> Plan | None:
         """The plan with these stages, not played; None where a rank's do not fit, or a cut is not allowed."""
         shape, starts = terms.shape, (0, *stops[:-1])
-        modes = [terms.mode(rank, stops) for rank in range(shape.ranks)]
-        held = [terms.rank_bytes(rank, stops, recompute=mode) for rank, mode in enumerate(modes)]
-        allowed = all(terms.may_be_stage[start, stop] for start, stop in zip(starts, stops, strict=True))
-        if max(held) > terms.device_bytes or not allowed:
+        if not all(terms.may_be_stage[start, stop] for start, stop in zip(starts, stops, strict=True)):
             return None
-        step_s = max(terms.rank_s(rank, stops, recompute=mode) for rank, mode in enumerate(modes))
+        stages, ranks = terms.stages(stops), range(shape.ranks)  # stage r is the first one of rank r
+        if max(sum(stages[s].memory_bytes for s in shape.stages_of(rank)) for rank in ranks) > terms.device_bytes:
+            return None
+        step_s = max(terms.rank_s(rank, stops, recompute=stages[rank].recompute) for rank in ranks)
         sample_s = shape.sample_s(step_s)
         return complete(
             self.problem,
             Decision(
                 planner=self.planner,
                 cost_model=f"nearly even/{shape.schedule}",
-                stages=terms.stages(stops),
+                stages=stages,
                 placement=terms.links.place((shape.width,) * shape.ranks),
                 schedule=shape.schedule,
                 chunks=shape.chunks,

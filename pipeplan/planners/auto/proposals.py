@@ -56,9 +56,9 @@ class Proposal:
     def configuration(self) -> object:
         """What a run of it depends on: two proposals of one configuration are one."""
         plan = self.plan
-        stages = tuple((stage.start, stage.stop, stage.replicas, stage.recompute) for stage in plan.stages)
+        stages = tuple((s.start, s.stop, s.replicas, s.recompute, s.recompute_unit) for s in plan.stages)
         batch = (plan.microbatch_size, plan.microbatches, plan.split_backward, plan.split_backward_half_way)
-        return plan.schedule, plan.order, stages, plan.placement, batch
+        return plan.schedule, plan.order, plan.form, plan.sharding, stages, plan.placement, batch
 
 
 @dataclass(slots=True, kw_only=True)

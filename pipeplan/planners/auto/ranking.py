@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeplan.costs.memory import rank_bytes
+from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import length, play
@@ -61,6 +62,9 @@ class Ranked:
             memory_bytes=self.memory_bytes,
             reason=reason,
             closed_form_samples_per_s=plan.closed_form.throughput_samples_per_s if fits and not self.played else None,
+            form=plan.form,
+            sharding=plan.sharding,
+            chunks=plan.chunks if plan.engine != OUR_RUNTIME else 1,
         )
 
 
@@ -127,11 +131,12 @@ class Ranking:
 
         That is 2BP, or its memory-saving variant where that is asked for; and for 1F1B, where the user names neither
         schedule nor variant, ZB-H1, whose stages keep no more microbatches than 1F1B's first one. Plans that recompute
-        for want of memory have none: a split backward holds more.
+        for want of memory have none: a split backward holds more. Nor do those that recompute by block.
         """
         options, laws = self.problem.options, schedule_named(fused.schedule)
         yield fused
         short = fused.recompute and not (options.recompute or options.split_backward or laws.recomputes)
+        short = short or fused.recomputes_by_block
         if options.split_backward is False or not laws.takes_two_bp or not has_split_backward(self.problem) or short:
             return
         free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way

@@ -19,7 +19,7 @@ from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.complete import complete
-from pipeplan.planners.problem import CutGraph, PlanningProblem
+from pipeplan.planners.problem import CutGraph, PlanningProblem, recompute_units
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, candidate, decision
@@ -164,7 +164,7 @@ class PlayedSpace:
         for name in self.schedules:
             laws = schedule_named(name)
             recompute = options.recompute
-            if recompute is None and not laws.pipelined:
+            if recompute is None and not laws.pipelined and "block" not in recompute_units(self.problem, laws):
                 recompute = False
             asked = options.schedule is not None
             execution = Execution(

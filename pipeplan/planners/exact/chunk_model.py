@@ -99,17 +99,17 @@ class _ChunkModel:
             stops_here = cp_model.LinearExpr.sum([row[cut - 1] - row[cut] for row in self.beyond])
             model.add(stops_here == (1 if cut in options.forced_cuts else 0))
         self.modes = {
-            (rank, mode): model.new_bool_var(f"rank {rank}, recompute {mode}")
+            (rank, mode, unit): model.new_bool_var(f"rank {rank}, recompute {mode} by {unit}")
             for rank in range(shape.ranks)
-            for mode in shape.modes
+            for mode, unit in terms.ways
         }
         for rank in range(shape.ranks):
-            model.add_exactly_one([self.modes[rank, mode] for mode in shape.modes])
+            model.add_exactly_one([self.modes[rank, mode, unit] for mode, unit in terms.ways])
 
     def limit_time(self, step: cp_model.IntVar, unit_s: float) -> None:
         """Constraint 3."""
         terms, shape = self.terms, self.terms.shape
-        for (rank, mode), chosen in self.modes.items():
+        for (rank, mode, _), chosen in self.modes.items():
             stages = shape.stages_of(rank)
             busy = []
             for stage in stages:
@@ -125,21 +125,35 @@ class _ChunkModel:
         """Constraint 4."""
         terms, shape, blocks = self.terms, self.terms.shape, self.terms.blocks
         workspaces = [int(terms.workspace_bytes[block, block + 1]) for block in range(blocks)]
+        by_block = (True, "block") in terms.ways
+        activations = [int(terms.largest_bytes[block, block + 1]) for block in range(blocks)]
         for rank in range(shape.ranks):
-            stages, largest = shape.stages_of(rank), self.model.new_int_var(0, max(workspaces), f"transient {rank}")
-            for block, workspace in enumerate(workspaces):
-                if workspace:
-                    here = [self._row(stage)[block] - self._row(stage - 1)[block] for stage in stages]
-                    self.model.add(largest >= workspace * cp_model.LinearExpr.sum(here))
-            for mode in shape.modes:
+            stages = shape.stages_of(rank)
+            transient = self._largest(workspaces, stages)
+            largest = [self._largest(activations, (stage,)) if by_block else 0 for stage in stages]
+            for mode, unit in terms.ways:
                 for moment in terms.held(rank, recompute=mode).moments.tolist():
-                    held: list[cp_model.LinearExprT] = [largest]
+                    held: list[cp_model.LinearExprT] = [transient]
                     for chunk, stage in enumerate(stages):
                         whole, inputs = moment[chunk], moment[shape.chunks + chunk]
-                        table = terms.fixed_bytes(stage) + terms.microbatch_bytes(whole=whole, inputs=inputs)
+                        table = terms.fixed_bytes(stage)
+                        if unit == "block":
+                            held.append(whole * largest[chunk])
+                            table = table + terms.inputs_of_blocks(whole + inputs)
+                        else:
+                            table = table + terms.microbatch_bytes(whole=whole, inputs=inputs)
                         held += [self._at(stage, table[0]), self._at(stage - 1, table[:, 0] - table[0, 0])]
                     together = cp_model.LinearExpr.sum(held)
-                    self.model.add(together <= most).only_enforce_if(self.modes[rank, mode])
+                    self.model.add(together <= most).only_enforce_if(self.modes[rank, mode, unit])
+
+    def _largest(self, values: Sequence[int], stages: Sequence[int]) -> cp_model.IntVar:
+        """No less than the largest value of a block of these stages."""
+        largest = self.model.new_int_var(0, max(values), f"largest of {stages}")
+        for block, value in enumerate(values):
+            if value:
+                here = [self._row(stage)[block] - self._row(stage - 1)[block] for stage in stages]
+                self.model.add(largest >= value * cp_model.LinearExpr.sum(here))
+        return largest
 
     def hint(self, stops: Sequence[int]) -> None:
         """Stages to start from."""

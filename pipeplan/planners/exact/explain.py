@@ -32,6 +32,7 @@ def stages_of(search: ExactSearch, found: Solution) -> Iterator[Stage]:
             stop=stop,
             replicas=kind.replicas,
             recompute=choice.recompute,
+            recompute_unit=choice.unit,
             time_s=choice.time_s,
             memory_bytes=choice.memory.total,
             memory=choice.memory,
@@ -76,7 +77,8 @@ def alternatives(search: ExactSearch, best: Solution) -> Iterator[Alternative]:
 
     # The best stops if no stage recomputes; of those that do not fit, the nearest.
     if any(stage.recompute for stage in stages) and search.problem.options.recompute is None:
-        problem = replace(search.problem, options=replace(search.problem.options, recompute=False))
+        options = replace(search.problem.options, recompute=False, recompute_unit=None)
+        problem = replace(search.problem, options=options)
         plain = Tabulated(problem=problem, microbatch_size=shape.microbatch_size)
         fitting = balanced([plain.time_s(shape, kind) for kind in kinds])
         if fitting is None:

@@ -17,9 +17,9 @@ from pipeplan.costs.collectives import EXCHANGES
 from pipeplan.costs.compute import compute_s, interval_maxima, interval_sums, no_stage
 from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, training_copies
 from pipeplan.costs.transfer import boundary_bytes
-from pipeplan.documents.plan import StageMemory
+from pipeplan.documents.plan import RECOMPUTE_UNITS, StageMemory
 from pipeplan.documents.profile import Device, Profile
-from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.problem import Options, PlanningProblem, recompute_units
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 
@@ -58,6 +58,16 @@ class Intervals:
         return interval_maxima(self._measured["workspace_bytes"].tolist())
 
     @cached_property
+    def block_input_bytes(self) -> FloatArray:
+        """The inputs of all blocks of a stage."""
+        return interval_sums(self._measured["input_bytes"].tolist())
+
+    @cached_property
+    def block_activation_bytes(self) -> FloatArray:
+        """The activations of the block that has most."""
+        return interval_maxima(self._measured["activation_bytes"].tolist())
+
+    @cached_property
     def input_bytes(self) -> FloatArray:
         """What a stage that starts with each block keeps as its input."""
         return self._measured["input_bytes"]
@@ -88,6 +98,8 @@ class Intervals:
         total = held.weights * self.weight_bytes + held.activations * self.activation_bytes
         total += ((held.inputs + held.input_buffers) * self.input_bytes)[:, None]
         total += held.output_buffers * self.output_bytes + held.transients * self.workspace_bytes
+        if held.block_inputs:
+            total += held.block_inputs * self.block_input_bytes + held.block_activations * self.block_activation_bytes
         return np.asarray(total)
 
     def items(self, held: Copies, start: int, stop: int) -> StageMemory:
@@ -95,12 +107,15 @@ class Intervals:
         here = start, stop - 1
         weights, activations = int(self.weight_bytes[here]), int(self.activation_bytes[here])
         inputs, outputs = int(self.input_bytes[start]), int(self.output_bytes[stop - 1])
+        kept = held.activations * activations + held.inputs * inputs
+        kept += held.block_inputs * int(self.block_input_bytes[here])
+        kept += held.block_activations * int(self.block_activation_bytes[here])
         return StageMemory(
             weights=held.versions * weights,
             gradients=held.gradients * weights,
             master_weights=held.master_weights * weights,
             optimizer_states=held.optimizer_states * weights,
-            activations=held.activations * activations + held.inputs * inputs,
+            activations=kept,
             transient=held.transients * int(self.workspace_bytes[here]),
             buffers=held.input_buffers * inputs + held.output_buffers * outputs,
         )
@@ -168,6 +183,7 @@ class Choice:
     """An interval on a kind of stage as it will run."""
 
     recompute: bool
+    unit: str
     time_s: float
     memory: StageMemory
 
@@ -246,21 +262,30 @@ class Tabulated:
         return self._better([self._held(shape, kind, recompute) - usable for recompute in self.recomputes])
 
     def choice(self, shape: StageShape, kind: StageKind, start: int, stop: int) -> Choice:
-        """The faster way to run a stage that fits; without recomputation if both are as fast, or if neither fits."""
+        """The faster way to run a stage that fits; without recomputation if both are as fast, or if neither fits.
+
+        Of the units of recomputation it is the first that fits.
+        """
         here = start, stop - 1
         ways = [
             Choice(
                 recompute=recompute,
+                unit=unit,
                 time_s=float(self._time_s(shape, kind, recompute)[here]),
-                memory=self.intervals[kind.type].items(self._copies(shape, kind, recompute), start, stop),
+                memory=self.intervals[kind.type].items(self._copies(shape, kind, recompute, unit), start, stop),
             )
             for recompute in self.recomputes
+            for unit in self._units(shape, recompute)
         ]
         usable = self.types[kind.type].usable_bytes
         fitting = [way for way in ways if way.memory.total <= usable]
         if fitting:
             return min(fitting, key=lambda way: (way.time_s, way.recompute))
         return min(ways, key=lambda way: (way.memory.total, way.recompute))
+
+    def _units(self, shape: StageShape, recompute: bool) -> tuple[str, ...]:
+        """The units of recomputation; one that stands for none where nothing is recomputed."""
+        return recompute_units(self.problem, shape.laws) if recompute else RECOMPUTE_UNITS[:1]
 
     def _better(self, tables: list[FloatArray]) -> FloatArray:
         return np.where(self.may_be_stage, np.minimum.reduce(tables), np.inf)
@@ -279,9 +304,11 @@ class Tabulated:
         return np.asarray(np.maximum(compute_s + before_s + after_s, exchange_s / shape.microbatches))
 
     def _held(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
-        return self.intervals[kind.type].memory_bytes(self._copies(shape, kind, recompute))
+        """By the unit that holds least."""
+        copies_of_units = (self._copies(shape, kind, recompute, unit) for unit in self._units(shape, recompute))
+        return np.asarray(np.minimum.reduce([self.intervals[kind.type].memory_bytes(c) for c in copies_of_units]))
 
-    def _copies(self, shape: StageShape, kind: StageKind, recompute: bool) -> Copies:
+    def _copies(self, shape: StageShape, kind: StageKind, recompute: bool, unit: str) -> Copies:
         options, dtype = self.options, self.problem.profile.dtype
         masters = keeps_master_weights(dtype, options.master_weights)
         if shape.width is not None:
@@ -296,10 +323,17 @@ class Tabulated:
                 dtype=dtype,
                 master_weights=masters,
                 replicas=kind.replicas,
+                unit=unit,
             )
         held = -(-kind.workers // kind.replicas)
         if options.memory == "paper":
             return paper_copies(shape.laws, recompute=recompute, depth=held, microbatches=1)
         return training_copies(
-            shape.laws, options.optimizer, recompute=recompute, held=held, dtype=dtype, master_weights=masters
+            shape.laws,
+            options.optimizer,
+            recompute=recompute,
+            held=held,
+            dtype=dtype,
+            master_weights=masters,
+            unit=unit,
         )

@@ -42,7 +42,16 @@ NAME = "exact"
 SCHEDULES = ("pipedream-2bw", "1f1b", "gpipe", "pipedream", "1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
 """What it plans for, the first unless asked otherwise."""
 
-USED = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "forced_cuts", "forbidden_cuts")
+USED = (
+    "microbatch_size",
+    "schedule",
+    "stages",
+    "recompute",
+    "recompute_unit",
+    "recompute_factor",
+    "forced_cuts",
+    "forbidden_cuts",
+)
 USED_BY_PIPEDREAM = ("synchronisation", "straight", "fewer_machines")
 USED_BY_CHUNKED = ("chunks",)
 

@@ -74,20 +74,26 @@ def _fullness(terms: ChunkedTerms) -> RankCost:
     kept, weights = terms.kept_bytes.tolist(), (terms.weight_copies * chain.weight_bytes).tolist()
     inputs, outputs = chain.input_bytes.tolist(), chain.output_bytes.tolist()
     workspaces = terms.workspace_bytes.tolist() if chain.has_workspaces else None
-    moments = [[terms.held(rank, recompute=mode).moments.tolist() for mode in shape.modes] for rank in ranks]
+    moments = [
+        [(unit == "block", terms.held(rank, recompute=mode).moments.tolist()) for mode, unit in terms.ways]
+        for rank in ranks
+    ]
+    every_input, largest = chain.inputs_bytes.tolist(), terms.largest_bytes.tolist()
     stages_of = [[(stage, *terms.buffers(stage)) for stage in shape.stages_of(rank)] for rank in ranks]
 
     def fullness(rank: int, stops: Sequence[int]) -> float:
         fixed = transient = 0.0
-        whole, partly = [], []
+        whole, partly, by_block, inputs_of_blocks = [], [], [], []
         for stage, incoming, outgoing in stages_of[rank]:
             start, stop = stops[stage - 1] if stage else 0, stops[stage]
             fixed += weights[stop] - weights[start] + incoming * inputs[start] + outgoing * outputs[stop]
             transient = max(transient, workspaces[start][stop] if workspaces else 0.0)
             whole.append(kept[stop] - kept[start])
             partly.append(inputs[start])
-        amounts = (*whole, *partly)
-        ways = (max(sum(map(mul, row, amounts)) for row in rows) for rows in moments[rank])
+            inputs_of_blocks.append(every_input[stop] - every_input[start])
+            by_block.append(inputs_of_blocks[-1] + largest[start][stop])
+        amounts = (*whole, *partly), (*by_block, *inputs_of_blocks)
+        ways = (max(sum(map(mul, row, amounts[of_blocks])) for row in rows) for of_blocks, rows in moments[rank])
         return float((fixed + transient + min(ways)) / terms.device_bytes)
 
     return fullness

@@ -25,7 +25,7 @@ class Limit:
 
 
 Way = tuple[Limit, ...]
-"""A way for a rank to run, with or without recomputation: all its limits hold."""
+"""A way for a rank to run, without recomputation or with it by some unit: all its limits hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,10 @@ class Within:
         terms = self.terms
         stages = terms.shape.stages_of(rank)
         step_s = min(self.step_s * (1 + ROUNDING), _ANY_TIME_S)
-        for recompute in terms.shape.modes:
+        unlimited = False
+        for recompute, unit in terms.ways:
+            if recompute and unlimited:  # by another unit memory says nothing
+                continue
             busy_s = tuple(terms.busy_s(stage, recompute=recompute) for stage in stages)
             limits = [Limit(tables=busy_s, most=step_s)]
             share = terms.exchange_s_per_byte(rank)
@@ -53,19 +56,21 @@ class Within:
             if not all(fine.any() for fine in possible):
                 continue
             if self.held_bytes < inf:
-                for limit in self._memory(rank, stages, recompute):
+                of_time = len(limits)
+                for limit in self._memory(rank, stages, recompute, unit):
                     largest = [table[fine].max() for table, fine in zip(limit.tables, possible, strict=True)]
                     if sum(largest) > limit.most:  # else it says nothing
                         limits.append(limit)
+                unlimited = recompute and len(limits) == of_time
             yield tuple(limits)
 
-    def _memory(self, rank: int, stages: Sequence[int], recompute: bool) -> Iterator[Limit]:
+    def _memory(self, rank: int, stages: Sequence[int], recompute: bool, unit: str) -> Iterator[Limit]:
         """A limit for each moment, and each chunk that may have the largest transient then."""
         terms, chunks = self.terms, len(stages)
         fixed = [terms.fixed_bytes(stage) for stage in stages]
         for moment in terms.held(rank, recompute=recompute).moments.tolist():
             held = [
-                fixed[chunk] + terms.microbatch_bytes(whole=moment[chunk], inputs=moment[chunks + chunk])
+                fixed[chunk] + terms.microbatch_bytes(whole=moment[chunk], inputs=moment[chunks + chunk], unit=unit)
                 for chunk in range(chunks)
             ]
             for largest in range(chunks if terms.chain.has_workspaces else 1):

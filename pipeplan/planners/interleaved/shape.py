@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pipeplan.costs.memory import chunked_pipeline
 from pipeplan.planners.problem import Options
@@ -67,14 +68,15 @@ class ChunkedShape:
         """The slowest rank's seconds a microbatch, from seconds a sample."""
         return sample_s * self.batch_size / (self.microbatches + self.idle_steps)
 
-    def stage_of(self, rank: int, chunk: int) -> int:
-        """The stage that is this chunk of a rank."""
-        pipeline = chunked_pipeline(self.laws, ranks=self.ranks, chunks=self.chunks, microbatches=1)
-        return pipeline.stage_of(rank, chunk)
-
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """A rank's stages, by chunk."""
-        return tuple(self.stage_of(rank, chunk) for chunk in range(self.chunks))
+        return _stages_by_rank(self.laws, self.ranks, self.chunks)[rank]
+
+
+@lru_cache(maxsize=256)
+def _stages_by_rank(laws: Schedule, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    pipeline = chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=1)
+    return tuple(tuple(pipeline.stage_of(rank, chunk) for chunk in range(chunks)) for rank in range(ranks))
 
 
 def shapes_of(

@@ -5,7 +5,7 @@
   step.
 - A rank holds the weights of all its stages, the buffers of their transfers, and the largest transient of one block.
   What its microbatches keep is that of the moment at which they keep most (`costs.memory.held_by`).
-- A rank recomputes all its stages or none.
+- A rank recomputes all its stages or none, and all by the same unit: the first that fits, or the one that holds least.
 
 All tables are [start, stop], infinite where there is no stage.
 """
@@ -20,9 +20,9 @@ from pipeplan.arrays import BoolArray, FloatArray
 from pipeplan.costs.collectives import all_reduce
 from pipeplan.costs.memory import HeldByRank, fixed_copies, held_by, keeps_master_weights, training_copies
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
-from pipeplan.documents.plan import Stage, StageMemory
+from pipeplan.documents.plan import RECOMPUTE_UNITS, Stage, StageMemory
 from pipeplan.planners.interleaved.shape import ChunkedShape
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.placements import Links
 
@@ -36,6 +36,7 @@ class ChunkedTerms:
     links: Links
     chain: ProfileChain
     _held: dict[tuple[int, bool], HeldByRank] = field(default_factory=dict)
+    _buffers: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -124,10 +125,31 @@ class ChunkedTerms:
         held = copies * (self.chain.weight_bytes - self.chain.weight_bytes[:, None])
         return np.asarray(held + incoming * self.chain.input_bytes[:, None] + outgoing * self.chain.output_bytes)
 
-    def microbatch_bytes(self, *, whole: int, inputs: int) -> FloatArray:
-        """What so many microbatches keep on a stage: whole, and by their inputs alone."""
+    @cached_property
+    def ways(self) -> tuple[tuple[bool, str], ...]:
+        """How a rank may keep microbatches: without and with recomputation, and of the latter by which units."""
+        units = recompute_units(self.problem, self.shape.laws)
+        return tuple((mode, unit) for mode in self.shape.modes for unit in (units if mode else units[:1]))
+
+    def microbatch_bytes(self, *, whole: int, inputs: int, unit: str = RECOMPUTE_UNITS[0]) -> FloatArray:
+        """What so many microbatches keep on a stage: whole, and by their inputs alone.
+
+        By block, the inputs are those of all blocks, and a whole microbatch has the largest block's activations too.
+        """
+        if unit == "block":
+            return self.inputs_of_blocks(whole + inputs) + whole * self.largest_bytes
         kept = whole * (self.kept_bytes - self.kept_bytes[:, None])
         return np.asarray(kept + inputs * self.chain.input_bytes[:, None])
+
+    def inputs_of_blocks(self, microbatches: int) -> FloatArray:
+        """The inputs of all blocks of a stage, so many times."""
+        return np.asarray(microbatches * (self.chain.inputs_bytes - self.chain.inputs_bytes[:, None]))
+
+    @cached_property
+    def largest_bytes(self) -> FloatArray:
+        """The activations of the block that has most."""
+        found = self.chain.block_activation_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
+        return np.vstack((found, np.zeros(self.blocks + 1)))
 
     @cached_property
     def workspace_bytes(self) -> FloatArray:
@@ -164,8 +186,11 @@ class ChunkedTerms:
         """False where no stages fit, by all ranks together.
 
         A rank that keeps at least a_r microbatches of each of its stages, and b_r bytes besides, can have (M - b_r) /
-        a_r of the activations, less its weights over a_r: with recomputation it keeps a whole stage of its chunks.
+        a_r of the activations, less its weights over a_r: with recomputation it keeps a whole stage of its chunks. By
+        block that is of every block the input or the activations, whichever is smaller, and nothing besides.
         """
+        by_block = (True, "block") in self.ways
+        activations = self.chain.least_kept if by_block else float(self.kept_bytes[-1])
         shape, least_input = self.shape, float(self.chain.input_bytes[:-1].min())
         weights = self.weight_copies * float(self.chain.weight_bytes[-1])
         most_bytes, most_kept = 0.0, 0.0
@@ -174,13 +199,14 @@ class ChunkedTerms:
             for recompute in shape.modes:
                 moments = self.held(rank, recompute=recompute).moments
                 counts.append(1 / shape.chunks if recompute else int(moments[:, : shape.chunks].min(axis=1).max()))
-                besides.append(int(moments[:, shape.chunks :].sum(axis=1).max()) * least_input)
+                inputs = int(moments[:, shape.chunks :].sum(axis=1).max())
+                besides.append(0.0 if recompute and by_block else inputs * least_input)
             left = self.device_bytes - min(besides)
             kept = max(min(counts), 1e-9)
             if left < 0:
                 return False
             most_bytes, most_kept = most_bytes + left / kept, max(most_kept, kept)
-        return bool(float(self.kept_bytes[-1]) + weights / most_kept <= most_bytes * (1 + 1e-9))
+        return bool(activations + weights / most_kept <= most_bytes * (1 + 1e-9))
 
     def rank_s(self, rank: int, stops: Sequence[int], *, recompute: bool) -> float:
         """A rank's seconds a microbatch with these stops of all stages."""
@@ -194,11 +220,31 @@ class ChunkedTerms:
 
     def memory(self, rank: int, stops: Sequence[int], *, recompute: bool) -> tuple[StageMemory, ...]:
         """What each stage of a rank holds when the rank holds most, by chunk. The sum is what the rank holds."""
+        return self.unit_and_memory(rank, stops, recompute=recompute)[1]
+
+    def unit_and_memory(
+        self, rank: int, stops: Sequence[int], *, recompute: bool
+    ) -> tuple[str, tuple[StageMemory, ...]]:
+        """The same with the unit of recomputation: the first that fits, or (if none does) the one that holds least."""
+        held = [
+            (unit, self.memory_by(unit, rank, stops, recompute=recompute))
+            for mode, unit in self.ways
+            if mode == recompute
+        ]
+        totals = [sum(items.total for items in memory) for _, memory in held]
+        fitting = (each for each, total in zip(held, totals, strict=True) if total <= self.device_bytes)
+        return next(fitting, held[totals.index(min(totals))])
+
+    def memory_by(self, unit: str, rank: int, stops: Sequence[int], *, recompute: bool) -> tuple[StageMemory, ...]:
+        """The same by one unit."""
         stages = self.shape.stages_of(rank)
         places = [(stops[stage - 1] if stage else 0, stops[stage]) for stage in stages]
         held, chain, chunks = self.held(rank, recompute=recompute), self.chain, len(stages)
         kept = np.asarray([self.kept_bytes[b] - self.kept_bytes[a] for a, b in places])
         inputs = np.asarray([chain.input_bytes[a] for a, _ in places])
+        if recompute and unit == "block":
+            inputs = np.asarray([chain.inputs_bytes[b] - chain.inputs_bytes[a] for a, b in places])
+            kept = inputs + np.asarray([self.largest_bytes[place] for place in places])
         fullest = int(np.argmax(held.moments @ np.concatenate((kept, inputs))))
         moment = held.moments[fullest]
         workspaces = [float(self.workspace_bytes[place]) for place in places]
@@ -227,6 +273,8 @@ class ChunkedTerms:
 
     def mode(self, rank: int, stops: Sequence[int]) -> bool:
         """Whether a rank recomputes: the shorter way that fits, or (if none does) the smaller."""
+        if len(self.shape.modes) == 1:
+            return self.shape.modes[0]
         ways = []
         for recompute in self.shape.modes:
             missing_bytes = max(self.rank_bytes(rank, stops, recompute=recompute) - self.device_bytes, 0)
@@ -238,7 +286,7 @@ class ChunkedTerms:
         made: dict[int, Stage] = {}
         for rank in range(self.shape.ranks):
             recompute = self.mode(rank, stops)
-            memory = self.memory(rank, stops, recompute=recompute)
+            unit, memory = self.unit_and_memory(rank, stops, recompute=recompute)
             for stage, items in zip(self.shape.stages_of(rank), memory, strict=True):
                 start, stop = stops[stage - 1] if stage else 0, stops[stage]
                 begins_s, ends_s = self.edge_sums(stage, recompute=recompute)
@@ -247,6 +295,7 @@ class ChunkedTerms:
                     stop=stop,
                     replicas=self.shape.width,
                     recompute=recompute,
+                    recompute_unit=unit,
                     time_s=float(ends_s[stop] - begins_s[start]),
                     memory_bytes=items.total,
                     memory=items,
@@ -271,13 +320,15 @@ class ChunkedTerms:
 
     def buffers(self, stage: int) -> tuple[int, int]:
         """Messages under way as large as a stage's input and as its output (`costs.memory.training_copies`)."""
-        ends = (None, *self.edges, None)
-        copies = training_copies(
-            self.shape.laws,
-            self.problem.options.optimizer,
-            recompute=False,
-            held=self.most_in_flight(stage),
-            held_before=self.most_in_flight(stage - 1) if ends[stage] is not None else None,
-            sends_on=ends[stage + 1] is not None,
-        )
-        return copies.input_buffers, copies.output_buffers
+        if stage not in self._buffers:
+            ends = (None, *self.edges, None)
+            copies = training_copies(
+                self.shape.laws,
+                self.problem.options.optimizer,
+                recompute=False,
+                held=self.most_in_flight(stage),
+                held_before=self.most_in_flight(stage - 1) if ends[stage] is not None else None,
+                sends_on=ends[stage + 1] is not None,
+            )
+            self._buffers[stage] = copies.input_buffers, copies.output_buffers
+        return self._buffers[stage]

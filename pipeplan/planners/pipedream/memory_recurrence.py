@@ -39,6 +39,9 @@ SLACK = 1e-9
 
 EVERY = slice(None)
 
+_AT_ONCE = 2**15
+"""Entries that are compared at once."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recurrence:
@@ -128,12 +131,9 @@ class Recurrence:
             best = self.stage_s(level, units, 0, beyond)
             # step 4: a first stage up to the cut, the boundary, and the rest
             for first in range(1, units):
-                stage_s, rest = self.stage_s(level, first, units - first, beyond), tables[units - first - 1]
-                joined = np.full_like(rest, np.inf)
-                for cut, boundary_s in enumerate(self.boundaries_s(level).tolist()):
-                    later = np.maximum(rest[cut], boundary_s)
-                    np.minimum(joined, np.maximum(stage_s[:, cut, None], later), out=joined)
-                best = np.minimum(best, joined)
+                stage_s = self.stage_s(level, first, units - first, beyond)
+                later = np.maximum(tables[units - first - 1], self.boundaries_s(level)[:, None])
+                best = np.minimum(best, _joined(stage_s, later))
             tables.append(best)
         self._values[key] = np.stack(tables)
         return self._values[key]
@@ -143,6 +143,18 @@ class Recurrence:
         if self.of_bytes:
             return np.zeros(len(self.space))
         return np.asarray(2.0 * self.space.boundary_bytes / self.space.levels[level].bandwidth_bytes_per_s)
+
+
+def _joined(stage_s: FloatArray, later: FloatArray) -> FloatArray:
+    """From state to state, the least over all cuts of the larger of a stage up to the cut and what is later.
+
+    A stage ends at a later state than it begins. A few rows are made at once: as many as fit in a processor's cache.
+    """
+    joined, rows = np.full_like(later, np.inf), max(_AT_ONCE // later.size, 1)
+    for row in range(0, len(later), rows):
+        some = stage_s[row : row + rows, row:, None]
+        joined[row : row + rows, row:] = np.maximum(some, later[row:, row:]).min(axis=1)
+    return joined
 
 
 def behind_each(devices: int, replicas: int) -> int:

@@ -3,9 +3,9 @@
 On several levels of network it is the planner of SOSP 2019, section 3.1: inside a server first, whose result is the
 unit of the level around it. `partition` searches; `space` has the recurrence. Beyond the papers, a stage must fit its
 device. It holds ceil(machines from this stage on / its replicas) minibatches and as many weight versions (2018, section
-3.3). Gradients are exchanged by the all-reduce that runs; the papers count a parameter server, as `--synchronisation
-parameter-server` does. Latencies are not in the closed form; the simulation has them. `--semantics release` gives what
-the authors' published program computes (`release`).
+3.3). Gradients are exchanged by the all-reduce that runs; the papers have a parameter server, as `--synchronisation
+parameter-server` counts and plays it. Latencies are not in the closed form; the simulation has them. `--semantics
+release` gives what the authors' published program computes (`release`).
 """
 
 from collections.abc import Iterator

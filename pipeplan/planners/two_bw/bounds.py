@@ -15,7 +15,7 @@ from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce
 from pipeplan.costs.memory import RECEIVES_AHEAD, copies
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.chain import MeasuredBlocks
 from pipeplan.planners.two_bw.shapes import Execution, ShapeRows
 from pipeplan.planners.two_bw.split import ROUNDING
@@ -138,7 +138,9 @@ class RateBounds:
             filled = np.minimum(found.depth, found.microbatches)
             most, shares = filled.astype(np.float64), harmonic[filled] + (found.depth - filled) / filled
 
-        together = activations.sum(axis=1)[found.size] + copies_of_weights * weights.sum() / most
+        by_block = recomputes and "block" in recompute_units(self.problem, self.execution.laws)
+        kept = self.measured.least_kept if by_block else activations
+        together = kept.sum(axis=1)[found.size] + copies_of_weights * weights.sum() / most
         if recomputes:
             inner = self.measured.input_bytes[:, 1:], self.measured.output_bytes[:, :-1]
             message = np.minimum(*(moved.min(axis=1, initial=np.inf) for moved in inner))

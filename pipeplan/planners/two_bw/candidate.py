@@ -6,10 +6,10 @@ from functools import cached_property
 from math import inf
 
 from pipeplan.costs.memory import copies, exchanged_sets, keeps_master_weights
-from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Stage, StageMemory
+from pipeplan.documents.plan import RECOMPUTE_UNITS, Alternative, Certificate, ClosedForm, Stage, StageMemory
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import Decision
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower, unpriced
 from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
 from pipeplan.planners.two_bw.fewest import FewestStages
@@ -58,7 +58,7 @@ class Evaluator:
     measured: MeasuredBlocks
     _chains: dict[int, ProfileChain] = field(default_factory=dict)
     _links: dict[tuple[int, int], tuple[Links, ...]] = field(default_factory=dict)
-    _counts: dict[tuple[str, int, bool, int, int], MemoryCounts] = field(default_factory=dict)
+    _counts: dict[tuple[str, int, bool, int, int], tuple[MemoryCounts, ...]] = field(default_factory=dict)
     _fewest: dict[tuple[str, bool | None, int, int], FewestStages] = field(default_factory=dict)
     _least_depths: dict[tuple[str, bool | None, int, int], tuple[float, float]] = field(default_factory=dict)
 
@@ -82,28 +82,36 @@ class Evaluator:
             self._links[key] = orientations(self.problem.cluster, shape.width, shape.depth)
         return self._links[key]
 
-    def counts(self, shape: PipelineShape, recompute: bool) -> MemoryCounts:
-        """What is held on the stages of a shape. It depends on the batch only under a flush, on the width under ASP."""
+    def counts(self, shape: PipelineShape, recompute: bool) -> tuple[MemoryCounts, ...]:
+        """What is held on the stages of a shape, with recomputation by every unit that it may have.
+
+        It depends on the batch only under a flush, on the width under ASP.
+        """
         microbatches = shape.microbatches if shape.laws.flushes or not shape.laws.fills else 1
         key = (shape.schedule, shape.depth, recompute, microbatches, exchanged_sets(shape.laws, shape.width))
         if key not in self._counts:
-            options = self.problem.options
-            of_stages = [
-                copies(
-                    options.memory,
-                    shape.laws,
-                    options.optimizer,
-                    recompute=recompute,
-                    depth=shape.depth,
-                    stage=stage,
-                    microbatches=shape.microbatches,
-                    dtype=self.problem.profile.dtype,
-                    master_weights=self.master_weights,
-                    replicas=shape.width,
+            units, options = recompute_units(self.problem, shape.laws), self.problem.options
+            asked = {"depth": shape.depth, "microbatches": shape.microbatches, "replicas": shape.width}
+            self._counts[key] = tuple(
+                MemoryCounts(
+                    tuple(
+                        copies(
+                            options.memory,
+                            shape.laws,
+                            options.optimizer,
+                            recompute=recompute,
+                            stage=stage,
+                            dtype=self.problem.profile.dtype,
+                            master_weights=self.master_weights,
+                            unit=unit,
+                            **asked,
+                        )
+                        for stage in range(shape.depth)
+                    ),
+                    unit,
                 )
-                for stage in range(shape.depth)
-            ]
-            self._counts[key] = MemoryCounts(tuple(of_stages))
+                for unit in (units if recompute else units[:1])
+            )
         return self._counts[key]
 
     @cached_property
@@ -229,32 +237,39 @@ def stages(terms: PipelineTerms, stops: tuple[int, ...]) -> Iterator[Stage]:
     """The stages of a split, each in the mode that is best for it."""
     for stage, start, stop in terms.places(stops):
         recompute = terms.recomputes(stage, start, stop)
-        memory = memory_items(terms, recompute, stage, start, stop)
+        counts = terms.unit_counts(recompute, stage, start, stop)
+        memory = memory_items(terms, counts, stage, start, stop)
         place = stage, slice(start, start + 1), slice(stop, stop + 1)
         yield Stage(
             start=start,
             stop=stop,
             replicas=terms.shape.width,
             recompute=recompute,
+            recompute_unit=counts.unit if recompute else RECOMPUTE_UNITS[0],
             time_s=float(terms.mode_s(recompute, *place)[0, 0]),
             memory_bytes=memory.total,
             memory=memory,
         )
 
 
-def memory_items(terms: PipelineTerms, recompute: bool, stage: int, start: int, stop: int) -> StageMemory:
+def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: int, stop: int) -> StageMemory:
     """What a worker of the stage holds, by what it is."""
-    held, chain = terms.counts[recompute].copies[stage], terms.chain
+    held, chain = counts.copies[stage], terms.chain
     weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
     activations = int(chain.activation_bytes[stop] - chain.activation_bytes[start])
     inputs, outputs = int(chain.input_bytes[start]), int(chain.output_bytes[stop])
-    workspace = chain.workspace_bytes(slice(start, start + 1), slice(stop, stop + 1)) if held.transients else None
+    place = slice(start, start + 1), slice(stop, stop + 1)
+    workspace = chain.workspace_bytes(*place) if held.transients else None
+    kept = held.activations * activations + held.inputs * inputs
+    if held.block_inputs:
+        kept += held.block_inputs * int(chain.inputs_bytes[stop] - chain.inputs_bytes[start])
+        kept += held.block_activations * int(chain.block_activation_bytes(*place)[0, 0])
     return StageMemory(
         weights=held.versions * weights,
         gradients=held.gradients * weights,
         master_weights=held.master_weights * weights,
         optimizer_states=held.optimizer_states * weights,
-        activations=held.activations * activations + held.inputs * inputs,
+        activations=kept,
         transient=held.transients * int(workspace[0, 0]) if workspace is not None else 0,
         buffers=held.input_buffers * inputs + held.output_buffers * outputs,
     )

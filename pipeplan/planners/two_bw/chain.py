@@ -72,6 +72,11 @@ class MeasuredBlocks:
         share = (wanted - measured[below]) / width
         return np.asarray(rows[below] + share[:, None] * (rows[above] - rows[below]))
 
+    @property
+    def least_kept(self) -> FloatArray:
+        """What a microbatch keeps of every block at least where stages may recompute by block."""
+        return np.minimum(self.activation_bytes, self.input_bytes)
+
     def recomputed_s(self, recompute_factor: float | None) -> FloatArray:
         """Forward and backward with recomputation, of every block (`costs.compute.compute_s`)."""
         if recompute_factor is None:
@@ -136,14 +141,14 @@ class ProfileChain:
 
     `compute_s` and `recomputed_s`: forward and backward without and with recomputation. `boundary_bytes`: what
     crosses the boundary before each block, both ways (nothing at the ends), `output_bytes`: one way. `input_bytes`:
-    what a stage that begins there takes in.
+    what a stage that begins there takes in. `inputs_bytes`: the inputs of all blocks, as sums.
     """
 
     row: int
     source: MeasuredBlocks
     recompute_factor: float | None = None
     _lists: dict[bool, list[float]] = field(default_factory=dict)
-    _held: dict[tuple[float, float], list[float]] = field(default_factory=dict)
+    _held: dict[tuple[float, float, float], list[float]] = field(default_factory=dict)
     _transfers: dict[float, FloatArray] = field(default_factory=dict)
     _edges: dict[tuple[float | None, bool, bool], FloatArray] = field(default_factory=dict)
 
@@ -178,6 +183,10 @@ class ProfileChain:
         return np.append(self.source.input_bytes[self.row], 0.0)
 
     @cached_property
+    def inputs_bytes(self) -> FloatArray:
+        return self._sums(self.source.input_bytes[self.row])
+
+    @cached_property
     def output_bytes(self) -> FloatArray:
         crossing = np.append(0.0, self.source.output_bytes[self.row])
         crossing[-1] = 0.0
@@ -187,11 +196,12 @@ class ProfileChain:
     def boundary_bytes(self) -> FloatArray:
         return boundary_bytes(1.0) * self.output_bytes
 
-    def held(self, weights: float, activations: float) -> Sequence[float]:
-        """The sums of so many copies of the weights and of the activations, as a list."""
-        key = (weights, activations)
+    def held(self, weights: float, activations: float, inputs: float = 0.0) -> Sequence[float]:
+        """The sums of so many copies of the weights, of the activations and of all blocks' inputs, as a list."""
+        key = (weights, activations, inputs)
         if key not in self._held:
-            self._held[key] = (weights * self.weight_bytes + activations * self.activation_bytes).tolist()
+            sums = weights * self.weight_bytes + activations * self.activation_bytes + inputs * self.inputs_bytes
+            self._held[key] = sums.tolist()
         return self._held[key]
 
     def listed_s(self, *, recompute: bool) -> list[float]:
@@ -223,7 +233,26 @@ class ProfileChain:
 
     def workspace_bytes(self, starts: slice, stops: slice) -> FloatArray:
         """The largest workspace of a block, for the stages that begin and end in these ranges; 0 for none."""
-        doubled = self._workspaces
+        return self._largest(self._workspaces, starts, stops)
+
+    def block_activation_bytes(self, starts: slice, stops: slice) -> FloatArray:
+        """The activations of the block that has most, for the stages that begin and end in these ranges."""
+        return self._largest(self._block_activations, starts, stops)
+
+    @cached_property
+    def least_activations(self) -> float:
+        return float(self.source.activation_bytes[self.row].min())
+
+    @cached_property
+    def largest_activations(self) -> float:
+        return float(self.source.activation_bytes[self.row].max())
+
+    @cached_property
+    def least_kept(self) -> float:
+        """What a microbatch keeps of all blocks at least, of each its activations or its input."""
+        return float(self.source.least_kept[self.row].sum())
+
+    def _largest(self, doubled: FloatArray, starts: slice, stops: slice) -> FloatArray:
         first = np.arange(starts.start, starts.stop)[:, None]
         last = np.arange(stops.start, stops.stop)
         length = np.maximum(last - first, 1)
@@ -233,8 +262,15 @@ class ProfileChain:
 
     @cached_property
     def _workspaces(self) -> FloatArray:
-        """Row k: the largest workspace of the 2^k blocks from each one on."""
-        rows = [self.source.workspace_bytes[self.row]]
+        return self._doubled(self.source.workspace_bytes[self.row])
+
+    @cached_property
+    def _block_activations(self) -> FloatArray:
+        return self._doubled(self.source.activation_bytes[self.row])
+
+    def _doubled(self, values: FloatArray) -> FloatArray:
+        """Row k: the largest of the 2^k values from each one on."""
+        rows = [values]
         for power in range(self.blocks.bit_length() - 1):
             before = rows[-1]
             ahead = np.append(before[1 << power :], np.zeros(min(1 << power, len(before))))

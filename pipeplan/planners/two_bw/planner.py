@@ -58,7 +58,7 @@ def two_bw(problem: PlanningProblem) -> Answer:
     plan are not split into stages; the certificate counts them.
     """
     options = problem.options
-    used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_factor", "safe_batch")
+    used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_unit", "recompute_factor", "safe_batch")
     refuse_unused(NAME, options, used)
     if options.schedule is not None and not plans_for(schedule_named(options.schedule)):
         require_schedule(options, tuple(n for n in schedule_names() if plans_for(schedule_named(n))), NAME)

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import IntArray
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.chain import MeasuredBlocks
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.programs.schedule import Schedule
@@ -105,8 +105,8 @@ class ShapeSpace:
             laws = schedule_named(name)
             if recompute is None and laws.recomputes:
                 recompute = True
-            elif recompute is None and not laws.pipelined:
-                recompute = False  # one microbatch is in flight, so that recomputation saves nothing
+            elif recompute is None and not laws.pipelined and "block" not in recompute_units(self.problem, laws):
+                recompute = False  # one microbatch is in flight: to recompute the whole stage saves nothing
             executions.append(Execution(schedule=name, recompute=recompute, shallowest=low, deepest=high))
         return tuple(executions)
 

@@ -31,6 +31,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce, in_turn
 from pipeplan.costs.memory import Copies
+from pipeplan.documents.plan import RECOMPUTE_UNITS
 from pipeplan.errors import LARGEST_AMOUNT
 from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.placements import Links
@@ -111,9 +112,13 @@ class PipelineShape:
 
 @dataclass(frozen=True, eq=False)
 class MemoryCounts:
-    """What is held on every stage of a pipeline with or without recomputation: `Copies`, and as an array each count."""
+    """What is held on every stage of a pipeline by one way to keep microbatches: `Copies`, and as an array each count.
+
+    `unit` is the unit of recomputation, where the way recomputes.
+    """
 
     copies: tuple[Copies, ...]
+    unit: str = RECOMPUTE_UNITS[0]
 
     @cached_property
     def weights(self) -> FloatArray:
@@ -136,6 +141,14 @@ class MemoryCounts:
     def transients(self) -> FloatArray:
         return self._column(lambda held: held.transients)
 
+    @cached_property
+    def block_inputs(self) -> FloatArray:
+        return self._column(lambda held: held.block_inputs)
+
+    @cached_property
+    def block_activations(self) -> FloatArray:
+        return self._column(lambda held: held.block_activations)
+
     def _column(self, count: Callable[[Copies], int]) -> FloatArray:
         return np.asarray([count(held) for held in self.copies], dtype=np.float64)
 
@@ -144,13 +157,14 @@ class MemoryCounts:
 class PipelineTerms:
     """A shape's stages on the links of one orientation, by the accounting of memory that was asked for.
 
-    `counts` holds what is held without and with recomputation, for the modes that the shape has.
+    `counts` holds what is held without and with recomputation, for the modes that the shape has: by every unit of
+    recomputation, the preferred first.
     """
 
     shape: PipelineShape
     links: Links
     chain: ProfileChain
-    counts: dict[bool, MemoryCounts]
+    counts: dict[bool, tuple[MemoryCounts, ...]]
     device_bytes: int
 
     def mode_s(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
@@ -162,8 +176,22 @@ class PipelineTerms:
         return np.asarray(np.maximum(busy_s, self._exchange[stage] * (weights[stops] - weights[starts][:, None])))
 
     def mode_bytes(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
-        """What a worker of a stage holds, with or without recomputation: step 2 of the memory formula."""
-        counts, chain = self.counts[recompute], self.chain
+        """What a worker of a stage holds, with or without recomputation, by the unit that holds least."""
+        held = [self.unit_bytes(counts, stage, starts, stops) for counts in self.counts[recompute]]
+        return held[0] if len(held) == 1 else np.minimum.reduce(held)
+
+    def unit_counts(self, recompute: bool, stage: int, start: int, stop: int) -> MemoryCounts:
+        """How a stage keeps microbatches: by the first unit that fits, or (if none does) the one that holds least."""
+        ways, place = self.counts[recompute], (stage, slice(start, start + 1), slice(stop, stop + 1))
+        if len(ways) == 1:
+            return ways[0]
+        held = [float(self.unit_bytes(counts, *place)[0, 0]) for counts in ways]
+        fitting = (counts for counts, size in zip(ways, held, strict=True) if size <= self.device_bytes)
+        return next(fitting, ways[held.index(min(held))])
+
+    def unit_bytes(self, counts: MemoryCounts, stage: int, starts: slice, stops: slice) -> FloatArray:
+        """What a worker of a stage holds by one way to keep microbatches: step 2 of the memory formula."""
+        chain = self.chain
         held = counts.weights[stage] * (chain.weight_bytes[stops] - chain.weight_bytes[starts][:, None])
         held += counts.activations[stage] * (chain.activation_bytes[stops] - chain.activation_bytes[starts][:, None])
         if counts.inputs[stage]:
@@ -172,6 +200,9 @@ class PipelineTerms:
             held += counts.outputs[stage] * chain.output_bytes[stops]
         if counts.transients[stage] and chain.has_workspaces:
             held += counts.transients[stage] * chain.workspace_bytes(starts, stops)
+        if counts.block_inputs[stage]:
+            held += counts.block_inputs[stage] * (chain.inputs_bytes[stops] - chain.inputs_bytes[starts][:, None])
+            held += counts.block_activations[stage] * chain.block_activation_bytes(starts, stops)
         return np.asarray(held)
 
     def time_s(self, stage: int, starts: slice, stops: slice) -> FloatArray:
@@ -260,11 +291,14 @@ class PipelineTerms:
         """No split holds less on its worst stage, whatever the stages are.
 
         If none holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of weights
-        and a_s of activations; summed over the stages that bounds all activations, and x from below.
+        and a_s of activations; summed over the stages that bounds all activations, and x from below. Where a stage may
+        recompute by block, of every block the smaller of activations and input counts, once.
         """
-        modes = [self.counts[mode] for mode in self.shape.modes]
-        weights = float(np.minimum(modes[0].weights, modes[-1].weights)[0]) * float(self.chain.weight_bytes[-1])
-        activations: list[float] = np.minimum(modes[0].activations, modes[-1].activations).tolist()
+        ways = [counts for mode in self.shape.modes for counts in self.counts[mode]]
+        weights = min(float(counts.weights[0]) for counts in ways) * float(self.chain.weight_bytes[-1])
+        if any(counts.block_inputs.any() for counts in ways):
+            return (self.chain.least_kept + weights) / self.shape.depth
+        activations: list[float] = np.minimum.reduce([counts.activations for counts in ways]).tolist()
         together = float(self.chain.activation_bytes[-1]) + weights / max(activations)
         return together / sum(1.0 / count for count in activations)
 
@@ -303,13 +337,18 @@ class PipelineTerms:
         return table + self.chain.no_stage[starts, stops] if stops.start < starts.stop else table
 
     def _always_fits(self, lows: IntArray, highs: IntArray) -> list[bool]:
-        """Whether each stage fits with all blocks [low, high) in its first mode, where no other mode is faster."""
+        """Whether each stage fits with all blocks [low, high) in its first mode, where no other mode is faster.
+
+        Of its units the preferred one is asked; where all stages need another, `time_s` finds them.
+        """
         mode, chain = self.shape.modes[0], self.chain
         if self.shape.recompute is None and chain.recompute_factor is not None and chain.recompute_factor < 1:
             return [False] * len(lows)
-        counts = self.counts[mode]
+        counts = self.counts[mode][0]
         weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
         activations = counts.activations * (chain.activation_bytes[highs] - chain.activation_bytes[lows])
+        activations += counts.block_inputs * (chain.inputs_bytes[highs] - chain.inputs_bytes[lows])
+        activations += counts.block_activations * chain.largest_activations
         moved = counts.inputs * chain.input_bytes.max() + counts.outputs * chain.output_bytes.max()
         largest = weights + activations + moved + counts.transients * chain.largest_workspace
         return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
@@ -324,7 +363,7 @@ class PipelineTerms:
 
     def _limits_of(self, most_s: list[float]) -> list[list[Way]]:
         modes = []
-        for mode, (sums, messages) in zip(self.shape.modes, self._held_least, strict=True):
+        for mode, sums, messages in self._held_least:
             sums_s, room = self.chain.listed_s(recompute=mode), self.device_bytes * (1 + ROUNDING)
             ways = zip(most_s, sums, messages, strict=True)
             modes.append([((sums_s, most), (held, room - message)) for most, held, message in ways])
@@ -334,24 +373,28 @@ class PipelineTerms:
         room = limit_bytes * (1 + ROUNDING)
         modes = [
             [((held, room - message),) for held, message in zip(sums, messages, strict=True)]
-            for sums, messages in self._held_least
+            for _, sums, messages in self._held_least
         ]
         return [list(ways) for ways in zip(*modes, strict=True)]
 
     @cached_property
-    def _held_least(self) -> list[tuple[list[Sequence[float]], list[float]]]:
-        """By mode, for every stage: what it holds of the blocks [0, i) at least, and what its messages take at least.
+    def _held_least(self) -> list[tuple[bool, list[Sequence[float]], list[float]]]:
+        """By mode and unit, for every stage: what it holds of the blocks [0, i) at least, and besides at least.
 
-        The first are so many times the weights and activations, the second so many inputs and buffers.
+        The first are so many times the weights, activations and blocks' inputs; the second so many inputs and buffers,
+        and the smallest block's activations.
         """
         inputs = np.full(self.shape.depth, self.chain.input_bytes[1:-1].min(initial=LARGEST_AMOUNT))
         inputs[0] = self.chain.input_bytes[0]
         outputs = self.chain.output_bytes[1:-1].min(initial=LARGEST_AMOUNT)
         held_least = []
-        for counts in (self.counts[mode] for mode in self.shape.modes):
-            copies = zip(counts.weights.tolist(), counts.activations.tolist(), strict=True)
-            sums = [self.chain.held(weights, activations) for weights, activations in copies]
-            held_least.append((sums, (counts.inputs * inputs + counts.outputs * outputs).tolist()))
+        ways = [(again, counts) for again in self.shape.modes for counts in self.counts[again]]
+        for mode, counts in ways:
+            columns = (counts.weights.tolist(), counts.activations.tolist(), counts.block_inputs.tolist())
+            sums = [self.chain.held(*copies) for copies in zip(*columns, strict=True)]
+            besides = counts.inputs * inputs + counts.outputs * outputs
+            besides += counts.block_activations * self.chain.least_activations
+            held_least.append((mode, sums, besides.tolist()))
         return held_least
 
     @cached_property

@@ -2,7 +2,8 @@
 
 In t seconds a stage computes at most k(t) blocks, wherever it starts: the largest k for which the least sum over k
 blocks in a row is within t. With h microbatches in flight, memory allows at most k_h blocks. A stage that recomputes
-keeps one microbatch's activations, but takes longer. All stages together must hold all blocks: the least t for which
+keeps one microbatch's activations, or by block at least the smaller of activations and input of every block, but takes
+longer. All stages together must hold all blocks: the least t for which
 they can is a bound, for every depth and microbatch size at once. Transfers are not in it.
 """
 
@@ -12,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.chain import MeasuredBlocks
 from pipeplan.planners.two_bw.shapes import Execution
 from pipeplan.planners.two_bw.split import ROUNDING
@@ -71,7 +72,9 @@ class WholeBlocks:
             counts = [np.searchsorted(runs_s, times_s, side="right") for runs_s, times_s in pairs]
             computed.append(self._unlimited(np.stack(counts)))
         plain, again = computed
-        return plain, np.minimum(again, self._limit(np.ones(1))[:, :1])
+        by_block = "block" in recompute_units(self.problem, self.execution.laws)
+        kept = self.measured.least_kept if by_block else self.measured.activation_bytes
+        return plain, np.minimum(again, self._limit(np.ones(1), kept)[:, :1])
 
     @cached_property
     def _most(self) -> int:
@@ -103,12 +106,11 @@ class WholeBlocks:
         """All blocks where a count comes to the most that is counted."""
         return np.where(blocks >= self._most, self.measured.blocks, blocks)
 
-    def _limit(self, held: FloatArray) -> IntArray:
-        """[size, h]: the blocks that a device holds with so many microbatches in flight."""
+    def _limit(self, held: FloatArray, kept: FloatArray) -> IntArray:
+        """[size, h]: the blocks that a device holds with so many microbatches in flight, which keep so much of each."""
         weights = self.weights * self._runs(self.measured.weight_bytes[None, :])
-        activations = self._runs(self.measured.activation_bytes)
         device_bytes = self.problem.cluster.device.usable_bytes * (1 + ROUNDING)
-        rows = [(weights + held[:, None] * row <= device_bytes).sum(axis=1) for row in activations]
+        rows = [(weights + held[:, None] * row <= device_bytes).sum(axis=1) for row in self._runs(kept)]
         return self._unlimited(np.stack(rows))
 
     @cached_property
@@ -117,7 +119,7 @@ class WholeBlocks:
         held = np.arange(max(self.execution.deepest, 1) + 1, dtype=np.float64)
         if not self.execution.laws.fills:
             held = np.ones(len(held))
-        return self._limit(held)
+        return self._limit(held, self.measured.activation_bytes)
 
     @cached_property
     def _sums(self) -> IntArray:

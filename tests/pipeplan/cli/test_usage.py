@@ -9,7 +9,7 @@ from tests.pipeplan.cli.commands import pipeplan
     ("arguments", "sentence"),
     [
         (("solve", "--bogus", "1"), "No such option: --bogus"),
-        (("solve",), "Missing option '--profile'"),
+        (("solve",), "Missing option '--cluster'"),
         (("nothing",), "No such command 'nothing'"),
         (("plan", "list", "--limit", "9999"), "Invalid value for '--limit'"),
     ],

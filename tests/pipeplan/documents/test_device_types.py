@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from pipeplan.documents.cluster import KNOWN_TYPES, differ, is_same, is_unknown, known_types, words
+from pipeplan.documents.cluster import differ, is_same, is_unknown, known_types, words
+from pipeplan.documents.devices import KNOWN_TYPES
 
 SPELLINGS = {
     "v100-16gb": ("Tesla V100-SXM2-16GB", "NVIDIA Tesla V100-SXM2-16GB", "v100-16gb", "V100 16 GB"),
@@ -35,9 +36,9 @@ def test_every_known_type_has_its_spellings_here() -> None:
 @pytest.mark.parametrize(("key", "name"), [(key, name) for key, names in SPELLINGS.items() for name in names])
 def test_a_spelling_stands_for_its_type_alone(key: str, name: str) -> None:
     assert known_types(name) == {key}
-    assert is_same(name, KNOWN_TYPES[key])
+    assert is_same(name, KNOWN_TYPES[key].device.name)
     assert is_same(key, name)
-    assert not differ(name, KNOWN_TYPES[key])
+    assert not differ(name, KNOWN_TYPES[key].device.name)
 
 
 @pytest.mark.parametrize(("one", "other"), [*itertools.permutations(SPELLINGS, 2)])
@@ -63,8 +64,8 @@ def test_other_names_stand_for_no_known_type(name: str) -> None:
 def test_a_short_name_may_stand_for_several_types_and_is_surely_none_of_them(short: str, types: set[str]) -> None:
     assert known_types(short) == types
     for key in types:
-        assert not is_same(short, KNOWN_TYPES[key])
-        assert not differ(short, KNOWN_TYPES[key])
+        assert not is_same(short, KNOWN_TYPES[key].device.name)
+        assert not differ(short, KNOWN_TYPES[key].device.name)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.documents.files import PRICE, dump, parse_plan, plan_document
+from pipeplan.documents.files import DEGREES, PRICE, dump, parse_plan, plan_document
 from pipeplan.documents.identity import canonical_json, content_id, text_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Plan, Simulated, Stage, Worker
 from pipeplan.documents.profile import Model
@@ -70,6 +70,8 @@ def as_in_0_1_0(plan: Plan) -> dict[str, Any]:
     """The plan's document as release 0.1.0 wrote it: the figures were the closed form's, an alternative had one."""
     document: dict[str, Any] = json.loads(dump(plan_document(plan)))
     form = document.pop("closed_form")
+    for later in (*DEGREES, "sequence_parallel", "engine", "sharding"):
+        del document[later]
     for other in document["alternatives"]:
         closed_form = other.pop("closed_form_samples_per_s", None)
         if other["throughput_samples_per_s"] is None:

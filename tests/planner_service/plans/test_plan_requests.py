@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from pipeplan.documents.files import parse_plan
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse, parse_plan
+from pipeplan.documents.named_clusters import named_cluster
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import PlanningProblem
@@ -134,6 +136,38 @@ def test_a_job_that_no_planner_could_be_asked_is_refused_at_once(database_url: s
         assert http.get("/v1/jobs").json()["items"] == []
     assert [answer.status_code for answer in answers] == [422, 422]
     assert [answer.json()["errors"][0]["field"] for answer in answers] == ["profile_id", "cluster_id"]
+
+
+def test_a_known_clusters_name_stands_in_place_of_an_id(database_url: str) -> None:
+    named = request_document(cluster_id="dgx-h100:2", options={"as_if": True})
+    with _service(database_url, halve) as http:
+        assert len(http.get("/v1/clusters").json()["items"]) == 1
+        plan = http.post("/v1/plans", json=named)
+        again = http.post("/v1/plans", json=named)
+        stored = http.get(f"/v1/clusters/{plan.json()['cluster_id']}").json()
+        listed = http.get("/v1/plans", params={"cluster_id": plan.json()["cluster_id"]}).json()["items"]
+        taken = http.post("/v1/jobs", json={"kind": "plan", "request": named})
+        http.get(f"{taken.headers['location']}/events")
+        job = http.get(taken.headers["location"]).json()
+    assert (plan.status_code, again.status_code) == (201, 200)
+    assert parse(Cluster, stored) == named_cluster("dgx-h100:2")
+    assert [item["id"] for item in listed] == [plan.json()["id"]] == [job["plan_id"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("dgx-h10:2", "must be the id of a stored cluster, or NAME or NAME:NODES of a known cluster (near: dgx-h100"),
+        ("dgx-h100:x", "must have a whole number of nodes after the colon, as dgx-h100:4"),
+    ],
+)
+def test_a_name_that_stands_for_no_cluster_stores_nothing(database_url: str, name: str, rule: str) -> None:
+    with _service(database_url, halve) as http:
+        answer = http.post("/v1/plans", json=request_document(cluster_id=name))
+        assert len(http.get("/v1/clusters").json()["items"]) == 1
+    error = answer.json()["errors"][0]
+    assert (answer.status_code, error["field"]) == (422, "cluster_id")
+    assert error["rule"].startswith(rule)
 
 
 def test_a_planner_that_raises_fails_its_job_with_the_sentence(database_url: str) -> None:

@@ -146,6 +146,15 @@ def test_a_cluster_needs_a_link() -> None:
         estimate_cluster(without, 4)
 
 
+@pytest.mark.parametrize(("key", "most"), [("a100-80gb", 8), ("v100-32gb", 16), ("rtx-4090", 8)])
+def test_devices_of_several_servers_are_not_put_on_one_nvlink(key: str, most: int) -> None:
+    """64 GPUs were once written as one server."""
+    assert estimate_cluster(DATASHEETS[key], most).devices == most
+    rule = f"devices: must be at most {most}, which one server holds: `pipeplan clusters` has clusters of several"
+    with pytest.raises(InvalidInputError, match=rule):
+        estimate_cluster(DATASHEETS[key], most + 1)
+
+
 def test_the_commands_go_from_a_spec_to_a_plan_that_says_estimated(tmp_path: Path) -> None:
     profile, cluster = tmp_path / "P.json", tmp_path / "C.json"
     device = ("--analytic", "a100-80gb", "--dtype", "bfloat16", "--devices", "2")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.documents.cluster import KNOWN_TYPES
+from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.errors import InvalidInputError
 from worker_agent.profiler.analytic import duration_s, update_s_per_byte, version_s_per_byte
 from worker_agent.profiler.datasheets import DATASHEETS, Datasheet, find_datasheet
@@ -133,4 +133,6 @@ def test_neither_a_name_nor_a_file_is_refused_with_the_names() -> None:
 
 
 def test_the_datasheets_are_the_types_that_planners_know_by_name() -> None:
-    assert {key: sheet.name for key, sheet in DATASHEETS.items()} == KNOWN_TYPES
+    assert {key: sheet.device() for key, sheet in DATASHEETS.items()} == {
+        key: known.device for key, known in KNOWN_TYPES.items()
+    }

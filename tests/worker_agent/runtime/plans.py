@@ -16,6 +16,7 @@ def make_plan(
     microbatch_size: int = 2,
     microbatches: int = 4,
     recompute: bool = False,
+    recompute_unit: str = "stage",
     optimizer: str = "sgd",
     dtype: str = "float64",
     split_backward: bool = False,
@@ -41,7 +42,14 @@ def make_plan(
         cluster_id="0" * 32,
         batch_size=microbatch_size * microbatches * lcm(*counts),
         stages=tuple(
-            Stage(start=cuts[s], stop=cuts[s + 1], replicas=counts[s], recompute=recompute) for s in range(depth)
+            Stage(
+                start=cuts[s],
+                stop=cuts[s + 1],
+                replicas=counts[s],
+                recompute=recompute,
+                recompute_unit=recompute_unit,
+            )
+            for s in range(depth)
         ),
         costs=(costs,) * depth,
         placement=pipelines_in_a_row(counts[: depth // chunks]),

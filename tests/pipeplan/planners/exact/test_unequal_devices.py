@@ -181,7 +181,11 @@ def slowest_s(
             (compute_s, fixed + held * sum(b.activation_bytes for b in own)),
             (
                 compute_s + sum(b.forward_s for b in own),
-                fixed + held * own[0].input_bytes + sum(b.activation_bytes for b in own),
+                fixed
+                + min(
+                    held * own[0].input_bytes + sum(b.activation_bytes for b in own),
+                    held * sum(b.input_bytes for b in own) + max(b.activation_bytes for b in own),
+                ),
             ),
         ]
         limit = problem.profile_on(name).device.memory_bytes

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -140,7 +141,13 @@ class Split:
         buffers = (2 + self.in_flight(s - 1, schedule)) * inputs if s else 0
         if s < self.d - 1:
             buffers += (2 + 1 + kept) * self.stage(s)[-1].output_bytes * self.b
-        return always + transient + buffers + (kept * inputs + activations if recompute else kept * activations)
+        if not recompute:
+            return always + transient + buffers + kept * activations
+        every_input = inputs + sum(cell.output_bytes for cell in self.stage(s)[:-1]) * self.b
+        largest = max(cell.activation_bytes for cell in self.stage(s)) * self.b
+        ways = {"stage": kept * inputs + activations, "block": kept * every_input + largest}
+        units = [options.recompute_unit] if options.recompute_unit else ["stage", "block"]
+        return always + transient + buffers + min(ways[unit] for unit in units)
 
     def in_flight(self, s: int, schedule: str) -> int:
         return {"gpipe": self.m, "pipedream-2bw": self.d - s, "1f1b": min(self.d - s, self.m)}.get(schedule, 1)
@@ -153,13 +160,21 @@ def answer_for(blocks: Sequence[Cell], machines: Cluster, batch_size: int, optio
     )
 
 
+def _options(**asked: Any) -> Options:
+    """Some options; without a unit of recomputation where they leave no use for it."""
+    if asked["recompute"] is False or asked["memory"] == "paper":
+        asked["recompute_unit"] = None
+    return Options(**asked)
+
+
 options_of_all_kinds = st.builds(
-    Options,
+    _options,
     schedule=st.sampled_from([None, None, "pipedream-2bw", "1f1b", "gpipe", "data-parallel", "naive"]),
     memory=st.sampled_from(["training", "paper"]),
     optimizer=st.sampled_from(sorted(STATES)),
     recompute_factor=st.sampled_from([None, 1.5]),
     recompute=st.sampled_from([None, None, False, True]),
+    recompute_unit=st.sampled_from([None, None, "stage", "block"]),
 )
 
 
@@ -235,9 +250,8 @@ def test_equal_rates_go_to_fewer_devices_then_less_depth() -> None:
 def test_what_does_not_fit_is_an_alternative_with_its_stage_and_bytes() -> None:
     # Without recomputation stage 0 holds two microbatches of 6 bytes; with it, one and two inputs of no bytes.
     blocks = [Cell(activation_bytes=6), Cell(activation_bytes=6)]
-    plan = answer_for(
-        blocks, cluster((2, 1.0), memory_bytes=6), 4, Options(schedule="pipedream-2bw", microbatch_size=1)
-    )
+    options = Options(schedule="pipedream-2bw", microbatch_size=1, stages=2)
+    plan = answer_for(blocks, cluster((2, 1.0), memory_bytes=6), 4, options)
     assert isinstance(plan, Plan)
     assert plan.recompute
     assert "memory: stage 0 misses 6 B" in [a.reason for a in plan.alternatives if a.depth == 2]

@@ -1,0 +1,77 @@
+"""Clusters on the command line: files, names that stand for one, and `pipeplan clusters`, which lists the names."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeplan.cli.console import show_table
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.devices import KNOWN_TYPES
+from pipeplan.documents.files import dump, read, write_document
+from pipeplan.documents.identity import plain
+from pipeplan.documents.named_clusters import SERVERS, named_cluster
+from pipeplan.formats import size
+
+ClusterName = Annotated[
+    str, typer.Option("--cluster", help="A file, or a name as dgx-h100:4, four servers: `pipeplan clusters` has them.")
+]
+
+
+def is_file(given: str) -> bool:
+    """Whether a file is meant: one that is there, or would be, by its suffix or its folder."""
+    path = Path(given)
+    return path.is_file() or path.suffix == ".json" or path.name != given
+
+
+def read_cluster(given: str) -> Cluster:
+    """The cluster in a file, or that a name stands for. Raises InvalidInputError where it is neither."""
+    return read(Cluster, Path(given)) if is_file(given) else named_cluster(given)
+
+
+def clusters(
+    name: Annotated[str | None, typer.Argument(metavar="NAME[:NODES]", help="Show this one as a cluster file.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write that file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Lists the clusters that have a name, and where their figures are from; NAME alone is one server."""
+    if name is not None:
+        document = dump(plain(named_cluster(name)))
+        if output is not None:
+            write_document(output, document)
+        typer.echo(document)
+        return
+    document = dump(
+        [
+            {
+                "name": server.name,
+                "device": KNOWN_TYPES[server.type].device.name,
+                "devices": server.devices,
+                "link_bandwidth_bytes_per_s": KNOWN_TYPES[server.type].link_bandwidth_bytes_per_s,
+                "network_bandwidth_bytes_per_s": server.network_bytes_per_s,
+                "device_network_bandwidth_bytes_per_s": server.device_network_bytes_per_s,
+                "source": server.source,
+            }
+            for server in SERVERS.values()
+        ]
+    )
+    if output is not None:
+        write_document(output, document)
+    if as_json:
+        typer.echo(document)
+        return
+    headings = ("Name", "Devices", "Memory", "GB/s inside", "GB/s between", "GB/s a device", "Source")
+    rows = []
+    for server in SERVERS.values():
+        known = KNOWN_TYPES[server.type]
+        speeds = (known.link_bandwidth_bytes_per_s, server.network_bytes_per_s, server.device_network_bytes_per_s)
+        rows.append(
+            (
+                server.name,
+                f"{server.devices} x {known.device.name}",
+                size(known.device.memory_bytes),
+                *(f"{speed / 1e9:g}" for speed in speeds),
+                server.source,
+            )
+        )
+    show_table(headings, rows)

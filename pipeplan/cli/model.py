@@ -1,0 +1,197 @@
+"""Model: the profiles of `pipeplan solve --model`, which the worker estimates from datasheets and which are kept.
+
+The worker's profiler runs as a process, `python -m worker_agent profile --analytic`: the library knows no worker. What
+it writes is kept by content (`cli.profile_cache`): the same question starts no process again.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeplan.cli import profile_cache
+from pipeplan.cli.console import require_extra
+from pipeplan.documents.cluster import Cluster, known_types
+from pipeplan.documents.devices import KNOWN_TYPES
+from pipeplan.documents.files import parse, read_text
+from pipeplan.documents.identity import canonical_json, text_id
+from pipeplan.documents.names import parse_spec
+from pipeplan.documents.profile import Device, Profile
+from pipeplan.errors import PipeplanError, require, require_count
+from pipeplan.planners.problem import Options
+
+ModelSpec = Annotated[
+    str | None,
+    typer.Option("--model", help="Estimate the profile: hf:config.json, hf:FAMILY?key=value&... (extra worker)."),
+]
+SequenceLength = Annotated[
+    int | None, typer.Option("--sequence-length", help="With --model: tokens a sequence; default: at most 512.")
+]
+ModelDtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help="With --model: float64, float32 (default), bfloat16 or float16."),
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="With --model: neither use nor keep estimated profiles.")]
+
+DTYPE = "float32"
+
+MOST_TOKENS = 2**16
+LEAST_SAMPLES = 8
+USUAL_LENGTH = 512
+"""Microbatches are estimated up to so many tokens, but at least up to so many samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAsked:
+    """What a user says of a model in place of a profile; `keep` where profiles are kept and used again."""
+
+    model: str
+    sequence_length: int | None
+    dtype: str
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What the profiler is asked: all of the command line that decides what the profile holds."""
+
+    model: str
+    analytic: str
+    dtype: str
+    optimizer: str
+    microbatch_sizes: str
+    sequence_length: int | None
+
+
+def model_asked(model: str | None, *, sequence_length: int | None, dtype: str | None, keep: bool) -> ModelAsked | None:
+    """What these options say together; None where there is no model, and none of them is given then."""
+    if model is not None:
+        parse_spec(model, field="model")
+        return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=keep)
+    rule = "belongs to --model: a profile has its own"
+    require(sequence_length is None, "sequence_length", rule, sequence_length)
+    require(dtype is None, "dtype", rule, dtype)
+    require(keep, "no_cache", "belongs to --model: profiles in files are not kept", True)
+    return None
+
+
+def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, options: Options) -> tuple[Profile, ...]:
+    """The model's profile on each of the cluster's types of devices, in their order.
+
+    Raises InvalidInputError for a device without a datasheet, and MissingDependencyError without the extra `worker`.
+    Where the profiler refuses the model, its sentence is passed on and the command ends with its exit status.
+    """
+    require_count("batch_size", batch_size)
+    sizes = microbatch_sizes(batch_size, asked.sequence_length, options.microbatch_size)
+    keys = [datasheet_of(device) for device in cluster.types]
+    require_extra("worker", "--model")
+    return tuple(
+        profile_of(
+            Estimate(
+                model=asked.model,
+                analytic=key,
+                dtype=asked.dtype,
+                optimizer=options.optimizer,
+                microbatch_sizes=",".join(map(str, sizes)),
+                sequence_length=asked.sequence_length,
+            ),
+            keep=asked.keep,
+        )
+        for key in keys
+    )
+
+
+def microbatch_sizes(batch_size: int, sequence_length: int | None, asked: int | None) -> tuple[int, ...]:
+    """The sizes to estimate: the one asked for, else the powers of two that divide the batch, up to a sensible one."""
+    if asked is not None:
+        return (asked,)
+    most = max(LEAST_SAMPLES, MOST_TOKENS // (sequence_length or USUAL_LENGTH))
+    return tuple(size for size in (2**power for power in range(most.bit_length())) if batch_size % size == 0)
+
+
+def datasheet_of(device: Device) -> str:
+    """The key of the device's datasheet. Raises InvalidInputError for a name that stands for none, or for several."""
+    found = sorted(known_types(device.name))
+    rule = f"must be a device with a datasheet ({', '.join(KNOWN_TYPES)}) where the profile is estimated"
+    require(len(found) > 0, "cluster.device.name", rule, device.name)
+    rule = f"must say which of {', '.join(found)} it is, where the profile is estimated"
+    require(len(found) == 1, "cluster.device.name", rule, device.name)
+    return found[0]
+
+
+def profile_of(estimate: Estimate, *, keep: bool) -> Profile:
+    """The estimate's profile: the one that is kept, or a new one. Says on standard error which."""
+    key = key_of(estimate) if keep else None
+    kept = None if key is None else profile_cache.find(key)
+    if kept is not None:
+        path, profile = kept
+        typer.echo(f"profile: from the cache, {path}", err=True)
+        return profile
+    started_s = time.perf_counter()
+    text = run_profiler(estimate)
+    profile = parse(Profile, text)
+    where = "not kept"
+    if key is not None:
+        try:
+            where = f"kept as {profile_cache.keep(key, text)}"
+        except OSError as error:
+            where = f"not kept: {profile_cache.cache_folder()} cannot be written ({error.strerror})"
+    elapsed_s = time.perf_counter() - started_s
+    typer.echo(f"profile: estimated for {estimate.analytic} in {elapsed_s:.1f} s, {where}", err=True)
+    return profile
+
+
+def run_profiler(estimate: Estimate) -> str:
+    """The profile that the profiler writes. Where it writes none, the command ends with its words and its status."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    sentence = f"estimating {estimate.model} on {estimate.analytic}"
+    shown = console.status(sentence) if console.is_terminal else nullcontext()
+    with shown, tempfile.TemporaryDirectory(prefix="pipeplan-model-") as folder:
+        output = Path(folder) / "profile.json"
+        # -P: nothing in the user's folder stands in for a module; factories there are found all the same.
+        command = [sys.executable, "-P", "-m", "worker_agent", "profile", f"--output={output}"]
+        given = {name: value for name, value in asdict(estimate).items() if value is not None}
+        command += [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode == 0:
+            return output.read_text(encoding="utf-8")
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise PipeplanError(f"the profiler was killed by {name}: where memory runs out the kernel does that by SIGKILL")
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["error: the profiler said nothing"]
+    said = (line for line in lines if line.startswith("error: "))
+    typer.echo(next(said, f"error: the profiler: {lines[-1]}"), err=True)
+    raise SystemExit(done.returncode)
+
+
+def key_of(estimate: Estimate) -> str | None:
+    """A hash of all that decides what the profile holds; None for a model that a user's own code makes.
+
+    Beside the estimate these are the content of the model's config file, the device as it is known, the worker's own
+    code, which holds the datasheets, and the versions of what it runs on. What code of a user's would make is not known
+    before it runs.
+    """
+    spec = parse_spec(estimate.model, field="model")
+    if not (spec.is_hugging_face or spec.is_built_in):
+        return None
+    config = None
+    if spec.path is not None:
+        path = Path(spec.path)
+        config = read_text(path / "config.json" if path.is_dir() else path)
+    worker = find_spec("worker_agent")
+    folders = [] if worker is None else [Path(place) for place in worker.submodule_search_locations or ()]
+    code = [file.read_text(encoding="utf-8") for folder in folders for file in sorted(folder.rglob("*.py"))]
+    versions = [version(name) for name in ("pipeplan", "torch", "transformers")]
+    known = KNOWN_TYPES[estimate.analytic]
+    return text_id(canonical_json([asdict(estimate), asdict(known), config, code, versions]))

@@ -1,0 +1,111 @@
+"""Groups: devices that share the blocks of a stage, as one device of a smaller cluster; and what they exchange.
+
+A form's axes are laid out from the inside: the devices of a tensor group are neighbours, those of a context group stand
+a tensor group apart. The devices of a form hold one copy of a stage together. For everything around them they are one
+device: its messages are as large as those of its members together, and pass their links side by side.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from pipeplan.costs.collectives import LevelRing
+from pipeplan.costs.transfer import SharedPort
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.errors import InvalidInputError
+
+
+def grouped(cluster: Cluster, devices: int) -> Cluster:
+    """The cluster whose devices are groups of so many neighbours; a group's memory is that of one of its devices.
+
+    Raises InvalidInputError for groups that neither fill whole units of a level nor share one evenly.
+    """
+    if devices == 1:
+        return cluster
+    left, levels = devices, list[Level]()
+    for level in cluster.levels:
+        if levels:  # its units hold whole groups
+            own = level.device_bandwidth_bytes_per_s
+            own = own and min(devices * own, level.bandwidth_bytes_per_s)
+            levels.append(replace(level, device_bandwidth_bytes_per_s=own))
+        elif left % level.size == 0:
+            left //= level.size
+        elif level.size % left == 0:
+            together = left * level.bandwidth_bytes_per_s
+            size = level.size // left
+            levels.append(replace(level, size=size, bandwidth_bytes_per_s=together, device_bandwidth_bytes_per_s=None))
+        else:
+            rule = f"must divide the {level.size} units of a level of the cluster, or be made of whole ones"
+            raise InvalidInputError("tensor x context", rule, devices)
+    if not levels:
+        if left > 1:
+            rule = f"must be at most the cluster's {cluster.devices} devices"
+            raise InvalidInputError("tensor x context", rule, devices)
+        levels.append(replace(cluster.levels[0], size=1))
+    return replace(cluster, levels=tuple(levels))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hop:
+    """A level that a group reaches over: `members` of its units have devices of the group, `beside` in each of them.
+
+    The bandwidth is that of one device, where all devices of its unit send at once.
+    """
+
+    members: int
+    beside: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class DeviceGroupLinks:
+    """What lies between the devices of an axis, which all do the same at the same time, as all other groups do."""
+
+    hops: tuple[_Hop, ...]
+
+    def seconds(self, kind: str, size_bytes: float) -> float:
+        """How long a collective takes (`documents.forms.Collective`); 0 for a single device.
+
+        Reductions and gathers go level by level from the inside out, in rings: (n - 1) / n of the bytes pass a device
+        (Thakur, Rabenseifner and Gropp 2005, section 4); an all-reduce may go by trees (`LevelRing`). Of an all-to-all
+        a device's own share stays.
+        """
+        if kind == "ring":
+            slowest = min((hop.bandwidth_bytes_per_s for hop in self.hops), default=0.0)
+            latency_s = sum((hop.members - 1) * hop.latency_s for hop in self.hops)
+            return size_bytes / slowest + latency_s if self.hops else 0.0
+        return sum(self._level_s(kind, hop, size_bytes) for hop in self.hops)
+
+    def _level_s(self, kind: str, hop: _Hop, size_bytes: float) -> float:
+        n, bandwidth = hop.members, hop.beside * hop.bandwidth_bytes_per_s
+        if kind == "all-reduce":
+            return sum(LevelRing(n, bandwidth, hop.latency_s, SharedPort()).seconds(size_bytes))
+        if kind == "all-to-all":
+            every = self.hops[-1].beside * self.hops[-1].members
+            crossing = (n - 1) * hop.beside / every
+            return crossing * size_bytes / hop.bandwidth_bytes_per_s + (n - 1) * hop.latency_s
+        return (n - 1) / n * size_bytes / bandwidth + (n - 1) * hop.latency_s
+
+
+@lru_cache(maxsize=4096)
+def links_among(cluster: Cluster, count: int, stride: int) -> DeviceGroupLinks:
+    """Of `count` devices, each `stride` after the one before, the first of them the cluster's first.
+
+    All groups like it are taken to lie like it. Where its units hold different numbers of them, the least counts.
+    """
+    members, unit, beside = [stride * place for place in range(count)], 1, 1
+    hops = []
+    for level in cluster.levels:
+        if len({member // unit for member in members}) == 1:
+            break
+        units: dict[int, set[int]] = defaultdict(set)
+        for member in members:
+            units[member // (unit * level.size)].add(member // unit)
+        most = max(len(inside) for inside in units.values())
+        if most > 1:
+            bandwidth = min(level.transfer_bytes_per_s, level.bandwidth_bytes_per_s / unit)
+            hops.append(_Hop(most, beside, bandwidth, level.latency_s))
+        beside *= min(len(inside) for inside in units.values())
+        unit *= level.size
+    return DeviceGroupLinks(tuple(hops))

@@ -1,0 +1,91 @@
+"""Engines: what trains a model by a plan, and what each of them can do. Planner and runtime both read this list.
+
+    pipeplan    our runtime (worker_agent): every schedule, one device for each replica of a stage
+    megatron    Megatron-LM (core 0.15): Shoeybi et al. 2019, Narayanan et al. 2021, Korthikanti et al. 2022
+    deepspeed   DeepSpeed with Megatron's tensor parallelism; with pipelines ZeRO-1 alone (Rajbhandari 2020)
+    fsdp        PyTorch's fully sharded data parallelism, as torchtitan and llm-foundry run it (Zhao et al. 2023)
+
+Sharding says what of the states is shared out among replicas: `optimizer` (ZeRO-1), with it `gradients` (ZeRO-2), with
+both `weights` (ZeRO-3, FSDP).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeplan.documents.forms import Form
+from pipeplan.errors import require
+
+SHARDINGS = ("none", "optimizer", "gradients", "weights")
+
+OUR_RUNTIME = "pipeplan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEngine:
+    """What an engine runs. `axes` names the degrees of a form that it can have above 1.
+
+    `schedules`: those that it runs; None: all. `shardings` are those of a single stage, `pipelined_shardings` those of
+    several. `recomputes` says what it can run again at a time: a stage, a block, attention's core.
+    """
+
+    name: str
+    axes: tuple[str, ...] = ()
+    sequence_parallel: bool = False
+    schedules: tuple[str, ...] | None = None
+    shardings: tuple[str, ...] = ("none",)
+    pipelined_shardings: tuple[str, ...] = ("none",)
+    recomputes: tuple[str, ...] = ("block", "attention")
+
+
+ENGINES: Mapping[str, TrainingEngine] = {
+    each.name: each
+    for each in (
+        TrainingEngine(name=OUR_RUNTIME, recomputes=("stage", "block")),
+        TrainingEngine(
+            name="megatron",
+            axes=("tensor", "context", "expert"),
+            sequence_parallel=True,
+            schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
+            shardings=("none", "optimizer"),
+            pipelined_shardings=("none", "optimizer"),
+        ),
+        TrainingEngine(
+            name="deepspeed",
+            axes=("tensor", "expert"),
+            schedules=("data-parallel", "1f1b"),
+            shardings=SHARDINGS,
+            pipelined_shardings=("none", "optimizer"),
+            recomputes=("block",),
+        ),
+        TrainingEngine(
+            name="fsdp",
+            axes=("tensor", "context"),
+            sequence_parallel=True,
+            schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
+            shardings=("gradients", "weights"),
+            pipelined_shardings=("gradients", "weights"),
+        ),
+    )
+}
+
+
+def engine_named(name: str) -> TrainingEngine:
+    """The engine of this name. Raises InvalidInputError where there is none."""
+    require(name in ENGINES, "engine", f"must be one of {', '.join(ENGINES)}", name)
+    return ENGINES[name]
+
+
+def require_sharding(engine: TrainingEngine, sharding: str, *, pipelined: bool, field: str = "sharding") -> None:
+    """Raises InvalidInputError for states that the engine cannot share out so."""
+    known = engine.pipelined_shardings if pipelined else engine.shardings
+    rule = f"must be one of {', '.join(known)} for the engine {engine.name}{' with several stages' * pipelined}"
+    require(sharding in known, field, rule, sharding)
+
+
+def require_form(engine: TrainingEngine, form: Form) -> None:
+    """Raises InvalidInputError for a form that the engine does not run."""
+    for axis in ("tensor", "context", "expert"):
+        rule = f"must be 1 for the engine {engine.name}, which has no {axis} parallelism"
+        require(axis in engine.axes or getattr(form, axis) == 1, axis, rule, getattr(form, axis))
+    rule = f"must be off for the engine {engine.name}, which has none"
+    require(engine.sequence_parallel or not form.sequence_parallel, "sequence_parallel", rule, form.sequence_parallel)

@@ -1,0 +1,91 @@
+"""Choices: why each degree of a plan has its value, by what the best plans with other values give when played."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from pipeplan.documents.plan import DegreeChoice, Plan
+from pipeplan.planners.complete import length, play
+from pipeplan.planners.whole.degrees import Degrees
+from pipeplan.planners.whole.space import WholeSpace
+
+PLAYED_INSTRUCTIONS = 150_000
+"""Of all plays together: a second. What is left then has its closed form alone."""
+
+MOST_VALUES = 4
+"""So many other values of a degree are tried, those first that are likely to be fast."""
+
+MOST_TRIES = 100
+"""So many configurations with a value are tried until one fits."""
+
+_NAMES = {"none": "nothing", "attention": "attention's core", "block": "every block"}
+
+
+def values_of(degrees: Degrees) -> Mapping[str, str]:
+    """What a configuration has of each degree."""
+    recipe, form = degrees.recipe, degrees.recipe.form
+    return {
+        "tensor": str(form.tensor),
+        "context": str(form.context),
+        "expert": str(form.expert),
+        "pipeline": str(degrees.pipeline),
+        "virtual_stages": str(degrees.chunks),
+        "microbatch_size": str(recipe.microbatch_size),
+        "recomputed": _NAMES[recipe.recompute],
+        "sharding": recipe.sharding,
+    }
+
+
+def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
+    """For each degree the values that the answer does not have, with the best plan of each that was found to fit."""
+    chosen = values_of(degrees_of(space, answer))
+    rates = answer.throughput_samples_per_s or 0.0, answer.closed_form.throughput_samples_per_s
+    found = dict[tuple[str, str], DegreeChoice]()
+    values, tries, left = Counter[str](), Counter[tuple[str, str]](), PLAYED_INSTRUCTIONS
+    for placed in space.likely():
+        has = values_of(placed.degrees)
+        others = [key for key in has.items() if key[1] != chosen[key[0]] and key not in found]
+        wanted = [key for key in others if (tries[key] < MOST_TRIES if key in tries else values[key[0]] < MOST_VALUES)]
+        if not wanted:
+            continue
+        stops = placed.split()
+        plan = None if stops is None else placed.plan(stops)
+        for key in wanted:
+            values[key[0]] += key not in tries
+            tries[key] += 1
+            if plan is not None:
+                found[key] = compared(key, chosen[key[0]], plan, rates, left)
+                left -= length(plan, instructions=left)
+    for key in tries:
+        if key not in found:
+            reason = "none of the likely fastest fits" if tries[key] == MOST_TRIES else "none fits"
+            found[key] = DegreeChoice(
+                degree=key[0], value=chosen[key[0]], instead=key[1], throughput_samples_per_s=None, reason=reason
+            )
+    order = list(chosen)
+    return tuple(sorted(found.values(), key=lambda each: (order.index(each.degree), each.instead)))
+
+
+def compared(key: tuple[str, str], value: str, plan: Plan, rates: tuple[float, float], left: int) -> DegreeChoice:
+    """What a plan with another value of a degree gives; `rates` are the answer's, played and in closed form."""
+    rate, closed_form = rates
+    simulated = play(plan, instructions=left)
+    played = None if simulated is None else simulated.throughput_samples_per_s
+    if played is None:
+        less = 1 - plan.closed_form.throughput_samples_per_s / closed_form
+        reason = f"not played; {100 * less:.1f} % less in closed form" if less > 0 else "not played"
+    else:
+        reason = f"{100 * (1 - played / rate):.1f} % less" if played < rate else "as fast"
+    return DegreeChoice(degree=key[0], value=value, instead=key[1], throughput_samples_per_s=played, reason=reason)
+
+
+def degrees_of(space: WholeSpace, plan: Plan) -> Degrees:
+    """The configuration of a plan of this space."""
+    return next(
+        each.degrees
+        for each in space.likely()
+        if each.degrees.recipe.form == plan.form
+        and each.degrees.recipe.sharding == plan.sharding
+        and (each.degrees.pipeline * each.degrees.chunks, each.degrees.chunks) == (plan.depth, plan.chunks)
+        and (each.degrees.microbatch_size, each.degrees.data) == (plan.microbatch_size, plan.width)
+        and each.degrees.recipe.recompute == (plan.stages[0].recompute_unit if plan.stages[0].recompute else "none")
+    )

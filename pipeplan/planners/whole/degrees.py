@@ -1,0 +1,189 @@
+"""Degrees: a configuration of the whole space, without its stages, and all that a problem allows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeplan.arrays import IntArray
+from pipeplan.documents.engines import TrainingEngine
+from pipeplan.documents.forms import Form, ModelForm
+from pipeplan.planners.problem import PlanningProblem
+
+RECOMPUTES = ("none", "attention", "block")
+"""What is run again at a time, the least first: nothing, attention's core (selective), every block (full)."""
+
+MOST_CHUNKS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What configurations of one form, microbatch size, recomputation and sharding have in common."""
+
+    form: Form
+    microbatch_size: int
+    recompute: str
+    sharding: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """A configuration: a recipe, `pipeline` ranks with `chunks` stages each, `data` replicas."""
+
+    recipe: Recipe
+    pipeline: int
+    chunks: int
+    data: int
+    microbatches: int
+
+    @property
+    def schedule(self) -> str:
+        """Its name."""
+        return _schedule(self.pipeline, self.chunks)
+
+    @property
+    def named(self) -> str:
+        """It in a few words."""
+        form, recipe = self.recipe.form, self.recipe
+        context = f", context {form.context}" * (form.context > 1)
+        again = {"none": "nothing recomputed", "attention": "attention recomputed", "block": "all recomputed"}
+        return (
+            f"tensor {form.tensor}{context}, pipeline {self.pipeline} x {self.chunks}, data {self.data}, "
+            f"microbatches of {recipe.microbatch_size}, {again[recipe.recompute]}, sharding {recipe.sharding}"
+        )
+
+    @property
+    def depth(self) -> int:
+        """The number of stages."""
+        return self.pipeline * self.chunks
+
+    @property
+    def width(self) -> int:
+        """The number of replicas."""
+        return self.data
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of a microbatch."""
+        return self.recipe.microbatch_size
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch."""
+        return self.data * self.microbatches * self.microbatch_size
+
+    @property
+    def devices(self) -> int:
+        """How many it uses."""
+        return self.recipe.form.devices * self.pipeline * self.data
+
+    @property
+    def idle_steps(self) -> float:
+        """What a rank idles in a batch, in steps of all its stages (Narayanan et al. 2021, section 2.2)."""
+        return (self.pipeline - 1) / self.chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shapes:
+    """The pipelines of a recipe, an entry each."""
+
+    recipe: Recipe
+    pipeline: IntArray
+    chunks: IntArray
+    data: IntArray
+    microbatches: IntArray
+
+    def __len__(self) -> int:
+        return len(self.pipeline)
+
+    def of(self, recipe: Recipe) -> "Shapes":
+        """The same of another recipe."""
+        return replace(self, recipe=recipe)
+
+    def some(self, chosen: IntArray) -> "Shapes":
+        """Those at these places."""
+        columns = (self.pipeline, self.chunks, self.data, self.microbatches)
+        pipeline, chunks, data, microbatches = (column[chosen] for column in columns)
+        return Shapes(recipe=self.recipe, pipeline=pipeline, chunks=chunks, data=data, microbatches=microbatches)
+
+    def degrees(self, index: int) -> Degrees:
+        """One of them."""
+        return Degrees(
+            recipe=self.recipe,
+            pipeline=int(self.pipeline[index]),
+            chunks=int(self.chunks[index]),
+            data=int(self.data[index]),
+            microbatches=int(self.microbatches[index]),
+        )
+
+
+def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[ModelForm]) -> Iterator[Recipe]:
+    """All that the engine, the options and the batch allow."""
+    options = problem.options
+    for form in forms:
+        selective = all(m.selective is None for kind in form.kinds for m in kind.measurements)
+        for size in form.microbatch_sizes:
+            if problem.batch_size % size or options.microbatch_size not in (None, size):
+                continue
+            for recompute in recompute_ways(problem, engine, selective=not selective):
+                for sharding in dict.fromkeys((*engine.shardings, *engine.pipelined_shardings)):
+                    if options.sharding in (None, sharding):
+                        yield Recipe(form=form.form, microbatch_size=size, recompute=recompute, sharding=sharding)
+
+
+def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, *, selective: bool) -> Iterator[str]:
+    """What may be run again; `selective`: attention's core can be."""
+    options = problem.options
+    for way in RECOMPUTES:
+        runs = way == "none" or way in engine.recomputes
+        asked = options.recompute is None or options.recompute == (way != "none")
+        unit = options.recompute_unit in (None, way) or way == "none"
+        if runs and asked and unit and (selective or way != "attention"):
+            yield way
+
+
+def shapes(problem: PlanningProblem, engine: TrainingEngine, recipe: Recipe, blocks: int) -> Shapes:
+    """The pipelines of a recipe: any number of ranks up to the blocks, as many replicas as divide the batch."""
+    options, groups = problem.options, problem.cluster.devices // recipe.form.devices
+    samples = problem.batch_size // recipe.microbatch_size
+    dividing = np.asarray([n for n in range(1, min(groups, samples) + 1) if samples % n == 0], dtype=np.int64)
+    dividing = dividing[dividing % recipe.form.expert == 0]
+    if options.data is not None:
+        dividing = dividing[dividing == options.data]
+    ranks = np.arange(1, min(groups, blocks) + 1)
+    if options.stages is not None:
+        ranks = ranks[ranks == options.stages]
+    single, pipelined = (recipe.sharding in known for known in (engine.shardings, engine.pipelined_shardings))
+    ranks = ranks[np.where(ranks > 1, pipelined, single)]
+    places = np.searchsorted(dividing, groups // ranks, side="right") - 1
+    ranks, places = ranks[places >= 0], places[places >= 0]
+    data = dividing[places]
+    if "none" in engine.shardings and recipe.sharding != "none":  # of one replica nothing is shared out
+        ranks, data = ranks[data > 1], data[data > 1]
+    found = [
+        (rank, chunks, width, samples // width)
+        for rank, width in zip(ranks.tolist(), data.tolist(), strict=True)
+        for chunks in chunk_counts(problem, engine, rank, samples // width, blocks)
+    ]
+    columns = np.asarray(found, dtype=np.int64).reshape(-1, 4).T
+    return Shapes(recipe=recipe, pipeline=columns[0], chunks=columns[1], data=columns[2], microbatches=columns[3])
+
+
+def chunk_counts(
+    problem: PlanningProblem, engine: TrainingEngine, ranks: int, microbatches: int, blocks: int
+) -> Iterator[int]:
+    """The numbers of stages that a rank may hold: interleaving wants whole rounds of microbatches."""
+    options = problem.options
+    interleaves = engine.schedules is None or "1f1b-interleaved" in engine.schedules
+    for chunks in range(1, MOST_CHUNKS + 1):
+        able = chunks == 1 or (interleaves and ranks > 1 and microbatches % ranks == 0 and ranks * chunks <= blocks)
+        asked = options.schedule in (None, _schedule(ranks, chunks))
+        if able and asked and options.chunks in (None, chunks):
+            yield chunks
+
+
+def _schedule(pipeline: int, chunks: int) -> str:
+    """1F1B with a flush, interleaved where ranks hold several stages."""
+    if pipeline == 1:
+        return "data-parallel"
+    return "1f1b-interleaved" if chunks > 1 else "1f1b"

@@ -1,0 +1,190 @@
+"""Made: a configuration and its stages -> the plan, with the costs of one group of devices.
+
+Around a form's group of devices everything is as it is around one device, on the cluster of groups (`costs.groups`):
+transfers, ports and exchanges are those of `costs.estimate`. What a device holds comes from its engine's ledger.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+from pipeplan.costs.estimate import estimate
+from pipeplan.costs.groups import grouped
+from pipeplan.costs.memory import keeps_master_weights
+from pipeplan.documents.identity import known_id
+from pipeplan.documents.plan import ClosedForm, Plan, Stage, StageMemory, Worker
+from pipeplan.documents.profile import Block, Measurement, Profile
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.whole.degrees import Degrees
+from pipeplan.planners.whole.split import Splitter, in_flight
+from pipeplan.planners.whole.terms import ReplicaTerms
+from pipeplan.schedules.registry import schedule_named
+
+COST_MODEL = "forms on a cluster of groups"
+
+
+def placement(degrees: Degrees, *, replicas_inside: bool) -> tuple[Worker, ...]:
+    """Replicas of a stage next to each other, or pipelines one after the other; a rank's first stage stands for it."""
+    ranks, replicas = range(degrees.pipeline), range(degrees.data)
+    if replicas_inside:
+        return tuple(Worker(stage=rank, replica=replica) for rank in ranks for replica in replicas)
+    return tuple(Worker(stage=rank, replica=replica) for replica in replicas for rank in ranks)
+
+
+@lru_cache(maxsize=256)
+def profile_of_groups(terms: ReplicaTerms) -> Profile:
+    """The profile of a group of devices: seconds as of one of them, what leaves it as of all together.
+
+    A block's weights are what its replicas exchange.
+    """
+    own, profile = terms.terms, terms.terms.problem.profile
+    together = own.recipe.form.devices
+    names = [block.name for block in profile.blocks]
+    first = own.model.kinds[own.model.blocks[0]].at(own.recipe.microbatch_size)
+    before = [first.input_bytes, *own.edge_bytes[1:-1].tolist()]
+    exchanged = [int(after - start) for start, after in pairwise(terms.exchanged_bytes.tolist())]
+    forward = [after - start for start, after in pairwise(terms.forward_s.tolist())]
+    backward = [after - start for start, after in pairwise(terms.backward_s.tolist())]
+    blocks = tuple(
+        Block(
+            name=name,
+            weight_bytes=together * exchanged[index],
+            measurements=(
+                Measurement(
+                    microbatch_size=own.recipe.microbatch_size,
+                    forward_s=forward[index],
+                    backward_s=backward[index],
+                    input_bytes=together * int(before[index]),
+                    output_bytes=together * int(own.edge_bytes[index + 1]),
+                    activation_bytes=0,
+                ),
+            ),
+        )
+        for index, name in enumerate(names)
+    )
+    return replace(profile, blocks=blocks, forms=(), edges=None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanMaker:
+    """Makes the plans of a configuration."""
+
+    problem: PlanningProblem
+    engine: str
+    terms: ReplicaTerms
+    degrees: Degrees
+    splitter: Splitter
+
+    def plan(self, stops: Sequence[int], *, replicas_inside: bool) -> Plan | None:
+        """The plan with these stages, not played; None where a device cannot hold its share."""
+        if not self.splitter.fits(stops):
+            return None
+        problem, degrees = self.problem, self.degrees
+        placed = placement(degrees, replicas_inside=replicas_inside)
+        stages = self._stages(stops)
+        return Plan(
+            planner="auto",
+            cost_model=COST_MODEL,
+            model=problem.profile.model,
+            dtype=problem.profile.dtype,
+            profile_id=known_id(problem.profile),
+            cluster_id=known_id(problem.cluster),
+            batch_size=degrees.batch_size,
+            stages=stages,
+            costs=self._costs(stages, placed),
+            placement=placed,
+            schedule=degrees.schedule,
+            microbatch_size=degrees.microbatch_size,
+            microbatches=degrees.microbatches,
+            optimizer=problem.options.optimizer,
+            memory_accounting=problem.options.memory,
+            closed_form=self.closed_form(stops),
+            optimal_in_flight=-int(-in_flight(degrees, 0) // 1),
+            configurations_considered=1,
+            master_weights=keeps_master_weights(problem.profile.dtype, problem.options.master_weights),
+            chunks=degrees.chunks,
+            estimated=problem.profile.estimated,
+            warnings=problem.warnings,
+            engine=self.engine,
+            form=degrees.recipe.form,
+            sharding=degrees.recipe.sharding,
+        )
+
+    def closed_form(self, stops: Sequence[int]) -> ClosedForm:
+        """Equal steps of the slowest rank, and the bubble of the schedule (Narayanan et al. 2021, section 2.2)."""
+        degrees, step_s, p = self.degrees, self.terms.step_s, self.degrees.pipeline
+        stages_s = [step_s[stop] - step_s[start] for start, stop in zip((0, *stops), stops, strict=False)]
+        slowest_s = max(float(sum(stages_s[rank::p])) for rank in range(p))
+        batch_s = (degrees.microbatches + degrees.idle_steps) * slowest_s
+        return ClosedForm(
+            time_per_microbatch_s=batch_s / degrees.microbatches / degrees.data,
+            throughput_samples_per_s=degrees.batch_size / batch_s,
+            bubble_fraction=degrees.idle_steps / (degrees.microbatches + degrees.idle_steps),
+        )
+
+    def _stages(self, stops: Sequence[int]) -> tuple[Stage, ...]:
+        degrees, terms = self.degrees, self.terms
+        recompute, held = degrees.recipe.recompute, self.splitter.held_bytes(stops)
+        own, fixed, kept, step_s = terms.terms, terms.fixed_bytes, terms.kept_bytes, terms.step_s
+        kept_of = own.ledger(degrees.data)
+        stages = []
+        for number, (start, stop) in enumerate(zip((0, *stops), stops, strict=False)):
+            states = float(fixed[stop] - fixed[start])
+            share = states / kept_of.kept
+            activations = in_flight(degrees, number % degrees.pipeline) * float(kept[stop] - kept[start])
+            memory = StageMemory(
+                weights=int(share * kept_of.weights),
+                gradients=int(share * kept_of.gradients),
+                master_weights=int(share * kept_of.master_weights),
+                optimizer_states=int(share * kept_of.optimizer_states),
+                activations=int(activations),
+                transient=max(int(held[number] - states - activations), 0),
+            )
+            stages.append(
+                Stage(
+                    start=start,
+                    stop=stop,
+                    replicas=degrees.data,
+                    recompute=recompute != "none",
+                    recompute_unit="stage" if recompute == "none" else recompute,
+                    time_s=float(step_s[stop] - step_s[start]),
+                    memory_bytes=memory.total,
+                    memory=memory,
+                )
+            )
+        return tuple(stages)
+
+    def _costs(self, stages: Sequence[Stage], placed: Sequence[Worker]) -> tuple[StageCosts, ...]:
+        terms, form = self.terms, self.degrees.recipe.form
+        around = estimate(
+            profile_of_groups(terms),
+            grouped(self.problem.cluster, form.devices),
+            [replace(stage, recompute=False, recompute_unit="stage") for stage in stages],
+            placed,
+            microbatch_size=self.degrees.microbatch_size,
+            optimizer=self.problem.options.optimizer,
+            schedule=schedule_named(self.degrees.schedule),
+        )
+        whole = [self._held(each, stage) for each, stage in zip(around, stages, strict=True)]
+        return tuple(whole)
+
+    def _held(self, around: StageCosts, stage: Stage) -> StageCosts:
+        """A stage's costs with what its device holds, runs again and updates."""
+        terms, start, stop = self.terms, stage.start, stage.stop
+        memory = stage.memory or StageMemory()
+        kept = float(terms.kept_bytes[stop] - terms.kept_bytes[start])
+        most = float(terms.transient_bytes[start:stop].max())
+        fixed = memory.gradients + memory.master_weights + memory.optimizer_states
+        return replace(
+            around,
+            recompute_s=float(terms.again_s[stop] - terms.again_s[start]),
+            update_s=float(terms.update_s[stop] - terms.update_s[start]),
+            version_bytes=memory.weights,
+            fixed_bytes=int(fixed + (0 if stage.recompute else most)),
+            gradient_bytes=memory.gradients,
+            activation_bytes=int(kept + (most if stage.recompute else 0)),
+            input_bytes=int(kept),
+            weight_gradient_bytes=None,
+        )

@@ -1,0 +1,223 @@
+"""Terms: what the blocks of a recipe take and hold on a device, as sums over [start, stop).
+
+Seconds have the collectives inside a form in them: a device waits for these. Where weights are shares, a block takes as
+long as it computes, or as the next block's weights take to be gathered, whichever is longer; the same of the gradients
+that leave it (Zhao et al. 2023, section 3.3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.costs.groups import DeviceGroupLinks, links_among
+from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.engines import SHARDINGS
+from pipeplan.documents.forms import Collective, Form, FormMeasurement, ModelForm
+from pipeplan.documents.profile import DTYPE_BYTES
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.whole.degrees import Recipe
+
+
+def sums(values: Sequence[float] | FloatArray) -> FloatArray:
+    """Sums of the values before each place, and of all."""
+    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
+
+
+def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
+    """What lies between the devices of each axis: tensor groups innermost, then context groups, then experts."""
+    return {
+        "tensor": links_among(cluster, form.tensor, 1),
+        "context": links_among(cluster, form.context, form.tensor),
+        "expert": links_among(cluster, form.expert, form.devices),
+    }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecipeTerms:
+    """A model in one form, at one microbatch size, with one way of recomputation: what its blocks take, in order."""
+
+    problem: PlanningProblem
+    engine: str
+    model: ModelForm
+    recipe: Recipe
+
+    @cached_property
+    def measured(self) -> tuple[FormMeasurement, ...]:
+        """Every kind of block."""
+        return tuple(kind.at(self.recipe.microbatch_size) for kind in self.model.kinds)
+
+    @cached_property
+    def forward_s(self) -> FloatArray:
+        """Of every block, with its collectives."""
+        return self._by_block([m.forward_s + self._exchanged_s(m.forward_collectives) for m in self.measured])
+
+    @cached_property
+    def backward_s(self) -> FloatArray:
+        """Of every block, with its collectives."""
+        return self._by_block([m.backward_s + self._exchanged_s(m.backward_collectives) for m in self.measured])
+
+    @cached_property
+    def again_s(self) -> FloatArray:
+        """What is run again of every block, before its backward."""
+        match self.recipe.recompute:
+            case "block":
+                return self.forward_s
+            case "attention":
+                return self._by_block([m.selective.recompute_s if m.selective else 0.0 for m in self.measured])
+            case _:
+                return np.zeros_like(self.forward_s)
+
+    @cached_property
+    def kept_bytes(self) -> FloatArray:
+        """What a microbatch in flight keeps of every block."""
+        return self._by_block([_kept(m, self.recipe.recompute) for m in self.measured])
+
+    @cached_property
+    def transient_bytes(self) -> FloatArray:
+        """What every block holds on top while it runs: what was not kept of it, and its workspace."""
+        more = [m.activation_bytes - _kept(m, self.recipe.recompute) + m.workspace_bytes for m in self.measured]
+        return self._by_block([max(each, 0) for each in more])
+
+    @cached_property
+    def parameters(self) -> FloatArray:
+        """Of every block, without its experts'."""
+        return self._by_block([kind.parameters for kind in self.model.kinds])
+
+    @cached_property
+    def expert_parameters(self) -> FloatArray:
+        """Of every block's experts."""
+        return self._by_block([kind.expert_parameters for kind in self.model.kinds])
+
+    @cached_property
+    def edge_bytes(self) -> FloatArray:
+        """What one device sends on where a stage ends, by the place of the cut."""
+        outputs = self._by_block([m.output_bytes for m in self.measured])
+        return np.concatenate([[0.0], outputs])
+
+    def ledger(self, replicas: int) -> Ledger:
+        """What is kept of a parameter that so many replicas have."""
+        profile, options = self.problem.profile, self.problem.options
+        sharding, name = self.recipe.sharding, self.engine
+        return ledger(name, sharding, dtype=profile.dtype, optimizer=options.optimizer, replicas=max(replicas, 1))
+
+    @lru_cache(maxsize=64)  # noqa: B019  (terms live as long as one search)
+    def at(self, data: int) -> "ReplicaTerms":
+        """With so many replicas."""
+        return ReplicaTerms(terms=self, data=data)
+
+    def _by_block(self, by_kind: Sequence[float]) -> FloatArray:
+        return np.asarray(by_kind, dtype=np.float64)[list(self.model.blocks)]
+
+    def _exchanged_s(self, collectives: Sequence[Collective]) -> float:
+        links = axis_links(self.problem.cluster, self.recipe.form)
+        return sum((each.count * links[each.axis].seconds(each.kind, each.size_bytes) for each in collectives), 0.0)
+
+
+def _kept(measured: FormMeasurement, recompute: str) -> int:
+    if recompute == "block":
+        return measured.input_bytes
+    if recompute == "attention" and measured.selective:
+        return measured.selective.activation_bytes
+    return measured.activation_bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReplicaTerms:
+    """The terms of a recipe with so many replicas, as sums over blocks.
+
+    Replicas are taken to stand next to each other, which is the fastest place for what they exchange while they
+    compute.
+    """
+
+    terms: RecipeTerms
+    data: int
+
+    @cached_property
+    def _gathered_s(self) -> FloatArray:
+        """How long every block's weights take to be gathered."""
+        recipe, terms = self.terms.recipe, self.terms
+        if SHARDINGS.index(recipe.sharding) < SHARDINGS.index("weights"):
+            return np.zeros_like(terms.forward_s)
+        return self._moved_s("all-gather")
+
+    @cached_property
+    def _scattered_s(self) -> FloatArray:
+        """How long every block's gradients take to be reduced to shares."""
+        recipe, terms = self.terms.recipe, self.terms
+        if SHARDINGS.index(recipe.sharding) < SHARDINGS.index("gradients"):
+            return np.zeros_like(terms.forward_s)
+        return self._moved_s("reduce-scatter")
+
+    def _moved_s(self, kind: str) -> FloatArray:
+        terms, form = self.terms, self.terms.recipe.form
+        links = links_among(terms.problem.cluster, self.data, form.devices)
+        size = terms.ledger(self.data).gathered
+        whole = terms.parameters + terms.expert_parameters / form.expert
+        return np.asarray([links.seconds(kind, each * size) for each in whole.tolist()])
+
+    @cached_property
+    def forward_s(self) -> FloatArray:
+        """Sums of the forwards' seconds."""
+        return sums(np.maximum(self.terms.forward_s, self._gathered_s))
+
+    @cached_property
+    def backward_s(self) -> FloatArray:
+        """Sums of the backwards' seconds, without what is run again."""
+        return sums(self._whole_backward_s - self.terms.again_s)
+
+    @cached_property
+    def again_s(self) -> FloatArray:
+        """Sums of the seconds of what is run again."""
+        return sums(self.terms.again_s)
+
+    @cached_property
+    def step_s(self) -> FloatArray:
+        """Sums of all that a microbatch takes."""
+        return self.forward_s + sums(self._whole_backward_s)
+
+    @cached_property
+    def _whole_backward_s(self) -> FloatArray:
+        """Of every block, with what is run again."""
+        computing_s = self.terms.backward_s + self.terms.again_s
+        return np.asarray(np.maximum(computing_s, self._gathered_s + self._scattered_s))
+
+    @cached_property
+    def fixed_bytes(self) -> FloatArray:
+        """Sums of the states' bytes."""
+        terms = self.terms
+        experts = terms.ledger(self.data // terms.recipe.form.expert).kept
+        return sums(terms.parameters * terms.ledger(self.data).kept + terms.expert_parameters * experts)
+
+    @cached_property
+    def kept_bytes(self) -> FloatArray:
+        """Sums of what a microbatch in flight keeps."""
+        return sums(self.terms.kept_bytes)
+
+    @cached_property
+    def transient_bytes(self) -> FloatArray:
+        """What every block holds on top while it runs, with the whole weights that are gathered for it."""
+        terms, shards = self.terms, SHARDINGS.index(self.terms.recipe.sharding)
+        whole = terms.parameters + terms.expert_parameters
+        size = terms.ledger(self.data).gathered
+        gathered = GATHERED_BLOCKS * size * whole if shards >= SHARDINGS.index("weights") else 0.0
+        scattered = size * whole if shards >= SHARDINGS.index("gradients") else 0.0
+        return np.asarray(terms.transient_bytes + gathered + scattered)
+
+    @cached_property
+    def exchanged_bytes(self) -> FloatArray:
+        """Sums of the gradients' bytes that a device exchanges once a batch."""
+        terms = self.terms
+        if SHARDINGS.index(terms.recipe.sharding) >= SHARDINGS.index("gradients"):
+            return np.zeros(len(terms.forward_s) + 1)
+        return sums(terms.ledger(self.data).exchanged * (terms.parameters + terms.expert_parameters))
+
+    @cached_property
+    def update_s(self) -> FloatArray:
+        """Sums of what an update takes."""
+        terms, profile = self.terms, self.terms.problem.profile
+        seconds = profile.overheads.update_s_per_byte * DTYPE_BYTES[profile.dtype] * terms.ledger(self.data).updated
+        return sums(seconds * (terms.parameters + terms.expert_parameters))

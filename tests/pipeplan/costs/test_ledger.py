@@ -1,0 +1,41 @@
+"""Bytes of a parameter by engine and sharding, as their authors publish them for Adam in mixed precision."""
+
+import pytest
+
+from pipeplan.costs.ledger import ledger
+from pipeplan.documents.engines import ENGINES
+
+D = 64
+
+
+@pytest.mark.parametrize(
+    ("engine", "sharding", "published"),
+    [
+        ("megatron", "none", 18),  # Megatron-LM, documentation of the distributed optimizer
+        ("megatron", "optimizer", 6 + 12 / D),
+        ("deepspeed", "none", 16),  # Rajbhandari et al. 2020, figure 1, K = 12
+        ("deepspeed", "optimizer", 4 + 12 / D),
+        ("deepspeed", "gradients", 2 + 14 / D),
+        ("deepspeed", "weights", 16 / D),
+        ("fsdp", "weights", 16 / D),  # Zhao et al. 2023, section 4.4
+        ("fsdp", "gradients", 2 + 16 / D),
+        ("pipeplan", "none", 18),
+    ],
+)
+def test_adam_in_16_bits(engine: str, sharding: str, published: float) -> None:
+    assert ledger(engine, sharding, dtype="bfloat16", optimizer="adamw", replicas=D).kept == pytest.approx(published)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sharding_more_keeps_less(engine: str) -> None:
+    kept = [
+        ledger(engine, sharding, dtype="float16", optimizer="adam", replicas=8).kept
+        for sharding in ENGINES[engine].shardings
+    ]
+    assert kept == sorted(kept, reverse=True)
+
+
+def test_one_replica_shares_nothing_out() -> None:
+    whole = ledger("deepspeed", "none", dtype="float32", optimizer="sgd", replicas=1)
+    assert whole.kept == 8
+    assert ledger("deepspeed", "weights", dtype="float32", optimizer="sgd", replicas=1).kept == whole.kept

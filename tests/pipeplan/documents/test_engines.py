@@ -1,0 +1,54 @@
+"""Engines: what each of them can do; a plan cannot ask more of one."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeplan.documents.engines import ENGINES, engine_named, require_form, require_sharding
+from pipeplan.documents.forms import WHOLE, Form
+from pipeplan.documents.plan import require_executable
+from pipeplan.errors import InvalidInputError
+from tests.pipeplan.documents.test_plan import gpipe_by_hand
+
+HALVED = Form(tensor=2)
+
+
+def test_our_runtime_has_one_device_for_each_replica() -> None:
+    ours = engine_named("pipeplan")
+    require_form(ours, WHOLE)
+    for axis, form in (("tensor", HALVED), ("context", Form(context=2)), ("expert", Form(expert=2))):
+        with pytest.raises(InvalidInputError, match="parallelism") as raised:
+            require_form(ours, form)
+        assert raised.value.field == axis
+
+
+def test_a_form_above_an_engines_abilities_is_named() -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        require_form(ENGINES["deepspeed"], Form(tensor=2, sequence_parallel=True))
+    assert raised.value.field == "sequence_parallel"
+
+
+def test_sharding_that_goes_with_one_stage_need_not_go_with_several() -> None:
+    require_sharding(ENGINES["deepspeed"], "weights", pipelined=False)
+    with pytest.raises(InvalidInputError, match="with several stages"):
+        require_sharding(ENGINES["deepspeed"], "weights", pipelined=True)
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="megatron"):
+        engine_named("horovod")
+
+
+def test_a_plan_for_another_engine_is_not_executed() -> None:
+    plan = gpipe_by_hand()
+    require_executable(plan)
+    with pytest.raises(InvalidInputError, match="export it") as raised:
+        require_executable(replace(plan, engine="megatron", form=HALVED))
+    assert raised.value.field == "plan.engine"
+
+
+def test_a_plan_counts_the_devices_of_its_form() -> None:
+    plan = gpipe_by_hand()
+    halved = replace(plan, engine="megatron", form=HALVED)
+    assert halved.workers == 2 * plan.workers
+    assert halved.degrees | {"tensor": 1} == plan.degrees

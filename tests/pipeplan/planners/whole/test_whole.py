@@ -1,0 +1,265 @@
+"""The whole space: against every play of small problems, against the papers' planners, and by its certificate."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.plan import Infeasible, Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.auto.search import CLOSE
+from pipeplan.planners.bound import most_samples_per_s
+from pipeplan.planners.complete import play
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.planners.verify import verify
+from pipeplan.planners.whole.planner import whole_space
+from pipeplan.planners.whole.space import PlacedDegrees
+from tests.pipeplan.model_forms import transformer
+
+GIB = 2**30
+
+
+def model(*, layers: int = 4, contexts: tuple[int, ...] = (1,), flops: float = 1e14) -> Profile:
+    return transformer(
+        layers=layers,
+        hidden=1024,
+        heads=16,
+        sequence=512,
+        vocabulary=4096,
+        tensors=(1, 2, 4),
+        contexts=contexts,
+        sizes=(1, 2),
+        flops=flops,
+    )
+
+
+def cluster(
+    profile: Profile, *, servers: int = 2, inside: int = 4, memory_gib: float = 80.0, network: float = 25e9
+) -> Cluster:
+    device = replace(profile.device, memory_bytes=int(memory_gib * GIB))
+    levels = (
+        Level(size=inside, bandwidth_bytes_per_s=200e9, latency_s=2e-6),
+        Level(size=servers, bandwidth_bytes_per_s=network, latency_s=1e-5),
+    )
+    return Cluster(device=device, levels=levels)
+
+
+def problem(
+    profile: Profile, machines: Cluster, *, batch_size: int = 16, engine: str = "megatron", **fixed: Any
+) -> PlanningProblem:
+    options = Options(optimizer="adam", engine=engine, **fixed)
+    return PlanningProblem(profile=profile, cluster=machines, batch_size=batch_size, options=options)
+
+
+def answered(asked: PlanningProblem) -> Plan:
+    answer = solve("auto", asked)
+    assert isinstance(answer, Plan), answer
+    return answer
+
+
+def every_plan(asked: PlanningProblem) -> Iterator[tuple[PlacedDegrees, Plan]]:
+    space, _ = whole_space(asked)
+    for placed in space.configurations():
+        stops = placed.split()
+        plan = None if stops is None else placed.plan(stops)
+        if plan is not None:
+            yield placed, plan
+
+
+problems = st.builds(
+    lambda layers, servers, network, memory, batch, engine: problem(
+        held := model(layers=layers),
+        cluster(held, servers=servers, network=network, memory_gib=memory),
+        batch_size=batch,
+        engine=engine,
+    ),
+    st.integers(1, 6),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1e9, 2e10, 2e11]),
+    st.sampled_from([0.6, 1.5, 80.0]),
+    st.sampled_from([8, 12, 16]),
+    st.sampled_from(["megatron", "deepspeed", "fsdp"]),
+)
+
+
+@settings(max_examples=5, deadline=None)
+@given(problems)
+def test_no_configuration_plays_faster_than_the_answer(asked: PlanningProblem) -> None:
+    answer = solve("auto", asked)
+    space, ranking = whole_space(asked)
+    limit = asked.cluster.device.memory_bytes
+    best = 0.0
+    for _, plan in every_plan(asked):
+        simulated = play(plan)
+        if simulated is not None and max(simulated.peak_memory_bytes) <= limit:
+            best = max(best, simulated.throughput_samples_per_s)
+    if isinstance(answer, Infeasible):
+        assert best == 0.0
+    else:
+        assert (answer.throughput_samples_per_s or 0.0) >= best * (1 - CLOSE)
+    assert ranking.left > 0
+    assert space.considered == answer.configurations_considered or isinstance(answer, Plan)
+
+
+@settings(max_examples=5, deadline=None)
+@given(problems)
+def test_no_play_exceeds_its_bounds(asked: PlanningProblem) -> None:
+    for placed, plan in every_plan(asked):
+        simulated = play(plan)
+        if simulated is None:
+            continue
+        rate = simulated.throughput_samples_per_s * (1 - 1e-6)
+        stops = tuple(stage.stop for stage in plan.stages)
+        assert rate <= placed.most
+        assert rate <= placed.most_of(stops)
+        assert rate <= most_samples_per_s(plan)
+
+
+@settings(max_examples=4, deadline=None)
+@given(problems)
+def test_a_device_holds_what_its_stages_say(asked: PlanningProblem) -> None:
+    """The play counts microbatches in flight by itself; interleaved stages are estimated as equal."""
+    for _, plan in every_plan(asked):
+        if plan.chunks > 1 or (simulated := play(plan)) is None:
+            continue
+        for worker, peak_bytes in zip(plan.placement, simulated.peak_memory_bytes, strict=True):
+            assert peak_bytes <= plan.stages[worker.stage].memory_bytes * 1.001 + 1000
+
+
+def test_the_certificate_holds_when_the_space_is_searched_again() -> None:
+    held = model()
+    asked = problem(held, cluster(held))
+    plan = answered(asked)
+    assert all(finding.holds for finding in verify(plan, asked))
+    assert plan.certificate is not None
+    slower = min((each for _, each in every_plan(asked)), key=most_samples_per_s)
+    lie = replace(slower, simulated=play(slower), certificate=plan.certificate)
+    assert not all(finding.holds for finding in verify(lie, asked))
+
+
+def test_whole_blocks_and_states_play_as_our_own_stages_do() -> None:
+    """With one device a stage both build the same costs: the play of the same stages is the same."""
+    held = replace(model(layers=8), overheads=replace(model().overheads, update_s_per_byte=0.0))
+    machines = cluster(held, servers=1)
+    fixed: dict[str, Any] = {"schedule": "1f1b", "stages": 4, "microbatch_size": 1, "recompute": False}
+    ours = solve("pipedream-2bw", replace(problem(held, machines), options=Options(optimizer="adam", **fixed)))
+    theirs = answered(problem(held, machines, **fixed, tensor=1, sharding="none", chunks=1))
+    assert isinstance(ours, Plan)
+    assert theirs.throughput_samples_per_s == pytest.approx(ours.throughput_samples_per_s, rel=2e-3)
+    same = [
+        stage for stage in theirs.stages if (stage.start, stage.stop) == (ours.stages[0].start, ours.stages[0].stop)
+    ]
+    for stage in same:
+        memory = stage.memory
+        assert memory is not None
+        assert memory.weights + memory.gradients + memory.master_weights + memory.optimizer_states == 18 * sum(
+            block.weight_bytes // 2 for block in held.blocks[stage.start : stage.stop]
+        )
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"tensor": 2},
+        {"stages": 2, "tensor": 1},
+        {"data": 2},
+        {"sharding": "optimizer"},
+        {"chunks": 2},
+        {"recompute": True, "recompute_unit": "attention"},
+        {"recompute": True, "recompute_unit": "block"},
+        {"recompute": False},
+        {"microbatch_size": 2},
+        {"context": 2},
+        {"sequence_parallel": True, "tensor": 4},
+    ],
+)
+def test_a_degree_that_is_fixed_is_kept(fixed: dict[str, Any]) -> None:
+    held = model(contexts=(1, 2))
+    plan = answered(problem(held, cluster(held), **fixed))
+    has = plan.degrees | {
+        "stages": plan.depth // plan.chunks,
+        "chunks": plan.chunks,
+        "sharding": plan.sharding,
+        "recompute": plan.recompute,
+        "recompute_unit": plan.stages[0].recompute_unit,
+        "microbatch_size": plan.microbatch_size,
+    }
+    assert {name: has[name] for name in fixed} == fixed
+    assert plan.engine == "megatron"
+    assert plan.workers <= 8
+    assert {each.degree for each in plan.choices}.isdisjoint(fixed)
+
+
+@pytest.mark.parametrize(
+    ("field", "fixed"),
+    [
+        ("tensor", {"tensor": 3}),
+        ("context", {"context": 4}),
+        ("expert", {"expert": 2}),
+        ("schedule", {"schedule": "gpipe"}),
+        ("synchronisation", {"synchronisation": "all-reduce"}),
+        ("memory", {"memory": "paper"}),
+    ],
+)
+def test_what_the_engine_or_the_profile_lacks_is_named(field: str, fixed: dict[str, Any]) -> None:
+    held = model()
+    with pytest.raises(InvalidInputError) as raised:
+        solve("auto", problem(held, cluster(held), **fixed))
+    assert raised.value.field == field
+
+
+def test_a_profile_without_forms_is_refused() -> None:
+    held = replace(model(), forms=())
+    with pytest.raises(InvalidInputError) as raised:
+        solve("auto", problem(held, cluster(held)))
+    assert raised.value.field == "profile.forms"
+
+
+def test_degrees_need_an_engine_that_has_them() -> None:
+    held = model()
+    with pytest.raises(InvalidInputError, match="name an --engine") as raised:
+        solve("auto", problem(held, cluster(held), engine="pipeplan", tensor=2))
+    assert raised.value.field == "tensor"
+    with pytest.raises(InvalidInputError, match="must be auto"):
+        solve("gpipe", problem(held, cluster(held)))
+
+
+def test_what_nothing_fits_by_is_said() -> None:
+    held = model()
+    answer = solve("auto", problem(held, cluster(held, memory_gib=0.01)))
+    assert isinstance(answer, Infeasible)
+    assert (answer.reasons[0].missing_bytes or 0) > 0
+    assert "tensor" in answer.reasons[0].detail
+
+
+def test_other_values_of_a_degree_are_no_faster() -> None:
+    held = model(contexts=(1, 2))
+    plan = answered(problem(held, cluster(held)))
+    assert {each.degree for each in plan.choices} >= {"tensor", "pipeline", "microbatch_size", "recomputed"}
+    for choice in plan.choices:
+        if choice.throughput_samples_per_s is not None:
+            assert choice.throughput_samples_per_s <= (plan.throughput_samples_per_s or 0.0) * (1 + CLOSE)
+
+
+def test_sharded_weights_pay_for_their_gathers() -> None:
+    """On a slow network sharding all of the states loses to keeping them whole, where both fit."""
+    held = model()
+    machines = cluster(held, network=1e9)
+    fixed: dict[str, Any] = {
+        "engine": "deepspeed",
+        "stages": 1,
+        "tensor": 1,
+        "data": 8,
+        "microbatch_size": 1,
+        "recompute": False,
+    }
+    sharded = answered(problem(held, machines, **fixed, sharding="weights"))
+    kept = answered(problem(held, machines, **fixed, sharding="none"))
+    assert (sharded.throughput_samples_per_s or 0.0) < (kept.throughput_samples_per_s or 0.0)
+    assert sharded.stages[0].memory_bytes < kept.stages[0].memory_bytes

@@ -1,0 +1,213 @@
+"""Stage by block: the blocks of a worker that recomputes them one by one, each right before its own backward.
+
+Per-layer checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost", section 4.1). Every block
+is a stage of its own that recomputes as a whole (`StageBlocks`), and hands on to the next one without a send:
+
+    forward    block 0, 1, ..., n - 1     keeps every block's input
+    backward   block n - 1, ..., 1, 0     runs the block again, then its backward, and frees it
+
+What it computes is, bit for bit, what the whole stage does. A block must pass on what it computes by what it returns:
+what it hides in a module for another block to find would be of another microbatch by the time that block runs again.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeplan.errors import RunFailedError
+from worker_agent.engine.backward import Added
+from worker_agent.models.values import carries_gradient
+from worker_agent.runtime.channel import Layouts, layouts_of
+from worker_agent.runtime.module_state import MinibatchStatistics
+from worker_agent.runtime.stage import Criterion, StageBlocks, Tensors
+
+
+class StageByBlock:
+    """Blocks [first_block, first_block + len(blocks)) of a model, the last ones with the criterion, as `StageBlocks`.
+
+    Its backward is never split. A weight that several blocks use gathers their gradients of a microbatch by itself
+    first: the sum is rounded as that of one backward through all blocks.
+    """
+
+    runs_forward_in_backward = True
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        *,
+        first_block: int,
+        criterion: Criterion | None,
+        seed: int,
+        device: torch.device,
+        minibatch_statistics: bool = False,
+        autocast: torch.dtype | None = None,
+        block_names: Sequence[str] = (),
+    ) -> None:
+        self.criterion = criterion
+        self._statistics = MinibatchStatistics(blocks) if minibatch_statistics else None
+        names = block_names or [type(block).__name__ for block in blocks]
+        self._parts = tuple(
+            StageBlocks(
+                (block,),
+                first_block=first_block + place,
+                criterion=criterion if place == len(blocks) - 1 else None,
+                recompute=True,
+                seed=seed,
+                device=device,
+                autocast=autocast,
+                block_names=(name,),
+            )
+            for place, (block, name) in enumerate(zip(blocks, names, strict=True))
+        )
+        self._titles = [f"block {first_block + place} ({name})" for place, name in enumerate(names)]
+        self._shared = _shared_places(blocks)
+        self._trained: list[dict[Layouts, tuple[bool, ...]]] = [{} for _ in self._parts]
+        self._changes: dict[int, list[list[int]]] = {}
+        self._inputs_bytes: dict[int, list[int]] = {}
+        self._most_bytes = 0
+
+    def forward(self, microbatch: int, inputs: Tensors, targets: Any = None) -> Tensors:
+        """The stage's outputs, or its loss if it has the criterion. Keeps the inputs of all blocks.
+
+        Which outputs of a block have a gradient is found once for inputs of each shape.
+        """
+        kept_bytes: dict[int, int] = {}
+        self._inputs_bytes[microbatch], self._changes[microbatch] = [], []
+        for place, part in enumerate(self._parts):
+            kept_bytes |= {t.data_ptr(): t.nbytes for t in inputs}  # what a block only passes on is kept once
+            self._inputs_bytes[microbatch].append(sum(kept_bytes.values()))
+            last = place == len(self._parts) - 1
+            known, layouts = self._trained[place], layouts_of(inputs)
+            if not last and layouts not in known:
+                known[layouts] = part.trained_outputs(microbatch, inputs)
+            with self._statistics.noting() if self._statistics else nullcontext():
+                outputs = part.forward(microbatch, inputs, targets if last else None)
+            self._changes[microbatch].append([t._version for t in inputs])
+            if not last:
+                pairs = zip(outputs, known[layouts], strict=True)
+                inputs = tuple(t.detach().requires_grad_(trained) for t, trained in pairs)
+        return outputs
+
+    def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
+        """Runs every block again, from the last to the first, each with its backward; as `StageBlocks.backward`.
+
+        Raises RunFailedError where a kept input has been changed since, or an output depends on what is trained that
+        did not in the first microbatch of its shape.
+        """
+        changes, inputs_bytes = self._changes.pop(microbatch), self._inputs_bytes.pop(microbatch)
+        others_bytes = sum(sums[-1] for sums in self._inputs_bytes.values())
+        inputs = [t for t in self._parts[0].kept[microbatch].inputs if carries_gradient(t)]
+        found: Sequence[Tensor | None] = gradients
+        asked = [True] * len(gradients)
+        with self._gathering_apart():
+            for place in reversed(range(len(self._parts))):
+                self._run_again(place, microbatch, changes[place], asked)
+                part, kept = self._parts[place], self._parts[place].kept[microbatch]
+                held_bytes = kept.activation_bytes + (inputs_bytes[place - 1] if place else 0)
+                self._most_bytes = max(self._most_bytes, others_bytes + held_bytes)
+                asked = [t.requires_grad for t in kept.inputs if carries_gradient(t)]
+                found = part.backward_where_reached(microbatch, found)
+        return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True))
+
+    def held_bytes(self) -> int:
+        """What its microbatches hold, and the copies that autocast has made: now, or in the backward just ended.
+
+        A backward frees what it makes: it counts at its most, once.
+        """
+        most_bytes, self._most_bytes = self._most_bytes, 0
+        return max(most_bytes, sum(sums[-1] for sums in self._inputs_bytes.values())) + self.cast_bytes
+
+    def recompute_forward(self, microbatch: int) -> NoReturn:
+        """Raises RunFailedError: the backward itself runs the blocks again."""
+        raise RunFailedError(f"a recomputation of microbatch {microbatch} on a stage that recomputes by block")
+
+    def waiting(self, microbatches: Iterable[int]) -> Counter[nn.Parameter]:
+        """Raises RunFailedError: no backward has left anything out."""
+        raise RunFailedError(
+            f"a split backward of microbatches {list(microbatches)} on a stage that recomputes by block"
+        )
+
+    def backward_weight(self, microbatches: Sequence[int], added: Added = lambda _: None) -> NoReturn:
+        """Raises RunFailedError: no backward has left anything out."""
+        raise RunFailedError(
+            f"a split backward of microbatches {list(microbatches)} on a stage that recomputes by block"
+        )
+
+    def reduce_statistics(self, group: dist.ProcessGroup) -> None:
+        """Makes the replicas' minibatch statistics one, where there are any."""
+        if self._statistics:
+            self._statistics.merge(group)
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether blocks compute under our autocast."""
+        return any(part.autocasts for part in self._parts)
+
+    @property
+    def cast_bytes(self) -> int:
+        """The bytes of the weights' copies that autocast has made and that all microbatches share."""
+        return sum(part.cast_bytes for part in self._parts)
+
+    def weights_changed(self) -> None:
+        """An update has changed weights: copies that were cast of them are stale."""
+        for part in self._parts:
+            part.weights_changed()
+
+    def end_minibatch(self) -> None:
+        """Moves running statistics on, where they are those of minibatches."""
+        if self._statistics:
+            self._statistics.end_minibatch()
+
+    def kept_storages(self, microbatch: int) -> frozenset[int]:
+        """The addresses of the memory that the microbatch still needs after its backward: none."""
+        del microbatch
+        return frozenset()
+
+    def _run_again(self, place: int, microbatch: int, changes: Sequence[int], asked: Sequence[bool]) -> None:
+        """One block's forward, with its graph; `asked` says for which of its outputs the next one found a gradient."""
+        part, title = self._parts[place], self._titles[place]
+        kept = part.kept[microbatch]
+        if list(changes) != [t._version for t in kept.inputs]:
+            raise RunFailedError(
+                f"an input of {title} was changed in place after its forward: recomputation needs what it was; clone "
+                "it before it is changed"
+            )
+        if part.changes_inputs:  # an earlier block's input may be in the same memory
+            kept.inputs = tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in kept.inputs)
+        part.recompute_forward(microbatch)
+        if any(root is not None and not wanted for root, wanted in zip(kept.roots, asked, strict=True)):
+            raise RunFailedError(
+                f"an output of {title} depends on what is trained, and did not in the first microbatch of its shape: "
+                "recomputation by block cannot follow that"
+            )
+
+    @contextmanager
+    def _gathering_apart(self) -> Iterator[None]:
+        """While it is active, the weights that several blocks use gather the gradients of this backward alone."""
+        weights = [weight for places, name in self._shared if (weight := places[name]) is not None]
+        before = [weight.grad for weight in weights]
+        for weight in weights:
+            weight.grad = None
+        yield
+        for weight, gathered in zip(weights, before, strict=True):
+            if gathered is not None and weight.grad is not None:
+                gathered.add_(weight.grad)
+            weight.grad = weight.grad if gathered is None else gathered
+
+
+def _shared_places(blocks: Sequence[nn.Module]) -> list[tuple[dict[str, nn.Parameter | None], str]]:
+    """A place of each trained parameter that several of the blocks hold: there is the leaf of the version in use."""
+    holders: Counter[nn.Parameter] = Counter(p for block in blocks for p in set(block.parameters()) if p.requires_grad)
+    places = {
+        parameter: (module._parameters, name)
+        for block in blocks
+        for module in block.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
+    return [places[parameter] for parameter, count in holders.items() if count > 1]
