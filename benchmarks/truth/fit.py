@@ -65,9 +65,10 @@ def fit(counted: Counted, rows: Sequence[Row], start: Constants, *, rounds: int 
     weights = np.asarray([1 / sources.count(source) for source in sources])
     of_place: dict[tuple[str, str], tuple[Predictor, IntArray]] = {}
     for place in places(start):
-        numbers = [number for number, row in enumerate(rows) if concerns(place, row)]
-        chosen = tuple(rows[number] for number in numbers)
-        of_place.setdefault(place[:2], (Predictor(counted, chosen), np.asarray(numbers, dtype=np.int64)))
+        if place[:2] not in of_place:
+            chosen = [number for number, row in enumerate(rows) if concerns(place, row)]
+            predictor = Predictor(counted, tuple(rows[number] for number in chosen))
+            of_place[place[:2]] = predictor, np.asarray(chosen, dtype=np.int64)
     best, found = start, differences(Predictor(counted, tuple(rows)), start)
     steps = {place: FIRST_STEP for place in places(best) if len(of_place[place[:2]][1])}
     for _ in range(rounds):

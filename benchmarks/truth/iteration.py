@@ -359,4 +359,4 @@ class Configured:
 
 def errors(predicted: Sequence[float], rows: Sequence[Row]) -> FloatArray:
     """Relative: above 0 where more was predicted than measured."""
-    return np.asarray(predicted) / np.asarray([row.seconds for row in rows]) - 1
+    return np.asarray(np.asarray(predicted) / np.asarray([row.seconds for row in rows]) - 1)

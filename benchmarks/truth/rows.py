@@ -4,6 +4,7 @@ import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.truth.constants import require_known
 from pipeplan.errors import InvalidInputError, require
@@ -144,19 +145,19 @@ def _row(fields: Mapping[str, str | None], place: str) -> Row:
         require(counts[column] == expected, f"{place} {column}", rule, counts[column])
     require_known(fields["gpu"] or "", place)
     require(p <= counts["layers"], f"{place} pipeline_parallel", "must be at most layers", p)
-    for column, words in (("unit", UNITS), ("sharding", tuple(SHARDINGS)), ("recompute", RECOMPUTES)):
+    words_of = {"unit": UNITS, "sharding": tuple(SHARDINGS), "recompute": RECOMPUTES}
+    for column, words in words_of.items():
         require(fields[column] in words, f"{place} {column}", f"must be one of {', '.join(words)}", fields[column])
     open_counts = {column: _count(fields, column, place) if fields[column] else None for column in OPEN_COUNTS}
-    return Row(
-        **{column: fields[column] or "" for column in ("source", "gpu", "model", "precision", "unit")},
+    values: dict[str, Any] = {  # checked above, by the columns' names
+        **{column: fields[column] for column in ("source", "gpu", "model", "precision", *words_of)},
         **counts,
         **open_counts,
-        sharding=fields["sharding"] or "",
-        recompute=fields["recompute"] or "",
-        sequence_parallel=_count(fields, "sequence_parallel", place, at_least=0) > 0,
-        measured=_amount(fields, "measured", place),
-        memory_gib=_amount(fields, "memory_gib", place) if fields["memory_gib"] else None,
-    )
+        "sequence_parallel": _count(fields, "sequence_parallel", place, at_least=0) > 0,
+        "measured": _amount(fields, "measured", place),
+        "memory_gib": _amount(fields, "memory_gib", place) if fields["memory_gib"] else None,
+    }
+    return Row(**values)
 
 
 def _count(fields: Mapping[str, str | None], column: str, place: str, at_least: int = 1) -> int:
