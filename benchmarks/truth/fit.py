@@ -1,7 +1,8 @@
-"""Fit: the constants of the least error, all sources counting alike; and those without each model."""
+"""Fit: the constants of the least error; and those without each model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from math import inf, sqrt
 from statistics import median
 
 import numpy as np
@@ -18,6 +19,9 @@ LAST_STEP = 0.01
 MOST = 0.95
 """No share of a peak is above."""
 
+MOST_KERNEL_S = 2.5e-5
+"""No kernel takes longer to start and end: more would stand for what grows with sizes."""
+
 ROUNDS = 40
 ROUNDS_WITHOUT = 6
 """Without a model the constants begin where those of all rows ended."""
@@ -27,20 +31,20 @@ Place = tuple[str, str, str]
 
 
 def places(constants: Constants) -> Iterator[Place]:
-    """Of all constants of seconds."""
+    """Of all constants of seconds, but those that are 0."""
     for group, each in (("gpus", constants.gpus), ("engines", constants.engines)):
         for name, holder in each.items():
             for field in fields(holder):
-                if getattr(holder, field.name) is not None and field.name != "reserve":
+                if getattr(holder, field.name) and field.name != "reserve":
                     yield group, name, field.name
 
 
 def changed(constants: Constants, place: Place, factor: float) -> Constants:
-    """With one of them multiplied; shares stay below MOST."""
+    """With one of them multiplied, within its bounds."""
     group, name, field = place
     holders = dict(getattr(constants, group))
-    value = getattr(holders[name], field) * factor
-    holders[name] = replace(holders[name], **{field: min(value, MOST) if field.endswith("efficiency") else value})
+    most = MOST if field.endswith("efficiency") else MOST_KERNEL_S if field == "kernel_s" else inf
+    holders[name] = replace(holders[name], **{field: min(getattr(holders[name], field) * factor, most)})
     return replace(constants, **{group: holders})
 
 
@@ -59,10 +63,11 @@ def differences(predictor: Predictor, constants: Constants) -> FloatArray:
 def fit(counted: Counted, rows: Sequence[Row], start: Constants, *, rounds: int = ROUNDS) -> Constants:
     """The best that ever smaller steps along one constant at a time find from `start`.
 
-    What is made least is the mean over sources of the mean difference of their rows.
+    What is made least is the sum over sources of the mean difference of their rows, by the root of how many they are:
+    a source of many rows counts for more than one of few, and for less than all of its rows.
     """
     sources = [row.source for row in rows]
-    weights = np.asarray([1 / sources.count(source) for source in sources])
+    weights = np.asarray([1 / sqrt(sources.count(source)) for source in sources])
     of_place: dict[tuple[str, str], tuple[Predictor, IntArray]] = {}
     for place in places(start):
         if place[:2] not in of_place:

@@ -269,24 +269,26 @@ class Configured:
     def _block_s(self, kind: KindSeconds, *, is_layer: bool) -> float:
         """A microbatch's forward and backward in a block, with what is run again and what the form exchanges.
 
-        A device waits for what its form exchanges. The host launches operations while the device computes and
-        exchanges: the slower of the two decides.
+        The host launches operations while the device computes: the slower of the two decides. The devices of a form
+        wait for what they exchange.
         """
         forward, backward = kind.forward, kind.backward
-        forward_s = forward.computing_s + self._exchanged_s(forward)
-        backward_s = backward.computing_s + self._exchanged_s(backward)
-        again_s, launched = 0.0, 0
+        exchanged_s = self._exchanged_s(forward), self._exchanged_s(backward)
+        again_s, again_exchanged_s, launched = 0.0, 0.0, 0
         if is_layer and recompute_of(self.row) == "full":
-            again_s, launched = forward_s, forward.operations
+            again_s, again_exchanged_s, launched = forward.computing_s, exchanged_s[0], forward.operations
         elif is_layer and recompute_of(self.row) == "selective" and kind.attention is not None:
             again_s, launched = kind.attention.computing_s, kind.attention.operations
         elif is_layer and recompute_of(self.row) == "selective":
             again_s, launched = PRODUCTS_AGAIN * forward.products_s + forward.others_s, forward.operations
+        forward_s, backward_s = forward.computing_s, backward.computing_s + again_s
         if self.row.sharding != "none":
-            return self._sharded_s(kind, forward_s, backward_s + again_s)
+            exchanging_s = exchanged_s[0], exchanged_s[1] + again_exchanged_s
+            return self._sharded_s(kind, forward_s + exchanging_s[0], backward_s + exchanging_s[1])
         host_s = self._engine.host_s or 0.0
-        launching_s = (forward.operations * host_s, (backward.operations + launched) * host_s)
-        return max(forward_s, launching_s[0]) + max(backward_s + again_s, launching_s[1])
+        launching_s = forward.operations * host_s, (backward.operations + launched) * host_s
+        working_s = max(forward_s, launching_s[0]) + max(backward_s, launching_s[1])
+        return working_s + sum(exchanged_s) + again_exchanged_s
 
     def _sharded_s(self, kind: KindSeconds, forward_s: float, backward_s: float) -> float:
         """With weights gathered while the block before computes, and gradients reduced while the next one does.
