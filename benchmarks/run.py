@@ -1,7 +1,6 @@
 """All measurements of docs/benchmarks.md, one after the other: `make bench`."""
 
 from benchmarks import (
-    analytic,
     auto,
     data_parallel,
     exact,
@@ -33,8 +32,6 @@ def main() -> None:
     split_backward.main()
     print("\n## 2BP against its table 1\n", flush=True)
     two_bp.main()
-    print("\n## Estimated profiles against measured A100s\n", flush=True)
-    analytic.main()
     print("\n## How fast PipeDream's partition is found\n", flush=True)
     partition.main()
     print("\n## What the solver proves\n", flush=True)

@@ -4,11 +4,10 @@ The model's blocks are built and run on fake tensors, which show what every bloc
 says how long that takes. Bytes are exact where the measuring profiler's are. Times are estimates, and the profile is
 marked as estimated.
 
-An operation takes as long as its arithmetic or its memory traffic, whichever is longer (Williams, Waterman and
-Patterson 2009, "Roofline"), each at the share of the peak that the datasheet states.
+How long an operation takes is its kernel's matter (`kernels`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,8 @@ from worker_agent.models.data import DefaultFeed, default_feed, open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.profiler.counts import BlockCounts, count_blocks
 from worker_agent.profiler.datasheets import Datasheet
-from worker_agent.profiler.operations import DeviceOperation, foreign_code
+from worker_agent.profiler.kernels import duration_s
+from worker_agent.profiler.operations import foreign_code
 
 if TYPE_CHECKING:  # it needs pydantic, which this module does without
     from worker_agent.profiler.job import ProfileJob
@@ -147,19 +147,6 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) ->
         activation_bytes=counts.activation_bytes,
         workspace_bytes=counts.workspace_bytes,
     )
-
-
-def duration_s(operations: Sequence[DeviceOperation], sheet: Datasheet) -> float:
-    """Seconds of these operations one after the other.
-
-    A GPU computes while its host launches the next operation: the slower of the two decides. A CPU does both itself.
-    Raises InvalidInputError for matrix products in a dtype whose peak the datasheet does not state.
-    """
-    arithmetic_s = (op.flops / sheet.reached_flops_per_s(op.dtype) if op.flops else 0.0 for op in operations)
-    traffic_s = (op.moved_bytes / sheet.reached_bytes_per_s for op in operations)
-    computing_s = sum(map(max, arithmetic_s, traffic_s))
-    launching_s = len(operations) * sheet.launch_s
-    return max(computing_s, launching_s) if sheet.kind == "gpu" else computing_s + launching_s
 
 
 def update_s_per_byte(optimizer: str, dtype: str, sheet: Datasheet) -> float:

@@ -25,16 +25,17 @@ from typing import ClassVar
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import DTYPE_BYTES, Device
-from pipeplan.errors import require, require_amount
+from pipeplan.errors import require, require_amount, require_count
 
-COMPUTE_EFFICIENCY = 0.7
-MEMORY_EFFICIENCY = 0.5
-LAUNCH_S = 52e-6
-"""These three are fitted to training iterations that were measured on A100s, launched by Python (docs/benchmarks.md).
+COMPUTE_EFFICIENCY = 0.8
+MEMORY_EFFICIENCY = 0.65
+ATTENTION_EFFICIENCY = 0.35
+KERNEL_S = 1e-5
+LAUNCH_S = 5e-5
+"""These five are an A100's, fitted to training iterations of many models and degrees (docs/benchmarks.md)."""
 
-The fit assumed that the measured program kept its activations, but it recomputed every layer: times from these three
-are about 30 % too long.
-"""
+FLOAT8 = "float8_e4m3fn"
+"""Of matrix products alone: their operands are made of 16 bits, and their results have 16 bits."""
 
 KINDS = ("gpu", "cpu")
 
@@ -43,9 +44,11 @@ KINDS = ("gpu", "cpu")
 class Datasheet:
     """One type of device. The peaks are the vendor's; the rest says how far training stays below them.
 
-    `flops_per_s` holds the peak of matrix products by dtype, without sparsity. An operation reaches the share
-    `compute_efficiency` of it, and the share `memory_efficiency` of the bandwidth. `launch_s` is the host's time to
-    launch an operation. `kind` says whose kernels run: those of dropout and attention differ between GPU and CPU.
+    `flops_per_s` holds the peak of matrix products by dtype, without sparsity. A matrix product reaches the share
+    `compute_efficiency` of it at most, attention in one kernel `attention_efficiency`, and every operation the share
+    `memory_efficiency` of the bandwidth. `kernel_s` is a kernel's own time to start and end, `launch_s` the host's to
+    launch it. `multiprocessors` share out the tiles of a product; None: a product of any size reaches the same share.
+    `kind` says whose kernels run: those of dropout and attention differ between GPU and CPU.
     `context_bytes` and `allocator_reserve` are a Device's. The link is the one between neighbouring devices of a node,
     in one direction; only a cluster needs it.
     """
@@ -56,7 +59,10 @@ class Datasheet:
     memory_bandwidth_bytes_per_s: float
     compute_efficiency: float = COMPUTE_EFFICIENCY
     memory_efficiency: float = MEMORY_EFFICIENCY
+    attention_efficiency: float = ATTENTION_EFFICIENCY
+    kernel_s: float = 0.0
     launch_s: float = LAUNCH_S
+    multiprocessors: int | None = None
     kind: str = "gpu"
     context_bytes: int = 0
     allocator_reserve: float = 0.0
@@ -71,13 +77,17 @@ class Datasheet:
         require(self.kind in KINDS, "kind", f"must be one of {', '.join(KINDS)}", self.kind)
         require(len(self.flops_per_s) > 0, "flops_per_s", "must hold at least one dtype", dict(self.flops_per_s))
         for dtype, rate in self.flops_per_s.items():
-            require(dtype in DTYPE_BYTES, "flops_per_s", f"must be by dtype: {', '.join(DTYPE_BYTES)}", dtype)
+            rule = f"must be by dtype: {', '.join((*DTYPE_BYTES, FLOAT8))}"
+            require(dtype in DTYPE_BYTES or dtype == FLOAT8, "flops_per_s", rule, dtype)
             require_amount(f"flops_per_s.{dtype}", rate, positive=True)
         require_amount("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, positive=True)
-        for field in ("compute_efficiency", "memory_efficiency"):
+        for field in ("compute_efficiency", "memory_efficiency", "attention_efficiency"):
             require_amount(field, getattr(self, field), positive=True)
             require(getattr(self, field) <= 1, field, "must be at most 1", getattr(self, field))
-        require_amount("launch_s", self.launch_s)
+        for field in ("kernel_s", "launch_s"):
+            require_amount(field, getattr(self, field))
+        if self.multiprocessors is not None:
+            require_count("multiprocessors", self.multiprocessors)
         if self.link_bandwidth_bytes_per_s is not None:
             require_amount("link_bandwidth_bytes_per_s", self.link_bandwidth_bytes_per_s, positive=True)
         require_amount("link_latency_s", self.link_latency_s)
@@ -91,11 +101,11 @@ class Datasheet:
             allocator_reserve=self.allocator_reserve,
         )
 
-    def reached_flops_per_s(self, dtype: str) -> float:
-        """What a matrix product in this dtype reaches. Raises InvalidInputError if the datasheet does not say."""
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """The peak of matrix products in this dtype. Raises InvalidInputError if the datasheet does not say."""
         rule = f"must hold {dtype}, in which a part of the model computes"
         require(dtype in self.flops_per_s, "flops_per_s", rule, sorted(self.flops_per_s))
-        return self.flops_per_s[dtype] * self.compute_efficiency
+        return self.flops_per_s[dtype]
 
     @property
     def reached_bytes_per_s(self) -> float:
@@ -103,8 +113,15 @@ class Datasheet:
         return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
 
 
-def _gpu(key: str, flops_per_s: Mapping[str, float], memory_bandwidth_bytes_per_s: float) -> Datasheet:
+def _gpu(
+    key: str,
+    flops_per_s: Mapping[str, float],
+    memory_bandwidth_bytes_per_s: float,
+    multiprocessors: int,
+    shares: tuple[float, float, float, float] = (COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY, ATTENTION_EFFICIENCY, KERNEL_S),
+) -> Datasheet:
     known = KNOWN_TYPES[key]
+    compute, memory, attention, kernel_s = shares
     return Datasheet(
         name=known.device.name,
         memory_bytes=known.device.memory_bytes,
@@ -114,32 +131,40 @@ def _gpu(key: str, flops_per_s: Mapping[str, float], memory_bandwidth_bytes_per_
         allocator_reserve=known.device.allocator_reserve,
         link_bandwidth_bytes_per_s=known.link_bandwidth_bytes_per_s,
         link_latency_s=known.link_latency_s,
+        multiprocessors=multiprocessors,
+        compute_efficiency=compute,
+        memory_efficiency=memory,
+        attention_efficiency=attention,
+        kernel_s=kernel_s,
     )
 
 
+_HOPPER = (0.7, 0.39, 0.2, 1.8e-5)
+"""An H100's shares, fitted like an A100's."""
+
 _V100 = {"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12}
 _A100 = {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}
-_H100_SXM = {"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 67e12, "float64": 67e12}
-_H100_PCIE = {"bfloat16": 756e12, "float16": 756e12, "float32": 51e12, "float64": 51e12}
-_L4 = {"bfloat16": 121e12, "float16": 121e12, "float32": 30.3e12}
+_H100_SXM = {FLOAT8: 1978.9e12, "bfloat16": 989.4e12, "float16": 989.4e12, "float32": 67e12, "float64": 67e12}
+_H100_PCIE = {FLOAT8: 1513e12, "bfloat16": 756e12, "float16": 756e12, "float32": 51e12, "float64": 51e12}
+_L4 = {FLOAT8: 242.5e12, "bfloat16": 121e12, "float16": 121e12, "float32": 30.3e12}
 _T4 = {"float16": 65e12, "float32": 8.1e12}
 _A10G = {"bfloat16": 70e12, "float16": 70e12, "float32": 31.5e12}
 _RTX_3090 = {"bfloat16": 71e12, "float16": 71e12, "float32": 35.6e12}
 _RTX_4090 = {"bfloat16": 165.2e12, "float16": 165.2e12, "float32": 82.6e12}
 
 DATASHEETS: dict[str, Datasheet] = {
-    "v100-16gb": _gpu("v100-16gb", _V100, 900e9),
-    "v100-32gb": _gpu("v100-32gb", _V100, 900e9),
-    "a100-40gb": _gpu("a100-40gb", _A100, 1555e9),
-    "a100-80gb": _gpu("a100-80gb", _A100, 2039e9),
-    "h100-sxm": _gpu("h100-sxm", _H100_SXM, 3350e9),
-    "h100-pcie": _gpu("h100-pcie", _H100_PCIE, 2000e9),
-    "h200-sxm": _gpu("h200-sxm", _H100_SXM, 4800e9),
-    "l4": _gpu("l4", _L4, 300e9),
-    "t4": _gpu("t4", _T4, 320e9),
-    "a10g": _gpu("a10g", _A10G, 600e9),
-    "rtx-3090": _gpu("rtx-3090", _RTX_3090, 936e9),
-    "rtx-4090": _gpu("rtx-4090", _RTX_4090, 1008e9),
+    "v100-16gb": _gpu("v100-16gb", _V100, 900e9, 80),
+    "v100-32gb": _gpu("v100-32gb", _V100, 900e9, 80),
+    "a100-40gb": _gpu("a100-40gb", _A100, 1555e9, 108),
+    "a100-80gb": _gpu("a100-80gb", _A100, 2039e9, 108),
+    "h100-sxm": _gpu("h100-sxm", _H100_SXM, 3350e9, 132, _HOPPER),
+    "h100-pcie": _gpu("h100-pcie", _H100_PCIE, 2000e9, 114, _HOPPER),
+    "h200-sxm": _gpu("h200-sxm", _H100_SXM, 4800e9, 132, _HOPPER),
+    "l4": _gpu("l4", _L4, 300e9, 58),
+    "t4": _gpu("t4", _T4, 320e9, 40),
+    "a10g": _gpu("a10g", _A10G, 600e9, 80),
+    "rtx-3090": _gpu("rtx-3090", _RTX_3090, 936e9, 82),
+    "rtx-4090": _gpu("rtx-4090", _RTX_4090, 1008e9, 128),
 }
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.errors import InvalidInputError
-from worker_agent.profiler.analytic import duration_s, update_s_per_byte, version_s_per_byte
+from worker_agent.profiler.analytic import update_s_per_byte, version_s_per_byte
 from worker_agent.profiler.datasheets import DATASHEETS, Datasheet, find_datasheet
+from worker_agent.profiler.kernels import duration_s
 from worker_agent.profiler.operations import DeviceOperation
 
 SHEET = Datasheet(
@@ -88,7 +89,8 @@ def test_a_file_is_read_with_documented_defaults(tmp_path: Path) -> None:
     path = tmp_path / "slow.json"
     path.write_text(json.dumps(DOCUMENT))
     found = find_datasheet(str(path))
-    assert (found.compute_efficiency, found.memory_efficiency, found.launch_s) == (0.7, 0.5, 52e-6)
+    assert (found.compute_efficiency, found.memory_efficiency, found.launch_s) == (0.8, 0.65, 5e-5)
+    assert (found.kernel_s, found.multiprocessors) == (0.0, None)
     assert (found.kind, found.context_bytes, found.link_bandwidth_bytes_per_s) == ("gpu", 0, None)
 
 
@@ -111,6 +113,9 @@ def test_a_file_is_read_with_documented_defaults(tmp_path: Path) -> None:
         ({"memory_efficiency": -0.1}, "memory_efficiency"),
         ({"launch_s": -1e-6}, "launch_s"),
         ({"launch_s": float("nan")}, "launch_s"),
+        ({"attention_efficiency": 1.5}, "attention_efficiency"),
+        ({"kernel_s": -1e-6}, "kernel_s"),
+        ({"multiprocessors": 0}, "multiprocessors"),
         ({"kind": "tpu"}, "kind"),
         ({"name": " "}, "name"),
         ({"context_bytes": 1000}, "context_bytes"),

@@ -1,0 +1,179 @@
+"""Counted: what one device does of a row's model in the row's form, from its operations.
+
+The program that was measured decides how a model is built. GPT models ran in Megatron: one kernel for a bias and what
+follows it, attention in four kernels, dropout. MPT models have no biases, a tied embedding and attention in one kernel;
+others are built like Llama.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.truth.rows import Row
+from pipeplan.documents.forms import Collective, Form
+from worker_agent.models.losses import Loss, default_loss
+from worker_agent.profiler.counts import BlockCounts
+from worker_agent.profiler.datasheets import FLOAT8
+from worker_agent.profiler.kernels import Kernels
+from worker_agent.profiler.operations import DeviceOperation
+from worker_agent.profiler.sharded import ShapedModel, count_form, shape_model
+
+
+class _LogitsGradient(torch.autograd.Function):
+    """The traffic of a cross entropy in one kernel: logits are read, and overwritten by their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.save_for_backward(logits)
+        return logits.amax(dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (logits,) = ctx.saved_tensors
+        return logits.mul_(gradients[0].unsqueeze(-1))  # type: ignore[no-any-return]
+
+
+def fused_loss(outputs: Any, targets: Any) -> Tensor:
+    """What flash-attention's cross entropy moves, which llm-foundry uses. For tensors without contents alone."""
+    return _LogitsGradient.apply(outputs).mean()  # type: ignore[no-any-return, no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How a family's models are built, beside their sizes."""
+
+    settings: str
+    attention: str
+    dtype: str
+    loss: Loss = default_loss
+
+
+FAMILIES = {
+    "gpt": Family(settings="dropout=0.1&fused=true", attention="unfused", dtype="float16"),
+    "mpt": Family(settings="bias=false&tied=true", attention="flash", dtype="bfloat16", loss=fused_loss),
+}
+LLAMA = Family(settings="bias=false&norm=rms&activation=swiglu&positions=rotary", attention="flash", dtype="bfloat16")
+
+
+def family_of(row: Row) -> Family:
+    """By the first word of the model's name."""
+    return FAMILIES.get(row.model.split("-")[0].lower(), LLAMA)
+
+
+def spec_of(row: Row) -> str:
+    """The model with one layer: the others are equal."""
+    sizes = {
+        "hidden": row.hidden,
+        "layers": 1,
+        "heads": row.heads,
+        "kv_heads": row.kv_heads,
+        "ffn": row.ffn,
+        "vocabulary": row.vocab,
+        "sequence_length": row.sequence_length,
+    }
+    return "preset:transformer?" + "&".join(f"{k}={v}" for k, v in sizes.items()) + "&" + family_of(row).settings
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """A block's forward or backward: its operations and what it exchanges."""
+
+    operations: tuple[DeviceOperation, ...]
+    collectives: tuple[Collective, ...]
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The operations as arrays."""
+        return Kernels.of(self.operations)
+
+    @cached_property
+    def float8(self) -> Kernels:
+        """The same with matrix products in 8 bits: their operands are read, and written in rows and in columns."""
+        return Kernels.of([changed for op in self.operations for changed in _in_float8(op)])
+
+
+def _in_float8(op: DeviceOperation) -> Iterable[DeviceOperation]:
+    if op.sizes is None or op.sizes.batch > 1 or "attention" in op.name:
+        return (op,)
+    operands = op.sizes.m * op.sizes.k + op.sizes.k * op.sizes.n
+    cast = replace(op, name="float8", flops=0, moved_bytes=4 * operands, sizes=None)
+    return replace(op, dtype=FLOAT8), cast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedKind:
+    """Embedding, layer or head."""
+
+    parameters: int
+    counts: BlockCounts
+    forward: Passage
+    backward: Passage
+    attention: Passage | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowKey:
+    """What decides what a device does: rows with the same share it."""
+
+    spec: str
+    family: Family
+    form: Form
+    sequence_length: int
+
+
+def key_of(row: Row) -> RowKey:
+    """The row's key."""
+    family = family_of(row)
+    form = Form(
+        tensor=row.tensor_parallel,
+        sequence_parallel=row.sequence_parallel and row.tensor_parallel > 1,
+        context=row.context_parallel,
+    )
+    return RowKey(spec_of(row), family, form, row.sequence_length)
+
+
+Counted = dict[tuple[RowKey, int], tuple[CountedKind, CountedKind, CountedKind]]
+"""By key and microbatch size: embedding, layer, head."""
+
+
+def count_rows(rows: Sequence[Row]) -> Counted:
+    """What a device does for every row, at every microbatch size that it may have had.
+
+    Raises InvalidInputError for degrees that do not divide what they share.
+    """
+    wanted: dict[RowKey, set[int]] = {}
+    for row in rows:
+        wanted.setdefault(key_of(row), set()).update(row.microbatches)
+    models: dict[tuple[str, str], ShapedModel] = {}
+    found: Counted = {}
+    for key, sizes in wanted.items():
+        name = (key.spec, key.family.dtype)
+        if name not in models:
+            models[name] = shape_model(*name)
+        form = count_form(
+            models[name],
+            key.form,
+            microbatch_sizes=sorted(sizes),
+            sequence_length=key.sequence_length,
+            attention=key.family.attention,
+            loss=key.family.loss if key.form.tensor == 1 else default_loss,
+        )
+        for size in sizes:
+            embedding, layer, head = (_kind(each.parameters, each.by_size[size]) for each in form.kinds)
+            found[key, size] = (embedding, layer, head)
+    return found
+
+
+def _kind(parameters: int, counts: BlockCounts) -> CountedKind:
+    again = counts.selective
+    return CountedKind(
+        parameters=parameters,
+        counts=counts,
+        forward=Passage(counts.forward, counts.forward_collectives),
+        backward=Passage(counts.backward, counts.backward_collectives),
+        attention=None if again is None else Passage(again.operations, ()),
+    )

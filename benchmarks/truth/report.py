@@ -1,0 +1,168 @@
+"""Report: errors of time and memory by source, and the regret of choosing by prediction."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean
+
+from benchmarks.truth.constants import Constants
+from benchmarks.truth.counted import count_rows
+from benchmarks.truth.iteration import Predictor, engine_of, recompute_of
+from benchmarks.truth.memory import held_bytes, usable_bytes
+from benchmarks.truth.rows import GIB, Row, by_source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is predicted of a row. Errors are relative, above 0 where more was predicted than measured.
+
+    `without_model_error`: with the constants fitted without the rows of this model. Of what a row does not say, the
+    fastest was taken that fits, or the fastest where nothing fits.
+    """
+
+    row: Row
+    microbatch: int
+    virtual_stages: int
+    predicted_s: float
+    without_model_s: float
+    memory_gib: float
+    reserved_gib: float
+    usable_gib: float
+
+    @property
+    def error(self) -> float:
+        """Of the seconds."""
+        return self.predicted_s / self.row.seconds - 1
+
+    @property
+    def without_model_error(self) -> float:
+        """Of the seconds without the model's rows."""
+        return self.without_model_s / self.row.seconds - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """Of the bytes that the allocator holds, where they are published."""
+        return None if self.row.memory_gib is None else self.reserved_gib / self.row.memory_gib - 1
+
+    def document(self) -> dict[str, object]:
+        """As JSON has it: the row's columns, then what is predicted."""
+        return {
+            **asdict(self.row),
+            "engine": engine_of(self.row),
+            "recompute_taken": recompute_of(self.row),
+            "microbatch_taken": self.microbatch,
+            "virtual_stages_taken": self.virtual_stages,
+            "measured_s": self.row.seconds,
+            "predicted_s": self.predicted_s,
+            "error": self.error,
+            "error_without_model": self.without_model_error,
+            "memory_used_gib": self.memory_gib,
+            "memory_predicted_gib": self.reserved_gib,
+            "memory_error": self.memory_error,
+            "fits": self.memory_gib <= self.usable_gib,
+        }
+
+
+def predictions(rows: Sequence[Row], constants: Constants, without: dict[str, Constants]) -> list[Prediction]:
+    """One for each row, in their order. Raises InvalidInputError for degrees that do not divide what they share."""
+    counted = count_rows(rows)
+    chosen = Predictor(counted, tuple(rows)).choices(constants)
+    apart: dict[int, dict[tuple[int, int], float]] = {}
+    for model in {row.model for row in rows} & without.keys():
+        numbers = [number for number, row in enumerate(rows) if row.model == model]
+        predictor = Predictor(counted, tuple(rows[number] for number in numbers))
+        apart.update(zip(numbers, predictor.choices(without[model]), strict=True))
+    found = []
+    for number, (row, seconds) in enumerate(zip(rows, chosen, strict=True)):
+        held = {taken: held_bytes(row, *taken, counted) for taken in seconds}
+        fitting = {taken: each_s for taken, each_s in seconds.items() if held[taken] <= usable_bytes(row)} or seconds
+        taken = min(fitting, key=lambda each: fitting[each])
+        found.append(
+            Prediction(
+                row=row,
+                microbatch=taken[0],
+                virtual_stages=taken[1],
+                predicted_s=fitting[taken],
+                without_model_s=min(apart.get(number, fitting)[each] for each in fitting),
+                memory_gib=held[taken] / GIB,
+                reserved_gib=held[taken] * (1 + (constants.engines[engine_of(row)].reserve or 0.0)) / GIB,
+                usable_gib=usable_bytes(row) / GIB,
+            )
+        )
+    return found
+
+
+def regrets(found: Sequence[Prediction]) -> list[float]:
+    """For each group of several rows: how much longer the predicted best takes than the measured best."""
+    groups: dict[tuple[object, ...], list[Prediction]] = {}
+    for each in found:
+        groups.setdefault(each.row.group, []).append(each)
+    several = [group for group in groups.values() if len(group) > 1]
+    return [
+        min(group, key=lambda each: each.predicted_s).row.seconds / min(each.row.seconds for each in group) - 1
+        for group in several
+    ]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return mean(values) if values else None
+
+
+def document(found: Sequence[Prediction], constants: Constants) -> dict[str, object]:
+    """All of it as JSON has it."""
+    sources = []
+    for source, rows in by_source([each.row for each in found]).items():
+        of_source = [each for each in found if each.row.source == source]
+        lost = regrets(of_source)
+        memory = [abs(each.memory_error) for each in of_source if each.memory_error is not None]
+        sources.append(
+            {
+                "source": source,
+                "rows": len(rows),
+                "mean_error": mean(abs(each.error) for each in of_source),
+                "worst_error": max((each.error for each in of_source), key=abs),
+                "mean_error_without_model": mean(abs(each.without_model_error) for each in of_source),
+                "mean_regret": _mean(lost),
+                "worst_regret": max(lost, default=None),
+                "memory_mean_error": _mean(memory),
+                "not_fitting": sum(each.memory_gib > each.usable_gib for each in of_source),
+            }
+        )
+    return {"sources": sources, "rows": [each.document() for each in found], "constants": constants.document()}
+
+
+def print_tables(found: Sequence[Prediction], constants: Constants) -> None:
+    """Errors by source, the rows that are said not to fit, and the constants."""
+    print("| source | rows | mean error | worst | without its model | regret | memory |")
+    print("|---|---|---|---|---|---|---|")
+    for source, rows in by_source([each.row for each in found]).items():
+        of_source = [each for each in found if each.row.source == source]
+        worst = max((each.error for each in of_source), key=abs)
+        without = mean(abs(each.without_model_error) for each in of_source)
+        memory = _mean([abs(each.memory_error) for each in of_source if each.memory_error is not None])
+        cells = [
+            source,
+            str(len(rows)),
+            f"{mean(abs(each.error) for each in of_source):.1%}",
+            f"{worst:+.1%}",
+            f"{without:.1%}",
+            _percent(_mean(regrets(of_source))),
+            _percent(memory),
+        ]
+        print(f"| {' | '.join(cells)} |")
+    misfits = [each for each in found if each.memory_gib > each.usable_gib]
+    print(f"\n{len(found) - len(misfits)} of {len(found)} rows, all of which ran, are said to fit. Not said to fit:\n")
+    for each in misfits:
+        row = each.row
+        print(
+            f"  {row.source} {row.model} on {row.gpus} {row.gpu}, sequence {row.sequence_length}, microbatch "
+            f"{each.microbatch}: {each.memory_gib:.1f} of {each.usable_gib:.1f} GiB"
+        )
+    print("\n| constant | " + " | ".join((*constants.gpus, *constants.engines)) + " |")
+    columns = list(constants.document()["gpus"].values()) + list(constants.document()["engines"].values())
+    print("|---" * (1 + len(columns)) + "|")
+    for name in dict.fromkeys(name for column in columns for name in column):
+        print(f"| {name} | " + " | ".join(f"{c[name]:.3g}" if name in c else "" for c in columns) + " |")
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

@@ -1,0 +1,95 @@
+"""Kernels: what the size of an operation does to its time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeplan.errors import InvalidInputError
+from worker_agent.profiler.datasheets import DATASHEETS, FLOAT8
+from worker_agent.profiler.kernels import START_DEPTH, Kernels, duration_s
+from worker_agent.profiler.operations import DeviceOperation, MatrixSizes
+
+A100 = DATASHEETS["a100-80gb"]
+QUICK_MEMORY = replace(A100, memory_bandwidth_bytes_per_s=1e24, kernel_s=0.0)
+"""So much bandwidth that arithmetic alone takes time."""
+
+sides = st.integers(1, 40_000)
+
+
+def product(m: int, n: int, k: int, *, batch: int = 1, dtype: str = "bfloat16") -> DeviceOperation:
+    moved = 2 * batch * (m * k + k * n + m * n)
+    sizes = MatrixSizes(batch=batch, m=m, n=n, k=k)
+    return DeviceOperation(name="mm", flops=2 * batch * m * n * k, dtype=dtype, moved_bytes=moved, sizes=sizes)
+
+
+def attention(*, causal: bool, backward: bool = False) -> DeviceOperation:
+    name = "_scaled_dot_product_flash_attention" + "_backward" * backward
+    sizes = MatrixSizes(batch=32, m=4096, n=4096, k=128)
+    return DeviceOperation(name=name, flops=10**12, dtype="bfloat16", moved_bytes=1, sizes=sizes, causal=causal)
+
+
+def seconds(op: DeviceOperation) -> float:
+    return float(Kernels.of([op]).seconds(QUICK_MEMORY)[0])
+
+
+@given(sides, sides, sides, st.integers(1, 64))
+def test_no_product_is_above_the_share_of_the_peak(m: int, n: int, k: int, batch: int) -> None:
+    op = product(m, n, k, batch=batch)
+    assert seconds(op) >= op.flops / (312e12 * A100.compute_efficiency)
+
+
+@given(sides, sides, sides, st.integers(1, 64))
+def test_a_larger_product_takes_no_less_time(m: int, n: int, k: int, batch: int) -> None:
+    least = seconds(product(m, n, k, batch=batch))
+    for larger in (product(m + 1, n, k, batch=batch), product(m, n + 1, k, batch=batch), product(m, n, 2 * k)):
+        if larger.sizes is not None and larger.sizes.batch == batch:
+            assert seconds(larger) >= least * (1 - 1e-12)
+
+
+@given(sides, sides, sides)
+def test_rows_and_columns_count_alike(m: int, n: int, k: int) -> None:
+    assert seconds(product(m, n, k)) == pytest.approx(seconds(product(n, m, k)))
+
+
+def test_one_tile_too_many_takes_another_wave() -> None:
+    # 108 multiprocessors: 9 x 12 tiles of 256 x 128 fill them once
+    full, more = product(9 * 256, 12 * 128, 65536), product(9 * 256 + 1, 12 * 128, 65536)
+    whole_s = 2 * 108 * 256 * 128 * (65536 + START_DEPTH) / (312e12 * A100.compute_efficiency)
+    assert seconds(full) == pytest.approx(whole_s)
+    assert seconds(more) > 1.1 * seconds(full)
+
+
+def test_a_deep_product_of_one_tile_is_shared_out() -> None:
+    alone_s = 2 * 108 * 256 * 128 * (65536 + START_DEPTH) / (312e12 * A100.compute_efficiency)
+    assert seconds(product(256, 128, 65536)) < 0.3 * alone_s
+
+
+def test_large_products_come_near_the_share_and_small_ones_do_not() -> None:
+    large, small = product(16384, 16384, 16384), product(512, 512, 512)
+    assert large.flops / seconds(large) > 0.95 * 312e12 * A100.compute_efficiency
+    assert small.flops / duration_s([small], replace(A100, launch_s=0.0)) < 0.1 * 312e12 * A100.compute_efficiency
+
+
+def test_attention_has_a_rate_of_its_own_and_skips_later_positions() -> None:
+    whole_s = 10**12 / (312e12 * A100.attention_efficiency)
+    assert seconds(attention(causal=False)) == pytest.approx(whole_s)
+    assert seconds(attention(causal=True)) == pytest.approx(whole_s / 2)
+    assert seconds(attention(causal=True, backward=True)) == pytest.approx(1.2 * whole_s / 2)
+
+
+def test_eight_bits_take_half_the_time_and_need_a_datasheet_that_has_them() -> None:
+    quick = replace(DATASHEETS["h100-sxm"], memory_bandwidth_bytes_per_s=1e24, kernel_s=0.0)
+    wide, narrow = product(8192, 8192, 8192), product(8192, 8192, 8192, dtype=FLOAT8)
+    of_wide, of_narrow = Kernels.of([wide, narrow]).seconds(quick)
+    assert of_narrow == pytest.approx(of_wide / 2, rel=1e-3)
+    with pytest.raises(InvalidInputError, match=FLOAT8):
+        duration_s([narrow], A100)
+
+
+@given(st.lists(st.builds(product, sides, sides, sides), max_size=5))
+def test_operations_of_a_list_take_what_each_takes_alone(operations: list[DeviceOperation]) -> None:
+    alone = [float(Kernels.of([op]).seconds(A100)[0]) for op in operations]
+    np.testing.assert_allclose(Kernels.of(operations).seconds(A100), alone)

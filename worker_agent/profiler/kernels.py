@@ -1,0 +1,129 @@
+"""Kernels: how long a device takes for an operation, by its size.
+
+A kernel takes as long as its arithmetic or its memory traffic, whichever is longer (Williams, Waterman and Patterson
+2009, "Roofline"), and a time of its own to start and end.
+
+A matrix product is cut into tiles of its result, one for each multiprocessor at a time. It takes as many waves as are
+needed for all tiles, and every wave as long as a full one (NVIDIA, "Matrix Multiplication Background User's Guide",
+2023, "Tile Quantization" and "Wave Quantization"). A small tile reads more for each of its operations. A product of few
+tiles may share the inner dimension out as well, and add the parts up (Osama et al. 2023, "Stream-K", section 2.2). The
+library that a GPU runs chooses among such kernels: the fastest is taken here.
+
+Attention in one kernel does what its formula says, half of it where later positions are masked (Dao 2023,
+"FlashAttention-2", section 3.1), at a rate of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from worker_agent.profiler.datasheets import Datasheet
+from worker_agent.profiler.operations import DeviceOperation
+
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+"""Rows and columns of a result that a multiprocessor makes at a time: those of NVIDIA's cutlass for tensor cores."""
+
+SPLITS = (1, 2, 4, 8)
+"""Into so many parts the inner dimension may be shared out."""
+
+START_DEPTH = 32
+"""A tile takes as long to start and end as for so much of the inner dimension: the first loads of a pipeline."""
+
+TILE_READS = 0.3
+"""A tile's time that grows with what it reads for each of its operations, as a share of that of the largest tile."""
+
+PARTIAL_BYTES = 4
+"""Parts of a shared inner dimension are float32."""
+
+BACKWARD_ATTENTION = 1.2
+"""Attention's backward is so much slower for each of its operations than its forward (Dao 2023, section 4.1)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """Operations as arrays: one entry for each, in their order. `sizes` are batch, m, n, k of matrix products, or 0."""
+
+    operations: tuple[DeviceOperation, ...]
+
+    @classmethod
+    def of(cls, operations: Sequence[DeviceOperation]) -> Self:
+        """Of these operations."""
+        return cls(tuple(operations))
+
+    @cached_property
+    def _flops(self) -> FloatArray:
+        return np.array([op.flops * (0.5 if op.causal else 1.0) for op in self.operations])
+
+    @cached_property
+    def _moved_bytes(self) -> FloatArray:
+        return np.array([float(op.moved_bytes) for op in self.operations])
+
+    @cached_property
+    def _attention(self) -> FloatArray:
+        """How much longer than a forward's an operation of attention takes; 0 for other operations."""
+        slower = [BACKWARD_ATTENTION if "backward" in op.name else 1.0 for op in self.operations]
+        return np.array([by * ("attention" in op.name) for by, op in zip(slower, self.operations, strict=True)])
+
+    @cached_property
+    def _sizes(self) -> FloatArray:
+        """Batch, m, n and k of matrix products, one row each; 0 for other operations."""
+        found = [op.sizes if "attention" not in op.name else None for op in self.operations]
+        rows = [(s.batch, s.m, s.n, s.k) if s else (0, 0, 0, 0) for s in found]
+        return np.array(rows, dtype=np.float64).reshape(-1, 4).T
+
+    @cached_property
+    def _dtypes(self) -> tuple[tuple[str, ...], IntArray]:
+        """The dtypes in which something is computed, and which of them is each operation's; 0 for those without."""
+        names = tuple(sorted({op.dtype for op in self.operations if op.flops}))
+        places = {name: place for place, name in enumerate(names)}
+        return names, np.array([places[op.dtype] if op.flops else 0 for op in self.operations], dtype=np.int64)
+
+    def seconds(self, sheet: Datasheet) -> FloatArray:
+        """Of each operation, on the datasheet's device.
+
+        Raises InvalidInputError for matrix products in a dtype whose peak the datasheet does not state.
+        """
+        names, places = self._dtypes
+        peaks = np.array([sheet.peak_flops_per_s(name) for name in names] or [1.0])[places]
+        reached = peaks * np.where(self._attention > 0, sheet.attention_efficiency, sheet.compute_efficiency)
+        arithmetic_s = self._flops * np.maximum(self._attention, 1.0) / reached
+        if sheet.multiprocessors is not None:
+            tiled_s = self._tiled_s(reached, sheet.multiprocessors, sheet.reached_bytes_per_s)
+            arithmetic_s = np.where(self._sizes[0] > 0, tiled_s, arithmetic_s)
+        moving_s = self._moved_bytes / sheet.reached_bytes_per_s
+        return np.asarray(np.maximum(arithmetic_s, moving_s) + sheet.kernel_s)
+
+    def _tiled_s(self, flops_per_s: FloatArray, multiprocessors: int, bytes_per_s: float) -> FloatArray:
+        """Seconds of matrix products by the best tiles."""
+        batch, m, n, k = self._sizes
+        found = np.full(len(self.operations), np.inf)
+        largest = _reads(TILES[0])
+        for tile in TILES:
+            slower = 1 + TILE_READS * (_reads(tile) / largest - 1)
+            tiles = batch * np.ceil(m / tile[0]) * np.ceil(n / tile[1])
+            for parts in SPLITS:
+                waves = np.ceil(tiles * parts / multiprocessors)
+                flops = 2 * waves * multiprocessors * tile[0] * tile[1] * (k / parts + START_DEPTH)
+                added = (parts + 1) * batch * m * n * PARTIAL_BYTES if parts > 1 else 0.0
+                found = np.minimum(found, slower * flops / flops_per_s + added / bytes_per_s)
+        return found
+
+
+def _reads(tile: tuple[int, int]) -> float:
+    """What a tile reads for each of its operations, as a multiple of an element."""
+    return 1 / tile[0] + 1 / tile[1]
+
+
+def duration_s(operations: Sequence[DeviceOperation], sheet: Datasheet) -> float:
+    """Seconds of these operations one after the other.
+
+    A GPU computes while its host launches the next operation: the slower of the two decides. A CPU does both itself.
+    Raises InvalidInputError for matrix products in a dtype whose peak the datasheet does not state.
+    """
+    computing_s = float(Kernels.of(operations).seconds(sheet).sum())
+    launching_s = len(operations) * sheet.launch_s
+    return max(computing_s, launching_s) if sheet.kind == "gpu" else computing_s + launching_s
