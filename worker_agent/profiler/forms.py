@@ -9,9 +9,9 @@ from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require, require_count
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.models.data import length_of
-from worker_agent.profiler.analytic import duration_s
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import Datasheet
+from worker_agent.profiler.kernels import duration_s
 from worker_agent.profiler.sharded import ATTENTION, FormCounts, count_form, shape_model
 
 OnForm = Callable[[int, int, Form], None]
