@@ -18,6 +18,7 @@ less time in turn; a play's rate is their mean over a window, which may hold one
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import inf
 
@@ -174,9 +175,17 @@ def _transfers_s(plan: Plan, ranks: Sequence[Sequence[int]]) -> dict[_Port, floa
         ):
             if devices and seconds and 0 <= other < plan.depth:
                 batch_s = plan.microbatches * seconds
-                for sender, receiver in zip(ranks[stage], ranks[other], strict=True):
-                    out, into = sender // devices, receiver // devices
-                    if out != into:
-                        carried_s[True, devices, out] += batch_s
-                        carried_s[False, devices, into] += batch_s
+                for (out, unit), count in _crossings(tuple(ranks[stage]), tuple(ranks[other]), devices).items():
+                    carried_s[out, devices, unit] += count * batch_s
     return carried_s
+
+
+@lru_cache(maxsize=256)
+def _crossings(senders: tuple[int, ...], receivers: tuple[int, ...], devices: int) -> Counter[tuple[bool, int]]:
+    """How many transfers leave (True) and enter each unit of so many devices."""
+    found = Counter[tuple[bool, int]]()
+    for sender, receiver in zip(senders, receivers, strict=True):
+        if sender // devices != receiver // devices:
+            found[True, sender // devices] += 1
+            found[False, receiver // devices] += 1
+    return found

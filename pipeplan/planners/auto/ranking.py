@@ -18,6 +18,9 @@ PLAYED_INSTRUCTIONS = 600_000
 FRONT_INSTRUCTIONS = 100_000
 """Of plans that are slower than the answer, and hold less."""
 
+MOVES_INSTRUCTIONS = 100_000
+"""Of plans whose cuts were moved."""
+
 LONGEST_PLAY = 60_000
 """Of one proposal."""
 
@@ -76,8 +79,8 @@ class Ranking:
     """All that was proposed, those that fit and those that do not. `left` instructions may still be played.
 
     `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may.
-    `longest_answer`: so many instructions a planner's answer may have, `for_front` as many are played of plans that are
-    slower and hold less.
+    `longest_answer`: so many instructions a planner's answer may have; as many as `for_front` are played of plans that
+    are slower and hold less, and `for_moves` of plans whose cuts were moved.
     """
 
     problem: PlanningProblem
@@ -87,6 +90,7 @@ class Ranking:
     left: int = PLAYED_INSTRUCTIONS
     longest_answer: int = SIMULATED_INSTRUCTIONS
     for_front: int = FRONT_INSTRUCTIONS
+    for_moves: int = MOVES_INSTRUCTIONS
     _known: set[object] = field(default_factory=set)
     _fused: dict[object, Plan] = field(default_factory=dict)
 

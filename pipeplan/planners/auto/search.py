@@ -42,9 +42,6 @@ MOVED = 8
 MOVES = 16
 """Of so many of a plan's moves the plans are made, those with the highest bounds."""
 
-MOVES_INSTRUCTIONS = 100_000
-"""So many instructions are played of plans whose cuts were moved."""
-
 SHOWN_UNPLAYED = 12
 """How many configurations that were not played are shown."""
 
@@ -239,7 +236,7 @@ class PlayedSearch:
 
     def _move_cuts(self) -> None:
         """Plays the fastest plans with a cut moved by a block, as long as there are new ones among the fastest."""
-        least = max(self.ranking.left - MOVES_INSTRUCTIONS, 0)
+        least = max(self.ranking.left - self.ranking.for_moves, 0)
         moved: set[object] = set()
         while True:
             fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:MOVED]

@@ -41,6 +41,9 @@ USED = (
 LIKELY = 24
 """So many configurations are played first if their bounds allow."""
 
+MOVED = 20_000
+"""Instructions of plans whose cuts were moved."""
+
 PLAYED_INSTRUCTIONS = 300_000
 """Of all plans together: a second."""
 
@@ -84,7 +87,9 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         require(schedule_named(options.schedule).name in known, "schedule", rule, options.schedule)
     forms = forms_for(problem, engine)
     fused = replace(problem, options=replace(options, split_backward=False))
-    ranking = Ranking(problem=fused, left=PLAYED_INSTRUCTIONS, longest_answer=LONGEST_PLAY, for_front=0)
+    ranking = Ranking(
+        problem=fused, left=PLAYED_INSTRUCTIONS, longest_answer=LONGEST_PLAY, for_front=0, for_moves=MOVED
+    )
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking
 
 

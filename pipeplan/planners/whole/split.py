@@ -1,20 +1,24 @@
 """Split: stages of the least bottleneck whose ranks fit, found by bisection over the bottleneck.
 
 Stages are filled one after the other, each with as many blocks as the bottleneck and the memory allow: if any stages
-fit, these do, since a stage that begins later takes and holds no more. Where ranks hold several stages, each may take
-its share of the rank's bottleneck, and what a rank holds is looked at afterwards.
+fit, these do, since a stage that begins later takes and holds no more. Where ranks hold several stages, these are as
+even as can be by time; if a rank does not fit so, blocks move from its stages to those beside them.
 """
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
 from pipeplan.arrays import FloatArray
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.terms import ReplicaTerms
+
+_MOVES = 12
+"""So many blocks move at most to make ranks of several stages fit."""
 
 _STEPS = 24
 """Bisections: the bottleneck is then within a millionth of the least."""
@@ -38,15 +42,78 @@ class Splitter:
 
     def stops(self) -> tuple[int, ...] | None:
         """Where the stages end; None where none fit."""
-        depth, step_s = self.degrees.depth, self._step_s
-        high_s = step_s[-1]
-        found = self._filled(high_s)
-        if found is None:
+        if self.degrees.chunks == 1:
+            return self._least(self.device_bytes)
+        found = self._least(inf)
+        return None if found is None else self._squeezed(self._evened(found))
+
+    def _evened(self, stops: tuple[int, ...]) -> tuple[int, ...]:
+        """Stages as near to equal shares of what is left as the same bottleneck allows: they were filled from the first
+        one on, and the last ones have what remained.
+        """
+        step_s, depth = self._step_s, len(stops)
+        most_s = max(step_s[stop] - step_s[start] for start, stop in zip((0, *stops), stops, strict=False)) * (1 + 1e-9)
+        earliest = [stops[-1]]  # where each stage may end at least, for the later ones to hold the rest
+        for stage in range(depth - 1, 0, -1):
+            first = bisect_left(step_s, step_s[earliest[-1]] - most_s)
+            earliest.append(min(max(first, stage), earliest[-1] - 1))
+        start, evened = 0, list[int]()
+        for stage, least in enumerate(reversed(earliest)):
+            share_s = (step_s[-1] - step_s[start]) / (depth - stage)
+            latest = min(bisect_right(step_s, step_s[start] + most_s) - 1, stops[-1] - (depth - 1 - stage))
+            place = bisect_left(step_s, step_s[start] + share_s)
+            if (
+                place > start + 1
+                and step_s[place] - step_s[start] - share_s > share_s - step_s[place - 1] + step_s[start]
+            ):
+                place -= 1
+            start = max(min(place, latest), least, start + 1)
+            evened.append(start)
+        return tuple(evened)
+
+    def _squeezed(self, stops: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The same stages if all ranks fit, or others after some blocks have moved; None where that does not help.
+
+        A block moves from a stage of the fullest rank to the one beside it, wherever the fullest rank then holds least.
+        """
+        now = self._by_rank(stops)
+        if sum(now) > self.device_bytes * len(now):
             return None
-        low_s = step_s[-1] / depth
-        for _ in range(_STEPS):
+        for _ in range(_MOVES):
+            if max(now) <= self.device_bytes:
+                return stops
+            fullest = now.index(max(now))
+            others = list(self._without_a_block(stops, fullest))
+            held, stops = min(((self._by_rank(other), other) for other in others), key=lambda each: max(each[0]))
+            if max(held) >= max(now):
+                return None
+            now = held
+        return stops if max(now) <= self.device_bytes else None
+
+    def _without_a_block(self, stops: tuple[int, ...], rank: int) -> Iterator[tuple[int, ...]]:
+        """The stages where one of a rank's has given its first or its last block away; they themselves come first."""
+        yield stops
+        for stage in range(rank, self.degrees.depth, self.degrees.pipeline):
+            start = stops[stage - 1] if stage else 0
+            if stops[stage] - start > 1:
+                if stage:
+                    yield (*stops[: stage - 1], start + 1, *stops[stage:])
+                if stage < self.degrees.depth - 1:
+                    yield (*stops[:stage], stops[stage] - 1, *stops[stage + 1 :])
+
+    def _by_rank(self, stops: Sequence[int]) -> list[float]:
+        """What every rank holds."""
+        held, p = self.held_bytes(stops), self.degrees.pipeline
+        return [sum(held[rank::p]) for rank in range(p)]
+
+    def _least(self, room: float) -> tuple[int, ...] | None:
+        """The stages of the least bottleneck that hold no more than `room` bytes each."""
+        high_s = self._step_s[-1]
+        found = self._filled(high_s, room)
+        low_s = high_s / self.degrees.depth
+        for _ in range(_STEPS if found else 0):
             middle_s = (low_s + high_s) / 2
-            stops = self._filled(middle_s)
+            stops = self._filled(middle_s, room)
             if stops is None:
                 low_s = middle_s
             else:
@@ -69,34 +136,29 @@ class Splitter:
 
     def fits(self, stops: Sequence[int]) -> bool:
         """Whether every rank fits its device."""
-        held, p = self.held_bytes(stops), self.degrees.pipeline
-        return all(sum(held[rank::p]) <= self.device_bytes for rank in range(p))
+        return max(self._by_rank(stops)) <= self.device_bytes
 
-    def _filled(self, bottleneck_s: float) -> tuple[int, ...] | None:
+    def _filled(self, bottleneck_s: float, room: float) -> tuple[int, ...] | None:
         depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
         start, stops = 0, []
         for stage in range(depth):
             last = blocks - (depth - 1 - stage)
             stop = min(bisect_right(step_s, step_s[start] + bottleneck_s) - 1, last)
-            stop = self._that_fits(stage, start, stop)
+            stop = self._that_fits(stage, start, stop, room)
             if stop <= start:
                 return None
             stops.append(stop)
             start = stop
-        if start < blocks:
-            return None
-        if self.degrees.chunks > 1 and not self.fits(stops):
-            return None
-        return tuple(stops)
+        return tuple(stops) if start == blocks else None
 
-    def _that_fits(self, stage: int, start: int, stop: int) -> int:
-        """The last place up to `stop` where a stage may end by its memory; ranks of several stages count later."""
-        if self.degrees.chunks > 1 or stop <= start:
+    def _that_fits(self, stage: int, start: int, stop: int, room: float) -> int:
+        """The last place up to `stop` where a stage may end by its memory."""
+        if stop <= start or room == inf:
             return stop
         low, high = start, stop
-        while low < high and self._bytes(stage, start, high) > self.device_bytes:
+        while low < high and self._bytes(stage, start, high) > room:
             middle = (low + high) // 2
-            if self._bytes(stage, start, middle + 1) <= self.device_bytes:
+            if self._bytes(stage, start, middle + 1) <= room:
                 low = middle + 1
             else:
                 high = middle

@@ -247,6 +247,34 @@ def test_other_values_of_a_degree_are_no_faster() -> None:
             assert choice.throughput_samples_per_s <= (plan.throughput_samples_per_s or 0.0) * (1 + CLOSE)
 
 
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+def test_ranks_hold_several_stages_of_uneven_length(chunks: int) -> None:
+    """14 blocks on 2 ranks: stages need not be equal, and idle less than those of ranks with one stage."""
+    held = model(layers=12)
+    machines = cluster(held, servers=1, inside=2)
+    fixed: dict[str, Any] = {"tensor": 1, "stages": 2, "microbatch_size": 1, "recompute": False, "sharding": "none"}
+    plan = answered(problem(held, machines, batch_size=4, **fixed, chunks=chunks))
+    alone = answered(problem(held, machines, batch_size=4, **fixed, chunks=1))
+    assert plan.depth == 2 * chunks
+    assert max(stage.stop - stage.start for stage in plan.stages) <= -(-14 // (2 * chunks)) + 1
+    assert (plan.throughput_samples_per_s or 0.0) > (alone.throughput_samples_per_s or 0.0)
+
+
+def test_ranks_of_several_stages_that_do_not_fit_when_even_give_blocks_away() -> None:
+    """The head's states weigh as much as many layers. On a device that the fuller rank exceeds by 3 % layers move."""
+    held = transformer(
+        layers=24, hidden=256, heads=8, sequence=128, vocabulary=50000, tensors=(1,), sizes=(1,), flops=1e14
+    )
+    fixed: dict[str, Any] = {"stages": 2, "chunks": 2, "microbatch_size": 1, "recompute": False, "sharding": "none"}
+    even = answered(problem(held, cluster(held, servers=1, inside=2), batch_size=2, **fixed))
+    fuller = max(sum(stage.memory_bytes for stage in even.stages[rank::2]) for rank in range(2))
+    tight = cluster(held, servers=1, inside=2, memory_gib=0.97 * fuller / GIB)
+    moved = answered(problem(held, tight, batch_size=2, **fixed))
+    assert moved.stages != even.stages
+    assert moved.simulated is not None
+    assert max(moved.simulated.peak_memory_bytes) <= tight.device.memory_bytes
+
+
 def test_sharded_weights_pay_for_their_gathers() -> None:
     """On a slow network sharding all of the states loses to keeping them whole, where both fit."""
     held = model()
