@@ -26,6 +26,7 @@ from planner_service.overview import routes as overview
 from planner_service.overview import service as stored_metrics
 from planner_service.plans import routes as plans
 from planner_service.plans.background import Background, WorkBounds
+from planner_service.plans.estimates import ESTIMATE
 from planner_service.plans.jobs import PLAN
 from planner_service.plans.prices import price_process
 from planner_service.plans.solver import FunctionSolver, solve_here, solver_process
@@ -40,7 +41,7 @@ from planner_service.platform.settings import Settings
 from planner_service.runs import routes as runs
 from planner_service.runs.jobs import RUN
 
-register(PROFILE, LINKS, PLAN, RUN)
+register(PROFILE, LINKS, ESTIMATE, PLAN, RUN)
 
 ROUTERS = (
     documents.profile_router,

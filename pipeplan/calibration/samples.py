@@ -126,11 +126,13 @@ def stage_samples(run: MeasuredRun) -> StageSamples:
     """The durations of every stage's computing and updating, all its replicas together, by kind:
 
     forward, forward-after-update (an update has just been through the caches), forward-without-graph (of a stage that
-    recomputes), recompute, backward, backward-input, backward-weight (a microbatch), update.
+    recomputes), recompute, backward, backward-by-block (with the forward that it runs again), backward-input,
+    backward-weight (a microbatch), update.
     """
     found: dict[tuple[int, str], list[float]] = defaultdict(list)
     for lane in run.timeline.lanes:
         recomputes, updated = run.plan.stages[lane.stage].recompute, False
+        by_block = run.plan.stages[lane.stage].recompute_unit == "block"
         for step in settled(lane, run.timeline.batches):
             duration_s = step.duration_s
             match step.instruction:
@@ -141,7 +143,7 @@ def stage_samples(run: MeasuredRun) -> StageSamples:
                 case Recompute():
                     kind = "recompute"
                 case Backward():
-                    kind = "backward"
+                    kind = "backward-by-block" if by_block else "backward"
                 case BackwardInput():
                     kind = "backward-input"
                 case BackwardWeight(microbatches=numbers):

@@ -53,32 +53,48 @@ def with_compute(found: Calibration, seen: Sequence[Observed], profile: Profile)
         hot_share = Term(value=fmean(hot_factors) / cold, spread=spread / cold, observations=len(backwards))
     hot = hot_share.value if hot_share else profile.overheads.backward_after_forward
 
+    without_graph = _stages(seen, instruction_s, lambda m: m.forward_s, "forward-without-graph")
     plain, redone = forwards or after_updates, profile.overheads.recompute
-    if not plain:
+    if not plain and again:
         plain, again = [_slowed(stage, 1 / redone) for stage in again], []
+    elif not plain:
+        plain = [_slowed(stage, 1 / profile.overheads.forward_without_graph) for stage in without_graph]
+        without_graph = []
+    found = replace(found, forward=_block_factors(plain, profile))
+    found = replace(found, recompute=_share_of_forward(found, again))
+
+    # Of a backward by block the forward that it runs again, as corrected, is taken away.
+    corrected = found.forward.values if found.forward else (1.0,) * len(profile.blocks)
+    share = found.recompute.value if found.recompute else redone
+
+    def again_s(o: Observed, stage: int) -> float:
+        return share * sum(o.measured[i].forward_s * corrected[i] for i in o.blocks_of(stage))
+
+    backwards += _stages(seen, instruction_s, lambda m: m.backward_s, "backward-by-block", less_s=again_s)
     found = replace(
         found,
-        forward=_block_factors(plain, profile),
         backward=_block_factors(_cooled(backwards, hot), profile),
         backward_input=_block_factors(_cooled(first_halves, hot), profile),
         backward_weight=_block_factors(second_halves, profile),
         backward_after_forward=hot_share,
     )
-    without_graph = _stages(seen, instruction_s, lambda m: m.forward_s, "forward-without-graph")
-    return replace(
-        found,
-        recompute=_share_of_forward(found, again),
-        forward_without_graph=_share_of_forward(found, without_graph),
-    )
+    return replace(found, forward_without_graph=_share_of_forward(found, without_graph))
 
 
-def _stages(seen: Sequence[Observed], instruction_s: float, seconds: Seconds, kind: str) -> list[StageSeconds]:
-    """Every stage on which this kind was seen, without what an instruction takes beside its work."""
+def _stages(
+    seen: Sequence[Observed],
+    instruction_s: float,
+    seconds: Seconds,
+    kind: str,
+    *,
+    less_s: Callable[[Observed, int], float] = lambda *_: 0.0,
+) -> list[StageSeconds]:
+    """Every stage on which this kind was seen, without what an instruction takes beside its work, and `less_s`."""
     return [
         StageSeconds(
             blocks=blocks,
             profile_s=profile_s,
-            measured_s=found.value - instruction_s,
+            measured_s=found.value - instruction_s - less_s(o, stage),
             relative_spread=found.relative_spread,
             hot=o.is_hot(stage),
         )
@@ -86,7 +102,7 @@ def _stages(seen: Sequence[Observed], instruction_s: float, seconds: Seconds, ki
         for stage, found in o.seen(kind)
         if (blocks := o.blocks_of(stage))
         and sum(profile_s := tuple(seconds(o.measured[i]) for i in blocks)) > 0
-        and found.value > instruction_s
+        and found.value > instruction_s + less_s(o, stage)
     ]
 
 

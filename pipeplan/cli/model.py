@@ -9,25 +9,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pipeplan.cli import profile_cache
 from pipeplan.cli.console import require_extra
-from pipeplan.documents.cluster import Cluster, known_types
+from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
+from pipeplan.documents.engines import OUR_RUNTIME, engine_named
 from pipeplan.documents.files import parse, read_text
 from pipeplan.documents.identity import canonical_json, text_id
 from pipeplan.documents.names import parse_spec
-from pipeplan.documents.profile import Device, Profile
+from pipeplan.documents.profile import Profile
 from pipeplan.errors import PipeplanError, require, require_count
 from pipeplan.planners.problem import Options
+from pipeplan.protocol.estimates import datasheet_of, microbatch_sizes
 
 ModelSpec = Annotated[
     str | None,
@@ -44,10 +47,11 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="With --model: neither
 
 DTYPE = "float32"
 
-MOST_TOKENS = 2**16
-LEAST_SAMPLES = 8
-USUAL_LENGTH = 512
-"""Microbatches are estimated up to so many tokens, but at least up to so many samples."""
+MOST_SHARING = 8
+"""Devices that share a sequence, or experts, at most, unless more are asked for."""
+
+LEAST_SHARE = 2048
+"""Tokens of a sequence that each of several devices has at least, unless more devices are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +74,66 @@ class Estimate:
     optimizer: str
     microbatch_sizes: str
     sequence_length: int | None
+    forms: bool = False
+    tensor: int | None = None
+    context: int | None = None
+    expert: int | None = None
+    most_tensor: int | None = None
+    most_context: int | None = None
+    most_expert: int | None = None
+    sequence_parallel: bool | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        """The command line; a switch that is off has a name of its own, or is left out."""
+        given: dict[str, object] = {name: value for name, value in asdict(self).items() if value is not None}
+        switches = {"forms": {True: ["--forms"], False: []}}
+        switches["sequence_parallel"] = {True: ["--sequence-parallel"], False: ["--no-sequence-parallel"]}
+        return [
+            flag
+            for name, value in given.items()
+            for flag in (switches[name][bool(value)] if name in switches else [f"--{name.replace('_', '-')}={value}"])
+        ]
 
 
-def model_asked(model: str | None, *, sequence_length: int | None, dtype: str | None, keep: bool) -> ModelAsked | None:
-    """What these options say together; None where there is no model, and none of them is given then."""
+def forms_asked(cluster: Cluster, options: Options, sequence_length: int | None) -> dict[str, Any]:
+    """What the profile needs beside whole blocks: forms for the engine that is asked for, if it shares blocks out.
+
+    Tensor groups stay inside a server, where a level may not be torn.
+    """
+    engine, length = engine_named(options.engine or OUR_RUNTIME), sequence_length or 0
+    if engine.name == OUR_RUNTIME:
+        return {}
+    return {
+        "forms": True,
+        "tensor": options.tensor,
+        "context": options.context,
+        "expert": options.expert,
+        "most_tensor": cluster.levels[0].size if "tensor" in engine.axes else 1,
+        "most_context": min(MOST_SHARING, max(length // LEAST_SHARE, 1)) if "context" in engine.axes else 1,
+        "most_expert": MOST_SHARING if "expert" in engine.axes else 1,
+        "sequence_parallel": engine.sequence_parallel and options.sequence_parallel is not False,
+    }
+
+
+def model_asked(
+    model: str | None,
+    profile: Sequence[object] | None,
+    *,
+    sequence_length: int | None,
+    dtype: str | None,
+    no_cache: bool = False,
+) -> ModelAsked | None:
+    """What these options say of a model; None where there are profiles. Raises InvalidInputError unless it is one."""
+    require(model is None or not profile, "model", "must not be given beside --profile, which holds a model", model)
     if model is not None:
         parse_spec(model, field="model")
-        return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=keep)
+        return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=not no_cache)
     rule = "belongs to --model: a profile has its own"
     require(sequence_length is None, "sequence_length", rule, sequence_length)
     require(dtype is None, "dtype", rule, dtype)
-    require(keep, "no_cache", "belongs to --model: profiles in files are not kept", True)
+    require(not no_cache, "no_cache", "belongs to --model: profiles in files are not kept", no_cache)
+    require(bool(profile), "profile", "is required, unless there is a --model to estimate", None)
     return None
 
 
@@ -103,29 +156,12 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
                 optimizer=options.optimizer,
                 microbatch_sizes=",".join(map(str, sizes)),
                 sequence_length=asked.sequence_length,
+                **forms_asked(cluster, options, asked.sequence_length),
             ),
             keep=asked.keep,
         )
         for key in keys
     )
-
-
-def microbatch_sizes(batch_size: int, sequence_length: int | None, asked: int | None) -> tuple[int, ...]:
-    """The sizes to estimate: the one asked for, else the powers of two that divide the batch, up to a sensible one."""
-    if asked is not None:
-        return (asked,)
-    most = max(LEAST_SAMPLES, MOST_TOKENS // (sequence_length or USUAL_LENGTH))
-    return tuple(size for size in (2**power for power in range(most.bit_length())) if batch_size % size == 0)
-
-
-def datasheet_of(device: Device) -> str:
-    """The key of the device's datasheet. Raises InvalidInputError for a name that stands for none, or for several."""
-    found = sorted(known_types(device.name))
-    rule = f"must be a device with a datasheet ({', '.join(KNOWN_TYPES)}) where the profile is estimated"
-    require(len(found) > 0, "cluster.device.name", rule, device.name)
-    rule = f"must say which of {', '.join(found)} it is, where the profile is estimated"
-    require(len(found) == 1, "cluster.device.name", rule, device.name)
-    return found[0]
 
 
 def profile_of(estimate: Estimate, *, keep: bool) -> Profile:
@@ -161,8 +197,7 @@ def run_profiler(estimate: Estimate) -> str:
         output = Path(folder) / "profile.json"
         # -P: nothing in the user's folder stands in for a module; factories there are found all the same.
         command = [sys.executable, "-P", "-m", "worker_agent", "profile", f"--output={output}"]
-        given = {name: value for name, value in asdict(estimate).items() if value is not None}
-        command += [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        command += estimate.flags
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode == 0:
             return output.read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import is_file
 from pipeplan.cli.console import INFEASIBLE
+from pipeplan.cli.model import ModelDtype, SequenceLength, model_asked
 from pipeplan.cli.solve import takes_options, waiting
 from pipeplan.client.connection import DEFAULT_URL
 from pipeplan.documents.cluster import Cluster
@@ -18,6 +19,7 @@ from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import require
 from pipeplan.planners.problem import Options
+from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, PlanSummary
 
@@ -41,11 +43,17 @@ Source = "The id of a stored one, or a file, which is stored first."
 @app.command()
 @takes_options
 def create(
-    profile: Annotated[list[str], typer.Option(help=f"{Source} For unequal devices one for each type.")],
     cluster: Annotated[str, typer.Option(help=f"{Source[:-1]}; or a name, as dgx-h100:4.")],
     planner: Annotated[str, typer.Option(help="pipedream, pipedream-2bw, gpipe, ...")],
     batch_size: Annotated[int, typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a batch.")],
     options: Options,
+    profile: Annotated[list[str] | None, typer.Option(help=f"{Source} For unequal devices one for each type.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Have an agent estimate the profile: hf:FAMILY?key=value&..., or a path there."),
+    ] = None,
+    sequence_length: SequenceLength = None,
+    dtype: ModelDtype = None,
     calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -54,19 +62,26 @@ def create(
     """Asks a planner for the fastest plan that fits, and stores it. A long search shows how far it is."""
     from pipeplan.cli.plan_tables import show_reasons, show_solution
 
+    asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype)
     with _service(url, token) as service:
-        profile_id = _profile_id(service, profile[0])
+        profile_ids = [_profile_id(service, each) for each in profile or ()]
         if is_file(cluster):
             cluster = service.create_cluster(read(Cluster, Path(cluster))).id
-        request = PlanRequest(
-            profile_id=profile_id,
-            cluster_id=cluster,
-            planner=planner,
-            batch_size=batch_size,
-            options=options,
-            calibration=read_calibration(calibration),
-            other_profile_ids=tuple(_profile_id(service, other) for other in profile[1:]),
-        )
+        question: dict[str, Any] = {
+            "cluster_id": cluster,
+            "planner": planner,
+            "batch_size": batch_size,
+            "options": options,
+            "calibration": read_calibration(calibration),
+        }
+        if asked is None:
+            question |= {"profile_id": profile_ids[0], "other_profile_ids": tuple(profile_ids[1:])}
+        else:
+            question |= {"model": asked.model, "sequence_length": asked.sequence_length, "dtype": asked.dtype}
+        try:
+            request = (PlanRequest if asked is None else ModelPlanRequest).model_validate(question)
+        except ValidationError as error:
+            raise invalid_input(error) from error
         with waiting() as on_progress:
             created = service.create_plan(request, wait_s=WAIT_S, on_progress=on_progress)
     if as_json:

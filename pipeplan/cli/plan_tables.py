@@ -16,6 +16,7 @@ from pipeplan.cli.console import PIPED_WIDTH
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.files import plan_document
+from pipeplan.documents.forms import AXES
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
 from pipeplan.formats import memory_items, percent, proven, size
@@ -313,8 +314,10 @@ def _configuration(other: Alternative) -> tuple[str, ...]:
     """The schedule, and the cells under the headings of CONFIGURATION."""
     if other.depth == 0:
         return (other.schedule, *("–",) * 4)
+    shared = [f"{axis} {getattr(other.form, axis)}" for axis in AXES if getattr(other.form, axis) > 1]
+    shared += [f"{other.sharding} sharded"] if other.sharding != "none" else []
     return (
-        other.schedule,
+        ", ".join((other.schedule, *shared)),
         str(other.depth),
         str(other.width or "mixed"),
         f"{other.microbatches} x {other.microbatch_size}",

@@ -23,7 +23,6 @@ from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, write_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import require
 from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress, unobserved
 from pipeplan.planners.solve import PLANNERS
 from pipeplan.planners.solve import solve as ask
@@ -50,9 +49,7 @@ _FLAGS: dict[str, Any] = {
     ],
     "recompute_unit": Annotated[
         str | None,
-        typer.Option(
-            help="What is run again at a time: stage or block, for other engines attention; default: the best."
-        ),
+        typer.Option(help="Run again at a time: stage or block, for other engines attention; default: the best."),
     ],
     "synchronisation": Annotated[
         str | None,
@@ -205,9 +202,7 @@ def solve(
     """
     from pipeplan.cli.plan_tables import show_choices, show_reasons, show_solution
 
-    asked = model_asked(model, sequence_length=sequence_length, dtype=dtype, keep=not no_cache)
-    require(asked is None or not profile, "model", "must not be given beside --profile, which holds a model", model)
-    require(asked is not None or bool(profile), "profile", "is required, unless there is a --model to estimate", None)
+    asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype, no_cache=no_cache)
     where, calibrated = read_cluster(cluster), read_calibration(calibration)
     if asked is not None:
         profiles = estimated_profiles(asked, where, batch_size, options)

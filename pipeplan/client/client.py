@@ -16,6 +16,7 @@ from pipeplan.programs.timeline import Timeline
 from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.agents import Agent
 from pipeplan.protocol.documents import ClusterSummary, ProfileSummary
+from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.jobs import Job, Task
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import (
@@ -103,7 +104,7 @@ class ServiceClient:
 
     def create_plan(
         self,
-        request: PlanRequest,
+        request: PlanRequest | ModelPlanRequest,
         *,
         wait_s: int | None = None,
         on_progress: Callable[[Job], None] | None = None,
@@ -112,7 +113,8 @@ class ServiceClient:
         """Asks a planner, and waits for its answer.
 
         With `wait_s`, a search that takes longer becomes a job: it goes on whatever happens to this connection, takes
-        as long as it needs, and reports its progress to `on_progress`. An interrupt then cancels it.
+        as long as it needs, and reports its progress to `on_progress`. An interrupt then cancels it. A request for a
+        model without a profile, which an agent estimates first, always is such a job.
         Raises ServiceError if the job ends without an answer.
         """
         prefer = {} if wait_s is None else {"Prefer": f"respond-async, wait={wait_s}"}

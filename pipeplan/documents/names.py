@@ -31,7 +31,7 @@ Value = int | float | bool | str | list[Any] | dict[str, Any] | None
 MAX_LENGTH = 2000
 """The characters that a SPEC may have."""
 
-FAMILIES = ("bert", "gpt2", "llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("bert", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """The Hugging Face families that the worker builds."""
 
 PRESETS = (

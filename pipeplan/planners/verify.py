@@ -1,6 +1,5 @@
 """Verify: whether a plan is what it says, by the numbers that it holds, without trusting the search that found it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.documents.engines import OUR_RUNTIME
@@ -8,9 +7,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan, Simulated
 from pipeplan.errors import PipeplanError
 from pipeplan.planners.auto.certificate import check_search
-from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.search import METHOD as SEARCHED
-from pipeplan.planners.auto.search import Space
 from pipeplan.planners.complete import play_again
 from pipeplan.planners.pipedream.certificate import check_certificate
 from pipeplan.planners.played import searched
@@ -77,14 +74,6 @@ def _played(plan: Plan, simulated: Simulated | None) -> Finding:
     return Finding(what="play", holds=True, detail=f"played again, its streams give the same {now:.6g} samples/s")
 
 
-def _searched(plan: Plan, problem: PlanningProblem) -> tuple[Sequence[Space], Ranking]:
-    """The spaces of the planner that made the plan, for its engine."""
-    if plan.engine == OUR_RUNTIME:
-        return searched(plan.planner, problem)
-    space, ranking = whole_space(replace(problem, options=replace(problem.options, engine=plan.engine)))
-    return [space], ranking
-
-
 def _optimal(plan: Plan, problem: PlanningProblem, simulated: Simulated | None) -> Finding:
     held = plan.certificate
     if held is None or (held.method != NEEDED and not held.method.startswith(SEARCHED)):
@@ -92,7 +81,12 @@ def _optimal(plan: Plan, problem: PlanningProblem, simulated: Simulated | None) 
         return Finding(what="optimality", holds=False, detail=detail)
     try:
         if held.method.startswith(SEARCHED):
-            spaces, ranking = _searched(plan, problem.corrected)
+            asked = problem.corrected
+            if plan.engine == OUR_RUNTIME:
+                spaces, ranking = searched(plan.planner, asked)
+            else:
+                space, ranking = whole_space(replace(asked, options=replace(asked.options, engine=plan.engine)))
+                spaces = [space]
             return Finding(what="optimality", holds=True, detail=check_search(held, simulated, spaces, ranking))
         check_certificate(plan, problem.corrected)
     except PipeplanError as error:

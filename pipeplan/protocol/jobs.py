@@ -21,6 +21,7 @@ from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.timeline_document import TimelineDocument
+from pipeplan.protocol.estimates import Dtype, EstimateResult, EstimateTask, SequenceLength
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
 from pipeplan.protocol.plans import PlanRequest
 from pipeplan.protocol.training import TrainingOptions
@@ -31,7 +32,7 @@ RULE = "must be a factory that this agent's operator allows (pipeplan-agent star
 FIELDS = ("model", "data", "loss")
 """The fields of tasks that hold SPECs."""
 
-KINDS = ("profile", "links", "run", "plan", "part")
+KINDS = ("profile", "estimate", "links", "run", "plan", "part")
 """The kinds of tasks and of results."""
 
 NO_NULL = r"^[^\x00]*$"
@@ -119,11 +120,9 @@ class ProfileTask(WireModel):
     model: str = Field(min_length=1, max_length=2000, description="SPEC of the model", examples=["hf:gpt2?n_layer=4"])
     data: str | None = Field(default=None, max_length=2000, description="SPEC of the data; default: random inputs")
     microbatch_sizes: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(min_length=1, max_length=64)
-    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    dtype: Dtype = "float32"
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "sgd"
-    sequence_length: int | None = Field(
-        default=None, ge=1, le=2**20, description="tokens a sequence of random data; default: at most 512"
-    )
+    sequence_length: SequenceLength = None
     devices: int = Field(default=1, ge=1, le=64, description="devices of the node to measure on, and to register")
     warm_up_rounds: int = Field(default=2, ge=0, le=1000)
     rounds: int = Field(default=5, ge=1, le=10000)
@@ -181,9 +180,9 @@ class PlanTask(WireModel):
     request: PlanRequest
 
 
-Task = Annotated[ProfileTask | LinksTask | RunTask | PlanTask, Field(discriminator="kind")]
+Task = Annotated[ProfileTask | EstimateTask | LinksTask | RunTask | PlanTask, Field(discriminator="kind")]
 
-AgentTask = ProfileTask | LinksTask | RunTask
+AgentTask = ProfileTask | EstimateTask | LinksTask | RunTask
 """What agents do."""
 
 JobState = Literal["queued", "leased", "succeeded", "failed", "cancelled", "dead"]
@@ -201,6 +200,7 @@ class Progress(WireModel):
 class Job(WireModel):
     """A job as everybody sees it. A run has its id from the start; other ids are there once the job has succeeded.
 
+    An estimate's profile is there before: its job then goes on as that of a plan, with another task.
     A plan job that found that no plan fits has succeeded too: with `infeasible`, the reasons, instead of a plan's id.
     """
 
@@ -232,8 +232,11 @@ class JobQuery(ListQuery):
 
     sort: Literal["created_at", "-created_at"] | None = None
     state: list[JobState] = Field(default_factory=list, max_length=6, description="in one of these states")
-    kind: Literal["profile", "links", "run", "plan"] | None = None
+    kind: Literal["profile", "estimate", "links", "run", "plan"] | None = None
     agent: Name | None = Field(default=None, description="whose agent it is, or was last")
+
+
+AgentKind = Literal["profile", "estimate", "links", "run"]
 
 
 class LeaseRequest(WireModel):
@@ -244,7 +247,7 @@ class LeaseRequest(WireModel):
     """
 
     agent: AgentName
-    kinds: tuple[Literal["profile", "links", "run"], ...] = ("profile", "links", "run")
+    kinds: tuple[AgentKind, ...] = ("profile", "estimate", "links", "run")
     instance: Instance | None = None
 
 
@@ -319,7 +322,7 @@ ReportId = Annotated[
     str | None,
     Field(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="names a report: one that was taken is not taken twice"),
 ]
-AgentResult = ProfileResult | LinksResult | RunResult | PartResult
+AgentResult = ProfileResult | EstimateResult | LinksResult | RunResult | PartResult
 
 
 class Completion(WireModel):
@@ -355,7 +358,7 @@ def parse_task(content: bytes) -> Task:
     The tasks themselves hold any text where a SPEC belongs: jobs of earlier versions must stay readable.
     """
     try:
-        task = parse_sent(cast(type[ProfileTask | LinksTask | RunTask | PlanTask], Task), content)
+        task = parse_sent(cast(type[AgentTask | PlanTask], Task), content)
     except InvalidInputError as error:
         raise _without_tag(error, "") from error
     require_specs(task)

@@ -34,21 +34,26 @@ CLOSED_FORM = "what the planner's formulas give, and its search compared"
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-class PlanRequest(WireModel):
-    """Asks a planner for the fastest plan that fits. The same request to the same version gives the same plan."""
+class PlanQuestion(WireModel):
+    """What every request for a plan says: where, by which planner, for which batch."""
 
-    profile_id: str = Field(min_length=1, max_length=64, description="id of a stored profile")
     cluster_id: str = Field(
         min_length=1, max_length=64, description="id of a stored cluster, or NAME:NODES of a known one: dgx-h100:4"
     )
     planner: str = Field(min_length=1, max_length=64, examples=["pipedream-2bw"])
     batch_size: int = Field(ge=1, le=MAX_BATCH_SIZE, description="samples in a batch")
     options: Options = Options()
-    other_profile_ids: tuple[str, ...] = Field(
-        default=(), max_length=16, description="the same model's profiles on the cluster's other types of devices"
-    )
     calibration: Calibration | None = Field(
         default=None, description="corrects profile and cluster; `pipeplan calibrate` makes it from runs"
+    )
+
+
+class PlanRequest(PlanQuestion):
+    """Asks a planner for the fastest plan that fits. The same request to the same version gives the same plan."""
+
+    profile_id: str = Field(min_length=1, max_length=64, description="id of a stored profile")
+    other_profile_ids: tuple[str, ...] = Field(
+        default=(), max_length=16, description="the same model's profiles on the cluster's other types of devices"
     )
 
 

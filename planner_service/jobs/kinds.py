@@ -1,7 +1,7 @@
 """Kinds: what the queue asks of each kind of job. The queue itself knows neither plans nor runs.
 
 enqueue:   check ──▶ needs ──▶ begin
-complete:  pack ──▶ store             `pack` in a parser's process where the result is large (`platform.parsing`)
+complete:  pack ──▶ store ──▶ then    `pack` in a parser's process where the result is large (`platform.parsing`)
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from pipeplan.errors import InvalidInputError
-from pipeplan.protocol.jobs import Job
+from pipeplan.protocol.jobs import Job, Task
 from planner_service.agents.needs import Needs
 from planner_service.platform.context import Context
 
@@ -28,6 +28,7 @@ class JobKind:
     - `pack`: turns a result into the form in which it is stored; a module's function, which another process can import.
     - `store`: stores a packed result in the transaction that ends the job. Returns columns of the job's row. A kind
       that has none takes no results from agents.
+    - `then`: the task that the job goes on with, by the job and the columns of its result: it is queued anew.
     - `by_service`: the service itself does the job, no agent. A lost attempt is repeated without a pause.
     """
 
@@ -37,6 +38,7 @@ class JobKind:
     begin: Callable[[Connection, str, Any, datetime], Mapping[str, str]] | None = None
     pack: Callable[[Any], Any] | None = None
     store: Callable[[Context, Connection, Job, Any], Mapping[str, str]] | None = None
+    then: Callable[[Job, Mapping[str, str]], Task] | None = None
     by_service: bool = False
 
 

@@ -3,12 +3,13 @@
     queued ──lease──▶ leased ──complete──▶ succeeded
       ▲                 │ ├────fail──────▶ failed
       ├──lease expires──┤ └─(last attempt)▶ dead         cancel: queued or leased ──▶ cancelled
+      ├──goes on────────┤
       └──handed back────┘                                retry:  failed, dead or cancelled ──▶ queued
 
 A lease that has run out may still be renewed or reported on by its owner, as long as nobody has taken the job since:
 work that is done is not thrown away. Every lease has its own token, and only the job's latest one counts. Every lease
 also has a number, the job's fence (`leases` says where it is compared). A job for several nodes has a lease and a token
-for each; they end together (`gangs`).
+for each; they end together (`gangs`). A job may go on as another task once one is done: an estimate as its plan.
 """
 
 import secrets
@@ -146,6 +147,9 @@ def take(context: Context, job_id: str, report: PackedReport) -> Job:
     """`complete` for a completion that is packed already."""
     now = context.now()
     with _noticing(context), context.database.write() as connection:
+        known = storage.report_taken(connection, report.report_id)
+        if known == job_id:  # of a job that goes on as another task the token is gone
+            return found("job", job_id, storage.get(connection, job_id))
         hold = _held(context, connection, job_id, report.token, now)
         if _is_repetition(connection, hold, report.report_id):
             return hold.job
@@ -162,7 +166,11 @@ def take(context: Context, job_id: str, report: PackedReport) -> Job:
             _require_running(hold)
             results.require_whole(hold, report.kind)
             beside = kinds.store(context, connection, hold.job, report.kept)
-            storage.succeed(connection, job_id, result_id=report.result_id, beside=beside, now=now)
+            then = kind_of(hold.job.task.kind).then
+            if then is None:
+                storage.succeed(connection, job_id, result_id=report.result_id, beside=beside, now=now)
+            else:
+                storage.go_on(connection, job_id, task=then(hold.job, beside), beside=beside, now=now)
         gangs.done(connection, hold, now)
         storage.take_report(connection, report.report_id, job_id, now)
         return hold.job if is_part else _told(connection, job_id, now)

@@ -290,6 +290,13 @@ def extend(connection: Connection, job_id: str, progress: Progress | None, expir
     return _job(connection.execute(_EXTEND, values).one())
 
 
+def go_on(connection: Connection, job_id: str, *, task: Task, beside: Mapping[str, str | None], now: datetime) -> None:
+    """Queues the job anew with another task, one that any of its kind's workers may take."""
+    needs_id, needs = NO_NEEDS
+    _set(connection, job_id, kind=task.kind, task=task.model_dump_json(), needs_id=needs_id, needs=needs, **beside)
+    retry(connection, job_id, now)
+
+
 def succeed(
     connection: Connection,
     job_id: str,

@@ -22,6 +22,7 @@ from pipeplan.documents.profile import Block, Device, Measurement, Model, Profil
 from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.protocol.agents import Presence, Registration
+from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.jobs import Completion, Failure, Heartbeat, LeaseRequest, Progress, Release, Task
 from pipeplan.protocol.plans import PLAYED, AliasTarget, PlanRequest
 from pipeplan.protocol.problems import MEDIA_TYPE, Problem, problem_of
@@ -90,7 +91,7 @@ JSON = "application/json"
 BODIES: dict[str, Any] = {
     "/v1/profiles": Profile,
     "/v1/clusters": Cluster,
-    "/v1/plans": PlanRequest,
+    "/v1/plans": PlanRequest | ModelPlanRequest,
     "/v1/jobs": Task,
     "/v1/jobs/lease": LeaseRequest,
     "/v1/jobs/{job_id}/heartbeat": Heartbeat,

@@ -6,6 +6,7 @@ from statistics import fmean
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.costs.memory import stages_by_rank
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.formats import memory_items
 from pipeplan.protocol.plans import Alias, AliasQuery, PlanRequest, PlanSummary, Streams
@@ -106,9 +107,12 @@ def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_AL
 
 
 def _busy_by_stage(plan: Plan) -> tuple[float | None, ...]:
-    """The simulated busy fraction of every stage, the mean over its workers."""
+    """The simulated busy fraction of every stage's ranks, the mean over its workers."""
     fractions = plan.simulated.busy_fraction if plan.simulated else ()
     if len(fractions) != len(plan.placement):
         return (None,) * plan.depth
     placed = list(zip(plan.placement, fractions, strict=True))
-    return tuple(fmean(fraction for worker, fraction in placed if worker.stage == stage) for stage in range(plan.depth))
+    first = {stage: stages[0] for stages in stages_by_rank(plan) for stage in stages}  # which the placement lists
+    return tuple(
+        fmean(fraction for worker, fraction in placed if worker.stage == first[stage]) for stage in range(plan.depth)
+    )

@@ -11,6 +11,7 @@ from datetime import datetime
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, select
 
+from pipeplan.protocol.estimates import EstimateTask
 from pipeplan.protocol.jobs import PlanTask
 from pipeplan.protocol.plans import PlanRequest
 from planner_service.platform.stored import read_stored
@@ -24,7 +25,7 @@ ENDED = ("succeeded", "failed", "cancelled", "dead")
 Remove = Callable[[Connection, datetime, int], int]
 """Removes rows from before a moment, at most so many; returns how many."""
 
-_TASK, _REQUEST = TypeAdapter(PlanTask), TypeAdapter(PlanRequest)
+_TASK, _ESTIMATE, _REQUEST = TypeAdapter(PlanTask), TypeAdapter(EstimateTask), TypeAdapter(PlanRequest)
 
 
 def jobs_by_kind_and_state(connection: Connection) -> dict[tuple[str, str], int]:
@@ -76,6 +77,8 @@ def remove_profiles(connection: Connection, before: datetime, limit: int) -> int
 def remove_clusters(connection: Connection, before: datetime, limit: int) -> int:
     """Clusters stored before the moment that no plan was made from, that no job that is left gave or will plan with."""
     named = {request.cluster_id for request in _requests(connection)}
+    estimates = select(jobs.c.task).where(jobs.c.kind == "estimate", jobs.c.state.not_in(ENDED))
+    named |= {read_stored(_ESTIMATE, task).request.cluster_id for task in connection.execute(estimates).scalars()}
     return _remove_documents(connection, clusters, plans.c.cluster_id, jobs.c.cluster_id, named, before, limit)
 
 

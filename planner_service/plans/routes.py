@@ -22,6 +22,7 @@ from pipeplan.documents.identity import canonical_json
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import DeadlineError, UnavailableError
 from pipeplan.programs.timeline_document import TimelineDocument, timeline_document
+from pipeplan.protocol.estimates import ModelPlanRequest, parse_plan_request
 from pipeplan.protocol.jobs import Job
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import Alternatives, Comparison, PlanQuery, PlanRequest, PlanSummary, Streams
@@ -40,14 +41,14 @@ from planner_service.documents.caching import (
     stored,
 )
 from planner_service.jobs import service as jobs
-from planner_service.plans import comparisons, exports
+from planner_service.plans import comparisons, estimates, exports
 from planner_service.plans import jobs as plan_jobs
 from planner_service.plans import service as plans
 from planner_service.plans.background import Background
 from planner_service.plans.questions import Answered, PlannerQuestion
 from planner_service.plans.solver import SolverTicket
 from planner_service.platform.context import Context
-from planner_service.platform.requests import CALIBRATED, Batches, Services, asked_for, document, takes
+from planner_service.platform.requests import CALIBRATED, Batches, Services, asked_for, sent, takes
 from planner_service.platform.stored import may_change, tag_of
 
 LONGEST_WAIT_S = 60.0
@@ -102,23 +103,24 @@ EXPORTED: dict[str, Any] = {
 async def create_plan(
     request: Request,
     services: Services,
-    asked: Annotated[PlanRequest, Depends(document(PlanRequest))],
+    asked: Annotated[PlanRequest | ModelPlanRequest, Depends(sent(parse_plan_request))],
     key: OnceKey,
     prefer: PreferHeader = None,
 ) -> Response:
     """Asks a planner. 201 is a new plan, 200 one that was there before, or `feasible: false` with the reasons.
 
-    With `Prefer: respond-async` the answer is 202 and a job to follow: for planners that take long.
+    With `Prefer: respond-async` the answer is 202 and a job to follow: for planners that take long. So it is for a
+    `model` in place of a `profile_id`, of which an agent estimates the profile first.
     """
     return await plan_answer(request, services, asked, key, preference_of(prefer))
 
 
 async def plan_answer(
-    request: Request, context: Context, asked: PlanRequest, key: Key | None, preference: Preference
+    request: Request, context: Context, asked: PlanRequest | ModelPlanRequest, key: Key | None, preference: Preference
 ) -> Response:
     """The answer to a request for a plan."""
     background: Background = request.app.state.background
-    if preference.respond_async:
+    if preference.respond_async or isinstance(asked, ModelPlanRequest):
         return await _by_job(request, context, asked, key, preference)
     held_s = background.bounds.deadline_s + HELD_S
     if key is not None and (known := await run_in_threadpool(idempotency.hold, context, key, held_s)) is not None:
@@ -176,14 +178,15 @@ def _keep(context: Context, asked: PlanRequest, answered: Answered, key: Key | N
 
 
 async def _by_job(
-    request: Request, context: Context, asked: PlanRequest, key: Key | None, preference: Preference
+    request: Request, context: Context, asked: PlanRequest | ModelPlanRequest, key: Key | None, preference: Preference
 ) -> Response:
     """Enqueues the plan as a job. The answer is the job, or the plan if the job ends with one in the preferred time."""
     background: Background = request.app.state.background
     asked_by = (await caller(request)).name
 
     def enqueue(within: Context) -> Reply:
-        return _job_reply(plan_jobs.enqueue(within, asked, asked_by=asked_by))
+        enqueued = estimates if isinstance(asked, ModelPlanRequest) else plan_jobs
+        return _job_reply(enqueued.enqueue(within, asked, asked_by=asked_by))
 
     outcome = await run_in_threadpool(idempotency.perform, context, key, enqueue)
     background.runner.poke()
@@ -199,7 +202,8 @@ async def _by_job(
         reply = await run_in_threadpool(read)
         outcome = idempotency.OnceOutcome(reply=reply, replayed=outcome.replayed)
     response = once_response(outcome)
-    response.headers["Preference-Applied"] = preference.applied
+    if preference.respond_async:
+        response.headers["Preference-Applied"] = preference.applied
     return response
 
 

@@ -14,7 +14,7 @@ from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.text import format_stream
 from pipeplan.programs.timeline import Timeline
 from pipeplan.protocol.listing import Page
-from pipeplan.protocol.plans import PlanQuery, PlanRequest, PlanSummary, Streams, StreamText
+from pipeplan.protocol.plans import PlanQuery, PlanQuestion, PlanRequest, PlanSummary, Streams, StreamText
 from pipeplan.simulation.predict import predict, program_of
 from pipeplan.simulation.trace import chrome_trace
 from planner_service.documents.store import clusters, packed_cluster, profiles
@@ -62,16 +62,26 @@ def create(context: Context, request: PlanRequest) -> Created:
 
 def posed(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME_LIMIT_S) -> Posed:
     """What the request asks, unread. Raises InvalidInputError for what is not stored, or may take too long."""
-    limit_s = request.options.time_limit_s
-    rule = f"must be at most {longest_s:g} s here (with `Prefer: respond-async` more)"
-    require(limit_s is None or limit_s <= longest_s, "options.time_limit_s", rule, limit_s)
+    require_short(request, longest_s)
     with context.database.read() as connection:
         profile = _profile(connection, "profile_id", request.profile_id)
         others = tuple(_profile(connection, "other_profile_ids", other) for other in request.other_profile_ids)
-        cluster = clusters.content(connection, request.cluster_id)
-    if cluster is None:
-        cluster = canonical_json(_named_cluster(request))
+    cluster = cluster_text(context, request.cluster_id)
     return Posed(request=request, profile=profile, cluster=cluster, other_profiles=others)
+
+
+def require_short(request: PlanQuestion, longest_s: float) -> None:
+    """Raises InvalidInputError for a search that may take longer than it may here."""
+    limit_s = request.options.time_limit_s
+    rule = f"must be at most {longest_s:g} s here (with `Prefer: respond-async` more)"
+    require(limit_s is None or limit_s <= longest_s, "options.time_limit_s", rule, limit_s)
+
+
+def cluster_text(context: Context, cluster_id: str) -> str:
+    """The document of a stored cluster, or of one that has a name. Raises InvalidInputError where it is neither."""
+    with context.database.read() as connection:
+        stored = clusters.content(connection, cluster_id)
+    return stored or canonical_json(_named(cluster_id))
 
 
 def keep(
@@ -96,7 +106,7 @@ def keep(
     if not isinstance(answer, Plan):
         return Created(answer=answer, plan_id=None, new=False, solve_time_s=answered.solve_time_s)
     if is_named(request.cluster_id):
-        cluster = packed_cluster(_named_cluster(request))
+        cluster = packed_cluster(_named(request.cluster_id))
         clusters.add(connection, cluster, context.now())
         request = request.model_copy(update={"cluster_id": cluster.id})
     plan_id = content_id(answer)
@@ -198,8 +208,8 @@ def require_playable(plan: Plan, batches: int) -> None:
     require(batches <= most, "batches", rule, batches)
 
 
-def _named_cluster(request: PlanRequest) -> Cluster:
-    return named_cluster(request.cluster_id, field="cluster_id", or_else="the id of a stored cluster")
+def _named(cluster_id: str) -> Cluster:
+    return named_cluster(cluster_id, field="cluster_id", or_else="the id of a stored cluster")
 
 
 def _profile(connection: Connection, field: str, profile_id: str) -> str:

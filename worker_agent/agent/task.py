@@ -10,7 +10,9 @@ from pathlib import Path
 
 from pipeplan.cli.console import require_extra, run_command
 from pipeplan.documents.files import dump, parse, parse_plan, read_text
+from pipeplan.errors import require
 from pipeplan.programs.timeline_document import timeline_document
+from pipeplan.protocol.estimates import EstimateResult, EstimateTask
 from pipeplan.protocol.jobs import (
     AgentResult,
     LinksResult,
@@ -71,6 +73,8 @@ def perform(folder: Path) -> None:
         profile_task = parse(ProfileTask, read_text(folder / "profile.json"))
         profile, cluster = measure(ProfileJob(task=profile_task), _tell)
         result = ProfileResult(profile=profile, cluster=cluster)
+    elif (folder / "estimate.json").exists():
+        result = _estimate(parse(EstimateTask, read_text(folder / "estimate.json")))
     elif (folder / "links.json").exists():
         from worker_agent.profiler.node_links import measure_cluster
 
@@ -82,6 +86,29 @@ def perform(folder: Path) -> None:
     aside = folder / "result.part"
     aside.write_text(dump(result), encoding="utf-8")
     aside.replace(folder / "result.json")
+
+
+def _estimate(task: EstimateTask) -> EstimateResult:
+    """The model's profile by a datasheet. Raises InvalidInputError for one that is not known by name."""
+    from worker_agent.profiler.analytic import estimate_profile
+    from worker_agent.profiler.datasheets import DATASHEETS
+    from worker_agent.profiler.job import ProfileJob
+
+    require(task.analytic in DATASHEETS, "analytic", f"must be one of {', '.join(DATASHEETS)}", task.analytic)
+    asked, sizes = task.request, task.microbatch_sizes
+    profiled = ProfileTask(
+        model=asked.model,
+        microbatch_sizes=sizes,
+        dtype=asked.dtype,
+        sequence_length=asked.sequence_length,
+        optimizer=asked.options.optimizer,  # type: ignore[arg-type]  # the options allow the same names
+    )
+    sheet = DATASHEETS[task.analytic]
+
+    def tell(size: int) -> None:
+        _tell(sizes.index(size), len(sizes), f"estimating microbatches of {size}")
+
+    return EstimateResult(profile=estimate_profile(ProfileJob(task=profiled), sheet, tell))
 
 
 def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartResult:

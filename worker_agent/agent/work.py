@@ -9,6 +9,7 @@ from typing import Literal
 
 from pipeplan.documents.files import dump, parse, plan_document, read_text
 from pipeplan.errors import RunFailedError, require
+from pipeplan.protocol.estimates import EstimateResult
 from pipeplan.protocol.jobs import AgentResult, Lease, LinksResult, PartResult, ProfileResult, RunResult, RunTask
 from worker_agent.agent.child import LOST_PEER, JobProcess, Mark, start
 from worker_agent.agent.client import AgentClient, Heart
@@ -154,7 +155,8 @@ def _result(lease: Lease, folder: Path) -> AgentResult:
     text = read_text(folder / "result.json")
     if lease.gang is not None and lease.gang.node_rank > 0:
         return parse(PartResult, text)
-    kinds: dict[str, type[RunResult | LinksResult | ProfileResult]] = {
+    kinds: dict[str, type[RunResult | LinksResult | ProfileResult | EstimateResult]] = {
+        "estimate": EstimateResult,
         "run": RunResult,
         "links": LinksResult,
         "profile": ProfileResult,

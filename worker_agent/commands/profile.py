@@ -44,6 +44,19 @@ def profile(
     sequence_length: Annotated[
         int | None, typer.Option(help="Tokens a sequence of hf: models' random data; default: at most 512.")
     ] = None,
+    forms: Annotated[
+        bool, typer.Option("--forms", help="With --analytic: add what a device does of blocks that several share.")
+    ] = False,
+    tensor_degree: Annotated[int | None, typer.Option("--tensor", help="Forms with this degree alone.")] = None,
+    context_degree: Annotated[int | None, typer.Option("--context", help="Forms with this degree alone.")] = None,
+    expert_degree: Annotated[int | None, typer.Option("--expert", help="Forms with this degree alone.")] = None,
+    most_tensor: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 8,
+    most_context: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,
+    most_expert: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,
+    sequence_parallel: Annotated[
+        bool, typer.Option("--sequence-parallel/--no-sequence-parallel", help="With tensor parallelism: share tokens.")
+    ] = True,
+    attention: Annotated[str, typer.Option(help="Of forms: flash, or unfused as in 2021.")] = "flash",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the profile.")] = None,
     cluster_output: Annotated[Path | None, typer.Option(help="Where to write the cluster.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The profile on standard output, nothing else.")] = False,
@@ -75,6 +88,9 @@ def profile(
             "rounds": rounds,
         },
     )
+    require(analytic is not None or not forms, "forms", "is for --analytic: forms are estimated", True)
+    rule = "belongs to forms of the model's own random tokens: leave it out with --forms"
+    require(not forms or (data is None and loss is None), "data", rule, data or loss)
     job = ProfileJob(task=task, loss=loss, device=device, clock=clock)
     cluster: Cluster | None
     if analytic is None:
@@ -85,6 +101,7 @@ def profile(
     else:
         from worker_agent.profiler.analytic import estimate_cluster, estimate_profile
         from worker_agent.profiler.datasheets import find_datasheet
+        from worker_agent.profiler.forms import FormsAsked, with_forms
 
         for name in MEASURING:
             source = context.get_parameter_source(name)
@@ -97,6 +114,26 @@ def profile(
             found = estimate_profile(
                 job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
             )
+            if forms:
+                asked = FormsAsked(
+                    tensor=tensor_degree,
+                    context=context_degree,
+                    expert=expert_degree,
+                    most_tensor=most_tensor,
+                    most_context=most_context,
+                    most_expert=most_expert,
+                    sequence_parallel=sequence_parallel,
+                    attention=attention,
+                )
+                found = with_forms(
+                    found,
+                    asked,
+                    task,
+                    sheet,
+                    lambda done, of, form: on_progress(
+                        done, of, f"tensor {form.tensor}, context {form.context}, expert {form.expert}"
+                    ),
+                )
     _write(output, found)
     if cluster is not None:
         _write(cluster_output, cluster)

@@ -72,7 +72,7 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32) -> 
 
 
 def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
-    """The chain of the blocks that the user's factory returns."""
+    """The chain of the blocks that the user's factory returns. Of a language model the first has `takes`."""
     returned = call_factory(spec, field="model")
     rule = f"must be a factory that returns a list of modules, but {spec.target} did not"
     require(isinstance(returned, Iterable), "model", rule, returned)

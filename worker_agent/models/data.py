@@ -138,6 +138,19 @@ class DefaultFeed:
     description: str
 
 
+def length_of(chain: Chain, sequence_length: int | None) -> int:
+    """The tokens of a language model's sequences: as many as asked for, else as its positions allow up to a limit.
+
+    Raises InvalidInputError for a length that the model does not take, and for a chain that takes no tokens.
+    """
+    require(chain.tokens is not None, "model", "must be a language model, which takes sequences of tokens", chain.spec)
+    positions = chain.tokens.positions if chain.tokens else 0
+    length = min(positions, SEQUENCE_LENGTH) if sequence_length is None else sequence_length
+    rule = f"must be at most the {positions} positions of the model's config"
+    require(length <= positions, "sequence_length", rule, length)
+    return length
+
+
 def default_feed(chain: Chain, sequence_length: int | None = None) -> DefaultFeed:
     """Random data that a chain can take.
 
@@ -146,10 +159,7 @@ def default_feed(chain: Chain, sequence_length: int | None = None) -> DefaultFee
     needs no targets. Raises InvalidInputError for any other chain, and for a length that the model does not take.
     """
     if chain.tokens is not None:
-        positions = chain.tokens.positions
-        length = min(positions, SEQUENCE_LENGTH) if sequence_length is None else sequence_length
-        rule = f"must be at most the {positions} positions of the model's config"
-        require(length <= positions, "sequence_length", rule, length)
+        length = length_of(chain, sequence_length)
         samples = max(1, min(SAMPLES, MOST_TOKENS // length))
         query = f"vocab_size={chain.tokens.vocab_size}&sequence_length={length}&samples={samples}"
         return DefaultFeed(

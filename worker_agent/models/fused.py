@@ -31,7 +31,8 @@ def heads_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 @heads_product.register_fake
-def _(left: Tensor, right: Tensor) -> Tensor:
+def shape_of_heads_product(left: Tensor, right: Tensor) -> Tensor:
+    """What heads product gives, without contents."""
     return left.new_empty((*left.shape[:-1], right.shape[-1]))
 
 
@@ -97,7 +98,8 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 @swiglu.register_fake
-def _(x: Tensor) -> Tensor:
+def shape_of_swiglu(x: Tensor) -> Tensor:
+    """What swiglu gives, without contents."""
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
@@ -119,7 +121,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]
 
 
 @rms_norm.register_fake
-def _(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def shape_of_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """What rms norm gives, without contents."""
     return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=_wide(x))
 
 
@@ -133,7 +136,8 @@ def rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tens
 
 
 @rms_norm_backward.register_fake
-def _(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+def shape_of_rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """What rms norm backward gives, without contents."""
     return torch.empty_like(x), torch.empty_like(weight)
 
 
@@ -148,7 +152,8 @@ def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float)
 
 
 @bias_dropout_add.register_fake
-def _(x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> tuple[Tensor, Tensor]:
+def shape_of_bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """What bias dropout add gives, without contents."""
     return torch.empty_like(x), x.new_empty(x.shape if p else (0,), dtype=torch.bool)
 
 

@@ -148,11 +148,12 @@ def _sharding(name: str, root: Any) -> Sharding | None:
         return None
     styles = {f"{root.base_model_prefix}.{pattern}": style for pattern, style in layers.items()}
     styles |= dict.fromkeys(("lm_head", "model.embed_tokens", "transformer.wte"), "vocabulary")
-    counts = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "n_inner")
+    counts = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "n_inner")
     found = {key: getattr(root.config, key, None) for key in counts}
     return Sharding(
         styles=styles | {"model.rotary_emb": "rotary", "transformer.wpe": "positions"},
         divided={key: count for key, count in found.items() if count is not None},
+        experts=getattr(root.config, "num_experts", 0),
     )
 
 
@@ -268,5 +269,7 @@ _CUTS: dict[str, Callable[[Any, bool], tuple[nn.Module, ...]]] = {
     "mistral": _cut_llama,
     "qwen2": _cut_llama,
     "qwen3": _cut_llama,
+    "mixtral": _cut_llama,
+    "qwen3_moe": _cut_llama,
     "bert": _cut_bert,
 }

@@ -37,6 +37,10 @@ class Peers(Protocol):
         """The sum (or the largest) over all tensor-parallel devices. May overwrite the value."""
         ...
 
+    def trade(self, rows: Tensor) -> Tensor:
+        """Rows for the experts of all expert-parallel devices, for as many rows of the own experts. Its own inverse."""
+        ...
+
     def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, T, D) of all context-parallel devices, in the order of the sequence."""
         ...
@@ -64,6 +68,10 @@ class Region(Generic[AnyPeers]):
     def leave(self, x: Tensor) -> Tensor:
         """What goes on from the output of a row-parallel layer."""
         return x if self.form.tensor == 1 else _Leave.apply(x, self)  # type: ignore[no-untyped-call]
+
+    def trade(self, rows: Tensor) -> Tensor:
+        """Rows of the device's own experts for rows of the others'."""
+        return rows if self.form.expert == 1 else _Trade.apply(rows, self)  # type: ignore[no-untyped-call]
 
     def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of the whole sequence."""
@@ -99,6 +107,20 @@ class _Leave(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         region: Region[Peers] = ctx.region
         return region.peers.gather(gradient) if region.form.sequence_parallel else gradient, None
+
+
+class _Trade(torch.autograd.Function):
+    """Rows to where they are needed, and their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, region: Region[Peers]) -> Tensor:
+        ctx.region = region
+        return region.peers.trade(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        region: Region[Peers] = ctx.region
+        return region.peers.trade(gradient), None
 
 
 class _Ring(torch.autograd.Function):
@@ -168,6 +190,36 @@ class RowEmbedding(nn.Module):
         elsewhere = (own < 0) | (own >= len(self.weight))
         rows = functional.embedding(own.masked_fill(elsewhere, 0), self.weight)
         return self.region.leave(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+class BalancedExperts(nn.Module):
+    """A device's share of a layer's experts, and of the features of each, where every expert gets as many tokens.
+
+    Real tokens choose their experts, and experts have different numbers of them. This is what they do on average, in
+    the order of Megatron-LM's dispatcher: tokens are sorted by expert, traded, gathered among the tensor-parallel
+    devices; then all of it back. The number of an expert's tokens is rounded up.
+    """
+
+    def __init__(self, gate_up: nn.Parameter, down: nn.Parameter, activation: nn.Module, region: Region[Peers]) -> None:
+        super().__init__()
+        self.gate_up_proj = gate_up
+        self.down_proj = down
+        self.activation = activation
+        self.region = region
+
+    def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """(tokens, H), and the experts of each token and their weights (tokens, k) -> (tokens, H)."""
+        order = top_k_index.flatten().argsort()
+        tokens = order // top_k_index.shape[-1]
+        own = self.region.enter(self.region.trade(hidden.index_select(0, tokens)).unsqueeze(0))
+        experts, count = len(self.gate_up_proj), own.shape[1]
+        each = -(-count // experts)
+        rows = own if each * experts == count else functional.pad(own, (0, 0, 0, each * experts - count))
+        gate, up = torch.bmm(rows.view(experts, each, -1), self.gate_up_proj.transpose(1, 2)).chunk(2, dim=-1)
+        made = torch.bmm(self.activation(gate) * up, self.down_proj.transpose(1, 2))
+        back = self.region.trade(self.region.leave(made.view(1, each * experts, -1)[:, :count]).squeeze(0))
+        weighted = back * top_k_weights.flatten().index_select(0, order).unsqueeze(-1)
+        return torch.zeros_like(hidden).index_add(0, tokens, weighted.to(hidden.dtype))
 
 
 class ShareOfPositions(nn.Module):

@@ -10,6 +10,8 @@ gives modules a style, by name:
     positions        an embedding of positions: whole, asked for the share of the sequence
     rotary           a rotary embedding: asked for the whole sequence
     divided NAME     a module whose attribute NAME counts features that are shared
+    experts          experts as weights of three dimensions, gate_up_proj and down_proj: a share of them, and of the
+                     features of each; in any form as many tokens for every expert
 
 Modules without a style are whole on every device. A plan is for models whose attention is torch's
 scaled_dot_product_attention alone: with context parallelism that is where the devices meet.
@@ -30,6 +32,7 @@ from torch.nn import functional
 from pipeplan.documents.forms import Form
 from pipeplan.errors import InvalidInputError, require
 from worker_agent.models.parallel import (
+    BalancedExperts,
     ColumnShare,
     Peers,
     Region,
@@ -44,16 +47,20 @@ NOT_SHARED = frozenset({"replicated_with_grad_allreduce"})
 
 _COLUMNS = ("colwise", "packed")
 
-_SAME = {"colwise_gather_output": "vocabulary", "embedding_rowwise": "vocabulary"}
+_SAME = {"colwise_gather_output": "vocabulary", "embedding_rowwise": "vocabulary", "moe_tp_experts": "experts"}
 """Styles of Hugging Face's plans that have another name here. Megatron-LM does not gather the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """A plan: styles by names of modules, in which * is a number, and what the tensor degree must divide, by name."""
+    """A plan: styles by names of modules, in which * is a number, and what the tensor degree must divide, by name.
+
+    `experts` are those of a layer; 0 in a model without.
+    """
 
     styles: Mapping[str, str]
     divided: Mapping[str, int]
+    experts: int = 0
 
 
 class BareLinear(nn.Linear):
@@ -73,11 +80,17 @@ def joined(blocks: Sequence[nn.Module]) -> Sharding | None:
         plans |= {} if plan is None else {number: plan}
     styles = {f"{number}.{name}": style for number, plan in plans.items() for name, style in plan.styles.items()}
     divided = {name: count for plan in plans.values() for name, count in plan.divided.items()}
-    return Sharding(styles=styles, divided=divided) if plans else None
+    experts = max((plan.experts for plan in plans.values()), default=0)
+    return Sharding(styles=styles, divided=divided, experts=experts) if plans else None
 
 
 def require_possible(sharding: Sharding | None, form: Form, *, name: str, sequence_length: int) -> None:
     """Raises InvalidInputError for a form that the model or the sequence cannot have, by the degree."""
+    experts = 0 if sharding is None else sharding.experts
+    rule = f"must divide the {experts} experts of a layer" if experts else "must be 1 for a model without experts"
+    require((experts or 1) % form.expert == 0, "expert", rule, form.expert)
+    rule = "is needed for a model with experts and tensor parallelism"
+    require(form.tensor == 1 or form.sequence_parallel or not experts, "sequence_parallel", rule, False)
     if form.devices == 1:
         return
     field = "tensor" if form.tensor > 1 else "context"
@@ -119,8 +132,12 @@ def shard(
     InvalidInputError for a style that does not fit its module, or a degree that does not divide it.
     """
     if region.form.tensor == 1:
-        return block
+        styles = {part: style for part, style in styles.items() if style == "experts"}
+        if not styles.keys() & set(block.modules()):
+            return block
     style, _, detail = styles.get(block, "").partition(" ")
+    if style == "experts":
+        return _experts(block, region)
     if isinstance(block, nn.Linear) or type(block).__name__ == "Conv1D":  # Hugging Face's GPT-2: a transposed weight
         return _linear(block, style, int(detail or 1), region, entered=entered) if style else block
     if isinstance(block, nn.Embedding) and style:
@@ -144,6 +161,16 @@ def shard(
         clone._forward_pre_hooks_with_kwargs = OrderedDict(block._forward_pre_hooks_with_kwargs)
         clone.register_forward_pre_hook(partial(_enter_first, region), with_kwargs=True)
     return clone
+
+
+def _experts(layer: Any, region: Region[Peers]) -> nn.Module:
+    """The first of the devices' experts: all have as many tokens."""
+    weights: list[Any] = [getattr(layer, name, None) for name in ("gate_up_proj", "down_proj")]
+    known = all(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in weights)
+    require(known, "model.sharding", f"must name a style that fits {type(layer).__name__}", "experts")
+    first = [nn.Parameter(weight.detach()[: len(weight) // region.form.expert].clone()) for weight in weights]
+    gate_up, down = _share(first[0], 1, 2, region), _share(first[1], 2, 1, region)
+    return BalancedExperts(gate_up, down, layer.act_fn, region)
 
 
 def _enter_first(

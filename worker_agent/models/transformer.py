@@ -134,8 +134,7 @@ class Attention(nn.Module):
         query, key, value = grouped.split((self.queries, 1, 1), dim=-2)
         query, key, value = (each.flatten(2, 3).transpose(1, 2) for each in (query, key, value))
         if self.rotary:
-            cosines, sines = _rotation(query)
-            query, key = (each * cosines + _half_turned(each) * sines for each in (query, key))
+            query, key = rotated(query, key)
         attended = functional.scaled_dot_product_attention(
             query,
             key,
@@ -147,18 +146,16 @@ class Attention(nn.Module):
         return self.projection(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-def _rotation(query: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (S, D) of a rotation by position (Su et al. 2021, "RoFormer")."""
-    length, width = query.shape[-2:]
-    exponents = torch.arange(0, width, 2, device=query.device, dtype=torch.float32) / width
-    positions = torch.arange(length, device=query.device, dtype=torch.float32)
-    angles = torch.outer(positions, ROTARY_BASE**-exponents).repeat(1, 2)
-    return angles.cos().to(query.dtype), angles.sin().to(query.dtype)
-
-
-def _half_turned(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
+def rotated(*values: Tensor) -> list[Tensor]:
+    """Queries and keys (..., S, D), turned by their positions (Su et al. 2021, "RoFormer", section 3.4.2)."""
+    length, width = values[0].shape[-2:]
+    options: dict[str, Any] = {"device": values[0].device, "dtype": torch.float32}
+    frequencies = ROTARY_BASE ** -(torch.arange(0, width, 2, **options) / width)
+    angles = torch.outer(torch.arange(length, **options), frequencies).repeat(1, 2)
+    cosines, sines = angles.cos().to(values[0].dtype), angles.sin().to(values[0].dtype)
+    halves = (value.chunk(2, dim=-1) for value in values)
+    turned = (torch.cat((-second, first), dim=-1) for first, second in halves)
+    return [value * cosines + other * sines for value, other in zip(values, turned, strict=True)]
 
 
 class FeedForward(nn.Module):
@@ -174,17 +171,17 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, S, H) -> (B, S, H)."""
-        return self.down(self._activated(self.up(x)))  # type: ignore[no-any-return]
-
-    def _activated(self, x: Tensor) -> Tensor:
+        x = self.up(x)
         if self.gated and self.fused:
-            return swiglu(x)  # type: ignore[no-any-return]
-        if self.gated:
+            x = swiglu(x)
+        elif self.gated:
             gate, up = x.chunk(2, dim=-1)
-            return functional.silu(gate) * up
-        if self.fused and self.up.bias is not None:
-            return bias_gelu(x, self.up.bias)  # type: ignore[no-any-return]
-        return functional.gelu(x)
+            x = functional.silu(gate) * up
+        elif self.fused and self.up.bias is not None:
+            x = bias_gelu(x, self.up.bias)
+        else:
+            x = functional.gelu(x)
+        return self.down(x)  # type: ignore[no-any-return]
 
 
 class TransformerLayer(nn.Module):

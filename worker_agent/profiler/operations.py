@@ -55,6 +55,7 @@ _FIRST_OPERAND = {
     aten.addmm: 1,
     aten.bmm: 0,
     aten.baddbmm: 1,
+    aten._grouped_mm: 0,
     torch.ops.pipeplan.heads_product: 0,
 }
 """Where a product's two matrices stand among its arguments."""
@@ -267,6 +268,8 @@ def _flops(kernel: Any, args: Any, kwargs: Any, result: Any) -> int:
     if kernel is aten._scaled_dot_product_flash_attention_for_cpu_backward:
         shapes = (t.shape for t in args[:4])
         return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
+    if kernel is aten._grouped_mm:  # torch has no formula: rows of all groups together, or sums over all of them
+        return 2 * int(prod(args[0].shape)) * int(args[1].shape[-1])
     formula = flop_registry.get(kernel)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 

@@ -16,7 +16,7 @@ from pipeplan.documents.forms import Form
 from pipeplan.errors import require, require_count, require_unique
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import Loss, default_loss
-from worker_agent.models.parallel import Region, VocabularyLoss
+from worker_agent.models.parallel import BalancedExperts, Region, VocabularyLoss
 from worker_agent.models.sharding import module_styles, require_possible, shard
 from worker_agent.profiler.counts import BlockCounts, BlockRun, recorded_region, signature
 from worker_agent.profiler.operations import foreign_code
@@ -52,7 +52,7 @@ class FormCounts:
 class ShapedModel:
     """A language model whose parameters have shapes alone, and the mode in which it was built.
 
-    `alike[i]` is the first block that is equal to block i. `first_names[i]` are block i's parameters that no block
+    `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that a block
     before it has.
     """
 
@@ -61,7 +61,7 @@ class ShapedModel:
     dtype: torch.dtype
     styles: Mapping[nn.Module, str]
     alike: tuple[int, ...]
-    first_names: tuple[frozenset[str], ...]
+    later_names: tuple[frozenset[str], ...]
 
 
 def shape_model(spec: str, dtype: str) -> ShapedModel:
@@ -78,9 +78,9 @@ def shape_model(spec: str, dtype: str) -> ShapedModel:
         for number, block in enumerate(chain.blocks)
     )
     seen: set[nn.Parameter] = set()
-    first_names = []
+    later_names = []
     for block in chain.blocks:
-        first_names.append(frozenset(name for name, parameter in block.named_parameters() if parameter not in seen))
+        later_names.append(frozenset(name for name, parameter in block.named_parameters() if parameter in seen))
         seen |= set(block.parameters())
     return ShapedModel(
         chain=chain,
@@ -88,7 +88,7 @@ def shape_model(spec: str, dtype: str) -> ShapedModel:
         dtype=getattr(torch, dtype),
         styles=module_styles(chain.sharding, chain.root),
         alike=alike,
-        first_names=tuple(first_names),
+        later_names=tuple(later_names),
     )
 
 
@@ -111,7 +111,6 @@ def count_form(
     require_unique("microbatch_sizes", "must not hold a size twice", microbatch_sizes)
     require(attention in ATTENTION, "attention", f"must be one of {', '.join(ATTENTION)}", attention)
     require_possible(model.chain.sharding, form, name=model.chain.spec, sequence_length=sequence_length)
-    require(form.expert == 1, "expert", "must be 1 for a model without experts", form.expert)
     own = loss is not default_loss and form.tensor > 1
     require(not own, "loss", "must be cross entropy where the vocabulary is shared", getattr(loss, "__name__", loss))
     with model.fake:
@@ -127,13 +126,14 @@ def count_form(
         found = {size: walk.count(size, sequence_length // form.context) for size in microbatch_sizes}
     numbers = next(blocks for _, blocks in found.values())
     kinds = [numbers.index(kind) for kind in range(max(numbers) + 1)]
+    held = [_parameters(shares[model.alike[number]], model.later_names[number]) for number in kinds]
     return FormCounts(
         form=form,
         kinds=tuple(
             KindCounts(
                 name=model.chain.block_names[number],
-                parameters=_parameters(shares[model.alike[number]], model.first_names[number]),
-                expert_parameters=0,
+                parameters=held[kind][0],
+                expert_parameters=held[kind][1],
                 by_size={size: counts[kind] for size, (counts, _) in found.items()},
             )
             for kind, number in enumerate(kinds)
@@ -142,8 +142,11 @@ def count_form(
     )
 
 
-def _parameters(block: nn.Module, names: frozenset[str]) -> int:
-    return sum(parameter.numel() for name, parameter in block.named_parameters() if name in names)
+def _parameters(block: nn.Module, later_names: frozenset[str]) -> tuple[int, int]:
+    """The parameters that are no expert's and no earlier block's, and those of the experts."""
+    experts = {p for part in block.modules() if isinstance(part, BalancedExperts) for p in part.parameters()}
+    others = {p for name, p in block.named_parameters() if name not in later_names} - experts
+    return sum(p.numel() for p in others), sum(p.numel() for p in experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

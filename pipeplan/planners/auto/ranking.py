@@ -7,13 +7,16 @@ from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.proposals import Proposal
-from pipeplan.planners.complete import length, play
+from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS, length, play
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import shortfall
 from pipeplan.schedules.registry import BUILT_IN, schedule_named
 
 PLAYED_INSTRUCTIONS = 600_000
 """Of all proposals together: two seconds or three."""
+
+FRONT_INSTRUCTIONS = 100_000
+"""Of plans that are slower than the answer, and hold less."""
 
 LONGEST_PLAY = 60_000
 """Of one proposal."""
@@ -73,6 +76,8 @@ class Ranking:
     """All that was proposed, those that fit and those that do not. `left` instructions may still be played.
 
     `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may.
+    `longest_answer`: so many instructions a planner's answer may have, `for_front` as many are played of plans that are
+    slower and hold less.
     """
 
     problem: PlanningProblem
@@ -80,6 +85,8 @@ class Ranking:
     fitting: list[Ranked] = field(default_factory=list)
     exceeding: list[Ranked] = field(default_factory=list)
     left: int = PLAYED_INSTRUCTIONS
+    longest_answer: int = SIMULATED_INSTRUCTIONS
+    for_front: int = FRONT_INSTRUCTIONS
     _known: set[object] = field(default_factory=set)
     _fused: dict[object, Plan] = field(default_factory=dict)
 

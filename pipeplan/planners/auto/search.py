@@ -22,7 +22,6 @@ from pipeplan.documents.plan import Alternative, Certificate, Plan
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
-from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS
 from pipeplan.planners.problem import CutGraph
 
 METHOD = "best bound first"
@@ -45,9 +44,6 @@ MOVES = 16
 
 MOVES_INSTRUCTIONS = 100_000
 """So many instructions are played of plans whose cuts were moved."""
-
-FRONT_INSTRUCTIONS = 100_000
-"""So many instructions are played for plans that are slower than the answer, and hold less."""
 
 SHOWN_UNPLAYED = 12
 """How many configurations that were not played are shown."""
@@ -130,7 +126,7 @@ class PlayedSearch:
     def run(self, answers: Sequence[Proposal]) -> None:
         """Searches to the end, or to a limit. The first of the planners' answers is played before all else."""
         for answer in answers[:1]:
-            self.ranking.add(answer, longest=SIMULATED_INSTRUCTIONS)
+            self.ranking.add(answer, longest=self.ranking.longest_answer)
             self.plays += 1
         for answer in answers:
             for plan in self.ranking.variants(answer.plan):
@@ -200,7 +196,7 @@ class PlayedSearch:
             throughput_samples_per_s=lambda each: each[0],
             memory_bytes=lambda each: max(rank_bytes(each[1].plan)),
         )
-        least = max(self.ranking.left - FRONT_INSTRUCTIONS, 0)
+        least = max(self.ranking.left - self.ranking.for_front, 0)
         for _, proposal in front:
             if self.ranking.left <= least:
                 break

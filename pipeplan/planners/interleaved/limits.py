@@ -55,13 +55,13 @@ class Within:
             possible = [busy <= step_s for busy in busy_s]
             if not all(fine.any() for fine in possible):
                 continue
+            of_time = len(limits)
             if self.held_bytes < inf:
-                of_time = len(limits)
                 for limit in self._memory(rank, stages, recompute, unit):
                     largest = [table[fine].max() for table, fine in zip(limit.tables, possible, strict=True)]
                     if sum(largest) > limit.most:  # else it says nothing
                         limits.append(limit)
-                unlimited = recompute and len(limits) == of_time
+            unlimited = recompute and len(limits) == of_time
             yield tuple(limits)
 
     def _memory(self, rank: int, stages: Sequence[int], recompute: bool, unit: str) -> Iterator[Limit]:

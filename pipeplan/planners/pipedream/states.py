@@ -207,9 +207,9 @@ def states_of(
     sums = [inside @ values for values in _summed(profile, measured)]
     boundary = crossing_by_cut(graph, inside, np.asarray([block.output_bytes for block in measured], dtype=np.float64))
 
-    # [a, b]: b holds all of a, and more
+    # [a, b]: b holds all of a, and more: of a nothing is outside b
     single = inside.astype(np.float32)
-    before = single @ single.T == single.sum(axis=1)[:, None]
+    before = single @ (1 - single).T == 0
     np.fill_diagonal(before, False)
 
     # [a, b]: the largest workspace of a block in b and not in a

@@ -39,7 +39,9 @@ class Straight:
         bound_s, best = 0.0, np.inf
         longest_s = max(2 * total_s / stages, float(np.diff(self.space.compute_s).max()))
         while best > bound_s and bound_s < total_s:
-            bound_s = total_s if self.of_bytes else min(max(2 * bound_s, longest_s), total_s)
+            # What was found beyond a bound is the next one: nothing better has a longer stage.
+            next_s = best if np.isfinite(best) else max(2 * bound_s, longest_s)
+            bound_s = total_s if self.of_bytes else min(next_s, total_s)
             # V by j and first state, and the same with the cut before that state
             values = np.full((stages + 1, len(self.space)), np.inf)
             values[0, -1] = 0.0
@@ -83,19 +85,20 @@ class Straight:
     def _preferred(self, stages: int, cost: float) -> Iterator[tuple[int, int, int]]:
         """Of the stages within the cost, those of the fewest bytes sent, then of the smallest cuts."""
         limit = cost * (1 + 2 * ROUNDING)
-        within = self._cuts_s(stages) <= limit
+        at_cut = np.where(self._cuts_s(stages) <= limit, 2 * self.space.boundary_bytes, np.inf)
+        # the bytes sent by j and first state, and the same with the cut before that state
         sent = np.full((stages + 1, len(self.space)), np.inf)
         sent[0, -1] = 0.0
-        rows = list(self._rows(stages, float(self.space.compute_s[-1]) if self.of_bytes else limit))
-        choices = {}
-        for here, window, stage in rows:
-            beyond = np.where(within[:-1, window], sent[:-1, window] + 2 * self.space.boundary_bytes[window], np.inf)
-            moved = np.where(stage <= limit, beyond, np.inf)
-            sent[1:, here] = moved.min(axis=1, initial=np.inf)
-            enough = sent[1:, here, None] * (1 + ROUNDING)
-            choices[here] = window.start + (moved <= enough).argmax(axis=1) if moved.size else np.zeros(stages)
+        after = sent + at_cut
+        rows = {}
+        for here, window, stage in self._rows(stages, float(self.space.compute_s[-1]) if self.of_bytes else limit):
+            rows[here] = window, stage <= limit
+            sent[1:, here] = np.where(stage <= limit, after[:-1, window], np.inf).min(axis=1, initial=np.inf)
+            after[:, here] = sent[:, here] + at_cut[:, here]
         here = 0
         for j in reversed(range(stages)):
-            stop = int(choices[here][j])
+            window, within = rows[here]
+            moved = np.where(within[j % len(within)], after[j, window], np.inf)
+            stop = window.start + int((moved <= sent[j + 1, here] * (1 + ROUNDING)).argmax())
             yield here, stop, 1
             here = stop

@@ -13,13 +13,10 @@ from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower, unpriced
 from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
 from pipeplan.planners.two_bw.fewest import FewestStages
+from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links, orientations
 from pipeplan.planners.two_bw.split import ROUNDING, Found, even_min_sum, least_sum
-from pipeplan.planners.two_bw.terms import (
-    MemoryCounts,
-    PipelineShape,
-    PipelineTerms,
-)
+from pipeplan.planners.two_bw.terms import PipelineShape, PipelineTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

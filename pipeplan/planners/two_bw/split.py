@@ -97,10 +97,14 @@ def _highest(every: Sequence[Sequence[Way]], among: Starts) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The least largest cost of a split, and starts among which are those of all splits that reach it."""
+    """The least largest cost of a split, and starts among which are those of all splits that reach it.
+
+    `suffixes`: the same of stage s and those after it, by the start of stage s.
+    """
 
     worst: float
     starts: Starts
+    suffixes: Sequence[FloatArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +149,10 @@ class SplitSearch:
                 return None
             if self.breadth is not None:
                 starts = tuple(slice(max(may.start, may.stop - self.breadth), may.stop) for may in starts)
-            worst = max(_fold(self.costs(starts, self.about), starts, np.maximum)[0].item(0), self.about)
+            suffixes = _fold(self.costs(starts, self.about), starts, np.maximum)
+            worst = max(suffixes[0].item(0), self.about)
             if worst <= limit:
-                return Found(worst, starts) if isfinite(worst) else None
+                return Found(worst, starts, suffixes) if isfinite(worst) else None
             limit = min(worst, ceiling) if limit < ceiling else None
         return None
 
@@ -163,7 +168,7 @@ class SplitSearch:
 
     def any_stops(self, found: Found) -> tuple[int, ...]:
         """The stops of any split found: less work than `stops` where it does not matter which."""
-        return _walk(self.costs(found.starts, 0.0), found.starts, np.maximum)
+        return _walk(self.costs(found.starts, self.about), found.starts, np.maximum, found.suffixes)
 
 
 def least_sum(costs: Costs, starts: Starts) -> float:
@@ -173,7 +178,7 @@ def least_sum(costs: Costs, starts: Starts) -> float:
 
 def min_sum(costs: Costs, starts: Starts) -> tuple[int, ...]:
     """The stops of the split of the least sum. There must be one."""
-    return _walk(costs, starts, np.add)
+    return _walk(costs, starts, np.add, _fold(costs, starts, np.add))
 
 
 def even_min_sum(costs: Costs, starts: Starts, *, held: Costs, squares: Costs) -> tuple[int, ...]:
@@ -226,9 +231,8 @@ def least_squares(costs: Callable[[Starts], Costs], work: Sequence[float], start
         excess *= 8
 
 
-def _walk(costs: Costs, starts: Starts, combine: np.ufunc) -> tuple[int, ...]:
-    """The stops of the best split, the first best from the front."""
-    suffixes = _fold(costs, starts, combine)
+def _walk(costs: Costs, starts: Starts, combine: np.ufunc, suffixes: Sequence[FloatArray]) -> tuple[int, ...]:
+    """The stops of the best split, the first best from the front, by the folded `suffixes`."""
     stops = [0]
     for stage in range(len(starts) - 1):
         here = slice(stops[-1], stops[-1] + 1)

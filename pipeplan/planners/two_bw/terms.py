@@ -21,19 +21,18 @@
 All tables are those of `split.Costs`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce, in_turn
-from pipeplan.costs.memory import Copies
-from pipeplan.documents.plan import RECOMPUTE_UNITS
 from pipeplan.errors import LARGEST_AMOUNT
 from pipeplan.planners.two_bw.chain import ProfileChain
+from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links
 from pipeplan.planners.two_bw.split import (
     ROUNDING,
@@ -110,49 +109,6 @@ class PipelineShape:
         return self.width * self.microbatch_size / time_per_microbatch_s
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryCounts:
-    """What is held on every stage of a pipeline by one way to keep microbatches: `Copies`, and as an array each count.
-
-    `unit` is the unit of recomputation, where the way recomputes.
-    """
-
-    copies: tuple[Copies, ...]
-    unit: str = RECOMPUTE_UNITS[0]
-
-    @cached_property
-    def weights(self) -> FloatArray:
-        return self._column(lambda held: held.weights)
-
-    @cached_property
-    def activations(self) -> FloatArray:
-        return self._column(lambda held: held.activations)
-
-    @cached_property
-    def inputs(self) -> FloatArray:
-        """Inputs that are kept and buffers as large."""
-        return self._column(lambda held: held.inputs + held.input_buffers)
-
-    @cached_property
-    def outputs(self) -> FloatArray:
-        return self._column(lambda held: held.output_buffers)
-
-    @cached_property
-    def transients(self) -> FloatArray:
-        return self._column(lambda held: held.transients)
-
-    @cached_property
-    def block_inputs(self) -> FloatArray:
-        return self._column(lambda held: held.block_inputs)
-
-    @cached_property
-    def block_activations(self) -> FloatArray:
-        return self._column(lambda held: held.block_activations)
-
-    def _column(self, count: Callable[[Copies], int]) -> FloatArray:
-        return np.asarray([count(held) for held in self.copies], dtype=np.float64)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PipelineTerms:
     """A shape's stages on the links of one orientation, by the accounting of memory that was asked for.
@@ -180,6 +136,15 @@ class PipelineTerms:
         held = [self.unit_bytes(counts, stage, starts, stops) for counts in self.counts[recompute]]
         return held[0] if len(held) == 1 else np.minimum.reduce(held)
 
+    def mode_fits(self, recompute: bool, stage: int, starts: slice, stops: slice) -> BoolArray:
+        """Whether a stage fits, with or without recomputation. Where all fit by one unit, no other is looked at."""
+        fits = np.zeros((starts.stop - starts.start, stops.stop - stops.start), dtype=bool)
+        for counts in self.counts[recompute]:
+            fits |= self.unit_bytes(counts, stage, starts, stops) <= self.device_bytes
+            if fits.all():
+                break
+        return fits
+
     def unit_counts(self, recompute: bool, stage: int, start: int, stop: int) -> MemoryCounts:
         """How a stage keeps microbatches: by the first unit that fits, or (if none does) the one that holds least."""
         ways, place = self.counts[recompute], (stage, slice(start, start + 1), slice(stop, stop + 1))
@@ -192,27 +157,26 @@ class PipelineTerms:
     def unit_bytes(self, counts: MemoryCounts, stage: int, starts: slice, stops: slice) -> FloatArray:
         """What a worker of a stage holds by one way to keep microbatches: step 2 of the memory formula."""
         chain = self.chain
-        held = counts.weights[stage] * (chain.weight_bytes[stops] - chain.weight_bytes[starts][:, None])
-        held += counts.activations[stage] * (chain.activation_bytes[stops] - chain.activation_bytes[starts][:, None])
+        weights, activations, inputs = counts.weights[stage], counts.activations[stage], counts.block_inputs[stage]
+        # Sums up to the stops, and up to the starts: bytes are whole numbers, and their differences exact.
+        until = weights * chain.weight_bytes[stops] + activations * chain.activation_bytes[stops]
+        before = weights * chain.weight_bytes[starts] + activations * chain.activation_bytes[starts]
         if counts.inputs[stage]:
-            held += (counts.inputs[stage] * chain.input_bytes[starts])[:, None]
+            before -= counts.inputs[stage] * chain.input_bytes[starts]
         if counts.outputs[stage]:
-            held += counts.outputs[stage] * chain.output_bytes[stops]
+            until += counts.outputs[stage] * chain.output_bytes[stops]
+        held: FloatArray = until - before[:, None]
         if counts.transients[stage] and chain.has_workspaces:
             held += counts.transients[stage] * chain.workspace_bytes(starts, stops)
-        if counts.block_inputs[stage]:
-            held += counts.block_inputs[stage] * (chain.inputs_bytes[stops] - chain.inputs_bytes[starts][:, None])
+        if inputs:
+            held += inputs * (chain.inputs_bytes[stops] - chain.inputs_bytes[starts][:, None])
             held += counts.block_activations[stage] * chain.block_activation_bytes(starts, stops)
-        return np.asarray(held)
+        return held
 
     def time_s(self, stage: int, starts: slice, stops: slice) -> FloatArray:
         """A stage's time a microbatch: the shorter of its modes that fit; infinite where none does."""
         times_s = [
-            np.where(
-                self.mode_bytes(mode, stage, starts, stops) <= self.device_bytes,
-                self.mode_s(mode, stage, starts, stops),
-                np.inf,
-            )
+            np.where(self.mode_fits(mode, stage, starts, stops), self.mode_s(mode, stage, starts, stops), np.inf)
             for mode in self.shape.modes
         ]
         return self._stages_only(np.minimum(times_s[0], times_s[-1]), starts, stops)
@@ -353,29 +317,35 @@ class PipelineTerms:
         largest = weights + activations + moved + counts.transients * chain.largest_workspace
         return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
 
-    def _limits(self, limit_s: float) -> list[list[Way]]:
+    def _limits(self, limit_s: float) -> list[tuple[Way, ...]]:
         """Compute within the limit, less the least transfers, and memory within the device, less the least messages."""
         most_s = [(limit_s - transfers_s) * (1 + ROUNDING) for transfers_s in self._transfers_s]
         return self._limits_of(most_s)
 
-    def _limits_of_compute(self, limit_s: float) -> list[list[Way]]:
+    def _limits_of_compute(self, limit_s: float) -> list[tuple[Way, ...]]:
         return self._limits_of([limit_s * (1 + ROUNDING)] * self.shape.depth)
 
-    def _limits_of(self, most_s: list[float]) -> list[list[Way]]:
+    def _limits_of(self, most_s: list[float]) -> list[tuple[Way, ...]]:
         modes = []
-        for mode, sums, messages in self._held_least:
-            sums_s, room = self.chain.listed_s(recompute=mode), self.device_bytes * (1 + ROUNDING)
-            ways = zip(most_s, sums, messages, strict=True)
-            modes.append([((sums_s, most), (held, room - message)) for most, held, message in ways])
-        return [list(ways) for ways in zip(*modes, strict=True)]
+        for (mode, _, _), rooms in zip(self._held_least, self._device_rooms, strict=True):
+            sums_s = self.chain.listed_s(recompute=mode)
+            modes.append([((sums_s, most), room) for most, room in zip(most_s, rooms, strict=True)])
+        return list(zip(*modes, strict=True))
 
-    def _memory_limits(self, limit_bytes: float) -> list[list[Way]]:
-        room = limit_bytes * (1 + ROUNDING)
-        modes = [
-            [((held, room - message),) for held, message in zip(sums, messages, strict=True)]
+    def _memory_limits(self, limit_bytes: float) -> list[tuple[Way, ...]]:
+        return list(zip(*([(room,) for room in rooms] for rooms in self._rooms(limit_bytes)), strict=True))
+
+    @cached_property
+    def _device_rooms(self) -> list[list[tuple[Sequence[float], float]]]:
+        return self._rooms(self.device_bytes)
+
+    def _rooms(self, limit_bytes: float) -> list[list[tuple[Sequence[float], float]]]:
+        """By mode and unit, and by stage, what it holds at least, and how much that may be."""
+        most_bytes = limit_bytes * (1 + ROUNDING)
+        return [
+            [(held, most_bytes - message) for held, message in zip(sums, messages, strict=True)]
             for _, sums, messages in self._held_least
         ]
-        return [list(ways) for ways in zip(*modes, strict=True)]
 
     @cached_property
     def _held_least(self) -> list[tuple[bool, list[Sequence[float]], list[float]]]:

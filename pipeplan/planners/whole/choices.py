@@ -8,7 +8,7 @@ from pipeplan.planners.complete import length, play
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.space import WholeSpace
 
-PLAYED_INSTRUCTIONS = 150_000
+PLAYED_INSTRUCTIONS = 100_000
 """Of all plays together: a second. What is left then has its closed form alone."""
 
 MOST_VALUES = 4

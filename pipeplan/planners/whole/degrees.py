@@ -159,7 +159,8 @@ def shapes(problem: PlanningProblem, engine: TrainingEngine, recipe: Recipe, blo
     ranks, places = ranks[places >= 0], places[places >= 0]
     data = dividing[places]
     if "none" in engine.shardings and recipe.sharding != "none":  # of one replica nothing is shared out
-        ranks, data = ranks[data > 1], data[data > 1]
+        held = data * recipe.form.context > 1
+        ranks, data = ranks[held], data[held]
     found = [
         (rank, chunks, width, samples // width)
         for rank, width in zip(ranks.tolist(), data.tolist(), strict=True)

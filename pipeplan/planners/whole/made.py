@@ -19,7 +19,7 @@ from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.split import Splitter, in_flight
-from pipeplan.planners.whole.terms import ReplicaTerms
+from pipeplan.planners.whole.terms import ReplicaTerms, axis_links
 from pipeplan.schedules.registry import schedule_named
 
 COST_MODEL = "forms on a cluster of groups"
@@ -37,10 +37,10 @@ def placement(degrees: Degrees, *, replicas_inside: bool) -> tuple[Worker, ...]:
 def profile_of_groups(terms: ReplicaTerms) -> Profile:
     """The profile of a group of devices: seconds as of one of them, what leaves it as of all together.
 
-    A block's weights are what its replicas exchange.
+    A block's weights are what its replicas exchange, when the devices that share sequences have added theirs up.
     """
     own, profile = terms.terms, terms.terms.problem.profile
-    together = own.recipe.form.devices
+    together, holding = own.recipe.form.devices, own.recipe.form.tensor
     names = [block.name for block in profile.blocks]
     first = own.model.kinds[own.model.blocks[0]].at(own.recipe.microbatch_size)
     before = [first.input_bytes, *own.edge_bytes[1:-1].tolist()]
@@ -50,7 +50,7 @@ def profile_of_groups(terms: ReplicaTerms) -> Profile:
     blocks = tuple(
         Block(
             name=name,
-            weight_bytes=together * exchanged[index],
+            weight_bytes=holding * exchanged[index],
             measurements=(
                 Measurement(
                     microbatch_size=own.recipe.microbatch_size,
@@ -177,10 +177,17 @@ class PlanMaker:
         kept = float(terms.kept_bytes[stop] - terms.kept_bytes[start])
         most = float(terms.transient_bytes[start:stop].max())
         fixed = memory.gradients + memory.master_weights + memory.optimizer_states
+        # Devices that share sequences add their gradients up first; of a single replica that is all of the exchange.
+        own = axis_links(self.problem.cluster, self.degrees.recipe.form)["context"]
+        inside_s = own.seconds("all-reduce", float(terms.exchanged_bytes[stop] - terms.exchanged_bytes[start]))
+        exchanges = self.degrees.data > 1
         return replace(
             around,
+            reduce_s=around.reduce_s + inside_s,
+            reduce_inside_s=around.reduce_inside_s + inside_s,
+            reduce_tail_s=None if around.reduce_tail_s is None else around.reduce_tail_s + inside_s,
             recompute_s=float(terms.again_s[stop] - terms.again_s[start]),
-            update_s=float(terms.update_s[stop] - terms.update_s[start]),
+            update_s=float(terms.update_s[stop] - terms.update_s[start]) + (0.0 if exchanges else inside_s),
             version_bytes=memory.weights,
             fixed_bytes=int(fixed + (0 if stage.recompute else most)),
             gradient_bytes=memory.gradients,

@@ -14,7 +14,7 @@ from pipeplan.documents.plan import Answer, Infeasible, Plan
 from pipeplan.errors import require
 from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
-from pipeplan.planners.auto.ranking import Ranking
+from pipeplan.planners.auto.ranking import LONGEST_PLAY, Ranking
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason
 from pipeplan.planners.whole.choices import choices
@@ -84,7 +84,7 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         require(schedule_named(options.schedule).name in known, "schedule", rule, options.schedule)
     forms = forms_for(problem, engine)
     fused = replace(problem, options=replace(options, split_backward=False))
-    ranking = Ranking(problem=fused, left=PLAYED_INSTRUCTIONS)
+    ranking = Ranking(problem=fused, left=PLAYED_INSTRUCTIONS, longest_answer=LONGEST_PLAY, for_front=0)
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking
 
 

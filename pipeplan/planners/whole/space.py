@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.groups import grouped, links_among
+from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import Form, ModelForm
 from pipeplan.documents.plan import Alternative, Plan
@@ -167,8 +168,9 @@ class WholeSpace:
     def _bounded(self) -> list[_Bounded]:
         found = []
         kept: dict[object, Shapes] = {}
+        whole_groups = {each.form.devices for each in self.forms if lies_well(self.problem.cluster, each.form)}
         for recipe in recipes(self.problem, self.engine, self.forms):
-            if not self._lies_well(recipe.form):
+            if recipe.form.devices not in whole_groups:
                 continue
             pipelined = recipe.sharding in self.engine.pipelined_shardings
             single = recipe.sharding in self.engine.shardings
@@ -178,15 +180,6 @@ class WholeSpace:
                 kept[key] = shapes(self.problem, self.engine, recipe, len(self.forms[0].blocks))
             found.append(self._rates(kept[key].of(recipe)))
         return found
-
-    @lru_cache(maxsize=1024)  # noqa: B019  (a space lives as long as one search)
-    def _lies_well(self, form: Form) -> bool:
-        """Whether the cluster's levels hold whole groups of the form."""
-        try:
-            grouped(self.problem.cluster, form.devices)
-        except InvalidInputError:
-            return False
-        return True
 
     def _rates(self, found: Shapes) -> _Bounded:
         """Bounds by the whole model, and what equal stages would take; 0 for what cannot fit."""
@@ -216,7 +209,7 @@ class WholeSpace:
         for ranks in p.tolist():
             strides = {form.devices, form.devices * ranks}
             links = [links_among(self.problem.cluster, at.data, stride) for stride in strides]
-            seconds.append(min(each.seconds("all-reduce", exchanged / ranks) for each in links))
+            seconds.append(min(each.seconds("all-reduce", exchanged / ranks / form.context) for each in links))
         return np.asarray(seconds) + updated_s / p
 
 
@@ -241,3 +234,12 @@ def least_bytes(at: ReplicaTerms, some: Shapes) -> FloatArray:
         v > 1, np.minimum((v - 1) * p + 1, m * v) / v, mean
     )  # of several stages: the last rank's, the least
     return np.asarray(float(at.fixed_bytes[-1]) / p + flight * float(at.kept_bytes[-1]) / p)
+
+
+def lies_well(cluster: Cluster, form: Form) -> bool:
+    """Whether the cluster's levels hold whole groups of the form."""
+    try:
+        grouped(cluster, form.devices)
+    except InvalidInputError:
+        return False
+    return True

@@ -98,11 +98,11 @@ class RecipeTerms:
         outputs = self._by_block([m.output_bytes for m in self.measured])
         return np.concatenate([[0.0], outputs])
 
-    def ledger(self, replicas: int) -> Ledger:
-        """What is kept of a parameter that so many replicas have."""
+    def ledger(self, data: int) -> Ledger:
+        """What is kept of a parameter with so many replicas of the form; devices that share sequences hold it too."""
         profile, options = self.problem.profile, self.problem.options
-        sharding, name = self.recipe.sharding, self.engine
-        return ledger(name, sharding, dtype=profile.dtype, optimizer=options.optimizer, replicas=max(replicas, 1))
+        sharding, holders = self.recipe.sharding, max(data, 1) * self.recipe.form.context
+        return ledger(self.engine, sharding, dtype=profile.dtype, optimizer=options.optimizer, replicas=holders)
 
     @lru_cache(maxsize=64)  # noqa: B019  (terms live as long as one search)
     def at(self, data: int) -> "ReplicaTerms":
@@ -154,7 +154,7 @@ class ReplicaTerms:
 
     def _moved_s(self, kind: str) -> FloatArray:
         terms, form = self.terms, self.terms.recipe.form
-        links = links_among(terms.problem.cluster, self.data, form.devices)
+        links = links_among(terms.problem.cluster, self.data * form.context, form.tensor)
         size = terms.ledger(self.data).gathered
         whole = terms.parameters + terms.expert_parameters / form.expert
         return np.asarray([links.seconds(kind, each * size) for each in whole.tolist()])

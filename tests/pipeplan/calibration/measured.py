@@ -31,10 +31,12 @@ CLUSTER = cluster((4, 1e6), latency_s=1e-4)
 BATCHES = 4
 
 
-def plan_for(schedule: str, stops: tuple[int, ...], replicas: int, *, recompute: bool = False) -> Plan:
+def plan_for(
+    schedule: str, stops: tuple[int, ...], replicas: int, *, recompute: bool = False, recompute_unit: str = "stage"
+) -> Plan:
     """Stages that end at these stops, four microbatches a batch."""
     stages = tuple(
-        Stage(start=start, stop=stop, replicas=replicas, recompute=recompute)
+        Stage(start=start, stop=stop, replicas=replicas, recompute=recompute, recompute_unit=recompute_unit)
         for start, stop in zip((0, *stops), stops, strict=False)
     )
     microbatches = 1 if schedule == "pipedream" else 4

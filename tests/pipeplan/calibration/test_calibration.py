@@ -78,6 +78,19 @@ def test_all_runs_together_give_back_every_term() -> None:
     assert known(found.activation_factor) == 1.0
 
 
+@pytest.mark.parametrize("beside", [(), ("1f1b",)])
+def test_runs_by_block_give_back_what_forwards_and_backwards_take(beside: tuple[str, ...]) -> None:
+    """A backward runs blocks again in itself: what is left when that is taken away is the backward's own."""
+    plans = [plan_for("gpipe", (3, 6), 1, recompute=True, recompute_unit="block")]
+    plans += [plan_for(schedule, (3, 6), 1) for schedule in beside]
+    found = calibrate(PROFILE, CLUSTER, [executed(plan, HIDDEN) for plan in plans])
+    assert found.forward is not None
+    assert found.forward.values == pytest.approx((FORWARD,) * 6, rel=0.01)
+    assert found.backward is not None
+    assert found.backward.values == pytest.approx((BACKWARD,) * 6, rel=0.01)
+    assert all(abs(run.error_after) < 0.001 < abs(run.error_before) for run in found.runs)
+
+
 def test_runs_that_cut_the_model_at_different_places_tell_its_blocks_apart() -> None:
     """Cuts after every block leave one unknown a block; the factors are then each block's own."""
     forward = (1.2, 0.9, 1.1, 1.0, 1.4, 0.8)

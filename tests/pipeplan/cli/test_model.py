@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeplan.cli.model import LEAST_SAMPLES, MOST_TOKENS, USUAL_LENGTH, Estimate, key_of, microbatch_sizes
+from pipeplan.cli.model import Estimate, key_of
 from pipeplan.documents.files import parse, read
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Profile
+from pipeplan.protocol.estimates import LEAST_SAMPLES, MOST_TOKENS, USUAL_LENGTH, microbatch_sizes
 from tests.pipeplan.cli.commands import Ended, pipeplan, write
 
 ROOT = Path(__file__).parents[3]
@@ -265,3 +266,17 @@ def assert_profiler_started(ended: Ended) -> None:
     """It did, and its torch ended it."""
     assert ended.status == 1
     assert ended.err == "error: the profiler: RuntimeError: the profiler was started\n"
+
+
+def test_another_engine_gets_the_forms_that_it_can_have(place: Place) -> None:
+    asked = ("--sequence-length", "128", "--dtype", "bfloat16", "--optimizer", "adamw", "--engine", "megatron")
+    plan = plan_of(place.solve(*ASKED, *asked, "--json"))
+    assert plan["engine"] == "megatron" and plan["estimated"] is True
+    assert plan["tensor"] * plan["pipeline"] * plan["data"] * plan["context"] <= 16
+    instead = {each["instead"] for each in plan["choices"] if each["degree"] == "tensor"}
+    assert instead | {str(plan["tensor"])} == {"1", "2"}, "two heads can be shared by two devices, and no more"
+    fixed = plan_of(place.solve(*ASKED, *asked, "--tensor", "2", "--json"))
+    assert (fixed["tensor"], fixed["sequence_parallel"]) == (2, True)
+    refused = place.solve(*ASKED, *asked, "--tensor", "4", "--json")
+    assert refused.status == 2
+    assert "tensor: must divide" in refused.err

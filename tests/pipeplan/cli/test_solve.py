@@ -58,6 +58,21 @@ def test_without_json_tables_and_a_picture_are_shown(tmp_path: Path) -> None:
         assert text in ended.out
 
 
+def test_the_unit_of_recomputation_is_asked_for_and_shown(tmp_path: Path) -> None:
+    asked = ("--planner", "pipedream-2bw", "--stages", "1", "--recompute", "--batch-size", "8", "--recompute-unit")
+    for unit, shown in (("block", "by block"), ("stage", "yes")):
+        output = tmp_path / f"{unit}.json"
+        document = solve(tmp_path, *asked, unit, "--json", "-o", str(output), blocks=3).document
+        assert {stage.get("recompute_unit", "stage") for stage in document["stages"]} == {unit}
+        assert {stage.recompute_unit for stage in parse_plan(output.read_text(encoding="utf-8")).stages} == {unit}
+        lines = solve(tmp_path, *asked, unit, blocks=3).out.splitlines()
+        row = next(line for line in lines if line.startswith("0      0-2"))
+        assert f" {shown} " in row
+        files = ("--profile", str(tmp_path / "profile.json"), "--cluster", str(tmp_path / "cluster.json"))
+        checked = pipeplan("check", str(output), *files, *asked[2:], unit)
+        assert (checked.status, "proven" in checked.out) == (0, True)
+
+
 def test_the_price_is_the_played_one_and_the_closed_forms_figures_stand_beside_it(tmp_path: Path) -> None:
     asked = ("--planner", "pipedream-2bw", "--schedule", "1f1b", "--no-recompute", "--batch-size", "8")
     document = solve(tmp_path, *asked, "--json").document
@@ -132,6 +147,11 @@ def test_an_infeasible_problem_exits_3_with_stage_and_bytes_in_document_and_word
         (("--planner", "pipedream", "--batch-size", "8"), "--microbatch-size"),
         (("--planner", "pipedream-2bw", "--batch-size", "7", "--microbatch-size", "2"), "batch_size: must be a mult"),
         (("--planner", "gpipe", "--batch-size", "8", "--recompute-factor", "nan"), "recompute_factor: must be a fin"),
+        (("--planner", "gpipe", "--batch-size", "8", "--recompute-unit", "layer"), "recompute_unit: must be one of"),
+        (
+            ("--planner", "gpipe", "--batch-size", "8", "--recompute-unit", "block", "--memory", "paper"),
+            "recompute_unit: must be stage with memory paper",
+        ),
         (("--planner", "gpipe", "--batch-size", "8", "--memory", "magic"), "memory: must be one of training, paper"),
     ],
 )

@@ -128,6 +128,20 @@ def test_megatron_gets_the_layout_of_the_stages() -> None:
     )
 
 
+def test_recomputation_by_block_is_a_checkpoint_a_layer() -> None:
+    """As a whole it is what comes nearest: Megatron's note says so, DeepSpeed's interval is the longest stage."""
+    for unit, interval in (("stage", 3), ("block", 1)):
+        plan = _plan(**_stages(2, 2, recompute=(True, True)), optimizer="adamw", schedule="1f1b")
+        plan = replace(plan, stages=tuple(replace(stage, recompute_unit=unit) for stage in plan.stages))
+        megatron = FORMATS["megatron"].write(_source(plan))
+        assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in megatron
+        assert ("the plan a stage's only" in megatron) == (unit == "stage")
+        pipeline = json.loads(FORMATS["deepspeed"].write(_source(plan)))["pipeline"]
+        assert pipeline["activation_checkpoint_interval"] == interval
+        assert [stage.get("recompute_unit", "stage") for stage in pipeline["stages"]] == [unit] * 2
+        assert 'mode = "full"' in FORMATS["torchtitan"].write(_source(plan))
+
+
 def test_deepspeed_gets_batches_that_multiply_and_the_cuts() -> None:
     plan = _plan(**_stages(2, 2), optimizer="adam")
     document = json.loads(FORMATS["deepspeed"].write(_source(plan)))

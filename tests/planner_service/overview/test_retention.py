@@ -8,15 +8,18 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Table, delete, func, select
 
 from pipeplan.documents.identity import content_id
+from pipeplan.documents.named_clusters import named_cluster
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.jobs import Completion
 from pipeplan.protocol.plans import PlanRequest
 from planner_service.documents.service import clusters, profiles
 from planner_service.jobs import service as jobs
 from planner_service.overview import service as retention
 from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans import estimates
 from planner_service.plans import service as plans
 from planner_service.plans.solver import solve_here
 from planner_service.platform.context import Context
@@ -111,6 +114,16 @@ def test_jobs_that_have_not_ended_stay_however_old(context: Context, clock: Cloc
     clock.advance(1000 * DAY_S)
     assert _prune(context, 90) == NOTHING
     assert jobs.get(context, queued.id).state == "queued"
+
+
+def test_a_cluster_that_an_estimate_will_plan_with_stays(context: Context, clock: Clock) -> None:
+    stored = clusters.create(context, named_cluster("l4"))[0].id
+    clusters.create(context, CLUSTER)
+    asked = ModelPlanRequest(model="hf:gpt2", cluster_id=stored, planner="auto", batch_size=8)
+    estimates.enqueue(context, asked)
+    clock.advance(91 * DAY_S)
+    assert _prune(context, 90) == NOTHING | {"clusters": 1}
+    assert _is_there(clusters.document, context, stored)
 
 
 def test_a_plan_at_which_an_alias_points_stays_and_the_one_before_as_long(

@@ -69,6 +69,9 @@ class ThreadPeers:
 
     ring_back = ring
 
+    def trade(self, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def _all(self, value: Tensor) -> list[Tensor]:
         self.meeting.values[self.rank] = value.detach().clone()
         self.meeting.barrier.wait()
@@ -170,6 +173,9 @@ def test_a_vocabulary_that_is_not_divisible_is_rounded_up() -> None:
         ),
         ("hf:bert", Form(tensor=2), "tensor: needs a sharding plan, which hf:bert does not bring for these options, g"),
         ("hf:llama?attn_implementation=eager", Form(context=2), "context: needs a sharding plan, which hf:llama"),
+        ("hf:mixtral?num_local_experts=4", Form(expert=8), "expert: must divide the 4 experts of a layer, got 8"),
+        ("hf:llama", Form(expert=2), "expert: must be 1 for a model without experts, got 2"),
+        ("hf:mixtral", Form(tensor=2), "sequence_parallel: is needed for a model with experts and tensor parallelism"),
         ("preset:mlp", Form(tensor=2), "tensor: needs a sharding plan, which preset:mlp"),
     ],
 )
@@ -180,6 +186,18 @@ def test_what_a_degree_does_not_divide_is_named(spec: str, form: Form, sentence:
     with pytest.raises(InvalidInputError) as caught:
         require_possible(plan, form, name=spec, sequence_length=64)
     assert str(caught.value).startswith(sentence)
+
+
+def test_balanced_experts_compute_what_the_librarys_do_where_tokens_are_balanced() -> None:
+    spec = "hf:mixtral?num_hidden_layers=1&hidden_size=16&num_attention_heads=2&num_key_value_heads=2&vocab_size=64"
+    chain = build_model(f"{spec}&intermediate_size=24&num_local_experts=4&sliding_window=null", seed=0)
+    region = Region(form=Form(), peers=ThreadPeers(Meeting(1), 0))
+    layers = chain.blocks[1], shard(chain.blocks[1], module_styles(chain.sharding, chain.root), region)
+    routed, balanced = (layer.get_submodule("layer.mlp.experts") for layer in layers)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weights = torch.randn(6, 16, generator=generator), torch.rand(6, 2, generator=generator)
+    chosen = torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2], [2, 0], [3, 1]])  # every expert three times
+    torch.testing.assert_close(balanced(hidden, chosen, weights), routed(hidden, chosen, weights))
 
 
 class Branches(nn.Module):

@@ -207,6 +207,62 @@ def test_the_workspace_holds_what_is_gathered_for_the_heads() -> None:
     assert head.workspace_bytes < whole.workspace_bytes
 
 
+MIXTRAL = (
+    "hf:mixtral?num_hidden_layers=2&hidden_size=64&num_attention_heads=8&num_key_value_heads=4&intermediate_size=96"
+    "&num_local_experts=8&num_experts_per_tok=2&vocab_size=128&max_position_embeddings=64&sliding_window=null"
+)
+EXPERT_FORMS = [
+    Form(expert=4),
+    Form(context=2, expert=8),
+    Form(tensor=2, sequence_parallel=True),
+    Form(tensor=4, sequence_parallel=True, expert=2),
+]
+
+
+@pytest.mark.parametrize("form", EXPERT_FORMS, ids=str)
+def test_experts_are_shared_and_work_on_as_many_tokens_everywhere(form: Form) -> None:
+    h, ffn, experts = 64, 96, 8
+    shaped = model(MIXTRAL, "bfloat16")
+    whole, share = (counts_of(shaped, each).kinds[1] for each in (Form(), form))
+    assert whole.expert_parameters == experts * 3 * h * ffn
+    assert share.expert_parameters * form.expert * form.tensor == whole.expert_parameters
+    assert whole.parameters == 3 * h * h + 2 * h + experts * h  # attention, norms and the router
+    assert share.parameters == 3 * h * h // form.tensor + 2 * h + experts * h
+    # copies of a stage trade tokens: each has as much to do as without
+    assert flops(share.by_size[2].forward) * form.devices == flops(whole.by_size[2].forward)
+    assert flops(share.by_size[2].backward) * form.devices == flops(whole.by_size[2].backward)
+
+
+def test_balanced_experts_do_the_arithmetic_of_those_that_route() -> None:
+    shaped = model(MIXTRAL, "bfloat16")
+    tokens = torch.zeros(2, 64, dtype=torch.int64)
+    pair = (tokens, tokens)
+    routed = count_blocks(shaped.fake, shaped.chain.blocks, default_loss, pair, floating=torch.bfloat16, gpu=True)[1]
+    balanced = layer_of(shaped, Form())
+    assert flops(balanced.forward) == flops(routed.forward) and flops(balanced.backward) == flops(routed.backward)
+    b, s, h, k, ffn = 2, 64, 64, 2, 96
+    experts = [o for o in balanced.forward if o.name == "bmm"]
+    assert flops(experts) == 6 * k * b * s * h * ffn
+    assert experts[0].sizes == MatrixSizes(batch=8, m=k * b * s // 8, n=2 * ffn, k=h)
+
+
+@pytest.mark.parametrize("form", EXPERT_FORMS, ids=str)
+def test_tokens_are_traded_to_their_experts_and_back(form: Form) -> None:
+    b, s, h, k, number = 2, 64, 64, 2, 2
+    layer = layer_of(model(MIXTRAL, "bfloat16"), form)
+    rows_bytes = k * b * s * h * number // form.devices
+    for collectives in (layer.forward_collectives, layer.backward_collectives):
+        traded = exchanged(collectives).get(("all-to-all", "expert"))
+        assert traded == ((2, rows_bytes) if form.expert > 1 else None)
+        gathered = [each for each in collectives if each.size_bytes == rows_bytes * form.tensor and form.tensor > 1]
+        assert len(gathered) == (2 if form.tensor > 1 else 0)  # a gather and a scatter of what the experts work on
+
+
+def test_tokens_that_experts_cannot_share_evenly_are_rounded_up() -> None:
+    layer = layer_of(model(MIXTRAL, "bfloat16"), Form(), b=1, s=5)
+    assert [o.sizes.m for o in layer.forward if o.name == "bmm" and o.sizes] == [2, 2]  # 10 choices of 8 experts
+
+
 def test_equal_blocks_are_one_kind() -> None:
     found = counts_of(model(LLAMA, "bfloat16"), Form(tensor=2))
     assert found.blocks == (0, 1, 1, 1, 2)

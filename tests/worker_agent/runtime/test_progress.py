@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pipeplan.documents.forms import Form
+from pipeplan.errors import InvalidInputError
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.commands.run import EVERY_S, ProgressLines, redrawn
 from worker_agent.runtime.job import RunJob
@@ -127,3 +129,10 @@ def test_on_a_narrow_terminal_nothing_is_cut_off(width: int) -> None:
         on_progress(PROGRESS)
     assert isinstance(console.file, io.StringIO)
     assert describe(PROGRESS) in " ".join(console.file.getvalue().split())
+
+
+def test_a_plan_for_another_engine_is_not_run() -> None:
+    plan = replace(make_plan("1f1b", (0, 2, 4)), engine="megatron", form=Form(tensor=2))
+    with pytest.raises(InvalidInputError, match="export it") as raised:
+        RunJob(plan=plan, model="m", data="d", steps=100, out="/nowhere")
+    assert raised.value.field == "plan.engine"

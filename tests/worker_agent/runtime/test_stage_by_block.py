@@ -14,6 +14,7 @@ from worker_agent.models.spec import UserCodeError
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
+from worker_agent.runtime.weights import keeping_casts
 
 CPU = torch.device("cpu")
 MICROBATCHES = 5
@@ -164,20 +165,24 @@ def made(model: Callable[[], list[nn.Module]]) -> list[nn.Module]:
 
 
 def pass_microbatches(
-    stage: StageBlocks | StageByBlock, blocks: Sequence[nn.Module], *, first: bool, last: bool
+    stage: StageBlocks | StageByBlock,
+    blocks: Sequence[nn.Module],
+    *,
+    first: bool,
+    last: bool,
+    dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
     """All forwards, then the backwards of the odd microbatches and those of the even ones; all that comes of it."""
     generator = torch.Generator().manual_seed(1)
     found: list[Tensor] = []
     made_outputs: dict[int, tuple[Tensor, ...]] = {}
     for k in range(1, MICROBATCHES + 1):
-        inputs = torch.randn(3, 4, generator=generator, dtype=torch.float64).requires_grad_(not first)
-        targets = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+        inputs = torch.randn(3, 4, generator=generator, dtype=dtype).requires_grad_(not first)
+        targets = torch.randn(3, 4, generator=generator, dtype=dtype)
         made_outputs[k] = stage.forward(k, (inputs,), targets if last else None)
         found += made_outputs[k]
     stage.end_minibatch()
     for k in sorted(made_outputs, key=lambda k: (k % 2 == 0, k)):
-        gradients = tuple(torch.randn_like(t) if not last else torch.ones_like(t) for t in made_outputs[k])
         torch.manual_seed(k)
         gradients = tuple(torch.randn_like(t) for t in made_outputs[k] if carries_gradient(t))
         if isinstance(stage, StageBlocks) and stage.recompute:
@@ -211,6 +216,29 @@ def test_it_computes_what_the_whole_stage_does_to_the_last_bit(
     by_block = pass_microbatches(StageByBlock(others, **options), others, first=first, last=last)
     assert len(whole) == len(by_block)
     assert all(torch.equal(one, other) for one, other in zip(whole, by_block, strict=True))
+
+
+@pytest.mark.parametrize("model", [several, dropping, in_place, frozen])
+def test_under_autocast_it_computes_what_recomputation_of_the_whole_stage_does(
+    model: Callable[[], list[nn.Module]],
+) -> None:
+    found = []
+    for by_block in (False, True):
+        blocks = [block.float() for block in made(model)]
+        options: dict[str, Any] = {
+            "first_block": 0,
+            "criterion": None,
+            "seed": 7,
+            "device": CPU,
+            "autocast": torch.bfloat16,
+        }
+        stage = StageByBlock(blocks, **options) if by_block else StageBlocks(blocks, recompute=True, **options)
+        with keeping_casts():
+            found.append(pass_microbatches(stage, blocks, first=True, last=False, dtype=torch.float32))
+        assert stage.autocasts
+        stage.weights_changed()
+        assert stage.cast_bytes == 0
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def stage_of(blocks: Sequence[nn.Module], criterion: Any = None) -> StageByBlock:

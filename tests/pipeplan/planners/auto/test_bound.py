@@ -25,7 +25,7 @@ from tests.pipeplan.planners.auto.test_auto import split
 
 ROUNDING = 1 + 1e-6
 
-ALTERNATING = 1.005
+ALTERNATING = 1.01
 """Without a flush batches may take more and less time in turn, and a window may hold one short one more."""
 
 OVERHEADS = Overheads(forward_without_graph=0.8, recompute=0.9, backward_after_forward=0.7, exchange_factor=0.5)

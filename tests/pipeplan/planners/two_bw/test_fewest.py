@@ -47,7 +47,7 @@ def test_what_has_a_split_is_possible_in_its_time_and_not_in_less_than_its_stage
     assert evaluator.possible(shape, step_s)  # a larger limit is not judged by what a smaller one showed
 
 
-@given(st.lists(cells(), min_size=1, max_size=7), st.floats(0.5, 20))
+@given(st.lists(cells(), min_size=1, max_size=7), st.integers(1, 40).map(lambda halves: halves / 2 + 0.1))
 def test_with_plenty_of_memory_the_count_is_that_of_all_splits(blocks: list[Cell], limit_s: float) -> None:
     problem = PlanningProblem(profile=profile(blocks), cluster=cluster((8, 1.0), memory_bytes=10**12), batch_size=8)
     evaluator = Evaluator(problem=problem, measured=profiled(problem))

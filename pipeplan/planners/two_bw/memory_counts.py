@@ -1,0 +1,54 @@
+"""Memory counts: what a pipeline's stages hold, as counts of what their blocks hold (2BW 2021, appendix A.1.2)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.costs.memory import Copies
+from pipeplan.documents.plan import RECOMPUTE_UNITS
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryCounts:
+    """What is held on every stage of a pipeline by one way to keep microbatches: `Copies`, and as an array each count.
+
+    `unit` is the unit of recomputation, where the way recomputes.
+    """
+
+    copies: tuple[Copies, ...]
+    unit: str = RECOMPUTE_UNITS[0]
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        return self._column(lambda held: held.weights)
+
+    @cached_property
+    def activations(self) -> FloatArray:
+        return self._column(lambda held: held.activations)
+
+    @cached_property
+    def inputs(self) -> FloatArray:
+        """Inputs that are kept and buffers as large."""
+        return self._column(lambda held: held.inputs + held.input_buffers)
+
+    @cached_property
+    def outputs(self) -> FloatArray:
+        return self._column(lambda held: held.output_buffers)
+
+    @cached_property
+    def transients(self) -> FloatArray:
+        return self._column(lambda held: held.transients)
+
+    @cached_property
+    def block_inputs(self) -> FloatArray:
+        return self._column(lambda held: held.block_inputs)
+
+    @cached_property
+    def block_activations(self) -> FloatArray:
+        return self._column(lambda held: held.block_activations)
+
+    def _column(self, count: Callable[[Copies], int]) -> FloatArray:
+        return np.asarray([count(held) for held in self.copies], dtype=np.float64)

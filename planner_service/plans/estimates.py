@@ -1,0 +1,65 @@
+"""Estimates: plans of models without a profile. One job with two owners: an agent estimates, then a solver plans.
+
+enqueue ──▶ queued, estimate ──agent──▶ profile stored, queued, plan ──solver──▶ succeeded with a plan
+"""
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import parse
+from pipeplan.documents.names import parse_spec
+from pipeplan.errors import require
+from pipeplan.protocol.estimates import EstimateResult, EstimateTask, ModelPlanRequest, datasheet_of, microbatch_sizes
+from pipeplan.protocol.jobs import Job, PlanTask
+from planner_service.agents.needs import Needs, factories_of
+from planner_service.documents.store import PackedProfile, packed_profile, profiles
+from planner_service.jobs import service as jobs
+from planner_service.jobs.kinds import JobKind
+from planner_service.plans import service as plans
+from planner_service.platform.context import Context
+
+
+def enqueue(context: Context, request: ModelPlanRequest, *, asked_by: str | None = None) -> Job:
+    """Enqueues the estimate and the plan. Raises InvalidInputError for what nobody could estimate or plan."""
+    cluster = parse(Cluster, plans.cluster_text(context, request.cluster_id))
+    types = [device.name for device in cluster.types]
+    require(len(types) == 1, "cluster_id", "must have devices of one type where the profile is estimated", types)
+    sizes = microbatch_sizes(request.batch_size, request.sequence_length, request.options.microbatch_size)
+    task = EstimateTask(request=request, analytic=datasheet_of(cluster.device), microbatch_sizes=sizes)
+    return jobs.enqueue(context, task, asked_by=asked_by)
+
+
+def check(context: Context, task: EstimateTask) -> None:
+    """Raises InvalidInputError for what shows before there is a profile."""
+    parse_spec(task.model, field="model")
+    plans.cluster_text(context, task.request.cluster_id)
+    plans.require_short(task.request, context.longest_search_s)
+
+
+def needs(_connection: Connection, task: EstimateTask) -> Needs:
+    """Any agent whose operator allows the model: no device is needed."""
+    return Needs(factories=factories_of(task))
+
+
+def pack(result: EstimateResult) -> PackedProfile:
+    """Packs the profile."""
+    return packed_profile(result.profile)
+
+
+def store(context: Context, connection: Connection, _job: Job, profile: PackedProfile) -> Mapping[str, str]:
+    """Stores the profile."""
+    profiles.add(connection, profile, context.now())
+    return {"profile_id": profile.id}
+
+
+def then(job: Job, left: Mapping[str, str]) -> PlanTask:
+    """The plan that was asked for, with the profile in the model's place."""
+    if not isinstance(job.task, EstimateTask):
+        raise LookupError(f"job {job.id} is of kind {job.task.kind}")
+    return PlanTask(request=job.task.request.with_profile(left["profile_id"]))
+
+
+ESTIMATE = JobKind(name="estimate", check=check, needs=needs, pack=pack, store=store, then=then)
+"""The kind of job that estimates a profile and goes on as a plan."""

@@ -1,0 +1,66 @@
+"""Plans for other engines through the service: asked for by options, stored, shown and exported."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.planners.solve import solve
+from planner_service.app import create_app
+from planner_service.platform.settings import Settings
+from tests.pipeplan.model_forms import transformer
+
+PROFILE = transformer(layers=4, hidden=512, heads=8, sequence=256, vocabulary=1024, tensors=(1, 2), sizes=(1, 2))
+CLUSTER = Cluster(device=PROFILE.device, levels=(Level(size=4, bandwidth_bytes_per_s=200e9),))
+
+
+def _asked(http: TestClient, **options: Any) -> Any:
+    profile_id = http.post("/v1/profiles", json=asdict(PROFILE)).json()["id"]
+    cluster_id = http.post("/v1/clusters", json=asdict(CLUSTER)).json()["id"]
+    return http.post(
+        "/v1/plans",
+        json={
+            "profile_id": profile_id,
+            "cluster_id": cluster_id,
+            "planner": "auto",
+            "batch_size": 8,
+            "options": {"optimizer": "adam", **options},
+        },
+    )
+
+
+def test_a_plan_for_another_engine_is_stored_shown_and_exported(database_url: str) -> None:
+    app = create_app(Settings(database_url=database_url), solve=solve)
+    with TestClient(app, base_url="http://127.0.0.1") as http:
+        answer = _asked(http, engine="megatron", tensor=2)
+        assert answer.status_code in (200, 201), answer.text
+        plan = answer.json()
+        assert (plan["engine"], plan["tensor"], plan["sequence_parallel"]) == ("megatron", 2, True)
+        assert plan["choices"]
+
+        page = http.get(f"/plans/{plan['id']}", headers={"Accept": "text/html"}).text
+        assert "For megatron" in page and "Why these degrees" in page
+        exported = http.get(f"/v1/plans/{plan['id']}/exports/megatron")
+        assert "--tensor-model-parallel-size 2" in exported.text and "--sequence-parallel" in exported.text
+        assert http.get(f"/v1/plans/{plan['id']}/exports/torchrun").status_code == 422
+
+
+def test_what_an_engine_cannot_have_is_refused_by_its_field(database_url: str) -> None:
+    app = create_app(Settings(database_url=database_url), solve=solve)
+    with TestClient(app, base_url="http://127.0.0.1") as http:
+        refused = _asked(http, engine="megatron", tensor=3)
+        assert refused.status_code == 422
+        assert "tensor" in refused.text
+        assert _asked(http, tensor=2).status_code == 422
+        assert _asked(http, engine="horovod").status_code == 422
+
+
+def test_a_profile_keeps_its_forms(database_url: str) -> None:
+    app = create_app(Settings(database_url=database_url))
+    with TestClient(app, base_url="http://127.0.0.1") as http:
+        profile_id = http.post("/v1/profiles", json=asdict(PROFILE)).json()["id"]
+        held = http.get(f"/v1/profiles/{profile_id}").json()
+        assert len(held["forms"]) == 2
+        plain = http.post("/v1/profiles", json=asdict(replace(PROFILE, forms=()))).json()["id"]
+        assert plain != profile_id

@@ -1,0 +1,119 @@
+"""Forms: what one device does of a model that is shared out, estimated by a datasheet from counted operations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+
+from pipeplan.documents.forms import AXES, WHOLE, BlockKind, Form, FormMeasurement, ModelForm, Selective
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.protocol.jobs import ProfileTask
+from worker_agent.models.data import length_of
+from worker_agent.profiler.counts import BlockCounts
+from worker_agent.profiler.datasheets import Datasheet
+from worker_agent.profiler.kernels import duration_s
+from worker_agent.profiler.sharded import ATTENTION, FormCounts, count_form, shape_model
+
+OnForm = Callable[[int, int, Form], None]
+"""Called with the forms done, all forms, and the one that comes next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormsAsked:
+    """Which forms a profile is to have beside whole blocks.
+
+    `tensor`, `context` and `expert` are degrees that must be possible; where they are None, all powers of two are tried
+    up to `most_tensor`, `most_context` and `most_expert`, and those that the model cannot have are left out.
+    """
+
+    tensor: int | None = None
+    context: int | None = None
+    expert: int | None = None
+    most_tensor: int = 1
+    most_context: int = 1
+    most_expert: int = 1
+    sequence_parallel: bool = True
+    attention: str = ATTENTION[0]
+
+    def __post_init__(self) -> None:
+        for field in (*AXES, *(f"most_{axis}" for axis in AXES)):
+            if getattr(self, field) is not None:
+                require_count(field, getattr(self, field))
+        require(self.attention in ATTENTION, "attention", f"must be one of {', '.join(ATTENTION)}", self.attention)
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """All of them, whether the model can have them or not."""
+        degrees = [(getattr(self, axis), getattr(self, f"most_{axis}")) for axis in AXES]
+        every = ([2**k for k in range(most.bit_length())] if fixed is None else [fixed] for fixed, most in degrees)
+        return tuple(
+            Form(tensor=tensor, sequence_parallel=self.sequence_parallel and tensor > 1, context=context, expert=expert)
+            for tensor, context, expert in product(*every)
+        )
+
+    def may_lack(self, degree: str) -> bool:
+        """Whether a form that this degree makes impossible is left out: where the user does not name it."""
+        return degree in AXES and getattr(self, degree) is None
+
+
+def with_forms(
+    profile: Profile, asked: FormsAsked, task: ProfileTask, sheet: Datasheet, on_form: OnForm = lambda *_: None
+) -> Profile:
+    """The task's profile with the model's forms on the datasheet's device.
+
+    Raises InvalidInputError for a model that cannot be shared out, and for a degree that must be possible and is not.
+    """
+    model, wanted = shape_model(task.model, task.dtype), asked.forms
+    length = length_of(model.chain, task.sequence_length)
+    found = []
+    for number, form in enumerate(wanted):
+        on_form(number, len(wanted), form)
+        try:
+            counts = count_form(
+                model, form, microbatch_sizes=task.microbatch_sizes, sequence_length=length, attention=asked.attention
+            )
+        except InvalidInputError as error:
+            if form != WHOLE and asked.may_lack(error.field):
+                continue
+            raise
+        found.append(form_of(counts, sheet))
+    return replace(profile, forms=tuple(found))
+
+
+def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
+    """The seconds and bytes of what was counted."""
+    return ModelForm(
+        form=counts.form,
+        kinds=tuple(
+            BlockKind(
+                name=kind.name,
+                parameters=kind.parameters,
+                expert_parameters=kind.expert_parameters,
+                measurements=tuple(_measurement(size, block, sheet) for size, block in sorted(kind.by_size.items())),
+            )
+            for kind in counts.kinds
+        ),
+        blocks=counts.blocks,
+    )
+
+
+def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) -> FormMeasurement:
+    backward_s = duration_s(counts.backward, sheet)
+    input_s = min(duration_s(counts.backward_input, sheet), backward_s)
+    core = counts.selective
+    return FormMeasurement(
+        microbatch_size=microbatch_size,
+        forward_s=duration_s(counts.forward, sheet),
+        backward_s=backward_s,
+        backward_input_s=input_s,
+        backward_weight_s=backward_s - input_s,
+        input_bytes=counts.input_bytes,
+        output_bytes=counts.output_bytes,
+        activation_bytes=counts.activation_bytes,
+        workspace_bytes=counts.workspace_bytes,
+        forward_collectives=counts.forward_collectives,
+        backward_collectives=counts.backward_collectives,
+        selective=None
+        if core is None
+        else Selective(recompute_s=duration_s(core.operations, sheet), activation_bytes=core.activation_bytes),
+    )
