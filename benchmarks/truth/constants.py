@@ -31,14 +31,15 @@ class GpuConstants:
 class EngineConstants:
     """Of an engine.
 
-    Without sharded weights: `host_s` is the host's time for an operation, `exposed` the share of a message between
-    stages that nothing hides. With them: a hidden exchange slows the compute beside it by the share `exposed` of its
-    own time, a compiler leaves the share `compiled` of what operations without products take, and the allocator holds
-    the share `reserve` on top of what is in use where memory is fullest.
+    Without sharded weights: `host_s` is the host's time for an operation, `gap_s` what passes between two kernels,
+    `exposed` the share of a message between stages that nothing hides. With them: a hidden exchange slows the compute
+    beside it by the share `exposed` of its own time, a compiler leaves the share `compiled` of what operations without
+    products take, and the allocator holds the share `reserve` on top of what is in use where memory is fullest.
     """
 
     exposed: float
     host_s: float | None = None
+    gap_s: float | None = None
     compiled: float | None = None
     reserve: float | None = None
 

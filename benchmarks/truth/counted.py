@@ -8,14 +8,9 @@ others are built like Llama.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from benchmarks.truth.rows import Row
 from pipeplan.documents.forms import Collective, Form
-from worker_agent.models.losses import Loss, default_loss
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import FLOAT8
 from worker_agent.profiler.kernels import Kernels
@@ -23,38 +18,22 @@ from worker_agent.profiler.operations import DeviceOperation
 from worker_agent.profiler.sharded import ShapedModel, count_form, shape_model
 
 
-class _LogitsGradient(torch.autograd.Function):
-    """The traffic of a cross entropy in one kernel: logits are read, and overwritten by their gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        ctx.save_for_backward(logits)
-        return logits.amax(dim=-1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (logits,) = ctx.saved_tensors
-        return logits.mul_(gradients[0].unsqueeze(-1))  # type: ignore[no-any-return]
-
-
-def fused_loss(outputs: Any, targets: Any) -> Tensor:
-    """What flash-attention's cross entropy moves, which llm-foundry uses. For tensors without contents alone."""
-    return _LogitsGradient.apply(outputs).mean()  # type: ignore[no-any-return, no-untyped-call]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How a family's models are built, beside their sizes."""
+    """How a family's models are built, beside their sizes.
+
+    `fused_loss`: cross entropy keeps logits of 16 bits and their gradient, and no copies of 32 bits.
+    """
 
     settings: str
     attention: str
     dtype: str
-    loss: Loss = default_loss
+    fused_loss: bool = False
 
 
 FAMILIES = {
     "gpt": Family(settings="dropout=0.1&fused=true", attention="unfused", dtype="float16"),
-    "mpt": Family(settings="bias=false&tied=true", attention="flash", dtype="bfloat16", loss=fused_loss),
+    "mpt": Family(settings="bias=false&tied=true", attention="flash", dtype="bfloat16", fused_loss=True),
 }
 LLAMA = Family(settings="bias=false&norm=rms&activation=swiglu&positions=rotary", attention="flash", dtype="bfloat16")
 
@@ -160,7 +139,6 @@ def count_rows(rows: Sequence[Row]) -> Counted:
             microbatch_sizes=sorted(sizes),
             sequence_length=key.sequence_length,
             attention=key.family.attention,
-            loss=key.family.loss if key.form.tensor == 1 else default_loss,
         )
         for size in sizes:
             embedding, layer, head = (_kind(each.parameters, each.by_size[size]) for each in form.kinds)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from math import inf, sqrt
+from math import inf
 from statistics import median
 
 import numpy as np
@@ -19,7 +19,7 @@ LAST_STEP = 0.01
 MOST = 0.95
 """No share of a peak is above."""
 
-MOST_KERNEL_S = 2.5e-5
+MOST_KERNEL_S = 2e-5
 """No kernel takes longer to start and end: more would stand for what grows with sizes."""
 
 ROUNDS = 40
@@ -63,11 +63,11 @@ def differences(predictor: Predictor, constants: Constants) -> FloatArray:
 def fit(counted: Counted, rows: Sequence[Row], start: Constants, *, rounds: int = ROUNDS) -> Constants:
     """The best that ever smaller steps along one constant at a time find from `start`.
 
-    What is made least is the sum over sources of the mean difference of their rows, by the root of how many they are:
-    a source of many rows counts for more than one of few, and for less than all of its rows.
+    What is made least is the sum over sources of the mean difference of their rows, by the cube root of how many they
+    are: a source of many rows counts for more than one of few, and for less than all of its rows.
     """
     sources = [row.source for row in rows]
-    weights = np.asarray([1 / sqrt(sources.count(source)) for source in sources])
+    weights = np.asarray([sources.count(source) ** (-2 / 3) for source in sources])
     of_place: dict[tuple[str, str], tuple[Predictor, IntArray]] = {}
     for place in places(start):
         if place[:2] not in of_place:

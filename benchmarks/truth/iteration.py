@@ -41,14 +41,6 @@ UPDATE_BYTES = 30
 PIPELINE_EXPOSED = 0.5
 """Of messages between stages with sharded weights: those of the forward are hidden, as torch's schedules send them."""
 
-NOT_RECOMPUTED = frozenset({"vtrain-single-node"})
-"""Sources whose rows say that every layer was recomputed, and whose seconds say otherwise (docs/benchmarks.md)."""
-
-
-def recompute_of(row: Row) -> str:
-    """What was run again."""
-    return "none" if row.source in NOT_RECOMPUTED else row.recompute
-
 
 def ledger_of(row: Row, replicas: int) -> Ledger:
     """What the row's engine keeps and exchanges of a parameter."""
@@ -275,19 +267,20 @@ class Configured:
         forward, backward = kind.forward, kind.backward
         exchanged_s = self._exchanged_s(forward), self._exchanged_s(backward)
         again_s, again_exchanged_s, launched = 0.0, 0.0, 0
-        if is_layer and recompute_of(self.row) == "full":
+        if is_layer and self.row.recompute == "full":
             again_s, again_exchanged_s, launched = forward.computing_s, exchanged_s[0], forward.operations
-        elif is_layer and recompute_of(self.row) == "selective" and kind.attention is not None:
+        elif is_layer and self.row.recompute == "selective" and kind.attention is not None:
             again_s, launched = kind.attention.computing_s, kind.attention.operations
-        elif is_layer and recompute_of(self.row) == "selective":
+        elif is_layer and self.row.recompute == "selective":
             again_s, launched = PRODUCTS_AGAIN * forward.products_s + forward.others_s, forward.operations
         forward_s, backward_s = forward.computing_s, backward.computing_s + again_s
         if self.row.sharding != "none":
             exchanging_s = exchanged_s[0], exchanged_s[1] + again_exchanged_s
             return self._sharded_s(kind, forward_s + exchanging_s[0], backward_s + exchanging_s[1])
         host_s = self._engine.host_s or 0.0
-        launching_s = forward.operations * host_s, (backward.operations + launched) * host_s
-        working_s = max(forward_s, launching_s[0]) + max(backward_s, launching_s[1])
+        gap_s, operations = self._engine.gap_s or 0.0, (forward.operations, backward.operations + launched)
+        working_s = max(forward_s + operations[0] * gap_s, operations[0] * host_s)
+        working_s += max(backward_s + operations[1] * gap_s, operations[1] * host_s)
         return working_s + sum(exchanged_s) + again_exchanged_s
 
     def _sharded_s(self, kind: KindSeconds, forward_s: float, backward_s: float) -> float:

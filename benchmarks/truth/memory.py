@@ -1,8 +1,8 @@
 """Memory: what is in use on the fullest device, by what blocks keep and the engine's ledger. Nothing is fitted."""
 
 from benchmarks.truth.constants import GPUS
-from benchmarks.truth.counted import Counted, CountedKind, key_of
-from benchmarks.truth.iteration import ledger_of, recompute_of
+from benchmarks.truth.counted import Counted, CountedKind, family_of, key_of
+from benchmarks.truth.iteration import ledger_of
 from benchmarks.truth.rows import SHARDINGS, Row
 from pipeplan.costs.ledger import GATHERED_BLOCKS
 from pipeplan.costs.memory import MASTER_BYTES
@@ -55,15 +55,16 @@ def _rank_bytes(
     more = []
     for kind, _ in blocks:
         again = kind.counts.activation_bytes - _kept_bytes(row, kind, is_layer=kind is layer)
+        workspace = 0 if kind is head and family_of(row).fused_loss else kind.counts.workspace_bytes
         gathered = GATHERED_BLOCKS * (SHARDINGS[row.sharding] == "weights") + (row.sharding != "none")
-        more.append(max(again, 0) + kind.counts.workspace_bytes + gathered * held.gathered * kind.parameters * (p == 1))
+        more.append(max(again, 0) + workspace + gathered * held.gathered * kind.parameters * (p == 1))
     whole = states * (held.gathered + MASTER_BYTES) if row.sharding != "none" and p > 1 else 0.0
     return states * held.kept + whole + flying * kept + max(more)
 
 
 def _kept_bytes(row: Row, kind: CountedKind, *, is_layer: bool) -> float:
     """What a microbatch in flight keeps of a block."""
-    counts, recompute = kind.counts, recompute_of(row) if is_layer else "none"
+    counts, recompute = kind.counts, row.recompute if is_layer else "none"
     if recompute == "full":
         return counts.input_bytes
     if recompute == "selective" and counts.selective is not None:

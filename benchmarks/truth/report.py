@@ -6,7 +6,7 @@ from statistics import mean
 
 from benchmarks.truth.constants import Constants
 from benchmarks.truth.counted import count_rows
-from benchmarks.truth.iteration import Predictor, engine_of, recompute_of
+from benchmarks.truth.iteration import Predictor, engine_of
 from benchmarks.truth.memory import held_bytes, usable_bytes
 from benchmarks.truth.rows import GIB, Row, by_source
 
@@ -48,7 +48,6 @@ class Prediction:
         return {
             **asdict(self.row),
             "engine": engine_of(self.row),
-            "recompute_taken": recompute_of(self.row),
             "microbatch_taken": self.microbatch,
             "virtual_stages_taken": self.virtual_stages,
             "measured_s": self.row.seconds,

@@ -17,6 +17,7 @@ from benchmarks.truth.memory import held_bytes, in_flight, usable_bytes
 from benchmarks.truth.report import document, predictions, regrets
 from benchmarks.truth.rows import COLUMNS, Row, read_rows
 from pipeplan.errors import InvalidInputError
+from worker_agent.profiler.datasheets import DATASHEETS
 
 SMALL = Row(
     source="mine",
@@ -200,3 +201,10 @@ def test_a_fit_finds_the_constants_that_made_the_rows() -> None:
     errors = [abs(found_s / row.measured - 1) for row, found_s in zip(rows, after, strict=True)]
     assert isinstance(before, list) and before[0]["mean_error"] > 0.1 > 5 * max(errors)
     assert len(list(places(fitted))) == len(list(places(start)))
+
+
+@pytest.mark.parametrize(("sheet", "gpu"), [("a100-80gb", "a100"), ("a100-40gb", "a100"), ("h100-sxm", "h100")])
+def test_datasheets_hold_what_was_fitted(sheet: str, gpu: str) -> None:
+    found, fitted = DATASHEETS[sheet], stored()[0].gpus[gpu]
+    for field in ("compute_efficiency", "memory_efficiency", "attention_efficiency", "kernel_s"):
+        assert getattr(found, field) == pytest.approx(getattr(fitted, field), rel=0.03)

@@ -1,7 +1,8 @@
 """Datasheets: what devices can do at most by their vendors, and the share of it that training reaches.
 
 The datasheets known by name hold the vendors' peaks without sparsity. Memory and links are those of the known type
-(`pipeplan.documents.devices`). The efficiencies are Datasheet's defaults.
+(`pipeplan.documents.devices`). The shares of A100s and H100s are fitted to measured iterations; other types have an
+A100's. Multiprocessors are those of the same datasheets and whitepapers.
 
     v100-*      NVIDIA V100 datasheet (2020): SXM2 125 Tflop/s in tensor cores, 15.7 in float32, HBM2 900 GB/s; it has
                 no bfloat16.
@@ -27,10 +28,10 @@ from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import DTYPE_BYTES, Device
 from pipeplan.errors import require, require_amount, require_count
 
-COMPUTE_EFFICIENCY = 0.8
-MEMORY_EFFICIENCY = 0.65
-ATTENTION_EFFICIENCY = 0.35
-KERNEL_S = 1e-5
+COMPUTE_EFFICIENCY = 0.78
+MEMORY_EFFICIENCY = 0.71
+ATTENTION_EFFICIENCY = 0.34
+KERNEL_S = 5.9e-6
 LAUNCH_S = 5e-5
 """These five are an A100's, fitted to training iterations of many models and degrees (docs/benchmarks.md)."""
 
@@ -139,7 +140,7 @@ def _gpu(
     )
 
 
-_HOPPER = (0.7, 0.39, 0.2, 1.8e-5)
+_HOPPER = (0.69, 0.52, 0.2, 2e-5)
 """An H100's shares, fitted like an A100's."""
 
 _V100 = {"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12}

@@ -70,7 +70,7 @@ def test_a_deep_product_of_one_tile_is_shared_out() -> None:
 def test_large_products_come_near_the_share_and_small_ones_do_not() -> None:
     large, small = product(16384, 16384, 16384), product(512, 512, 512)
     assert large.flops / seconds(large) > 0.95 * 312e12 * A100.compute_efficiency
-    assert small.flops / duration_s([small], replace(A100, launch_s=0.0)) < 0.1 * 312e12 * A100.compute_efficiency
+    assert small.flops / duration_s([small], replace(A100, launch_s=0.0)) < 0.2 * 312e12 * A100.compute_efficiency
 
 
 def test_attention_has_a_rate_of_its_own_and_skips_later_positions() -> None:
