@@ -138,9 +138,11 @@ class PlayedSpace:
         least_s = 0.0
         for stage, start, stop in terms.places(stops):
             recompute = terms.recomputes(stage, start, stop)
-            seconds = self.model.sums(shape.schedule, shape.microbatch_size, recompute).compute_s
-            own_s = shape.microbatches * float(seconds[stop] - seconds[start])
-            least_s = max(least_s, own_s + (float(way_s[start]) if shape.laws.flushes else 0.0))
+            own = self.model.sums(shape.schedule, shape.microbatch_size, recompute)
+            least_s = max(least_s, shape.microbatches * float(own.compute_s[stop] - own.compute_s[start]))
+            if shape.laws.flushes:  # what a split backward leaves of its own may be done while the way goes on
+                there_and_back_s = shape.microbatches * float(own.way_s[stop] - own.way_s[start])
+                least_s = max(least_s, float(way_s[start]) + there_and_back_s)
         return min(configuration.most, shape.batch_size / (least_s * (1 - _ROUNDING))) if least_s > 0 else inf
 
     def plan(self, configuration: PlacedShape, stops: tuple[int, ...]) -> Plan | None:

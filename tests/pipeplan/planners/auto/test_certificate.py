@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -114,6 +115,21 @@ def test_a_slower_plan_that_calls_itself_the_best_is_found_out(problem: Planning
     finding = optimality(replace(other.plan, planner="auto", certificate=claimed), problem)
     assert not finding.holds
     assert f"none plays more than {other.samples_per_s:.6g}" in finding.detail
+
+
+def test_a_split_backward_goes_on_while_gradients_pass_other_stages() -> None:
+    """Four blocks without a forward, one microbatch: the last stage's weight gradients were taken to delay the others.
+
+    On three stages the inputs' gradients take 2 s, and the first stage's weight gradient 0.5 s: 0.4 samples/s, which
+    auto ruled out by a bound of 1/3.
+    """
+    blocks = profile([Cell(forward_s=0.0, backward_s=1.0)] * 4)
+    problem = PlanningProblem(
+        profile=split(blocks), cluster=cluster((3, 1.0)), batch_size=1, options=Options(schedule="1f1b")
+    )
+    plan = answer_to(problem)
+    assert plan.throughput_samples_per_s == pytest.approx(0.4)
+    assert all(finding.holds for finding in verify(plan, problem))
 
 
 def test_the_plans_own_play_bounds_what_it_may_claim() -> None:
