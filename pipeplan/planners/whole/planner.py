@@ -10,7 +10,7 @@ from itertools import islice
 
 from pipeplan.documents.engines import TrainingEngine, engine_named
 from pipeplan.documents.forms import AXES, ModelForm
-from pipeplan.documents.plan import Answer, Infeasible, Plan
+from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import require
 from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
@@ -85,6 +85,12 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         known = engine.schedules or ()
         rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
         require(schedule_named(options.schedule).name in known, "schedule", rule, options.schedule)
+    known = tuple(dict.fromkeys((*engine.shardings, *engine.pipelined_shardings)))
+    rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
+    require(options.sharding in (None, *known), "sharding", rule, options.sharding)
+    if options.data is not None:
+        rule = f"must divide the batch ({problem.batch_size} samples)"
+        require(problem.batch_size % options.data == 0, "data", rule, options.data)
     forms = forms_for(problem, engine)
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
@@ -114,6 +120,14 @@ def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[Mode
 
 def _infeasible(space: WholeSpace) -> Infeasible:
     """How far the nearest configuration is from fitting."""
+    if space.considered == 0:
+        problem = space.problem
+        detail = (
+            f"no degrees that {space.engine.name} runs and the options allow divide {problem.cluster.devices} devices "
+            f"and a batch of {problem.batch_size} in microbatches that the profile has"
+        )
+        nothing = Reason(rule="degrees must divide the devices and the batch", detail=detail)
+        return Infeasible(planner=NAME, reasons=(nothing,), configurations_considered=0)
     degrees, rank, missing = space.nearest_miss()
     reason = memory_reason(
         degrees.named,

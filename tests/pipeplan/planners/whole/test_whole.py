@@ -205,6 +205,8 @@ def test_a_degree_that_is_fixed_is_kept(fixed: dict[str, Any]) -> None:
         ("schedule", {"schedule": "gpipe"}),
         ("synchronisation", {"synchronisation": "all-reduce"}),
         ("memory", {"memory": "paper"}),
+        ("sharding", {"sharding": "weights"}),
+        ("data", {"data": 7}),
     ],
 )
 def test_what_the_engine_or_the_profile_lacks_is_named(field: str, fixed: dict[str, Any]) -> None:
@@ -236,6 +238,13 @@ def test_what_nothing_fits_by_is_said() -> None:
     assert isinstance(answer, Infeasible)
     assert (answer.reasons[0].missing_bytes or 0) > 0
     assert "tensor" in answer.reasons[0].detail
+
+
+def test_degrees_that_leave_nothing_are_no_plan() -> None:
+    held = model()
+    answer = solve("auto", problem(held, cluster(held), stages=6, data=8))
+    assert isinstance(answer, Infeasible)
+    assert answer.reasons[0].rule == "degrees must divide the devices and the batch"
 
 
 def test_other_values_of_a_degree_are_no_faster() -> None:
