@@ -79,7 +79,7 @@ def test_the_runtime_trains_it_on_two_stages_as_on_one(spec: str, split_backward
 
 
 def test_its_data_are_random_tokens_as_long_as_its_positions() -> None:
-    assert default_feed(build_model(GPT, seed=0)).data.endswith("random_tokens?vocab_size=32&sequence_length=8")
+    assert "random_tokens?vocab_size=32&sequence_length=8" in default_feed(build_model(GPT, seed=0)).data
 
 
 @pytest.mark.parametrize(
