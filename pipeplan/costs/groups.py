@@ -60,7 +60,7 @@ class _Hop:
 
 @dataclass(frozen=True)
 class DeviceGroupLinks:
-    """What lies between the devices of an axis, which all do the same at the same time, as all other groups do."""
+    """The links among the devices of an axis. All groups of the axis exchange at the same time."""
 
     hops: tuple[_Hop, ...]
 
@@ -92,7 +92,7 @@ class DeviceGroupLinks:
 def links_among(cluster: Cluster, count: int, stride: int) -> DeviceGroupLinks:
     """Of `count` devices, each `stride` after the one before, the first of them the cluster's first.
 
-    All groups like it are taken to lie like it. Where its units hold different numbers of them, the least counts.
+    All groups of that kind count as placed alike. Where its units hold different numbers of them, the least counts.
     """
     members, unit, beside = [stride * place for place in range(count)], 1, 1
     hops = []

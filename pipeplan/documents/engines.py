@@ -89,3 +89,9 @@ def require_form(engine: TrainingEngine, form: Form) -> None:
         require(axis in engine.axes or getattr(form, axis) == 1, axis, rule, getattr(form, axis))
     rule = f"must be off for the engine {engine.name}, which has none"
     require(engine.sequence_parallel or not form.sequence_parallel, "sequence_parallel", rule, form.sequence_parallel)
+
+
+def require_executable(engine: str) -> None:
+    """Raises InvalidInputError for the engine of a plan that our runtime does not execute."""
+    rule = f"must be {OUR_RUNTIME} to be run here: this plan is for another engine; export it"
+    require(engine == OUR_RUNTIME, "plan.engine", rule, engine)

@@ -1,7 +1,7 @@
 """Named clusters: servers that can be bought or rented, and clusters of so many of them.
 
 `dgx-h100` is one server, `dgx-h100:32` are 32 of them. Inside a server its devices are joined by their own links.
-Between servers lies a network without bottlenecks of its own: a server has the bandwidth of all its network cards
+The network between servers has no bottlenecks of its own: a server has the bandwidth of all its network cards
 together, and a device that of its own cards, or of the one card that it shares with others.
 
 Vendors state bandwidths; latencies are taken from elsewhere. A message over RDMA takes the 14 us that NCCL's own tuning

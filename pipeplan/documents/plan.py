@@ -372,12 +372,6 @@ class Plan:
         }
 
 
-def require_executable(plan: Plan) -> None:
-    """Raises InvalidInputError for a plan that our runtime does not execute."""
-    rule = f"must be {OUR_RUNTIME} to be run here: this plan is for another engine; export it"
-    require(plan.engine == OUR_RUNTIME, "plan.engine", rule, plan.engine)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """Why a class of configurations is out. `stage` and `missing_bytes` are those of its nearest miss."""

@@ -22,7 +22,7 @@ from planner_service.platform.context import Context
 
 
 def enqueue(context: Context, request: ModelPlanRequest, *, asked_by: str | None = None) -> Job:
-    """Enqueues the estimate and the plan. Raises InvalidInputError for what nobody could estimate or plan."""
+    """Enqueues the estimate and the plan. Raises InvalidInputError where nobody could estimate or plan it."""
     cluster = parse(Cluster, plans.cluster_text(context, request.cluster_id))
     types = [device.name for device in cluster.types]
     require(len(types) == 1, "cluster_id", "must have devices of one type where the profile is estimated", types)
@@ -32,7 +32,7 @@ def enqueue(context: Context, request: ModelPlanRequest, *, asked_by: str | None
 
 
 def check(context: Context, task: EstimateTask) -> None:
-    """Raises InvalidInputError for what shows before there is a profile."""
+    """Raises InvalidInputError for faults that show before there is a profile."""
     parse_spec(task.model, field="model")
     plans.cluster_text(context, task.request.cluster_id)
     plans.require_short(task.request, context.longest_search_s)

@@ -1,24 +1,41 @@
 """`pipeplan-agent profile`: measures a model here, or estimates it for a device that is not here."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeplan.cli.console import require_extra
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, parse
+from pipeplan.documents.forms import Form
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, PipeplanError, require
 from pipeplan.protocol.jobs import ProfileTask
+
+if TYPE_CHECKING:  # they need torch, which the command imports when it is called
+    from worker_agent.profiler.datasheets import Datasheet
+    from worker_agent.profiler.job import ProfileJob
 
 Spec = "preset:NAME?... or package.module:factory?key=value&..."
 
 MEASURING = ("device", "clock", "warm_up_rounds", "rounds")
 """Options that say how to measure."""
+
+OF_FORMS = (
+    "tensor_degree",
+    "context_degree",
+    "expert_degree",
+    "most_tensor",
+    "most_context",
+    "most_expert",
+    "sequence_parallel",
+    "attention",
+)
+"""Options that say which forms to estimate: `forms.FormsAsked`."""
 
 
 def profile(
@@ -88,52 +105,21 @@ def profile(
             "rounds": rounds,
         },
     )
-    require(analytic is not None or not forms, "forms", "is for --analytic: forms are estimated", True)
-    rule = "belongs to forms of the model's own random tokens: leave it out with --forms"
-    require(not forms or (data is None and loss is None), "data", rule, data or loss)
+    _require_used(context)
     job = ProfileJob(task=task, loss=loss, device=device, clock=clock)
     cluster: Cluster | None
-    if analytic is None:
-        from worker_agent.profiler.launch import measure
+    with _progress_bar() as on_progress:
+        if analytic is None:
+            from worker_agent.profiler.launch import measure
 
-        with _progress_bar() as on_progress:
             found, cluster = measure(job, on_progress)
-    else:
-        from worker_agent.profiler.analytic import estimate_cluster, estimate_profile
-        from worker_agent.profiler.datasheets import find_datasheet
-        from worker_agent.profiler.forms import FormsAsked, with_forms
+        else:
+            from worker_agent.profiler.analytic import estimate_cluster
+            from worker_agent.profiler.datasheets import find_datasheet
 
-        for name in MEASURING:
-            source = context.get_parameter_source(name)
-            given = source is not None and source.name == "COMMANDLINE"
-            require(not given, name, "cannot be given with --analytic, which measures nothing", context.params[name])
-
-        sheet = find_datasheet(analytic)
-        cluster = estimate_cluster(sheet, devices) if cluster_output is not None else None
-        with _progress_bar() as on_progress:
-            found = estimate_profile(
-                job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
-            )
-            if forms:
-                asked = FormsAsked(
-                    tensor=tensor_degree,
-                    context=context_degree,
-                    expert=expert_degree,
-                    most_tensor=most_tensor,
-                    most_context=most_context,
-                    most_expert=most_expert,
-                    sequence_parallel=sequence_parallel,
-                    attention=attention,
-                )
-                found = with_forms(
-                    found,
-                    asked,
-                    task,
-                    sheet,
-                    lambda done, of, form: on_progress(
-                        done, of, f"tensor {form.tensor}, context {form.context}, expert {form.expert}"
-                    ),
-                )
+            sheet = find_datasheet(analytic)
+            cluster = estimate_cluster(sheet, devices) if cluster_output is not None else None
+            found = _estimated(job, sheet, context.params, on_progress)
     _write(output, found)
     if cluster is not None:
         _write(cluster_output, cluster)
@@ -141,6 +127,47 @@ def profile(
         typer.echo(dump(asdict(found)))
     else:
         _show(found, cluster)
+
+
+def _require_used(context: typer.Context) -> None:
+    """Raises InvalidInputError for an option that the others leave no use for."""
+    values = context.params
+
+    def refuse(names: Sequence[str], rule: str) -> None:
+        for name in names:
+            source = context.get_parameter_source(name)
+            given = source is not None and source.name == "COMMANDLINE"
+            require(not given, name.removesuffix("_degree"), rule, values[name])
+
+    if values["analytic"] is not None:
+        refuse(MEASURING, "cannot be given with --analytic, which measures nothing")
+    else:
+        refuse(("forms",), "is for --analytic: forms are estimated")
+    if values["forms"]:
+        refuse(("data", "loss"), "must be left out with --forms, which are of the model's own random tokens")
+    else:
+        refuse(OF_FORMS, "is for --forms, which says what devices do that share blocks")
+
+
+def _estimated(
+    job: "ProfileJob", sheet: "Datasheet", values: Mapping[str, Any], on_progress: Callable[[int, int, str], None]
+) -> Profile:
+    """The profile of the datasheet's device, with the forms that the command's options ask for."""
+    from worker_agent.profiler.analytic import estimate_profile
+    from worker_agent.profiler.forms import FormsAsked, with_forms
+
+    sizes = job.task.microbatch_sizes
+    found = estimate_profile(
+        job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
+    )
+    if not values["forms"]:
+        return found
+    asked = FormsAsked(**{name.removesuffix("_degree"): values[name] for name in OF_FORMS})
+
+    def on_form(done: int, every: int, form: Form) -> None:
+        on_progress(done, every, f"tensor {form.tensor}, context {form.context}, expert {form.expert}")
+
+    return with_forms(found, asked, job.task, sheet, on_form)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ As Megatron-LM has it (Narayanan et al. 2021, "Efficient Large-Scale Language Mo
                         scattered, and its gradient gathered
 
 Values are (B, S, ...): dimension 1 is the sequence. Peers bring them to other
-devices: nothing here communicates by itself.
+devices: nothing here communicates.
 """
 
 from dataclasses import dataclass

@@ -34,8 +34,9 @@ from platform import node
 import torch
 from torch import Tensor
 
+from pipeplan.documents.engines import require_executable
 from pipeplan.documents.identity import canonical_json, content_id
-from pipeplan.documents.plan import Plan, require_executable
+from pipeplan.documents.plan import Plan
 from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, RunFailedError, require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
@@ -101,7 +102,7 @@ class RunJob(TrainingOptions):
 
     def __post_init__(self) -> None:
         TrainingOptions.__post_init__(self)  # a class with slots is made anew, and `super` finds the one before
-        require_executable(self.plan)
+        require_executable(self.plan.engine)
         require_count("steps", self.steps)
         require_count("first_step", self.first_step, at_least=0)
         rule = f"must be above the {self.first_step} steps that the checkpoint has done"

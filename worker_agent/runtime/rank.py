@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -73,9 +73,7 @@ class RankPart:
             split_backward=any(isinstance(i, BackwardInput) for i in instructions),
             concatenate=job.concatenate,
         )
-        by_block = plan_stage.recompute_unit == "block"
-        make: Callable[..., StageBlocks | StageByBlock] = StageByBlock if by_block else whole
-        self.stage = make(
+        self.stage = (StageByBlock if plan_stage.recompute_unit == "block" else whole)(
             self.blocks,
             first_block=plan_stage.start,
             criterion=build_loss(job.loss) if self.last else None,

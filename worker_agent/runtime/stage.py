@@ -236,9 +236,9 @@ class StageBlocks:
         return bool(self._changes_inputs)
 
     def trained_outputs(self, microbatch: int, inputs: Tensors) -> tuple[bool, ...]:
-        """Which outputs depend on what is trained: found by a forward that leaves nothing behind."""
+        """Which outputs depend on what is trained: found by a forward that keeps nothing."""
         if self._buffers is None:
-            raise RunFailedError("a forward that is to leave nothing behind on a stage that is not to recompute")
+            raise RunFailedError("a forward that keeps nothing ran on a stage that does not recompute")
         copies = tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in inputs)
         with self._buffers.as_of(self._buffers.snapshot()), torch.enable_grad():
             outputs = self._run(microbatch, Kept(copies))

@@ -30,7 +30,7 @@ from worker_agent.runtime.stage import Criterion, StageBlocks, Tensors
 class StageByBlock:
     """Blocks [first_block, first_block + len(blocks)) of a model, the last ones with the criterion, as `StageBlocks`.
 
-    Its backward is never split. A weight that several blocks use gathers their gradients of a microbatch by itself
+    Its backward is never split. A weight that several blocks use sums their gradients of a microbatch
     first: the sum is rounded as that of one backward through all blocks. (Under autocast that rounds it to 16 bits.)
     """
 

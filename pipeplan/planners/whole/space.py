@@ -6,8 +6,8 @@ for all pipelines of a recipe at once; stages are made for those alone that may 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -87,6 +87,8 @@ class WholeSpace:
     planner: str = "auto"
     beyond: float = 0.0
     graph: CutGraph | None = None
+    _terms: dict[Recipe, RecipeTerms] = field(default_factory=dict)
+    _makers: dict[Degrees, PlanMaker] = field(default_factory=dict)
 
     @cached_property
     def considered(self) -> int:
@@ -142,16 +144,22 @@ class WholeSpace:
 
     def maker(self, degrees: Degrees) -> PlanMaker:
         """What makes a configuration's plans."""
+        if degrees in self._makers:
+            return self._makers[degrees]
         terms = self.terms(degrees.recipe).at(degrees.data)
         limit = self.problem.cluster.device.usable_bytes
         splitter = Splitter(terms=terms, degrees=degrees, device_bytes=limit)
-        return PlanMaker(problem=self.problem, engine=self.engine.name, terms=terms, degrees=degrees, splitter=splitter)
+        made = PlanMaker(problem=self.problem, engine=self.engine.name, terms=terms, degrees=degrees, splitter=splitter)
+        self._makers[degrees] = made
+        return made
 
-    @lru_cache(maxsize=4096)  # noqa: B019  (a space lives as long as one search)
     def terms(self, recipe: Recipe) -> RecipeTerms:
         """What the blocks of a recipe take."""
-        model = next(each for each in self.forms if each.form == recipe.form)
-        return RecipeTerms(problem=self.problem, engine=self.engine.name, model=model, recipe=recipe)
+        if recipe not in self._terms:
+            model = next(each for each in self.forms if each.form == recipe.form)
+            terms = RecipeTerms(problem=self.problem, engine=self.engine.name, model=model, recipe=recipe)
+            self._terms[recipe] = terms
+        return self._terms[recipe]
 
     def most_of(self, degrees: Degrees, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds, by what they compute (`planners.bound`, 1 and 3)."""

@@ -6,8 +6,8 @@ that leave it (Zhao et al. 2023, section 3.3).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def sums(values: Sequence[float] | FloatArray) -> FloatArray:
 
 
 def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
-    """What lies between the devices of each axis: tensor groups innermost, then context groups, then experts."""
+    """The links among the devices of each axis: tensor groups innermost, then context groups, then experts."""
     return {
         "tensor": links_among(cluster, form.tensor, 1),
         "context": links_among(cluster, form.context, form.tensor),
@@ -44,6 +44,7 @@ class RecipeTerms:
     engine: str
     model: ModelForm
     recipe: Recipe
+    _at: "dict[int, ReplicaTerms]" = field(default_factory=dict)
 
     @cached_property
     def measured(self) -> tuple[FormMeasurement, ...]:
@@ -104,10 +105,11 @@ class RecipeTerms:
         sharding, holders = self.recipe.sharding, max(data, 1) * self.recipe.form.context
         return ledger(self.engine, sharding, dtype=profile.dtype, optimizer=options.optimizer, replicas=holders)
 
-    @lru_cache(maxsize=64)  # noqa: B019  (terms live as long as one search)
     def at(self, data: int) -> "ReplicaTerms":
         """With so many replicas."""
-        return ReplicaTerms(terms=self, data=data)
+        if data not in self._at:
+            self._at[data] = ReplicaTerms(terms=self, data=data)
+        return self._at[data]
 
     def _by_block(self, by_kind: Sequence[float]) -> FloatArray:
         return np.asarray(by_kind, dtype=np.float64)[list(self.model.blocks)]
@@ -129,8 +131,7 @@ def _kept(measured: FormMeasurement, recompute: str) -> int:
 class ReplicaTerms:
     """The terms of a recipe with so many replicas, as sums over blocks.
 
-    Replicas are taken to stand next to each other, which is the fastest place for what they exchange while they
-    compute.
+    Replicas count as neighbours: no placement exchanges faster while they compute.
     """
 
     terms: RecipeTerms

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.documents.engines import ENGINES, engine_named, require_form, require_sharding
+from pipeplan.documents.engines import ENGINES, engine_named, require_executable, require_form, require_sharding
 from pipeplan.documents.forms import WHOLE, Form
-from pipeplan.documents.plan import require_executable
 from pipeplan.errors import InvalidInputError
 from tests.pipeplan.documents.test_plan import gpipe_by_hand
 
@@ -41,9 +40,9 @@ def test_an_unknown_engine_is_refused() -> None:
 
 def test_a_plan_for_another_engine_is_not_executed() -> None:
     plan = gpipe_by_hand()
-    require_executable(plan)
+    require_executable(plan.engine)
     with pytest.raises(InvalidInputError, match="export it") as raised:
-        require_executable(replace(plan, engine="megatron", form=HALVED))
+        require_executable(replace(plan, engine="megatron", form=HALVED).engine)
     assert raised.value.field == "plan.engine"
 
 

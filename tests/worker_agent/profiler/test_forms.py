@@ -1,6 +1,8 @@
 """Forms of a profile: what the worker estimates of models whose blocks several devices share."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +76,21 @@ def test_only_language_models_have_forms() -> None:
             ProfileJob(task=ProfileTask(model="preset:mlp?depth=3", microbatch_sizes=(1,))), SHEET
         )
         with_forms(profile, FormsAsked(), ProfileTask(model="preset:mlp?depth=3", microbatch_sizes=(1,)), SHEET)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("tensor", ("--analytic", "a100-80gb", "--tensor", "2")),
+        ("most_context", ("--analytic", "a100-80gb", "--most-context", "2")),
+        ("forms", ("--forms",)),
+        ("data", ("--analytic", "a100-80gb", "--forms", "--data", "preset:random_tokens?vocab_size=96")),
+        ("rounds", ("--analytic", "a100-80gb", "--rounds", "3")),
+    ],
+)
+def test_an_option_that_the_others_leave_no_use_for_is_refused(field: str, options: tuple[str, ...]) -> None:
+    """A degree without --forms was ignored."""
+    command = [sys.executable, "-m", "worker_agent", "profile", "--model", LLAMA, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {field}: ")

@@ -124,7 +124,7 @@ def test_no_play_exceeds_its_bounds(asked: PlanningProblem) -> None:
 @settings(max_examples=4, deadline=None)
 @given(problems)
 def test_a_device_holds_what_its_stages_say(asked: PlanningProblem) -> None:
-    """The play counts microbatches in flight by itself; interleaved stages are estimated as equal."""
+    """The play counts microbatches in flight in the stream; interleaved stages are estimated as equal."""
     for _, plan in every_plan(asked):
         if plan.chunks > 1 or (simulated := play(plan)) is None:
             continue
