@@ -11,7 +11,8 @@ With Adam in mixed precision, of d replicas:
 Megatron adds gradients up in float32 (its documentation of the distributed optimizer, 2023). DeepSpeed keeps them as
 the weights are (Rajbhandari et al. 2020, "ZeRO", section 3.1). FSDP keeps float32 weights in shares and computes on
 copies of 16 bits (Zhao et al. 2023, section 4.4). Where weights are shares, the whole ones of two blocks are there
-beside them: of the block that computes, and of the next one, which is gathered ahead.
+beside them: of the block that computes, and of the next one, which is gathered ahead. In a pipeline all of a stage's
+weights are whole from the first microbatch to the last, and so are their gradients (torchtitan 2024, section 2.1).
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Ledger:
         return self.weights + self.gradients + self.master_weights + self.optimizer_states
 
 
-def ledger(engine: str, sharding: str, *, dtype: str, optimizer: str, replicas: int) -> Ledger:
+def ledger(engine: str, sharding: str, *, dtype: str, optimizer: str, replicas: int, pipelined: bool = False) -> Ledger:
     """What an engine keeps in this dtype with this optimizer, where so many replicas share what is sharded."""
     size, shards = DTYPE_BYTES[dtype], SHARDINGS.index(sharding)
     mixed = size < MASTER_BYTES
@@ -59,10 +60,11 @@ def ledger(engine: str, sharding: str, *, dtype: str, optimizer: str, replicas: 
     def share(amount: float, sharded: bool) -> float:
         return amount / replicas if sharded else float(amount)
 
-    fsdp_copies = size if engine == "fsdp" and sharding == "gradients" else 0  # the whole weights stay gathered
+    whole = pipelined and shards >= SHARDINGS.index("gradients")
+    gathered = whole or (engine == "fsdp" and sharding == "gradients")  # the whole weights stay there
     return Ledger(
-        weights=share(weights, shards >= 3 or engine == "fsdp") + fsdp_copies,
-        gradients=share(gradients, shards >= 2),
+        weights=share(weights, shards >= 3 or engine == "fsdp") + (size if gathered else 0),
+        gradients=share(gradients, shards >= 2) + (state if whole else 0),
         master_weights=share(masters, shards >= 1),
         optimizer_states=share(states, shards >= 1),
         gathered=size,

@@ -21,11 +21,25 @@ OUR_RUNTIME = "pipeplan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """What a block takes in an engine beyond its kernels, fitted to measured iterations (docs/benchmarks.md).
+
+    The host needs `host_s` to launch an operation, the device `gap_s` from one kernel to the next. An exchange that
+    goes on beside the compute slows it by the share `beside` of its own time.
+    """
+
+    host_s: float = 0.0
+    gap_s: float = 0.0
+    beside: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEngine:
     """What an engine runs. `axes` names the degrees of a form that it can have above 1.
 
     `schedules`: those that it runs; None: all. `shardings` are those of a single stage, `pipelined_shardings` those of
-    several. `recomputes` says what it can run again at a time: a stage, a block, attention's core.
+    several. `recomputes` says what it can run again at a time: a stage, a block, attention's core. `overlaps` says
+    whether replicas exchange gradients while the backward goes on.
     """
 
     name: str
@@ -35,12 +49,14 @@ class TrainingEngine:
     shardings: tuple[str, ...] = ("none",)
     pipelined_shardings: tuple[str, ...] = ("none",)
     recomputes: tuple[str, ...] = ("block", "attention")
+    overlaps: bool = False
+    times: EngineTimes = EngineTimes()
 
 
 ENGINES: Mapping[str, TrainingEngine] = {
     each.name: each
     for each in (
-        TrainingEngine(name=OUR_RUNTIME, recomputes=("stage", "block")),
+        TrainingEngine(name=OUR_RUNTIME, recomputes=("stage", "block"), overlaps=True),
         TrainingEngine(
             name="megatron",
             axes=("tensor", "context", "expert"),
@@ -48,6 +64,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("none", "optimizer"),
             pipelined_shardings=("none", "optimizer"),
+            times=EngineTimes(host_s=1e-5),
         ),
         TrainingEngine(
             name="deepspeed",
@@ -56,6 +73,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             shardings=SHARDINGS,
             pipelined_shardings=("none", "optimizer"),
             recomputes=("block",),
+            times=EngineTimes(host_s=4.9e-5, gap_s=2e-6),
         ),
         TrainingEngine(
             name="fsdp",
@@ -64,6 +82,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("gradients", "weights"),
             pipelined_shardings=("gradients", "weights"),
+            times=EngineTimes(beside=0.7),
         ),
     )
 }

@@ -74,17 +74,20 @@ class Collective:
 class Selective:
     """Selective recomputation: attention's core is run again before its backward (Korthikanti et al. 2022, section 5).
 
-    `activation_bytes` is then kept from forward to backward, and `recompute_s` is what comes on top.
+    `activation_bytes` is then kept from forward to backward, and `recompute_s` is what comes on top. `operations` are
+    those that are launched again.
     """
 
     recompute_s: float
     activation_bytes: int
+    operations: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require_amount("recompute_s", self.recompute_s)
         require_count("activation_bytes", self.activation_bytes, at_least=0)
+        require_count("operations", self.operations, at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,8 @@ class FormMeasurement:
 
     `backward_input_s` and `backward_weight_s` are the parts of a split backward, where they are known. `input_bytes`
     is what the device keeps of the block's input where the block is run again. A block that is run again repeats its
-    forward collectives.
+    forward collectives. `forward_operations` and `backward_operations` say how many kernels the host launches, where
+    the seconds leave that out; they are 0 where the seconds were measured.
     """
 
     microbatch_size: int
@@ -108,6 +112,8 @@ class FormMeasurement:
     forward_collectives: tuple[Collective, ...] = ()
     backward_collectives: tuple[Collective, ...] = ()
     selective: Selective | None = None
+    forward_operations: int = 0
+    backward_operations: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -115,7 +121,8 @@ class FormMeasurement:
         require_count("microbatch_size", self.microbatch_size)
         for field in ("forward_s", "backward_s"):
             require_amount(field, getattr(self, field))
-        for field in ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes"):
+        counts = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes")
+        for field in (*counts, "forward_operations", "backward_operations"):
             require_count(field, getattr(self, field), at_least=0)
         for field in ("backward_input_s", "backward_weight_s"):
             if getattr(self, field) is not None:
@@ -129,12 +136,15 @@ class BlockKind:
     """Blocks that do the same: their name, what one device holds of their parameters, and what it does.
 
     `expert_parameters` are those of the device's own experts, of which there are fewer replicas than of `parameters`.
+    `tied_parameters` are those of the chain's first block that this one uses as well: on a stage of its own it holds a
+    copy of them, and both stages add up what their gradients are (Narayanan et al. 2021, section 3.2).
     """
 
     name: str
     parameters: int
     measurements: tuple[FormMeasurement, ...]
     expert_parameters: int = 0
+    tied_parameters: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -142,6 +152,7 @@ class BlockKind:
         require_name("name", self.name)
         require_count("parameters", self.parameters, at_least=0)
         require_count("expert_parameters", self.expert_parameters, at_least=0)
+        require_count("tied_parameters", self.tied_parameters, at_least=0)
         require(len(self.measurements) > 0, "measurements", "must hold at least one measurement", self.measurements)
         sizes = [each.microbatch_size for each in self.measurements]
         require_unique("measurements", "must not measure a microbatch size twice", sizes)

@@ -17,13 +17,12 @@ from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.programs.instructions import ReduceGradients, Update
-from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
 from pipeplan.programs.timeline import Timeline, flushed_batch_s, steady_batch_s
 from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.play import simulate
-from pipeplan.simulation.predict import predict
+from pipeplan.simulation.predict import predict, with_exchanges
 from pipeplan.simulation.split_backward import split_backward
 
 SIMULATED_INSTRUCTIONS = 250_000
@@ -143,7 +142,7 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         program = replace(program, streams=tuple(streams))
     if plan.split_backward:
         program = split_backward(program, plan.costs, devices, half_way=plan.split_backward_half_way)
-    return simulate(overlap_exchanges(program), plan.costs, devices)
+    return simulate(with_exchanges(program, plan), plan.costs, devices)
 
 
 def _laws(plan: Plan) -> Schedule:

@@ -7,6 +7,7 @@ the end are predicted, and the summary of all of it.
 from dataclasses import replace
 from itertools import chain
 
+from pipeplan.documents.engines import engine_named
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.programs.communicate import AmongStages, exchange_among_stages
@@ -30,13 +31,18 @@ def program_of(
 ) -> Program:
     """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one.
 
-    Exchanges among replicas overlap with what else there is to do.
+    Exchanges among replicas overlap with what else there is to do, where the plan's engine lets them.
     """
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every)
     if plan.split_backward:
         program = split_backward(program, plan.costs, half_way=plan.split_backward_half_way)
-    return overlap_exchanges(exchange_among_stages(program, among_stages))
+    return with_exchanges(exchange_among_stages(program, among_stages), plan)
+
+
+def with_exchanges(program: Program, plan: Plan) -> Program:
+    """The program with gradients exchanged as the plan's engine does: beside the compute, or after it."""
+    return overlap_exchanges(program) if engine_named(plan.engine).overlaps else program
 
 
 def long_program_of(

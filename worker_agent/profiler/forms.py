@@ -1,6 +1,6 @@
 """Forms: what one device does of a model that is shared out, estimated by a datasheet from counted operations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -11,7 +11,8 @@ from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.models.data import length_of
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import Datasheet
-from worker_agent.profiler.kernels import duration_s
+from worker_agent.profiler.kernels import Kernels, duration_s
+from worker_agent.profiler.operations import DeviceOperation
 from worker_agent.profiler.sharded import ATTENTION, FormCounts, count_form, shape_model
 
 OnForm = Callable[[int, int, Form], None]
@@ -89,6 +90,7 @@ def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
                 name=kind.name,
                 parameters=kind.parameters,
                 expert_parameters=kind.expert_parameters,
+                tied_parameters=kind.tied_parameters,
                 measurements=tuple(_measurement(size, block, sheet) for size, block in sorted(kind.by_size.items())),
             )
             for kind in counts.kinds
@@ -98,12 +100,13 @@ def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
 
 
 def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) -> FormMeasurement:
-    backward_s = duration_s(counts.backward, sheet)
-    input_s = min(duration_s(counts.backward_input, sheet), backward_s)
-    core = counts.selective
+    """A GPU's seconds are those of its kernels: how fast a host launches them is its engine's matter."""
+    backward_s = _seconds(counts.backward, sheet)
+    input_s = min(_seconds(counts.backward_input, sheet), backward_s)
+    core, launched = counts.selective, sheet.kind == "gpu"
     return FormMeasurement(
         microbatch_size=microbatch_size,
-        forward_s=duration_s(counts.forward, sheet),
+        forward_s=_seconds(counts.forward, sheet),
         backward_s=backward_s,
         backward_input_s=input_s,
         backward_weight_s=backward_s - input_s,
@@ -113,7 +116,19 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) ->
         workspace_bytes=counts.workspace_bytes,
         forward_collectives=counts.forward_collectives,
         backward_collectives=counts.backward_collectives,
+        forward_operations=len(counts.forward) if launched else 0,
+        backward_operations=len(counts.backward) if launched else 0,
         selective=None
         if core is None
-        else Selective(recompute_s=duration_s(core.operations, sheet), activation_bytes=core.activation_bytes),
+        else Selective(
+            recompute_s=_seconds(core.operations, sheet),
+            activation_bytes=core.activation_bytes,
+            operations=len(core.operations) if launched else 0,
+        ),
     )
+
+
+def _seconds(operations: Sequence[DeviceOperation], sheet: Datasheet) -> float:
+    if sheet.kind == "gpu":
+        return float(Kernels.of(operations).seconds(sheet).sum())
+    return duration_s(operations, sheet)

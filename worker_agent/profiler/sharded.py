@@ -30,12 +30,13 @@ ATTENTION = ("flash", "unfused")
 class KindCounts:
     """Blocks that do the same: the name of the first, what one device holds, and its counts by microbatch size.
 
-    A parameter that several blocks share counts in the first of them.
+    A parameter that several blocks share counts in the first of them. `tied_parameters` are an earlier block's.
     """
 
     name: str
     parameters: int
     expert_parameters: int
+    tied_parameters: int
     by_size: dict[int, BlockCounts]
 
 
@@ -134,6 +135,7 @@ def count_form(
                 name=model.chain.block_names[number],
                 parameters=held[kind][0],
                 expert_parameters=held[kind][1],
+                tied_parameters=held[kind][2],
                 by_size={size: counts[kind] for size, (counts, _) in found.items()},
             )
             for kind, number in enumerate(kinds)
@@ -142,11 +144,12 @@ def count_form(
     )
 
 
-def _parameters(block: nn.Module, later_names: frozenset[str]) -> tuple[int, int]:
-    """The parameters that are no expert's and no earlier block's, and those of the experts."""
+def _parameters(block: nn.Module, later_names: frozenset[str]) -> tuple[int, int, int]:
+    """The parameters that are no expert's and no earlier block's, those of the experts, and an earlier block's."""
     experts = {p for part in block.modules() if isinstance(part, BalancedExperts) for p in part.parameters()}
-    others = {p for name, p in block.named_parameters() if name not in later_names} - experts
-    return sum(p.numel() for p in others), sum(p.numel() for p in experts)
+    tied = {p for name, p in block.named_parameters() if name in later_names}
+    others = set(block.parameters()) - experts - tied
+    return sum(p.numel() for p in others), sum(p.numel() for p in experts), sum(p.numel() for p in tied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from functools import lru_cache
 from itertools import pairwise
 
 from pipeplan.costs.estimate import estimate
-from pipeplan.costs.groups import grouped
+from pipeplan.costs.groups import grouped, links_among
 from pipeplan.costs.memory import keeps_master_weights
+from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import ClosedForm, Plan, Stage, StageMemory, Worker
 from pipeplan.documents.profile import Block, Measurement, Profile
@@ -72,7 +73,7 @@ class PlanMaker:
     """Makes the plans of a configuration."""
 
     problem: PlanningProblem
-    engine: str
+    engine: TrainingEngine
     terms: ReplicaTerms
     degrees: Degrees
     splitter: Splitter
@@ -107,7 +108,7 @@ class PlanMaker:
             chunks=degrees.chunks,
             estimated=problem.profile.estimated,
             warnings=problem.warnings,
-            engine=self.engine,
+            engine=self.engine.name,
             form=degrees.recipe.form,
             sharding=degrees.recipe.sharding,
         )
@@ -127,8 +128,7 @@ class PlanMaker:
     def _stages(self, stops: Sequence[int]) -> tuple[Stage, ...]:
         degrees, terms = self.degrees, self.terms
         recompute, held = degrees.recipe.recompute, self.splitter.held_bytes(stops)
-        own, fixed, kept, step_s = terms.terms, terms.fixed_bytes, terms.kept_bytes, terms.step_s
-        kept_of = own.ledger(degrees.data)
+        fixed, kept, step_s, kept_of = terms.fixed_bytes, terms.kept_bytes, terms.step_s, terms.ledger
         stages = []
         for number, (start, stop) in enumerate(zip((0, *stops), stops, strict=False)):
             states = float(fixed[stop] - fixed[start])
@@ -177,15 +177,17 @@ class PlanMaker:
         kept = float(terms.kept_bytes[stop] - terms.kept_bytes[start])
         most = float(terms.transient_bytes[start:stop].max())
         fixed = memory.gradients + memory.master_weights + memory.optimizer_states
-        # Devices that share sequences add their gradients up first; of a single replica that is all of the exchange.
-        own = axis_links(self.problem.cluster, self.degrees.recipe.form)["context"]
-        inside_s = own.seconds("all-reduce", float(terms.exchanged_bytes[stop] - terms.exchanged_bytes[start]))
-        exchanges = self.degrees.data > 1
+        own, inside_s = terms.terms, self._own_exchange_s(start, stop)
+        exchanges, tail_s = self.degrees.data > 1, around.reduce_tail_s
+        if not self.engine.overlaps:
+            tail_s = None
         return replace(
             around,
+            latency_s=around.latency_s
+            + max(map(own.regathered_s, {start, stop} - {0, len(own.forward_s)}), default=0.0),
             reduce_s=around.reduce_s + inside_s,
             reduce_inside_s=around.reduce_inside_s + inside_s,
-            reduce_tail_s=None if around.reduce_tail_s is None else around.reduce_tail_s + inside_s,
+            reduce_tail_s=None if tail_s is None else tail_s + inside_s,
             recompute_s=float(terms.again_s[stop] - terms.again_s[start]),
             update_s=float(terms.update_s[stop] - terms.update_s[start]) + (0.0 if exchanges else inside_s),
             version_bytes=memory.weights,
@@ -195,3 +197,19 @@ class PlanMaker:
             input_bytes=int(kept),
             weight_gradient_bytes=None,
         )
+
+    def _own_exchange_s(self, start: int, stop: int) -> float:
+        """What the blocks' gradients take beside the exchange of replicas; of a single replica it is all of it.
+
+        Devices that share sequences add theirs up first. The first stage and the one with a copy of its weights add up
+        those of the copy.
+        """
+        terms, degrees, cluster = self.terms, self.degrees, self.problem.cluster
+        form = degrees.recipe.form
+        exchanged, tied = terms.exchanged_bytes, terms.tied_bytes
+        inside_s = axis_links(cluster, form)["context"].seconds("all-reduce", float(exchanged[stop] - exchanged[start]))
+        copied = float(tied[-1] if start == 0 else tied[stop] - tied[start])
+        if degrees.pipeline == 1 or copied == 0.0:
+            return inside_s
+        apart = links_among(cluster, 2, form.devices * degrees.data * (degrees.pipeline - 1))
+        return inside_s + apart.seconds("all-reduce", copied)

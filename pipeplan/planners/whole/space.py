@@ -146,10 +146,10 @@ class WholeSpace:
         """What makes a configuration's plans."""
         if degrees in self._makers:
             return self._makers[degrees]
-        terms = self.terms(degrees.recipe).at(degrees.data)
+        terms = self.terms(degrees.recipe).at(degrees.data, pipelined=degrees.pipeline > 1)
         limit = self.problem.cluster.device.usable_bytes
         splitter = Splitter(terms=terms, degrees=degrees, device_bytes=limit)
-        made = PlanMaker(problem=self.problem, engine=self.engine.name, terms=terms, degrees=degrees, splitter=splitter)
+        made = PlanMaker(problem=self.problem, engine=self.engine, terms=terms, degrees=degrees, splitter=splitter)
         self._makers[degrees] = made
         return made
 
@@ -157,13 +157,14 @@ class WholeSpace:
         """What the blocks of a recipe take."""
         if recipe not in self._terms:
             model = next(each for each in self.forms if each.form == recipe.form)
-            terms = RecipeTerms(problem=self.problem, engine=self.engine.name, model=model, recipe=recipe)
+            terms = RecipeTerms(problem=self.problem, engine=self.engine, model=model, recipe=recipe)
             self._terms[recipe] = terms
         return self._terms[recipe]
 
     def most_of(self, degrees: Degrees, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds, by what they compute (`planners.bound`, 1 and 3)."""
-        terms, p, m = self.terms(degrees.recipe).at(degrees.data), degrees.pipeline, degrees.microbatches
+        p, m = degrees.pipeline, degrees.microbatches
+        terms = self.terms(degrees.recipe).at(degrees.data, pipelined=p > 1)
         ends = np.asarray(stops)
         starts = np.append(0, ends[:-1])
         computed_s = (terms.step_s[ends] - terms.step_s[starts]).reshape(-1, p).sum(axis=0)
@@ -193,10 +194,11 @@ class WholeSpace:
         """Bounds by the whole model, and what equal stages would take; 0 for what cannot fit."""
         terms = self.terms(found.recipe)
         most, likely, held = np.zeros(len(found)), np.zeros(len(found)), np.zeros(len(found))
-        for data in np.unique(found.data).tolist():
-            chosen = np.flatnonzero(found.data == data)
+        kinds = np.unique(np.stack([found.data, found.pipeline > 1]), axis=1).T.tolist()
+        for data, pipelined in kinds:
+            chosen = np.flatnonzero((found.data == data) & ((found.pipeline > 1) == pipelined))
             some = found.some(chosen)
-            at = terms.at(data)
+            at = terms.at(data, pipelined=bool(pipelined))
             rank_s, way_s = least_rank_s(at, some), float(at.forward_s[-1] + at.backward_s[-1])
             m, p = some.microbatches, some.pipeline
             fill_s = np.where(some.chunks > 1, 0.0, way_s / (1 - (1 - 1 / m) ** p))

@@ -1,8 +1,11 @@
 """Terms: what the blocks of a recipe take and hold on a device, as sums over [start, stop).
 
-Seconds have the collectives inside a form in them: a device waits for these. Where weights are shares, a block takes as
-long as it computes, or as the next block's weights take to be gathered, whichever is longer; the same of the gradients
-that leave it (Zhao et al. 2023, section 3.3).
+Seconds have the collectives inside a form in them: a device waits for these. The host launches operations while the
+device computes: the slower of the two decides. Where weights are shares, a block takes as long as it computes, or as
+the next block's weights take to be gathered, whichever is longer; the same of the gradients that leave it. An exchange
+slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline shares are gathered once a batch.
+
+What is run again are the layers: neither the first block nor the last one, where these are of kinds of their own.
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from pipeplan.arrays import FloatArray
 from pipeplan.costs.groups import DeviceGroupLinks, links_among
 from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.engines import SHARDINGS
+from pipeplan.documents.engines import SHARDINGS, TrainingEngine
 from pipeplan.documents.forms import Collective, Form, FormMeasurement, ModelForm
 from pipeplan.documents.profile import DTYPE_BYTES
 from pipeplan.planners.problem import PlanningProblem
@@ -41,10 +44,10 @@ class RecipeTerms:
     """A model in one form, at one microbatch size, with one way of recomputation: what its blocks take, in order."""
 
     problem: PlanningProblem
-    engine: str
+    engine: TrainingEngine
     model: ModelForm
     recipe: Recipe
-    _at: "dict[int, ReplicaTerms]" = field(default_factory=dict)
+    _at: "dict[tuple[int, bool], ReplicaTerms]" = field(default_factory=dict)
 
     @cached_property
     def measured(self) -> tuple[FormMeasurement, ...]:
@@ -54,33 +57,60 @@ class RecipeTerms:
     @cached_property
     def forward_s(self) -> FloatArray:
         """Of every block, with its collectives."""
-        return self._by_block([m.forward_s + self._exchanged_s(m.forward_collectives) for m in self.measured])
+        return self._by_block(
+            [
+                self._worked_s(m.forward_s, m.forward_operations) + self._exchanged_s(m.forward_collectives)
+                for m in self.measured
+            ]
+        )
 
     @cached_property
     def backward_s(self) -> FloatArray:
         """Of every block, with its collectives."""
-        return self._by_block([m.backward_s + self._exchanged_s(m.backward_collectives) for m in self.measured])
+        return self._by_block(
+            [
+                self._worked_s(m.backward_s, m.backward_operations) + self._exchanged_s(m.backward_collectives)
+                for m in self.measured
+            ]
+        )
 
     @cached_property
     def again_s(self) -> FloatArray:
         """What is run again of every block, before its backward."""
-        match self.recipe.recompute:
-            case "block":
-                return self.forward_s
-            case "attention":
-                return self._by_block([m.selective.recompute_s if m.selective else 0.0 for m in self.measured])
-            case _:
-                return np.zeros_like(self.forward_s)
+        return self._by_block([self._again_s(m, way) for m, way in self._ways])
+
+    def _again_s(self, measured: FormMeasurement, way: str) -> float:
+        computing_s, operations, exchanged_s = 0.0, 0, 0.0
+        if way == "block":
+            computing_s, operations = measured.forward_s, measured.forward_operations
+            exchanged_s = self._exchanged_s(measured.forward_collectives)
+        elif way == "attention" and measured.selective:
+            computing_s, operations = measured.selective.recompute_s, measured.selective.operations
+        own_s, launched = measured.backward_s, measured.backward_operations
+        together_s = self._worked_s(own_s + computing_s, launched + operations)
+        return together_s - self._worked_s(own_s, launched) + exchanged_s
+
+    def _worked_s(self, computing_s: float, operations: int) -> float:
+        """What a passage takes: its kernels and what is between them, or the host's launches."""
+        times = self.engine.times
+        return max(computing_s + operations * times.gap_s, operations * times.host_s)
+
+    @cached_property
+    def _ways(self) -> tuple[tuple[FormMeasurement, str], ...]:
+        """Every kind with what is run again of it."""
+        inner = set(self.model.blocks[1:-1])
+        way = self.recipe.recompute
+        return tuple((m, way if kind in inner else "none") for kind, m in enumerate(self.measured))
 
     @cached_property
     def kept_bytes(self) -> FloatArray:
         """What a microbatch in flight keeps of every block."""
-        return self._by_block([_kept(m, self.recipe.recompute) for m in self.measured])
+        return self._by_block([_kept(m, way) for m, way in self._ways])
 
     @cached_property
     def transient_bytes(self) -> FloatArray:
         """What every block holds on top while it runs: what was not kept of it, and its workspace."""
-        more = [m.activation_bytes - _kept(m, self.recipe.recompute) + m.workspace_bytes for m in self.measured]
+        more = [m.activation_bytes - _kept(m, way) + m.workspace_bytes for m, way in self._ways]
         return self._by_block([max(each, 0) for each in more])
 
     @cached_property
@@ -89,27 +119,51 @@ class RecipeTerms:
         return self._by_block([kind.parameters for kind in self.model.kinds])
 
     @cached_property
+    def tied_parameters(self) -> FloatArray:
+        """Of every block, those of the first block that it holds a copy of in a pipeline."""
+        return self._by_block([kind.tied_parameters for kind in self.model.kinds])
+
+    @cached_property
     def expert_parameters(self) -> FloatArray:
         """Of every block's experts."""
         return self._by_block([kind.expert_parameters for kind in self.model.kinds])
 
     @cached_property
     def edge_bytes(self) -> FloatArray:
-        """What one device sends on where a stage ends, by the place of the cut."""
+        """What one device sends on where a stage ends, by the place of the cut.
+
+        Devices of a tensor group that all hold the whole output send a share each (Narayanan et al. 2021, section 4.1).
+        """
         outputs = self._by_block([m.output_bytes for m in self.measured])
-        return np.concatenate([[0.0], outputs])
+        return np.concatenate([[0.0], outputs]) / self._senders
 
-    def ledger(self, data: int) -> Ledger:
+    @property
+    def _senders(self) -> int:
+        form = self.recipe.form
+        return 1 if form.sequence_parallel else form.tensor
+
+    def regathered_s(self, cut: int) -> float:
+        """How long receivers take to gather such shares of what passes the cut."""
+        links = axis_links(self.problem.cluster, self.recipe.form)["tensor"]
+        return links.seconds("all-gather", float(self.edge_bytes[cut]) * self._senders) if self._senders > 1 else 0.0
+
+    def ledger(self, data: int, *, pipelined: bool) -> Ledger:
         """What is kept of a parameter with so many replicas of the form; devices that share sequences hold it too."""
-        profile, options = self.problem.profile, self.problem.options
-        sharding, holders = self.recipe.sharding, max(data, 1) * self.recipe.form.context
-        return ledger(self.engine, sharding, dtype=profile.dtype, optimizer=options.optimizer, replicas=holders)
+        return ledger(
+            self.engine.name,
+            self.recipe.sharding,
+            dtype=self.problem.profile.dtype,
+            optimizer=self.problem.options.optimizer,
+            replicas=max(data, 1) * self.recipe.form.context,
+            pipelined=pipelined,
+        )
 
-    def at(self, data: int) -> "ReplicaTerms":
-        """With so many replicas."""
-        if data not in self._at:
-            self._at[data] = ReplicaTerms(terms=self, data=data)
-        return self._at[data]
+    def at(self, data: int, *, pipelined: bool) -> "ReplicaTerms":
+        """With so many replicas, of one stage or of several."""
+        key = data, pipelined
+        if key not in self._at:
+            self._at[key] = ReplicaTerms(terms=self, data=data, pipelined=pipelined)
+        return self._at[key]
 
     def _by_block(self, by_kind: Sequence[float]) -> FloatArray:
         return np.asarray(by_kind, dtype=np.float64)[list(self.model.blocks)]
@@ -136,34 +190,48 @@ class ReplicaTerms:
 
     terms: RecipeTerms
     data: int
+    pipelined: bool
 
     @cached_property
-    def _gathered_s(self) -> FloatArray:
-        """How long every block's weights take to be gathered."""
-        recipe, terms = self.terms.recipe, self.terms
-        if SHARDINGS.index(recipe.sharding) < SHARDINGS.index("weights"):
-            return np.zeros_like(terms.forward_s)
-        return self._moved_s("all-gather")
+    def ledger(self) -> Ledger:
+        """Of parameters that are no expert's."""
+        return self.terms.ledger(self.data, pipelined=self.pipelined)
+
+    def _shares(self, what: str) -> bool:
+        return SHARDINGS.index(self.terms.recipe.sharding) >= SHARDINGS.index(what)
+
+    @cached_property
+    def _gathered_s(self) -> tuple[FloatArray, FloatArray]:
+        """How long every block's weights take to be gathered for its forward, and for its backward."""
+        nothing = np.zeros_like(self.terms.forward_s)
+        in_shares = self._shares("weights") or (self._shares("gradients") and self.terms.engine.name == "fsdp")
+        if self.pipelined or not in_shares:
+            return nothing, nothing
+        gathered_s = self._moved_s("all-gather")
+        return gathered_s, gathered_s if self._shares("weights") else nothing
 
     @cached_property
     def _scattered_s(self) -> FloatArray:
         """How long every block's gradients take to be reduced to shares."""
-        recipe, terms = self.terms.recipe, self.terms
-        if SHARDINGS.index(recipe.sharding) < SHARDINGS.index("gradients"):
-            return np.zeros_like(terms.forward_s)
+        if self.pipelined or not self._shares("gradients"):
+            return np.zeros_like(self.terms.forward_s)
         return self._moved_s("reduce-scatter")
 
     def _moved_s(self, kind: str) -> FloatArray:
         terms, form = self.terms, self.terms.recipe.form
         links = links_among(terms.problem.cluster, self.data * form.context, form.tensor)
-        size = terms.ledger(self.data).gathered
         whole = terms.parameters + terms.expert_parameters / form.expert
-        return np.asarray([links.seconds(kind, each * size) for each in whole.tolist()])
+        return np.asarray([links.seconds(kind, each * self.ledger.gathered) for each in whole.tolist()])
+
+    def _beside_s(self, computing_s: FloatArray, exchanging_s: FloatArray) -> FloatArray:
+        """Of compute and an exchange beside it."""
+        slowed_s = computing_s + self.terms.engine.times.beside * exchanging_s
+        return np.asarray(np.maximum(slowed_s, exchanging_s))
 
     @cached_property
     def forward_s(self) -> FloatArray:
         """Sums of the forwards' seconds."""
-        return sums(np.maximum(self.terms.forward_s, self._gathered_s))
+        return sums(self._beside_s(self.terms.forward_s, self._gathered_s[0]))
 
     @cached_property
     def backward_s(self) -> FloatArray:
@@ -184,14 +252,19 @@ class ReplicaTerms:
     def _whole_backward_s(self) -> FloatArray:
         """Of every block, with what is run again."""
         computing_s = self.terms.backward_s + self.terms.again_s
-        return np.asarray(np.maximum(computing_s, self._gathered_s + self._scattered_s))
+        return self._beside_s(computing_s, self._gathered_s[1] + self._scattered_s)
+
+    @cached_property
+    def _parameters(self) -> FloatArray:
+        """Of every block, with its copies of another stage's, without its experts'."""
+        return self.terms.parameters + (self.terms.tied_parameters if self.pipelined else 0.0)
 
     @cached_property
     def fixed_bytes(self) -> FloatArray:
         """Sums of the states' bytes."""
         terms = self.terms
-        experts = terms.ledger(self.data // terms.recipe.form.expert).kept
-        return sums(terms.parameters * terms.ledger(self.data).kept + terms.expert_parameters * experts)
+        experts = terms.ledger(self.data // terms.recipe.form.expert, pipelined=self.pipelined).kept
+        return sums(self._parameters * self.ledger.kept + terms.expert_parameters * experts)
 
     @cached_property
     def kept_bytes(self) -> FloatArray:
@@ -201,24 +274,35 @@ class ReplicaTerms:
     @cached_property
     def transient_bytes(self) -> FloatArray:
         """What every block holds on top while it runs, with the whole weights that are gathered for it."""
-        terms, shards = self.terms, SHARDINGS.index(self.terms.recipe.sharding)
-        whole = terms.parameters + terms.expert_parameters
-        size = terms.ledger(self.data).gathered
-        gathered = GATHERED_BLOCKS * size * whole if shards >= SHARDINGS.index("weights") else 0.0
-        scattered = size * whole if shards >= SHARDINGS.index("gradients") else 0.0
-        return np.asarray(terms.transient_bytes + gathered + scattered)
+        terms, one = self.terms, not self.pipelined
+        whole = self.ledger.gathered * (terms.parameters + terms.expert_parameters)
+        gathered = GATHERED_BLOCKS * (one and self._shares("weights"))
+        scattered = one and self._shares("gradients")
+        return np.asarray(terms.transient_bytes + (gathered + scattered) * whole)
 
     @cached_property
     def exchanged_bytes(self) -> FloatArray:
-        """Sums of the gradients' bytes that a device exchanges once a batch."""
-        terms = self.terms
-        if SHARDINGS.index(terms.recipe.sharding) >= SHARDINGS.index("gradients"):
-            return np.zeros(len(terms.forward_s) + 1)
-        return sums(terms.ledger(self.data).exchanged * (terms.parameters + terms.expert_parameters))
+        """Sums of the bytes that a device exchanges once a batch, as of an all-reduce.
+
+        An all-reduce is a reduce-scatter and an all-gather. Shares in a pipeline have both, ZeRO-2 gathers the weights
+        once they are updated; other shares have theirs for every microbatch.
+        """
+        ledger, terms = self.ledger, self.terms
+        exchanged = ledger.exchanged if not self._shares("gradients") else 0.0
+        if self._shares("gradients") and self.pipelined:
+            exchanged = ledger.gathered
+        elif self._shares("gradients") and not self._shares("weights") and terms.engine.name != "fsdp":
+            exchanged = ledger.gathered / 2
+        return sums(exchanged * (self._parameters + terms.expert_parameters))
+
+    @cached_property
+    def tied_bytes(self) -> FloatArray:
+        """Sums of the gradients' bytes of copies that the first stage has as well."""
+        return sums(self.ledger.exchanged * self.terms.tied_parameters)
 
     @cached_property
     def update_s(self) -> FloatArray:
         """Sums of what an update takes."""
-        terms, profile = self.terms, self.terms.problem.profile
-        seconds = profile.overheads.update_s_per_byte * DTYPE_BYTES[profile.dtype] * terms.ledger(self.data).updated
-        return sums(seconds * (terms.parameters + terms.expert_parameters))
+        profile = self.terms.problem.profile
+        seconds = profile.overheads.update_s_per_byte * DTYPE_BYTES[profile.dtype] * self.ledger.updated
+        return sums(seconds * (self._parameters + self.terms.expert_parameters))
