@@ -10,6 +10,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.documents.alike import alike
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
 from pipeplan.documents.profile import Block, Device, Measurement, Method, Model, Profile
@@ -29,9 +30,9 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSizes:
-    """A block at the microbatch size that is shown."""
+    """A block at the microbatch size that is shown, or several in a row that are equal. `index`: 3, or 3-82."""
 
-    index: int
+    index: str
     name: str
     weight_bytes: int
     at: Measurement
@@ -83,7 +84,9 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
     require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
     microbatch_size = int(wanted) if wanted else sizes[-1]
     measured = [(block, block.at(microbatch_size)) for block in profile.blocks]
-    shown = measured[:MOST_ROWS]
+    names = [block.name for block in profile.blocks]
+    runs = list(alike(names, [(block.weight_bytes, at) for block, at in measured]))
+    shown = runs[:MOST_ROWS]
 
     # The spread is a share of the times, over all blocks that have one.
     spreads = [s for _, at in measured for s in (at.forward_spread_s, at.backward_spread_s) if s is not None]
@@ -100,10 +103,15 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
         microbatch_size=microbatch_size,
         sizes=sizes,
         rows=tuple(
-            MeasuredSizes(index=index, name=block.name, weight_bytes=block.weight_bytes, at=at)
-            for index, (block, at) in enumerate(shown)
+            MeasuredSizes(
+                index=f"{start}" if stop == start + 1 else f"{start}-{stop - 1}",
+                name=name,
+                weight_bytes=measured[start][0].weight_bytes,
+                at=measured[start][1],
+            )
+            for start, stop, name in shown
         ),
-        hidden_rows=len(measured) - len(shown),
+        hidden_rows=len(measured) - shown[-1][1],
         times=time_chart([_times(block, at) for block, at in measured]),
         memory=memory_chart([_memory(block, at) for block, at in measured]),
         forward_s=sum(at.forward_s for _, at in measured),
