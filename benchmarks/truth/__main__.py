@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.truth.constants import FILE, Constants, stored
+from benchmarks.truth.constants import FILE, stored
 from benchmarks.truth.counted import count_rows
 from benchmarks.truth.fit import fit, without_each
 from benchmarks.truth.report import document, predictions, print_tables
@@ -43,11 +43,9 @@ def main() -> int:
 
 def _fit(rows: list[Row]) -> None:
     start, _ = stored()
-    counted = count_rows(rows)
-    best = fit(counted, rows, start)
-    without: dict[str, Constants] = without_each(counted, rows, best)
-    by_model = {model: each.document() for model, each in without.items()}
-    FILE.write_text(json.dumps({"all": best.document(), "without": by_model}, indent=1) + "\n")
+    found = fit(count_rows(rows), rows, start)
+    by_model = {model: each.document() for model, each in without_each(found).items()}
+    FILE.write_text(json.dumps({"all": found.constants.document(), "without": by_model}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

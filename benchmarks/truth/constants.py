@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.engines import EngineTimes
 from pipeplan.documents.named_clusters import SERVERS
 from pipeplan.errors import require
 from worker_agent.profiler.datasheets import DATASHEETS, Datasheet
@@ -31,17 +32,20 @@ class GpuConstants:
 class EngineConstants:
     """Of an engine.
 
-    Without sharded weights: `host_s` is the host's time for an operation, `gap_s` what passes between two kernels,
-    `exposed` the share of a message between stages that nothing hides. With them: a hidden exchange slows the compute
-    beside it by the share `exposed` of its own time, a compiler leaves the share `compiled` of what operations without
-    products take, and the allocator holds the share `reserve` on top of what is in use where memory is fullest.
+    `host_s`, `gap_s` and `beside` are its EngineTimes. A compiler leaves the share `compiled` of what operations
+    without products take; the allocator holds the share `reserve` on top of what is in use where memory is fullest.
     """
 
-    exposed: float
     host_s: float | None = None
     gap_s: float | None = None
+    beside: float | None = None
     compiled: float | None = None
     reserve: float | None = None
+
+    @property
+    def times(self) -> EngineTimes:
+        """Those that plans have."""
+        return EngineTimes(host_s=self.host_s or 0.0, gap_s=self.gap_s or 0.0, beside=self.beside or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

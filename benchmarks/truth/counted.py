@@ -15,7 +15,7 @@ from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import FLOAT8
 from worker_agent.profiler.kernels import Kernels
 from worker_agent.profiler.operations import DeviceOperation
-from worker_agent.profiler.sharded import ShapedModel, count_form, shape_model
+from worker_agent.profiler.sharded import KindCounts, ShapedModel, count_form, shape_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Family:
 
 
 FAMILIES = {
-    "gpt": Family(settings="dropout=0.1&fused=true", attention="unfused", dtype="float16"),
+    "gpt": Family(settings="dropout=0.1&fused=true&tied=true", attention="unfused", dtype="float16"),
     "mpt": Family(settings="bias=false&tied=true", attention="flash", dtype="bfloat16", fused_loss=True),
 }
 LLAMA = Family(settings="bias=false&norm=rms&activation=swiglu&positions=rotary", attention="flash", dtype="bfloat16")
@@ -85,9 +85,10 @@ def _in_float8(op: DeviceOperation) -> Iterable[DeviceOperation]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedKind:
-    """Embedding, layer or head."""
+    """Embedding, layer or head. `tied_parameters` are the embedding's that the head uses."""
 
     parameters: int
+    tied_parameters: int
     counts: BlockCounts
     forward: Passage
     backward: Passage
@@ -141,15 +142,16 @@ def count_rows(rows: Sequence[Row]) -> Counted:
             attention=key.family.attention,
         )
         for size in sizes:
-            embedding, layer, head = (_kind(each.parameters, each.by_size[size]) for each in form.kinds)
+            embedding, layer, head = (_kind(each, each.by_size[size]) for each in form.kinds)
             found[key, size] = (embedding, layer, head)
     return found
 
 
-def _kind(parameters: int, counts: BlockCounts) -> CountedKind:
+def _kind(kind: KindCounts, counts: BlockCounts) -> CountedKind:
     again = counts.selective
     return CountedKind(
-        parameters=parameters,
+        parameters=kind.parameters,
+        tied_parameters=kind.tied_parameters,
         counts=counts,
         forward=Passage(counts.forward, counts.forward_collectives),
         backward=Passage(counts.backward, counts.backward_collectives),

@@ -6,8 +6,7 @@ from statistics import mean
 
 from benchmarks.truth.constants import Constants
 from benchmarks.truth.counted import count_rows
-from benchmarks.truth.iteration import Predictor, engine_of
-from benchmarks.truth.memory import held_bytes, usable_bytes
+from benchmarks.truth.planned import Choice, Planned, PlayedRow, engine_of, taken, usable_bytes
 from benchmarks.truth.rows import GIB, Row, by_source
 
 
@@ -64,26 +63,25 @@ class Prediction:
 def predictions(rows: Sequence[Row], constants: Constants, without: dict[str, Constants]) -> list[Prediction]:
     """One for each row, in their order. Raises InvalidInputError for degrees that do not divide what they share."""
     counted = count_rows(rows)
-    chosen = Predictor(counted, tuple(rows)).choices(constants)
-    apart: dict[int, dict[tuple[int, int], float]] = {}
+    chosen = list(Planned(counted, rows).plays(constants))
+    apart: dict[int, dict[Choice, PlayedRow]] = {}
     for model in {row.model for row in rows} & without.keys():
         numbers = [number for number, row in enumerate(rows) if row.model == model]
-        predictor = Predictor(counted, tuple(rows[number] for number in numbers))
-        apart.update(zip(numbers, predictor.choices(without[model]), strict=True))
+        planned = Planned(counted, [rows[number] for number in numbers])
+        apart.update(zip(numbers, planned.plays(without[model]), strict=True))
     found = []
-    for number, (row, seconds) in enumerate(zip(rows, chosen, strict=True)):
-        held = {taken: held_bytes(row, *taken, counted) for taken in seconds}
-        fitting = {taken: each_s for taken, each_s in seconds.items() if held[taken] <= usable_bytes(row)} or seconds
-        taken = min(fitting, key=lambda each: fitting[each])
+    for number, (row, plays) in enumerate(zip(rows, chosen, strict=True)):
+        choice, other = taken(row, plays), apart.get(number, plays)
+        held_bytes = plays[choice].held_bytes
         found.append(
             Prediction(
                 row=row,
-                microbatch=taken[0],
-                virtual_stages=taken[1],
-                predicted_s=fitting[taken],
-                without_model_s=min(apart.get(number, fitting)[each] for each in fitting),
-                memory_gib=held[taken] / GIB,
-                reserved_gib=held[taken] * (1 + (constants.engines[engine_of(row)].reserve or 0.0)) / GIB,
+                microbatch=choice[0],
+                virtual_stages=choice[1],
+                predicted_s=plays[choice].seconds,
+                without_model_s=other[taken(row, other)].seconds,
+                memory_gib=held_bytes / GIB,
+                reserved_gib=held_bytes * (1 + (constants.engines[engine_of(row)].reserve or 0.0)) / GIB,
                 usable_gib=usable_bytes(row) / GIB,
             )
         )

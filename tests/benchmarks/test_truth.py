@@ -12,8 +12,7 @@ from benchmarks.truth.__main__ import main
 from benchmarks.truth.constants import GPUS, Constants, stored
 from benchmarks.truth.counted import count_rows
 from benchmarks.truth.fit import fit, places
-from benchmarks.truth.iteration import Predictor
-from benchmarks.truth.memory import held_bytes, in_flight, usable_bytes
+from benchmarks.truth.planned import Planned, PlayedRow, taken, usable_bytes
 from benchmarks.truth.report import document, predictions, regrets
 from benchmarks.truth.rows import COLUMNS, Row, read_rows
 from pipeplan.errors import InvalidInputError
@@ -61,8 +60,13 @@ def written(path: Path, rows: list[Row], **changes: str) -> Path:
     return path
 
 
+def played(*rows: Row) -> list[PlayedRow]:
+    planned = Planned(count_rows(rows), rows)
+    return [plays[taken(row, plays)] for row, plays in zip(rows, planned.plays(stored()[0]), strict=True)]
+
+
 def seconds(*rows: Row) -> list[float]:
-    return Predictor(count_rows(rows), rows).predict(stored()[0])
+    return [each.seconds for each in played(*rows)]
 
 
 def test_rows_are_read_back_with_empty_columns(tmp_path: Path) -> None:
@@ -152,21 +156,13 @@ def test_sharded_states_and_recomputation_hold_less() -> None:
         replace(LLAMA, sharding=sharding, recompute=recompute)
         for sharding, recompute in [("zero-2", "none"), ("fsdp", "none"), ("fsdp", "selective"), ("fsdp", "full")]
     )
-    counted = count_rows(rows)
-    held = [held_bytes(row, 2, 1, counted) for row in rows]
+    held = [each.held_bytes for each in played(*rows)]
     assert held == sorted(held, reverse=True) and len(set(held)) == 4
-
-
-def test_microbatches_in_flight_are_those_of_the_paper() -> None:
-    #   4 ranks, 1F1B: 4 3 2 1; interleaved by v on the first rank: 1 + (p - 1) / (p v) of the whole depth
-    assert [in_flight(4, 1, rank, 100) for rank in range(4)] == [4, 3, 2, 1]
-    assert in_flight(4, 2, 0, 100) / 4 == pytest.approx(1 + 3 / 8)
 
 
 def test_a_row_that_holds_more_than_its_device_is_not_said_to_fit() -> None:
     row = replace(SMALL, layers=24, hidden=8192, heads=64, kv_heads=64, ffn=32768, vocab=51200, sequence_length=2048)
-    counted = count_rows((row,))
-    assert held_bytes(row, 2, 1, counted) > usable_bytes(row)
+    assert played(row)[0].held_bytes > usable_bytes(row)
 
 
 def test_regret_is_what_the_predicted_best_loses() -> None:
@@ -193,14 +189,13 @@ def test_a_fit_finds_the_constants_that_made_the_rows() -> None:
         for hidden, layers, size in ((1024, 8, 8), (2048, 4, 8), (4096, 2, 4), (8192, 2, 4))
     ]
     counted = count_rows(rows)
-    made = Predictor(counted, tuple(rows)).predict(true)
+    choices = [[(row.microbatch or 1, 1)] for row in rows]
+    made = [each.seconds for plays in Planned(counted, rows).plays(true, choices) for each in plays.values()]
     rows = [replace(row, measured=each_s) for row, each_s in zip(rows, made, strict=True)]
     before = document(predictions(rows, start, {}), start)["sources"]
-    fitted = fit(counted, rows, start, rounds=12)
-    after = Predictor(counted, tuple(rows)).predict(fitted)
-    errors = [abs(found_s / row.measured - 1) for row, found_s in zip(rows, after, strict=True)]
-    assert isinstance(before, list) and before[0]["mean_error"] > 0.1 > 5 * max(errors)
-    assert len(list(places(fitted))) == len(list(places(start)))
+    found = fit(counted, rows, start, rounds=12)
+    assert isinstance(before, list) and before[0]["mean_error"] > 0.1 > 5 * max(abs(found.differences))
+    assert len(list(places(found.constants))) == len(list(places(start)))
 
 
 @pytest.mark.parametrize(("sheet", "gpu"), [("a100-80gb", "a100"), ("a100-40gb", "a100"), ("h100-sxm", "h100")])
