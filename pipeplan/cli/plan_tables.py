@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan.cli.console import PIPED_WIDTH
-from pipeplan.costs.memory import rank_bytes
+from pipeplan.costs.memory import rank_bytes, rank_host_bytes
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.forms import AXES
@@ -105,6 +105,8 @@ def show_plan(plan: Plan) -> None:
     if plan.engine != OUR_RUNTIME:
         degrees = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plan.degrees.items())
         console.print(f"for {plan.engine}: {degrees}, sharding {plan.sharding}", soft_wrap=True)
+    if plan.offload != "none":
+        console.print(f"offload {plan.offload}: {size(max(rank_host_bytes(plan)))} of the host's memory a worker")
     headings = ("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker")
     console.print(_table(headings, list(stage_rows(plan))))
 
@@ -316,6 +318,7 @@ def _configuration(other: Alternative) -> tuple[str, ...]:
         return (other.schedule, *("–",) * 4)
     shared = [f"{axis} {getattr(other.form, axis)}" for axis in AXES if getattr(other.form, axis) > 1]
     shared += [f"{other.sharding} sharded"] if other.sharding != "none" else []
+    shared += [f"offload {other.offload}"] if other.offload != "none" else []
     return (
         ", ".join((other.schedule, *shared)),
         str(other.depth),

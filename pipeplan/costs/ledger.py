@@ -13,9 +13,16 @@ the weights are (Rajbhandari et al. 2020, "ZeRO", section 3.1). FSDP keeps float
 copies of 16 bits (Zhao et al. 2023, section 4.4). Where weights are shares, the whole ones of two blocks are there
 beside them: of the block that computes, and of the next one, which is gathered ahead. In a pipeline all of a stage's
 weights are whole from the first microbatch to the last, and so are their gradients (torchtitan 2024, section 2.1).
+
+With the optimizer on the host, a float32 copy of a share of the weights, its gradients and its states are there: 16 / d
+with Adam. What is left on the device of a single stage:
+
+    megatron            6
+    deepspeed           4                2                2 / d
+    fsdp                                 2                0
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan.costs.memory import MASTER_BYTES, OPTIMIZER_COPIES
 from pipeplan.documents.engines import SHARDINGS
@@ -31,6 +38,9 @@ class Ledger:
 
     `exchanged`: the bytes of a gradient on its way to other replicas; `updated`: the share of the parameters that a
     device updates.
+    The rest is of an optimizer on the host. `host` is what is there of a parameter. Over the link go `gradient_down`
+    with every backward, `weights_up` before every gather, and `update_link` with an update, which reads and writes
+    `update_host` of the host's memory (0: the device updates).
     """
 
     weights: float
@@ -40,6 +50,11 @@ class Ledger:
     gathered: int
     exchanged: int
     updated: float
+    host: float = 0.0
+    gradient_down: float = 0.0
+    weights_up: float = 0.0
+    update_link: float = 0.0
+    update_host: float = 0.0
 
     @property
     def kept(self) -> float:
@@ -47,7 +62,16 @@ class Ledger:
         return self.weights + self.gradients + self.master_weights + self.optimizer_states
 
 
-def ledger(engine: str, sharding: str, *, dtype: str, optimizer: str, replicas: int, pipelined: bool = False) -> Ledger:
+def ledger(
+    engine: str,
+    sharding: str,
+    *,
+    dtype: str,
+    optimizer: str,
+    replicas: int,
+    pipelined: bool = False,
+    optimizer_on_host: bool = False,
+) -> Ledger:
     """What an engine keeps in this dtype with this optimizer, where so many replicas share what is sharded."""
     size, shards = DTYPE_BYTES[dtype], SHARDINGS.index(sharding)
     mixed = size < MASTER_BYTES
@@ -62,7 +86,7 @@ def ledger(engine: str, sharding: str, *, dtype: str, optimizer: str, replicas: 
 
     whole = pipelined and shards >= SHARDINGS.index("gradients")
     gathered = whole or (engine == "fsdp" and sharding == "gradients")  # the whole weights stay there
-    return Ledger(
+    kept = Ledger(
         weights=share(weights, shards >= 3 or engine == "fsdp") + (size if gathered else 0),
         gradients=share(gradients, shards >= 2) + (state if whole else 0),
         master_weights=share(masters, shards >= 1),
@@ -70,4 +94,30 @@ def ledger(engine: str, sharding: str, *, dtype: str, optimizer: str, replicas: 
         gathered=size,
         exchanged=gradients if engine == "megatron" else size,
         updated=share(1, shards >= 1),
+    )
+    if not optimizer_on_host:
+        return kept
+    return _on_host(kept, engine, shards, gradients=gradients, state=state, states=states, whole=whole)
+
+
+def _on_host(kept: Ledger, engine: str, shards: int, *, gradients: int, state: int, states: int, whole: bool) -> Ledger:
+    """The same with the optimizer on the host (Ren et al. 2021, section 4; of FSDP the weights' shares as well).
+
+    Gradients that are shared out leave with every backward; those that are `whole` on the device are reduced first, and
+    leave with the update. Adam reads a gradient, and reads and writes the weight and its states (section 5.1).
+    """
+    part, with_backward, fsdp = kept.updated, shards >= 2 and not whole, engine == "fsdp"
+    weights_up, again = (state, shards >= 3 and not whole) if fsdp else (kept.gathered, False)
+    left = float(state) if whole else kept.gradients
+    return replace(
+        kept,
+        weights=kept.weights - part * state if fsdp else kept.weights,
+        gradients=0.0 if with_backward else left,
+        master_weights=0.0,
+        optimizer_states=0.0,
+        host=part * (2 * state + states),
+        gradient_down=part * gradients if with_backward else 0.0,
+        weights_up=part * weights_up if again else 0.0,
+        update_link=part * ((0 if with_backward else gradients) + (0 if again else weights_up)),
+        update_host=part * (state + 2 * (state + states) + (0 if fsdp else kept.gathered)),
     )

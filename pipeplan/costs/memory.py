@@ -189,6 +189,11 @@ def rank_bytes(plan: Plan) -> tuple[int, ...]:
     return tuple(sum(plan.stages[stage].memory_bytes for stage in stages) for stages in stages_by_rank(plan))
 
 
+def rank_host_bytes(plan: Plan) -> tuple[int, ...]:
+    """What a worker of every rank of a pipeline has on its host."""
+    return tuple(sum(plan.stages[stage].host_bytes for stage in stages) for stages in stages_by_rank(plan))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldByRank:
     """What a rank keeps, at the moments at which it may hold most.

@@ -129,6 +129,26 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What one device has of its server's host, where all devices use theirs at once.
+
+    `bandwidth_bytes_per_s` is that of the link between them, in each direction. `update_bytes_per_s` is what the host's
+    processors read and write of its memory while they update weights for the device.
+    """
+
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    update_bytes_per_s: float
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_count("memory_bytes", self.memory_bytes)
+        for field_name in ("bandwidth_bytes_per_s", "update_bytes_per_s"):
+            require_amount(field_name, getattr(self, field_name), positive=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
     """So many devices of one type, in a row."""
 
@@ -147,12 +167,13 @@ class Cluster:
 
     Devices with near numbers are near each other: device r sits in server `r // levels[0].size`. All are of the type
     `device`, unless there are `groups`, in the order of the devices; `device` is then the first group's and may be left
-    out. A type may come in several groups.
+    out. A type may come in several groups. `host`: None where nothing is known of it.
     """
 
     device: Device = field(default=None)  # type: ignore[assignment]  # filled in from the groups, never None
     levels: tuple[Level, ...]
     groups: tuple[DeviceGroup, ...] = ()
+    host: Host | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -7,11 +7,21 @@
 
 Sharding says what of the states is shared out among replicas: `optimizer` (ZeRO-1), with it `gradients` (ZeRO-2), with
 both `weights` (ZeRO-3, FSDP).
+
+What goes to the host (`documents.degrees`):
+
+    megatron    activations of a single stage where nothing is run again (`cpu_offloading`; transformer_config.py of
+                core 0.15 refuses the rest); the distributed optimizer's states (`--optimizer-cpu-offload`)
+    deepspeed   inputs of blocks that are run again (`cpu_checkpointing`); the states of ZeRO-1 to 3
+                (`offload_optimizer`; its documentation of the configuration, 2025)
+    fsdp        activations (torch's `offload_wrapper`); the shares of weights, gradients and states together
+                (`CPUOffloadPolicy`; documentation of torch 2.7)
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeplan.documents.degrees import OFFLOADS, offloads_activations, offloads_optimizer
 from pipeplan.documents.forms import Form
 from pipeplan.errors import require
 
@@ -40,6 +50,8 @@ class TrainingEngine:
     `schedules`: those that it runs; None: all. `shardings` are those of a single stage, `pipelined_shardings` those of
     several. `recomputes` says what it can run again at a time: a stage, a block, attention's core. `overlaps` says
     whether replicas exchange gradients while the backward goes on.
+    `offloads_optimizer`: of states that are shared out. `offloads_activations` says of what, by what is run again;
+    of several stages with `offloads_of_pipelines` alone.
     """
 
     name: str
@@ -51,6 +63,9 @@ class TrainingEngine:
     recomputes: tuple[str, ...] = ("block", "attention")
     overlaps: bool = False
     times: EngineTimes = EngineTimes()
+    offloads_optimizer: bool = False
+    offloads_activations: tuple[str, ...] = ()
+    offloads_of_pipelines: bool = False
 
 
 ENGINES: Mapping[str, TrainingEngine] = {
@@ -64,6 +79,8 @@ ENGINES: Mapping[str, TrainingEngine] = {
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("none", "optimizer"),
             pipelined_shardings=("none", "optimizer"),
+            offloads_optimizer=True,
+            offloads_activations=("none",),
             times=EngineTimes(host_s=1e-5),
         ),
         TrainingEngine(
@@ -73,6 +90,9 @@ ENGINES: Mapping[str, TrainingEngine] = {
             shardings=SHARDINGS,
             pipelined_shardings=("none", "optimizer"),
             recomputes=("block",),
+            offloads_optimizer=True,
+            offloads_activations=("block",),
+            offloads_of_pipelines=True,
             times=EngineTimes(host_s=4.9e-5, gap_s=2e-6),
         ),
         TrainingEngine(
@@ -82,6 +102,9 @@ ENGINES: Mapping[str, TrainingEngine] = {
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("gradients", "weights"),
             pipelined_shardings=("gradients", "weights"),
+            offloads_optimizer=True,
+            offloads_activations=("none", "attention", "block"),
+            offloads_of_pipelines=True,
             times=EngineTimes(beside=0.7),
         ),
     )
@@ -99,6 +122,32 @@ def require_sharding(engine: TrainingEngine, sharding: str, *, pipelined: bool, 
     known = engine.pipelined_shardings if pipelined else engine.shardings
     rule = f"must be one of {', '.join(known)} for the engine {engine.name}{' with several stages' * pipelined}"
     require(sharding in known, field, rule, sharding)
+
+
+def cannot_offload(
+    engine: TrainingEngine, offload: str, *, sharding: str, recompute: str, pipelined: bool
+) -> str | None:
+    """The rule that forbids the engine to offload so; None where it can. `recompute` says what is run again."""
+    if offloads_optimizer(offload):
+        if not engine.offloads_optimizer:
+            return f"must be none for the engine {engine.name}, which offloads nothing"
+        if sharding == SHARDINGS[0]:
+            return f"must leave the optimizer's states, which {engine.name} offloads where they are sharded"
+    if offloads_activations(offload):
+        known = engine.offloads_activations
+        if recompute not in known:
+            again = f", which offloads them where it recomputes {' or '.join(known)}" if known else ""
+            return f"must leave the activations for the engine {engine.name}{again}"
+        if pipelined and not engine.offloads_of_pipelines:
+            return f"must leave the activations for the engine {engine.name} with several stages"
+    return None
+
+
+def require_offload(engine: TrainingEngine, offload: str, *, sharding: str, recompute: str, pipelined: bool) -> None:
+    """Raises InvalidInputError for what the engine cannot keep on the host."""
+    require(offload in OFFLOADS, "offload", f"must be one of {', '.join(OFFLOADS)}", offload)
+    rule = cannot_offload(engine, offload, sharding=sharding, recompute=recompute, pipelined=pipelined)
+    require(rule is None, "offload", rule or "", offload)
 
 
 def require_form(engine: TrainingEngine, form: Form) -> None:

@@ -145,7 +145,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     """The plan as plain values, with its id and what can be read off it: its price, and the closed form's name."""
     derived = {"id": content_id(plan), "feasible": True, "depth": plan.depth, "width": plan.width}
     derived |= {name: getattr(plan, name) for name in PRICE} | plan.degrees
-    derived |= {"engine": plan.engine, "sharding": plan.sharding}
+    derived |= {"engine": plan.engine, "sharding": plan.sharding, "offload": plan.offload}
     values: dict[str, Any] = plain(plan)
     return derived | values | {"closed_form": {"cost_model": plan.cost_model, **values["closed_form"]}}
 

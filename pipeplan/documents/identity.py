@@ -28,6 +28,7 @@ FIRST_FIELDS: Mapping[str, str] = {
     "Collective": "count",
     "Device": "context_bytes allocator_reserve",
     "DeviceGroup": "",
+    "Host": "",
     "Form": "tensor sequence_parallel context expert",
     "FormMeasurement": "workspace_bytes backward_input_s backward_weight_s forward_collectives backward_collectives "
     "selective",

@@ -10,6 +10,8 @@ the 10 to 50 us that Oracle measured ("Zettascale OSU NCCL benchmark", 2025).
 
 Not said here: in servers of V100 without a switch (DGX-1, p3, ND40rs) two devices share one or two of the six NVLinks,
 which only collectives use all at once. In servers of L4, T4 and A10G traffic between sockets is slower than PCIe.
+
+What a device has of its host is in `documents.hosts`.
 """
 
 import re
@@ -18,6 +20,7 @@ from difflib import get_close_matches
 
 from pipeplan.documents.cluster import MAX_DEVICES, Cluster, Level, known_types
 from pipeplan.documents.devices import KNOWN_TYPES
+from pipeplan.documents.hosts import host_of
 from pipeplan.errors import InvalidInputError, require
 
 RDMA_LATENCY_S = 14e-6
@@ -70,7 +73,8 @@ class Server:
             latency_s=self.latency_s,
             device_bandwidth_bytes_per_s=own if own < whole else None,
         )
-        return Cluster(device=known.device, levels=(inside,) if nodes == 1 else (inside, between))
+        levels = (inside,) if nodes == 1 else (inside, between)
+        return Cluster(device=known.device, levels=levels, host=host_of(self.name, self.type, self.devices))
 
 
 def _server(name: str, type_: str, devices: int, cards: int, gbit_per_s: float, network: str, source: str) -> Server:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_sharding
+from pipeplan.documents.degrees import DegreeChoice
+from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_offload, require_sharding
 from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model
@@ -51,7 +52,8 @@ class Stage:
     `recompute`: it keeps inputs and runs its forward again. `recompute_unit` says how much of it at a time: the whole
     `stage`, of which the input is kept, one `block` after the other, of which every input is kept, or the core of
     `attention` alone, where all else is kept.
-    `device` names the type of its devices where a cluster has several.
+    `device` names the type of its devices where a cluster has several. `host_bytes` is what a worker has in its host's
+    memory.
     """
 
     start: int
@@ -63,6 +65,7 @@ class Stage:
     memory_bytes: int = 0
     memory: StageMemory | None = None
     device: str | None = None
+    host_bytes: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -78,6 +81,7 @@ class Stage:
         )
         require_amount("time_s", self.time_s)
         require_amount("memory_bytes", self.memory_bytes)
+        require_count("host_bytes", self.host_bytes, at_least=0)
         if self.device is not None:
             require_line("device", self.device)
 
@@ -156,23 +160,7 @@ class Alternative:
     form: Form = WHOLE
     sharding: str = "none"
     chunks: int = 1
-
-    __pydantic_config__: ClassVar = STRICT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DegreeChoice:
-    """What was chosen of a degree, and what the best plan gives that was found with another value in its place.
-
-    `throughput_samples_per_s` is that plan's, played; None where none fits, or none could be played. `reason` says
-    which.
-    """
-
-    degree: str
-    value: str
-    instead: str
-    throughput_samples_per_s: float | None
-    reason: str
+    offload: str = "none"
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -226,6 +214,7 @@ class Plan:
     - `form`: how many devices share the blocks of a stage. Each entry of the placement then stands for `form.devices`
       of them, one after the other, and a stage's costs are those of one such group.
     - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
+    - `offload`: what of it is in the host's memory (`documents.degrees`).
     - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
@@ -265,6 +254,7 @@ class Plan:
     engine: str = OUR_RUNTIME
     form: Form = WHOLE
     sharding: str = "none"
+    offload: str = "none"
     choices: tuple[DegreeChoice, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
@@ -295,7 +285,10 @@ class Plan:
 
         engine = engine_named(self.engine)
         require_form(engine, self.form)
-        require_sharding(engine, self.sharding, pipelined=self.depth > 1)
+        pipelined = self.depth > 1
+        require_sharding(engine, self.sharding, pipelined=pipelined)
+        for again in {each.recompute_unit if each.recompute else "none" for each in self.stages}:
+            require_offload(engine, self.offload, sharding=self.sharding, recompute=again, pipelined=pipelined)
         require_count("chunks", self.chunks)
         require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
         first_stages = self.stages[: self.depth // self.chunks]

@@ -6,6 +6,7 @@ Checked against DeepSpeed 0.19.5: `runtime/pipe/module.py`, `runtime/config.py`.
 import json
 from typing import Any
 
+from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS
 from pipeplan.documents.forms import WHOLE
 from pipeplan.errors import require
@@ -28,13 +29,16 @@ def write(source: ExportSource) -> str:
     require(plan.chunks == 1, "format", rule, f"{plan.chunks} stages a rank")
     rule = "cannot be deepspeed: tensor parallelism is the model's own there, and this plan has it"
     require(plan.form == WHOLE, "format", rule, plan.form.tensor)
+    on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if offloads_optimizer(plan.offload) else {}
+    zero = {"stage": SHARDINGS.index(plan.sharding)} | on_host
     config = {
         "train_batch_size": plan.microbatch_size * plan.microbatches * width,
         "train_micro_batch_size_per_gpu": plan.microbatch_size,
         "gradient_accumulation_steps": plan.microbatches,
         "optimizer": _OPTIMIZERS[plan.optimizer],
         **_PRECISIONS.get(plan.dtype, {}),
-        **({"zero_optimization": {"stage": SHARDINGS.index(plan.sharding)}} if plan.sharding != "none" else {}),
+        **({"zero_optimization": zero} if plan.sharding != "none" else {}),
+        **({"activation_checkpointing": {"cpu_checkpointing": True}} if offloads_activations(plan.offload) else {}),
     }
     longest = max(stage.stop - stage.start for stage in plan.stages)
     pipeline = {

@@ -8,6 +8,7 @@ Checked against core_v0.13.0 (the first with the layout) to core_v0.19.0 and the
 `megatron/training/arguments.py`, `megatron/core/transformer/pipeline_parallel_layer_layout.py`.
 """
 
+from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.exports.nodes import commented
 from pipeplan.exports.source import ExportSource, grid_notes, layers_of, require_grid
 
@@ -19,6 +20,9 @@ _OPTIMIZERS = {
 }
 _PRECISIONS = {"bfloat16": ["--bf16"], "float16": ["--fp16"]}
 
+ACTIVATIONS = (
+    "Activations go to the host in the plan: set cpu_offloading and cpu_offloading_num_layers in the TransformerConfig."
+)
 UNTIED = "--untie-embeddings-and-output-weights"
 TIES = (
     "The profile does not say whether the embedding and the head share weights. Megatron's default is assumed:"
@@ -44,6 +48,7 @@ def write(source: ExportSource) -> str:
         *([f"--context-parallel-size {plan.form.context}"] if plan.form.context > 1 else []),
         *([f"--expert-model-parallel-size {plan.form.expert}"] if plan.form.expert > 1 else []),
         *(["--use-distributed-optimizer"] if plan.sharding == "optimizer" else []),
+        *(["--optimizer-cpu-offload", "--use-precision-aware-optimizer"] * offloads_optimizer(plan.offload)),
         f"--pipeline-model-parallel-size {source.pipeline_ranks}",
         *([f"--pipeline-model-parallel-layout '{layout}'"] if source.pipeline_ranks > 1 else []),
         f"--micro-batch-size {plan.microbatch_size}",
@@ -60,6 +65,7 @@ def write(source: ExportSource) -> str:
         *([TIES] if source.tied is None else []),
         *grid_notes(source, "Megatron-LM"),
         f"Start it on {plan.workers} ranks: {width} replicas of the pipeline follow from that.",
+        *([ACTIVATIONS] * offloads_activations(plan.offload)),
         *(["Megatron keeps every layer's input where it recomputes, the plan a stage's only."] * as_a_whole),
         *(["Megatron's adam decays weights decoupled (AdamW): --weight-decay."] * plan.optimizer.startswith("adam")),
         "The model's sizes, data, learning rate and checkpoints are not the plan's: add their arguments.",

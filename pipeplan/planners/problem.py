@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
+from pipeplan.documents.degrees import OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Answer, Certificate
@@ -60,7 +61,8 @@ class Options:
     `time_limit_s`: after which a solver returns the best that it has found.
     `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
     `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). `tensor`, `context`,
-    `expert` and `data` are degrees, `sharding` says what of the states replicas share: for the engines that can.
+    `expert` and `data` are degrees, `sharding` says what of the states replicas share, `offload` what is in the host's
+    memory: for the engines that can.
     """
 
     microbatch_size: int | None = None
@@ -93,6 +95,7 @@ class Options:
     expert: int | None = None
     data: int | None = None
     sharding: str | None = None
+    offload: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -110,6 +113,7 @@ class Options:
             ("cuts", CUTS),
             ("engine", tuple(ENGINES)),
             ("sharding", SHARDINGS),
+            ("offload", OFFLOADS),
             ("recompute_unit", RECOMPUTE_UNITS),
         ):
             value = getattr(self, field)

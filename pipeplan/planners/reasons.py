@@ -47,6 +47,7 @@ def unpriced(
     memory_bytes: int | None = None,
     form: Form = WHOLE,
     sharding: str = "none",
+    offload: str = "none",
     chunks: int = 1,
 ) -> Alternative:
     """What a plan says of a configuration that was not played."""
@@ -63,6 +64,7 @@ def unpriced(
         closed_form_samples_per_s=closed_form_samples_per_s,
         form=form,
         sharding=sharding,
+        offload=offload,
         chunks=chunks,
     )
 

@@ -96,7 +96,7 @@ def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:
     if engine.name != OUR_RUNTIME:
         require(planner == "auto", "planner", f"must be auto for the engine {engine.name}", planner)
         return problem
-    for axis in (*AXES, "sequence_parallel", "sharding"):
+    for axis in (*AXES, "sequence_parallel", "sharding", "offload"):
         value = getattr(options, axis)
         rule = f"must be left out for the engine {engine.name}, which runs whole blocks and states: name an --engine"
         require(value in (None, 1, "none"), axis, rule, value)
@@ -104,4 +104,5 @@ def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:
     rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
     require(unit is None or unit in known, "recompute_unit", rule, unit)
     whole = replace(options, engine=None, sharding=None, sequence_parallel=None, tensor=None, context=None, expert=None)
+    whole = replace(whole, offload=None)
     return replace(problem, options=whole)

@@ -6,7 +6,7 @@ from statistics import fmean
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from pipeplan.costs.memory import stages_by_rank
+from pipeplan.costs.memory import rank_host_bytes, stages_by_rank
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.formats import memory_items
 from pipeplan.protocol.plans import Alias, AliasQuery, PlanRequest, PlanSummary, Streams
@@ -52,6 +52,7 @@ class PlanView:
     batches: int
     stages: StageDrawing | None
     memory: tuple[tuple[str, tuple[int, ...]], ...]
+    host_bytes: int
     front: ParetoChart | None
     busy: tuple[float | None, ...]
     drawings: tuple[Drawing, ...]
@@ -93,6 +94,7 @@ def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_AL
         batches=batches,
         stages=stage_drawing(plan),
         memory=tuple((name, tuple(held)) for name, held in memory_items(plan)),
+        host_bytes=max(rank_host_bytes(plan)),
         front=pareto_chart(plan),
         busy=_busy_by_stage(plan),
         drawings=drawings,

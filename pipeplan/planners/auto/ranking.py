@@ -70,6 +70,7 @@ class Ranked:
             closed_form_samples_per_s=plan.closed_form.throughput_samples_per_s if fits and not self.played else None,
             form=plan.form,
             sharding=plan.sharding,
+            offload=plan.offload,
             chunks=plan.chunks if plan.engine != OUR_RUNTIME else 1,
         )
 

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from pipeplan.documents.plan import DegreeChoice, Plan
+from pipeplan.documents.degrees import DegreeChoice
+from pipeplan.documents.plan import Plan
 from pipeplan.planners.complete import length, play
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.space import WholeSpace
@@ -32,6 +33,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
         "microbatch_size": str(recipe.microbatch_size),
         "recomputed": _NAMES[recipe.recompute],
         "sharding": recipe.sharding,
+        "offload": recipe.offload,
     }
 
 
@@ -84,7 +86,7 @@ def degrees_of(space: WholeSpace, plan: Plan) -> Degrees:
         each.degrees
         for each in space.likely()
         if each.degrees.recipe.form == plan.form
-        and each.degrees.recipe.sharding == plan.sharding
+        and (each.degrees.recipe.sharding, each.degrees.recipe.offload) == (plan.sharding, plan.offload)
         and (each.degrees.pipeline * each.degrees.chunks, each.degrees.chunks) == (plan.depth, plan.chunks)
         and (each.degrees.microbatch_size, each.degrees.data) == (plan.microbatch_size, plan.width)
         and each.degrees.recipe.recompute == (plan.stages[0].recompute_unit if plan.stages[0].recompute else "none")

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from pipeplan.arrays import IntArray
-from pipeplan.documents.engines import TrainingEngine
+from pipeplan.documents.degrees import OFFLOADS, offloads_optimizer
+from pipeplan.documents.engines import TrainingEngine, cannot_offload
 from pipeplan.documents.forms import Form, ModelForm
 from pipeplan.planners.problem import PlanningProblem
 
@@ -14,6 +16,9 @@ RECOMPUTES = ("none", "attention", "block")
 """What is run again at a time, the least first: nothing, attention's core (selective), every block (full)."""
 
 MOST_CHUNKS = 16
+
+OFFLOADED = {"none": "nothing", "activations": "activations", "optimizer": "optimizer", "both": "both of them"}
+"""What is on the host, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,15 @@ class Recipe:
     microbatch_size: int
     recompute: str
     sharding: str
+    offload: str = "none"
+
+    def runs_on(self, engine: TrainingEngine, *, pipelined: bool) -> bool:
+        """Whether an engine shares out and offloads so, in one stage or in several."""
+        known = engine.pipelined_shardings if pipelined else engine.shardings
+        rule = cannot_offload(
+            engine, self.offload, sharding=self.sharding, recompute=self.recompute, pipelined=pipelined
+        )
+        return self.sharding in known and rule is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +64,7 @@ class Degrees:
         return (
             f"tensor {form.tensor}{context}, pipeline {self.pipeline} x {self.chunks}, data {self.data}, "
             f"microbatches of {recipe.microbatch_size}, {again[recipe.recompute]}, sharding {recipe.sharding}"
+            f"{f', {OFFLOADED[recipe.offload]} on the host' if recipe.offload != 'none' else ''}"
         )
 
     @property
@@ -126,9 +141,20 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
             if problem.batch_size % size or options.microbatch_size not in (None, size):
                 continue
             for recompute in recompute_ways(problem, engine, selective=not selective):
-                for sharding in dict.fromkeys((*engine.shardings, *engine.pipelined_shardings)):
-                    if options.sharding in (None, sharding):
-                        yield Recipe(form=form.form, microbatch_size=size, recompute=recompute, sharding=sharding)
+                shardings = (*engine.shardings, *engine.pipelined_shardings)
+                for sharding, offload in product(dict.fromkeys(shardings), offloads(problem)):
+                    recipe = Recipe(
+                        form=form.form, microbatch_size=size, recompute=recompute, sharding=sharding, offload=offload
+                    )
+                    runs = any(recipe.runs_on(engine, pipelined=pipelined) for pipelined in (False, True))
+                    if options.sharding in (None, sharding) and runs:
+                        yield recipe
+
+
+def offloads(problem: PlanningProblem) -> tuple[str, ...]:
+    """What may go to the host, where the cluster says what it is."""
+    known = OFFLOADS if problem.cluster.host is not None else OFFLOADS[:1]
+    return tuple(each for each in known if problem.options.offload in (None, each))
 
 
 def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, *, selective: bool) -> Iterator[str]:
@@ -153,12 +179,13 @@ def shapes(problem: PlanningProblem, engine: TrainingEngine, recipe: Recipe, blo
     ranks = np.arange(1, min(groups, blocks) + 1)
     if options.stages is not None:
         ranks = ranks[ranks == options.stages]
-    single, pipelined = (recipe.sharding in known for known in (engine.shardings, engine.pipelined_shardings))
+    single, pipelined = (recipe.runs_on(engine, pipelined=several) for several in (False, True))
     ranks = ranks[np.where(ranks > 1, pipelined, single)]
     places = np.searchsorted(dividing, groups // ranks, side="right") - 1
     ranks, places = ranks[places >= 0], places[places >= 0]
     data = dividing[places]
-    if "none" in engine.shardings and recipe.sharding != "none":  # of one replica nothing is shared out
+    if "none" in engine.shardings and recipe.sharding != "none" and not offloads_optimizer(recipe.offload):
+        # Of one replica nothing is shared out.
         held = data * recipe.form.context > 1
         ranks, data = ranks[held], data[held]
     found = [

@@ -111,6 +111,7 @@ class PlanMaker:
             engine=self.engine.name,
             form=degrees.recipe.form,
             sharding=degrees.recipe.sharding,
+            offload=degrees.recipe.offload,
         )
 
     def closed_form(self, stops: Sequence[int]) -> ClosedForm:
@@ -129,10 +130,11 @@ class PlanMaker:
         degrees, terms = self.degrees, self.terms
         recompute, held = degrees.recipe.recompute, self.splitter.held_bytes(stops)
         fixed, kept, step_s, kept_of = terms.fixed_bytes, terms.kept_bytes, terms.step_s, terms.ledger
+        by_host = self.splitter.held_by_hosts(stops)
         stages = []
         for number, (start, stop) in enumerate(zip((0, *stops), stops, strict=False)):
             states = float(fixed[stop] - fixed[start])
-            share = states / kept_of.kept
+            share = states / kept_of.kept if kept_of.kept else 0.0
             activations = in_flight(degrees, number % degrees.pipeline) * float(kept[stop] - kept[start])
             memory = StageMemory(
                 weights=int(share * kept_of.weights),
@@ -152,6 +154,7 @@ class PlanMaker:
                     time_s=float(step_s[stop] - step_s[start]),
                     memory_bytes=memory.total,
                     memory=memory,
+                    host_bytes=int(by_host[number]),
                 )
             )
         return tuple(stages)
@@ -167,15 +170,14 @@ class PlanMaker:
             optimizer=self.problem.options.optimizer,
             schedule=schedule_named(self.degrees.schedule),
         )
-        whole = [self._held(each, stage) for each, stage in zip(around, stages, strict=True)]
-        return tuple(whole)
+        return tuple(self._held(around[number], stage, number) for number, stage in enumerate(stages))
 
-    def _held(self, around: StageCosts, stage: Stage) -> StageCosts:
+    def _held(self, around: StageCosts, stage: Stage, number: int) -> StageCosts:
         """A stage's costs with what its device holds, runs again and updates."""
         terms, start, stop = self.terms, stage.start, stage.stop
         memory = stage.memory or StageMemory()
         kept = float(terms.kept_bytes[stop] - terms.kept_bytes[start])
-        most = float(terms.transient_bytes[start:stop].max())
+        most = self.splitter.on_top(number % self.degrees.pipeline, start, stop)
         fixed = memory.gradients + memory.master_weights + memory.optimizer_states
         own, inside_s = terms.terms, self._own_exchange_s(start, stop)
         exchanges, tail_s = self.degrees.data > 1, around.reduce_tail_s

@@ -6,9 +6,10 @@ fast, to have a rate early that rules others out. What is compared is played, on
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 
-from pipeplan.documents.engines import TrainingEngine, engine_named
+from pipeplan.documents.degrees import OFFLOADS
+from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named
 from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import require
@@ -16,8 +17,9 @@ from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import LONGEST_PLAY, Ranking
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
-from pipeplan.planners.reasons import memory_reason
+from pipeplan.planners.reasons import memory_reason, readable
 from pipeplan.planners.whole.choices import choices
+from pipeplan.planners.whole.degrees import recompute_ways
 from pipeplan.planners.whole.space import WholeSpace
 from pipeplan.schedules.registry import schedule_named
 
@@ -35,6 +37,7 @@ USED = (
     "expert",
     "data",
     "sharding",
+    "offload",
 )
 """The options that it has a use for."""
 
@@ -88,6 +91,7 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
     known = tuple(dict.fromkeys((*engine.shardings, *engine.pipelined_shardings)))
     rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
     require(options.sharding in (None, *known), "sharding", rule, options.sharding)
+    require_host(problem, engine)
     if options.data is not None:
         rule = f"must divide the batch ({problem.batch_size} samples)"
         require(problem.batch_size % options.data == 0, "data", rule, options.data)
@@ -97,6 +101,25 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         problem=fused, left=PLAYED_INSTRUCTIONS, longest_answer=LONGEST_PLAY, for_front=0, for_moves=MOVED
     )
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking
+
+
+def require_host(problem: PlanningProblem, engine: TrainingEngine) -> None:
+    """Raises InvalidInputError for offloading that the engine cannot do, or to a host of which nothing is known."""
+    asked, options = problem.options.offload, problem.options
+    if asked in (None, OFFLOADS[0]):
+        return
+    recomputes = tuple(recompute_ways(problem, engine, selective=True))
+    shardings = dict.fromkeys((*engine.shardings, *engine.pipelined_shardings))
+    ways = product([each for each in shardings if options.sharding in (None, each)], recomputes, (False, True))
+    rules = [
+        cannot_offload(engine, asked or "", sharding=sharding, recompute=recompute, pipelined=pipelined)
+        for sharding, recompute, pipelined in ways
+        if options.stages is None or pipelined == (options.stages > 1)
+    ]
+    rule = next((rule for rule in rules if rule), f"needs a recomputation that {engine.name} has")
+    require(None in rules, "offload", rule, asked)
+    rule = "must say what a device has of it, to offload: memory_bytes, bandwidth_bytes_per_s and update_bytes_per_s"
+    require(problem.cluster.host is not None, "cluster.host", rule, None)
 
 
 def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[ModelForm]:
@@ -128,12 +151,15 @@ def _infeasible(space: WholeSpace) -> Infeasible:
         )
         nothing = Reason(rule="degrees must divide the devices and the batch", detail=detail)
         return Infeasible(planner=NAME, reasons=(nothing,), configurations_considered=0)
-    degrees, rank, missing = space.nearest_miss()
+    miss, cluster = space.nearest_miss(), space.problem.cluster
     reason = memory_reason(
-        degrees.named,
-        stage=rank,
-        missing_bytes=missing,
-        device_bytes=space.problem.cluster.device.usable_bytes,
+        miss.degrees.named,
+        stage=miss.rank,
+        missing_bytes=int(miss.missing_bytes),
+        device_bytes=cluster.device.usable_bytes,
         configurations=space.considered,
     )
+    if miss.on_host and cluster.host is not None:
+        rule = f"a stage must fit its device's part of the host's memory ({readable(cluster.host.memory_bytes)})"
+        reason = replace(reason, rule=rule)
     return Infeasible(planner=NAME, reasons=(reason,), configurations_considered=space.considered)

@@ -15,6 +15,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.groups import grouped, links_among
 from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.degrees import offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import Form, ModelForm
 from pipeplan.documents.plan import Alternative, Plan
@@ -63,8 +64,19 @@ class PlacedDegrees:
             recompute=recipe.recompute != "none",
             form=recipe.form,
             sharding=recipe.sharding,
+            offload=recipe.offload,
             chunks=self.degrees.chunks,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """A configuration that does not fit, its fullest rank, and the bytes that it misses on its device or its host."""
+
+    degrees: Degrees
+    rank: int
+    missing_bytes: float
+    on_host: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,10 +115,10 @@ class WholeSpace:
         """The same, those first that would be fastest with equal stages."""
         yield from self._in_order(np.concatenate([np.zeros(0), *(each.likely for each in self._bounded)]))
 
-    def nearest_miss(self) -> tuple[Degrees, int, int]:
+    def nearest_miss(self) -> Shortfall:
         """Of the configurations that hold least on average, the one whose fullest rank exceeds its device by least.
 
-        With equal numbers of blocks a stage: the configuration, the rank, and the bytes that it misses.
+        With equal numbers of blocks a stage. Where it exceeds its part of the host's memory by more, that counts.
         """
         each = [
             (float(held), at, place)
@@ -118,12 +130,16 @@ class WholeSpace:
             degrees = self._bounded[at].shapes.degrees(place)
             splitter, blocks = self.maker(degrees).splitter, len(self.forms[0].blocks)
             stops = [blocks * (stage + 1) // degrees.depth for stage in range(degrees.depth)]
-            held = splitter.held_bytes(stops)
-            by_rank = [sum(held[rank :: degrees.pipeline]) for rank in range(degrees.pipeline)]
-            fullest = max(range(degrees.pipeline), key=by_rank.__getitem__)
-            misses.append((int(by_rank[fullest] - splitter.device_bytes), fullest, degrees))
-        missing, rank, degrees = min(misses, key=lambda miss: miss[0])
-        return degrees, rank, missing
+            device, host = splitter.held_bytes(stops), splitter.held_by_hosts(stops)
+            worst = Shortfall(degrees=degrees, rank=0, missing_bytes=-inf, on_host=False)
+            for held, room, on_host in ((device, splitter.device_bytes, False), (host, splitter.host_bytes, True)):
+                by_rank = [sum(held[rank :: degrees.pipeline]) for rank in range(degrees.pipeline)]
+                fullest = max(range(degrees.pipeline), key=by_rank.__getitem__)
+                missing = by_rank[fullest] - room
+                if missing > worst.missing_bytes:
+                    worst = Shortfall(degrees=degrees, rank=fullest, missing_bytes=missing, on_host=on_host)
+            misses.append(worst)
+        return min(misses, key=lambda miss: miss.missing_bytes)
 
     def _in_order(self, rates: FloatArray) -> Iterator[PlacedDegrees]:
         firsts = np.cumsum([0, *(len(each.shapes) for each in self._bounded)])
@@ -148,10 +164,16 @@ class WholeSpace:
             return self._makers[degrees]
         terms = self.terms(degrees.recipe).at(degrees.data, pipelined=degrees.pipeline > 1)
         limit = self.problem.cluster.device.usable_bytes
-        splitter = Splitter(terms=terms, degrees=degrees, device_bytes=limit)
+        on_host = self.room_on_host(degrees.recipe)
+        splitter = Splitter(terms=terms, degrees=degrees, device_bytes=limit, host_bytes=on_host)
         made = PlanMaker(problem=self.problem, engine=self.engine, terms=terms, degrees=degrees, splitter=splitter)
         self._makers[degrees] = made
         return made
+
+    def room_on_host(self, recipe: Recipe) -> float:
+        """What a device may have on its host; all that there is where it offloads nothing."""
+        host = self.problem.cluster.host
+        return inf if host is None or recipe.offload == "none" else host.memory_bytes
 
     def terms(self, recipe: Recipe) -> RecipeTerms:
         """What the blocks of a recipe take."""
@@ -170,7 +192,8 @@ class WholeSpace:
         computed_s = (terms.step_s[ends] - terms.step_s[starts]).reshape(-1, p).sum(axis=0)
         way_s = terms.forward_s + terms.backward_s
         before_s = way_s[starts[:p]]
-        least_s = float((m * computed_s + before_s).max())
+        updated_s = (terms.update_s[ends] - terms.update_s[starts]).reshape(-1, p).sum(axis=0)
+        least_s = float((m * computed_s + np.maximum(before_s, updated_s)).max())
         return degrees.batch_size / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf
 
     @cached_property
@@ -181,10 +204,10 @@ class WholeSpace:
         for recipe in recipes(self.problem, self.engine, self.forms):
             if recipe.form.devices not in whole_groups:
                 continue
-            pipelined = recipe.sharding in self.engine.pipelined_shardings
-            single = recipe.sharding in self.engine.shardings
+            ways = tuple(recipe.runs_on(self.engine, pipelined=pipelined) for pipelined in (False, True))
             devices, expert = recipe.form.devices, recipe.form.expert
-            key = recipe.microbatch_size, devices, expert, pipelined, single, recipe.sharding == "none"
+            alone = recipe.sharding == "none" or offloads_optimizer(recipe.offload)
+            key = recipe.microbatch_size, devices, expert, ways, alone
             if key not in kept:
                 kept[key] = shapes(self.problem, self.engine, recipe, len(self.forms[0].blocks))
             found.append(self._rates(kept[key].of(recipe)))
@@ -193,6 +216,7 @@ class WholeSpace:
     def _rates(self, found: Shapes) -> _Bounded:
         """Bounds by the whole model, and what equal stages would take; 0 for what cannot fit."""
         terms = self.terms(found.recipe)
+        room_on_host = self.room_on_host(found.recipe)
         most, likely, held = np.zeros(len(found)), np.zeros(len(found)), np.zeros(len(found))
         kinds = np.unique(np.stack([found.data, found.pipeline > 1]), axis=1).T.tolist()
         for data, pipelined in kinds:
@@ -202,11 +226,13 @@ class WholeSpace:
             rank_s, way_s = least_rank_s(at, some), float(at.forward_s[-1] + at.backward_s[-1])
             m, p = some.microbatches, some.pipeline
             fill_s = np.where(some.chunks > 1, 0.0, way_s / (1 - (1 - 1 / m) ** p))
-            least_s = np.maximum(m * rank_s, fill_s)
+            mean_s = (m * float(at.step_s[-1]) + float(at.update_s[-1])) / p  # a rank has as much to do, or more
+            least_s = np.maximum(np.maximum(m * rank_s, mean_s), fill_s)
             batch_s = (m + (p - 1) / some.chunks) * rank_s + self._ends_s(at, some)
             samples = self.problem.batch_size * np.ones(len(some))
-            held[chosen] = least_bytes(at, some)
-            fits = held[chosen] <= self.problem.cluster.device.usable_bytes
+            held[chosen] = least_bytes(some, float(at.fixed_bytes[-1]), float(at.kept_bytes[-1]))
+            by_host = least_bytes(some, float(at.host_bytes[-1]), float(at.left_bytes[-1]))
+            fits = (held[chosen] <= self.problem.cluster.device.usable_bytes) & (by_host <= room_on_host)
             most[chosen] = np.where(fits, samples / (least_s * (1 - _ROUNDING)), 0.0)
             likely[chosen] = np.where(fits, samples / batch_s, 0.0)
         return _Bounded(shapes=found, most=most, likely=likely, held_bytes=held)
@@ -235,7 +261,7 @@ def least_rank_s(at: ReplicaTerms, some: Shapes) -> FloatArray:
     return np.asarray([least[ranks] for ranks in some.pipeline.tolist()])
 
 
-def least_bytes(at: ReplicaTerms, some: Shapes) -> FloatArray:
+def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArray:
     """What ranks hold on average, states and microbatches in flight: one holds as much or more."""
     p, v, m = some.pipeline, some.chunks, some.microbatches
     full = np.minimum(m, p)
@@ -243,7 +269,7 @@ def least_bytes(at: ReplicaTerms, some: Shapes) -> FloatArray:
     flight = np.where(
         v > 1, np.minimum((v - 1) * p + 1, m * v) / v, mean
     )  # of several stages: the last rank's, the least
-    return np.asarray(float(at.fixed_bytes[-1]) / p + flight * float(at.kept_bytes[-1]) / p)
+    return np.asarray((fixed_bytes + flight * kept_bytes) / p)
 
 
 def lies_well(cluster: Cluster, form: Form) -> bool:

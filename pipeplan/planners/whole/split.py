@@ -20,6 +20,9 @@ from pipeplan.planners.whole.terms import ReplicaTerms
 _MOVES = 12
 """So many blocks move at most to make ranks of several stages fit."""
 
+PASSING_BLOCKS = 2
+"""Blocks whose activations are on a device at once where they go to the host."""
+
 _STEPS = 24
 """Bisections: the bottleneck is then within a millionth of the least."""
 
@@ -39,6 +42,7 @@ class Splitter:
     terms: ReplicaTerms
     degrees: Degrees
     device_bytes: float
+    host_bytes: float = inf
 
     def stops(self) -> tuple[int, ...] | None:
         """Where the stages end; None where none fit."""
@@ -128,15 +132,27 @@ class Splitter:
         degrees, held = self.degrees, []
         for stage, (start, stop) in enumerate(zip((0, *stops), stops, strict=False)):
             rank = stage % degrees.pipeline
-            held.append(self._bytes(rank, start, stop) - (self._transient(start, stop) if degrees.chunks > 1 else 0.0))
+            once = self.on_top(rank, start, stop) if degrees.chunks > 1 else 0.0
+            held.append(self._bytes(rank, start, stop) - once)
         for rank in range(degrees.pipeline if degrees.chunks > 1 else 0):
             stages = range(rank, degrees.depth, degrees.pipeline)
-            held[rank] += max(self._transient(stops[s - 1] if s else 0, stops[s]) for s in stages)
+            held[rank] += max(self.on_top(rank, stops[s - 1] if s else 0, stops[s]) for s in stages)
         return held
 
+    def held_by_hosts(self, stops: Sequence[int]) -> list[float]:
+        """What each stage has on its host."""
+        starts = (0, *stops)
+        return [self._on_host(stage % self.degrees.pipeline, starts[stage], stop) for stage, stop in enumerate(stops)]
+
+    def missing_bytes(self, stops: Sequence[int]) -> tuple[float, float]:
+        """By how much the fullest rank exceeds its device, and its host; negative where there is room."""
+        by_host, p = self.held_by_hosts(stops), self.degrees.pipeline
+        on_host = max(sum(by_host[rank::p]) for rank in range(p))
+        return max(self._by_rank(stops)) - self.device_bytes, on_host - self.host_bytes
+
     def fits(self, stops: Sequence[int]) -> bool:
-        """Whether every rank fits its device."""
-        return max(self._by_rank(stops)) <= self.device_bytes
+        """Whether every rank fits its device and its host."""
+        return max(self.missing_bytes(stops)) <= 0
 
     def _filled(self, bottleneck_s: float, room: float) -> tuple[int, ...] | None:
         depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
@@ -156,32 +172,46 @@ class Splitter:
         if stop <= start or room == inf:
             return stop
         low, high = start, stop
-        while low < high and self._bytes(stage, start, high) > room:
+        while low < high and not self._has_room(stage, start, high, room):
             middle = (low + high) // 2
-            if self._bytes(stage, start, middle + 1) <= room:
+            if self._has_room(stage, start, middle + 1, room):
                 low = middle + 1
             else:
                 high = middle
         return high
 
+    def _has_room(self, rank: int, start: int, stop: int, room: float) -> bool:
+        on_device = self._bytes(rank, start, stop) <= room
+        return on_device and (self.host_bytes == inf or self._on_host(rank, start, stop) <= self.host_bytes)
+
     def _bytes(self, rank: int, start: int, stop: int) -> float:
         fixed, kept = self._fixed_bytes, self._kept_bytes
         held = in_flight(self.degrees, rank) * (kept[stop] - kept[start])
-        return fixed[stop] - fixed[start] + held + self._transient(start, stop)
+        return fixed[stop] - fixed[start] + held + self.on_top(rank, start, stop)
 
-    def _transient(self, start: int, stop: int) -> float:
-        """The most of any block in [start, stop)."""
-        table, level = self._most, (stop - start).bit_length() - 1
-        return float(max(table[level][start], table[level][stop - 2**level]))
+    def _on_host(self, rank: int, start: int, stop: int) -> float:
+        states, left = self._host_bytes, self._left_bytes
+        return states[stop] - states[start] + in_flight(self.degrees, rank) * (left[stop] - left[start])
+
+    def on_top(self, rank: int, start: int, stop: int) -> float:
+        """What blocks [start, stop) hold while one of them runs: its transients, and what the host has not got.
+
+        Of activations that go to the host those of two blocks are there: of the one that computes, and of the one that
+        is copied; or all that are in flight, where these are less.
+        """
+        transient, left = self._transient.most(start, stop), self._left_bytes
+        if left[-1] == 0.0:
+            return transient
+        in_all = in_flight(self.degrees, rank) * (left[stop] - left[start])
+        return transient + min(in_all, PASSING_BLOCKS * self._leaving.most(start, stop))
 
     @cached_property
-    def _most(self) -> list[FloatArray]:
-        """By level, the most of 2^level blocks from each one on."""
-        table = [self.terms.transient_bytes]
-        while len(table[-1]) > 2 ** (len(table) - 1):
-            half, before = 2 ** (len(table) - 1), table[-1]
-            table.append(np.maximum(before[:-half], before[half:]))
-        return table
+    def _transient(self) -> "_MostOf":
+        return _MostOf(self.terms.transient_bytes)
+
+    @cached_property
+    def _leaving(self) -> "_MostOf":
+        return _MostOf(np.diff(self.terms.left_bytes))
 
     @cached_property
     def _step_s(self) -> list[float]:
@@ -194,3 +224,26 @@ class Splitter:
     @cached_property
     def _kept_bytes(self) -> list[float]:
         return self.terms.kept_bytes.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _left_bytes(self) -> list[float]:
+        return self.terms.left_bytes.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _host_bytes(self) -> list[float]:
+        return self.terms.host_bytes.tolist()  # type: ignore[no-any-return]
+
+
+class _MostOf:
+    """The most of any of some blocks in a row, from a table: by level, the most of 2^level blocks from each one on."""
+
+    def __init__(self, values: FloatArray) -> None:
+        self._table = [values]
+        while len(self._table[-1]) > 2 ** (len(self._table) - 1):
+            half, before = 2 ** (len(self._table) - 1), self._table[-1]
+            self._table.append(np.maximum(before[:-half], before[half:]))
+
+    def most(self, start: int, stop: int) -> float:
+        """Of blocks [start, stop)."""
+        level = (stop - start).bit_length() - 1
+        return float(max(self._table[level][start], self._table[level][stop - 2**level]))

@@ -3,12 +3,14 @@
 Seconds have the collectives inside a form in them: a device waits for these. The host launches operations while the
 device computes: the slower of the two decides. Where weights are shares, a block takes as long as it computes, or as
 the next block's weights take to be gathered, whichever is longer; the same of the gradients that leave it. An exchange
-slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline shares are gathered once a batch.
+slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline shares are gathered once a batch. Likewise
+what goes to the host and what comes from it: two directions of one link, beside the computing. An update on the host
+waits for its gradients, and the next batch for its weights.
 
 What is run again are the layers: neither the first block nor the last one, where these are of kinds of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,6 +20,7 @@ from pipeplan.arrays import FloatArray
 from pipeplan.costs.groups import DeviceGroupLinks, links_among
 from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
 from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS, TrainingEngine
 from pipeplan.documents.forms import Collective, Form, FormMeasurement, ModelForm
 from pipeplan.documents.profile import DTYPE_BYTES
@@ -156,6 +159,7 @@ class RecipeTerms:
             optimizer=self.problem.options.optimizer,
             replicas=max(data, 1) * self.recipe.form.context,
             pipelined=pipelined,
+            optimizer_on_host=offloads_optimizer(self.recipe.offload),
         )
 
     def at(self, data: int, *, pipelined: bool) -> "ReplicaTerms":
@@ -231,7 +235,8 @@ class ReplicaTerms:
     @cached_property
     def forward_s(self) -> FloatArray:
         """Sums of the forwards' seconds."""
-        return sums(self._beside_s(self.terms.forward_s, self._gathered_s[0]))
+        alone_s = self._beside_s(self.terms.forward_s, self._gathered_s[0])
+        return sums(np.maximum(alone_s, np.maximum(self._copied_s(self._left_bytes), self._copied_s(self._up_bytes))))
 
     @cached_property
     def backward_s(self) -> FloatArray:
@@ -252,24 +257,56 @@ class ReplicaTerms:
     def _whole_backward_s(self) -> FloatArray:
         """Of every block, with what is run again."""
         computing_s = self.terms.backward_s + self.terms.again_s
-        return self._beside_s(computing_s, self._gathered_s[1] + self._scattered_s)
+        alone_s = self._beside_s(computing_s, self._gathered_s[1] + self._scattered_s)
+        up_s = self._copied_s(self._left_bytes + self._up_bytes)
+        down_s = self._copied_s(self._of_parameters(lambda each: each.gradient_down))
+        return np.asarray(np.maximum(alone_s, np.maximum(up_s, down_s)))
+
+    @cached_property
+    def _left_bytes(self) -> FloatArray:
+        """What every block's microbatch has on the host from forward to backward."""
+        return self.terms.kept_bytes * float(offloads_activations(self.terms.recipe.offload))
+
+    @cached_property
+    def _up_bytes(self) -> FloatArray:
+        """What comes up of every block's weights before they are gathered."""
+        return self._of_parameters(lambda each: each.weights_up)
+
+    def _copied_s(self, size_bytes: FloatArray) -> FloatArray:
+        """How long every block's bytes take between device and host, one way."""
+        host = self.terms.problem.cluster.host
+        return np.asarray(size_bytes / host.bandwidth_bytes_per_s if host else np.zeros_like(size_bytes))
 
     @cached_property
     def _parameters(self) -> FloatArray:
         """Of every block, with its copies of another stage's, without its experts'."""
         return self.terms.parameters + (self.terms.tied_parameters if self.pipelined else 0.0)
 
+    def _of_parameters(self, entry: Callable[[Ledger], float]) -> FloatArray:
+        """An entry of the ledger, of all parameters of every block. Experts have fewer replicas."""
+        terms = self.terms
+        experts = terms.ledger(self.data // terms.recipe.form.expert, pipelined=self.pipelined)
+        return self._parameters * entry(self.ledger) + terms.expert_parameters * entry(experts)
+
     @cached_property
     def fixed_bytes(self) -> FloatArray:
         """Sums of the states' bytes."""
-        terms = self.terms
-        experts = terms.ledger(self.data // terms.recipe.form.expert, pipelined=self.pipelined).kept
-        return sums(self._parameters * self.ledger.kept + terms.expert_parameters * experts)
+        return sums(self._of_parameters(lambda each: each.kept))
 
     @cached_property
     def kept_bytes(self) -> FloatArray:
-        """Sums of what a microbatch in flight keeps."""
-        return sums(self.terms.kept_bytes)
+        """Sums of what a microbatch in flight keeps on the device."""
+        return sums(self.terms.kept_bytes - self._left_bytes)
+
+    @cached_property
+    def left_bytes(self) -> FloatArray:
+        """Sums of what a microbatch in flight leaves to the host."""
+        return sums(self._left_bytes)
+
+    @cached_property
+    def host_bytes(self) -> FloatArray:
+        """Sums of what the host has of the states."""
+        return sums(self._of_parameters(lambda each: each.host))
 
     @cached_property
     def transient_bytes(self) -> FloatArray:
@@ -303,6 +340,10 @@ class ReplicaTerms:
     @cached_property
     def update_s(self) -> FloatArray:
         """Sums of what an update takes."""
-        profile = self.terms.problem.profile
+        terms, profile = self.terms, self.terms.problem.profile
+        host = terms.problem.cluster.host
+        if host and offloads_optimizer(terms.recipe.offload):
+            link_s = self._copied_s(self._of_parameters(lambda each: each.update_link))
+            return sums(link_s + self._of_parameters(lambda each: each.update_host) / host.update_bytes_per_s)
         seconds = profile.overheads.update_s_per_byte * DTYPE_BYTES[profile.dtype] * self.ledger.updated
-        return sums(seconds * (self._parameters + self.terms.expert_parameters))
+        return sums(seconds * (self._parameters + terms.expert_parameters))

@@ -26,6 +26,33 @@ def test_adam_in_16_bits(engine: str, sharding: str, published: float) -> None:
     assert ledger(engine, sharding, dtype="bfloat16", optimizer="adamw", replicas=D).kept == pytest.approx(published)
 
 
+@pytest.mark.parametrize(
+    ("engine", "sharding", "left"),
+    [
+        ("megatron", "optimizer", 6),
+        ("deepspeed", "optimizer", 4),
+        ("deepspeed", "gradients", 2),  # Ren et al. 2021, section 4.1: the 16-bit weights alone
+        ("deepspeed", "weights", 2 / D),
+        ("fsdp", "gradients", 2),
+        ("fsdp", "weights", 0),
+    ],
+)
+def test_with_adam_on_the_host_its_weights_and_states_leave_the_device(engine: str, sharding: str, left: float) -> None:
+    kept = ledger(engine, sharding, dtype="bfloat16", optimizer="adam", replicas=D, optimizer_on_host=True)
+    assert kept.kept == pytest.approx(left)
+    assert kept.host == pytest.approx(16 / D)  # weights, gradients and two states in float32
+
+
+def test_a_gradient_crosses_once_and_so_does_a_weight() -> None:
+    """Ren et al. 2021, section 4.1: 2 bytes of a gradient down, 2 of a weight up; the update uses 30 of the memory."""
+    with_backward = ledger(
+        "deepspeed", "gradients", dtype="float16", optimizer="adam", replicas=1, optimizer_on_host=True
+    )
+    assert (with_backward.gradient_down, with_backward.update_link, with_backward.update_host) == (2, 2, 30)
+    with_update = ledger("megatron", "optimizer", dtype="float16", optimizer="adam", replicas=1, optimizer_on_host=True)
+    assert (with_update.gradient_down, with_update.update_link, with_update.update_host) == (0, 4 + 2, 30)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_sharding_more_keeps_less(engine: str) -> None:
     kept = [

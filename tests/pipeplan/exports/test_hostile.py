@@ -52,7 +52,7 @@ def _spoilt(value: Any, text: str) -> Any:
     copy = object.__new__(type(value))
     for field in fields(value):
         held = getattr(value, field.name)
-        fixed = field.name in ("schedule", "optimizer", "dtype", "plan_id", "engine", "sharding")
+        fixed = field.name in ("schedule", "optimizer", "dtype", "plan_id", "engine", "sharding", "offload")
         object.__setattr__(copy, field.name, held if fixed else _spoilt(held, text))
     return copy
 

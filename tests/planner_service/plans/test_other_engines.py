@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.cluster import Cluster, Host, Level
 from pipeplan.planners.solve import solve
 from planner_service.app import create_app
 from planner_service.platform.settings import Settings
@@ -15,9 +15,9 @@ PROFILE = transformer(layers=4, hidden=512, heads=8, sequence=256, vocabulary=10
 CLUSTER = Cluster(device=PROFILE.device, levels=(Level(size=4, bandwidth_bytes_per_s=200e9),))
 
 
-def _asked(http: TestClient, **options: Any) -> Any:
+def _asked(http: TestClient, cluster: Cluster = CLUSTER, **options: Any) -> Any:
     profile_id = http.post("/v1/profiles", json=asdict(PROFILE)).json()["id"]
-    cluster_id = http.post("/v1/clusters", json=asdict(CLUSTER)).json()["id"]
+    cluster_id = http.post("/v1/clusters", json=asdict(cluster)).json()["id"]
     return http.post(
         "/v1/plans",
         json={
@@ -44,6 +44,17 @@ def test_a_plan_for_another_engine_is_stored_shown_and_exported(database_url: st
         exported = http.get(f"/v1/plans/{plan['id']}/exports/megatron")
         assert "--tensor-model-parallel-size 2" in exported.text and "--sequence-parallel" in exported.text
         assert http.get(f"/v1/plans/{plan['id']}/exports/torchrun").status_code == 422
+
+
+def test_what_a_plan_offloads_is_shown(database_url: str) -> None:
+    app = create_app(Settings(database_url=database_url), solve=solve)
+    host = Host(memory_bytes=10**11, bandwidth_bytes_per_s=1e10, update_bytes_per_s=1e10)
+    with TestClient(app, base_url="http://127.0.0.1") as http:
+        plan = _asked(http, replace(CLUSTER, host=host), engine="megatron", offload="optimizer").json()
+        assert plan["offload"] == "optimizer" and plan["stages"][0]["host_bytes"] > 0
+        page = http.get(f"/plans/{plan['id']}", headers={"Accept": "text/html"}).text
+        assert "to the host: " in page
+        assert _asked(http, engine="megatron", offload="optimizer").status_code == 422
 
 
 def test_what_an_engine_cannot_have_is_refused_by_its_field(database_url: str) -> None:

@@ -1,0 +1,84 @@
+"""Hosts: what a device of a named server has of its host (`documents.named_clusters` has the vendors' pages).
+
+Memory is the server's by the same page, in equal parts for all devices. Its bandwidth is the peak of the processors'
+channels (Intel's product specifications and AMD's datasheets), of two sockets. An update reaches less of it: Adam takes
+0.22 s for 1 and 2.57 s for 10 billion parameters on a DGX-2 (Ren et al. 2021, table 4), 30 bytes each: 45 % of its
+256 GB/s for the larger.
+
+The link to the host is PCIe with 16 lanes, by the datasheets of `documents.devices`. Copies reach four fifths of its
+peak, the rest being headers and acknowledgements: 12.8 GB/s of 16 on PCIe 3, 25.6 of 32 on PCIe 4. In servers with
+NVLink two devices share a PCIe switch, and its one link to the processors (NVIDIA DGX-1 whitepaper, 2017; DGX A100 user
+guide, 2020, system topology); of servers with H100s and H200s this is an assumption.
+"""
+
+from pipeplan.documents.cluster import Host
+from pipeplan.documents.devices import GIB, KNOWN_TYPES
+
+GB = 10**9
+
+UPDATE_SHARE = 0.45
+"""Of the peak of the host's memory, that an update reaches."""
+
+COPY_SHARE = 0.8
+"""Of the peak of PCIe, that copies reach."""
+
+_PCIE_BYTES_PER_S = {"v100": 16e9, "t4": 16e9, "a100": 32e9, "a10g": 32e9, "l4": 32e9, "h100": 64e9, "h200": 64e9}
+"""By the first word of the type: in one direction."""
+
+_CHANNELS_BYTES_PER_S = {
+    "Xeon E5 v4": 4 * 2400e6 * 8,
+    "Xeon Skylake": 6 * 2666e6 * 8,
+    "Xeon Cascade Lake": 6 * 2933e6 * 8,
+    "Xeon Sapphire Rapids": 8 * 4800e6 * 8,
+    "Xeon Emerald Rapids": 8 * 5600e6 * 8,
+    "EPYC Rome": 8 * 3200e6 * 8,
+    "EPYC Milan": 8 * 3200e6 * 8,
+}
+"""The memory channels of one socket together."""
+
+_SERVERS: dict[str, tuple[int, str]] = {
+    "dgx-v100": (512 * GB, "Xeon E5 v4"),
+    "dgx-2": (1536 * GB, "Xeon Skylake"),
+    "dgx-a100": (2000 * GB, "EPYC Rome"),
+    "dgx-a100-40gb": (1000 * GB, "EPYC Rome"),
+    "dgx-h100": (2000 * GB, "Xeon Sapphire Rapids"),
+    "dgx-h200": (2000 * GB, "Xeon Sapphire Rapids"),
+    "p3.16xlarge": (488 * GIB, "Xeon E5 v4"),
+    "p3dn.24xlarge": (768 * GIB, "Xeon Skylake"),
+    "p4d.24xlarge": (1152 * GIB, "Xeon Cascade Lake"),
+    "p4de.24xlarge": (1152 * GIB, "Xeon Cascade Lake"),
+    "p5.48xlarge": (2048 * GIB, "EPYC Milan"),
+    "p5e.48xlarge": (2048 * GIB, "EPYC Milan"),
+    "p5en.48xlarge": (2048 * GIB, "Xeon Sapphire Rapids"),
+    "g4dn.metal": (384 * GIB, "Xeon Cascade Lake"),
+    "g5.48xlarge": (768 * GIB, "EPYC Rome"),
+    "g6.48xlarge": (768 * GIB, "EPYC Milan"),
+    "a2-highgpu-8g": (680 * GB, "Xeon Cascade Lake"),
+    "a2-megagpu-16g": (1360 * GB, "Xeon Cascade Lake"),
+    "a2-ultragpu-8g": (1360 * GB, "Xeon Cascade Lake"),
+    "a3-highgpu-8g": (1872 * GB, "Xeon Sapphire Rapids"),
+    "a3-megagpu-8g": (1872 * GB, "Xeon Sapphire Rapids"),
+    "a3-ultragpu-8g": (2952 * GB, "Xeon Emerald Rapids"),
+    "g2-standard-96": (384 * GB, "Xeon Cascade Lake"),
+    "l4": (384 * GB, "Xeon Cascade Lake"),
+    "nd40rs-v2": (672 * GIB, "Xeon Skylake"),
+    "nd-a100-v4": (900 * GIB, "EPYC Rome"),
+    "ndm-a100-v4": (1900 * GIB, "EPYC Rome"),
+    "nd-h100-v5": (1900 * GIB, "Xeon Sapphire Rapids"),
+    "nd-h200-v5": (1850 * GIB, "Xeon Sapphire Rapids"),
+    "bm.gpu4.8": (2048 * GB, "EPYC Rome"),
+    "bm.gpu.a100-v2.8": (2048 * GB, "EPYC Milan"),
+    "bm.gpu.h100.8": (2048 * GB, "Xeon Sapphire Rapids"),
+}
+"""Memory, and the processors of both sockets."""
+
+
+def host_of(server: str, device_type: str, devices: int) -> Host:
+    """What one of so many devices of a named server has."""
+    memory_bytes, processor = _SERVERS[server]
+    sharing = 2 if KNOWN_TYPES[device_type].nvlink else 1
+    return Host(
+        memory_bytes=memory_bytes // devices,
+        bandwidth_bytes_per_s=COPY_SHARE * _PCIE_BYTES_PER_S[device_type.partition("-")[0]] / sharing,
+        update_bytes_per_s=UPDATE_SHARE * 2 * _CHANNELS_BYTES_PER_S[processor] / devices,
+    )

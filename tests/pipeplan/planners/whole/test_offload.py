@@ -1,0 +1,211 @@
+"""Offloading: what it saves on the device, what it costs, and that the search finds it where it is needed."""
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.documents.cluster import Cluster, Host
+from pipeplan.documents.engines import engine_named, require_offload
+from pipeplan.documents.plan import Infeasible
+from pipeplan.errors import InvalidInputError
+from pipeplan.exports.formats import format_named
+from pipeplan.exports.source import ExportSource
+from pipeplan.planners.auto.search import CLOSE
+from pipeplan.planners.bound import most_samples_per_s
+from pipeplan.planners.complete import play
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.planners.verify import verify
+from pipeplan.planners.whole.planner import whole_space
+from pipeplan.planners.whole.split import Splitter
+from tests.pipeplan.planners.whole.test_whole import GIB, answered, cluster, every_plan, model, problem
+
+AMPLE = Host(memory_bytes=10**15, bandwidth_bytes_per_s=1e15, update_bytes_per_s=1e15)
+USUAL = Host(memory_bytes=100 * 10**9, bandwidth_bytes_per_s=12e9, update_bytes_per_s=20e9)
+ENGINES = st.sampled_from(["megatron", "deepspeed", "fsdp"])
+
+
+def with_host(machines: Cluster, host: Host = USUAL) -> Cluster:
+    return replace(machines, host=host)
+
+
+hosted = st.builds(
+    lambda layers, memory, batch, engine, host_gib, link: problem(
+        held := model(layers=layers),
+        with_host(
+            cluster(held, servers=2, memory_gib=memory),
+            Host(memory_bytes=int(host_gib * GIB), bandwidth_bytes_per_s=link, update_bytes_per_s=1e10),
+        ),
+        batch_size=batch,
+        engine=engine,
+        microbatch_size=1,
+        tensor=1,
+    ),
+    st.integers(1, 4),
+    st.sampled_from([0.25, 0.6, 1.5]),
+    st.sampled_from([8, 16]),
+    ENGINES,
+    st.sampled_from([0.1, 0.5, 50.0]),
+    st.sampled_from([1e9, 2e10]),
+)
+
+
+@settings(max_examples=8, deadline=None)
+@given(hosted)
+def test_with_a_host_no_configuration_plays_faster_than_the_answer_or_its_bounds(asked: PlanningProblem) -> None:
+    answer = solve("auto", asked)
+    limit, host = asked.cluster.device.memory_bytes, asked.cluster.host
+    assert host is not None
+    best = 0.0
+    for placed, plan in every_plan(asked):
+        simulated = play(plan)
+        if simulated is None:
+            continue
+        assert max(stage.host_bytes for stage in plan.stages) <= host.memory_bytes
+        rate = simulated.throughput_samples_per_s * (1 - 1e-6)
+        stops = tuple(stage.stop for stage in plan.stages)
+        assert rate <= min(placed.most, placed.most_of(stops), most_samples_per_s(plan))
+        if max(simulated.peak_memory_bytes) <= limit:
+            best = max(best, simulated.throughput_samples_per_s)
+    if isinstance(answer, Infeasible):
+        assert best == 0.0
+    else:
+        assert (answer.throughput_samples_per_s or 0.0) >= best * (1 - CLOSE)
+
+
+@settings(max_examples=8, deadline=None)
+@given(ENGINES, st.integers(1, 3), st.sampled_from([8, 16]))
+def test_offloading_never_holds_more_and_is_never_faster_than_a_free_link(engine: str, layers: int, batch: int) -> None:
+    """The same stages of the same degrees, with and without: on slow links and on infinitely fast ones."""
+    held = model(layers=layers)
+    asked, free = (
+        problem(held, with_host(cluster(held), host), batch_size=batch, engine=engine, microbatch_size=1)
+        for host in (USUAL, AMPLE)
+    )
+    space, freely = whole_space(asked)[0], whole_space(free)[0]
+    saved = 0
+    for placed in space.configurations():
+        degrees, recipe = placed.degrees, placed.degrees.recipe
+        if recipe.offload == "none":
+            continue
+        bare = replace(degrees, recipe=replace(recipe, offload="none"))
+        splitters = [one.maker(each).splitter for one, each in ((space, degrees), (space, bare), (freely, degrees))]
+        blocks = len(held.blocks)
+        stops = tuple(blocks * (stage + 1) // degrees.depth for stage in range(degrees.depth))
+        offloaded, whole, without_cost = splitters
+        for less, more in zip(_by_rank(offloaded, stops), _by_rank(whole, stops), strict=True):
+            assert less <= more * (1 + 1e-12)
+            saved += less < more
+        assert sum(offloaded.held_by_hosts(stops)) > 0 == sum(whole.held_by_hosts(stops))
+        assert _step_s(offloaded) >= _step_s(whole)
+        assert _step_s(without_cost) == pytest.approx(_step_s(whole), rel=1e-6)
+    assert saved > 10
+
+
+def _by_rank(splitter: Splitter, stops: tuple[int, ...]) -> list[float]:
+    held, p = splitter.held_bytes(stops), splitter.degrees.pipeline
+    return [sum(held[rank::p]) for rank in range(p)]
+
+
+def _step_s(splitter: Splitter) -> float:
+    return float(splitter.terms.step_s[-1])
+
+
+def test_copies_run_beside_the_computing() -> None:
+    """A block takes as long as it computes, or as its activations take to the host and back, whichever is longer."""
+    held = model(layers=3)
+    fixed: dict[str, Any] = {"engine": "megatron", "stages": 1, "tensor": 1, "recompute": False, "microbatch_size": 1}
+    slow = replace(USUAL, bandwidth_bytes_per_s=1e9)
+    asked = problem(held, with_host(cluster(held, servers=1), slow), **fixed, sharding="none", offload="activations")
+    plan = answered(asked)
+    form = next(each for each in held.forms if each.form == plan.form)
+    blocks = [form.kinds[kind].at(1) for kind in form.blocks]
+    expected = sum(max(each.forward_s, each.activation_bytes / 1e9) for each in blocks)
+    assert plan.costs[0].forward_s == pytest.approx(expected)
+    assert plan.stages[0].host_bytes == sum(each.activation_bytes for each in blocks)
+
+
+def test_a_device_that_is_too_small_trains_with_its_host() -> None:
+    """One GPU whose memory holds weights and gradients, and not Adam's states (Ren et al. 2021)."""
+    held = model()
+    alone = cluster(held, servers=1, inside=1, memory_gib=0.6)
+    fixed: dict[str, Any] = {"engine": "deepspeed", "batch_size": 4}
+    assert isinstance(solve("auto", problem(held, alone, **fixed)), Infeasible)
+    plan = answered(problem(held, with_host(alone), **fixed))
+    assert plan.offload in ("optimizer", "both")
+    assert plan.simulated is not None and max(plan.simulated.peak_memory_bytes) <= alone.device.memory_bytes
+    assert {each.value for each in plan.choices if each.degree == "offload"} == {plan.offload}
+    assert all(each.throughput_samples_per_s is None for each in plan.choices if each.instead == "none")
+    assert all(finding.holds for finding in verify(plan, problem(held, with_host(alone), **fixed)))
+
+    small = with_host(alone, replace(USUAL, memory_bytes=10**8))
+    answer = solve("auto", problem(held, small, **fixed, offload="optimizer"))
+    assert isinstance(answer, Infeasible)
+    assert "host's memory" in answer.reasons[0].rule and (answer.reasons[0].missing_bytes or 0) > 0
+
+
+def test_nothing_is_offloaded_where_the_cluster_says_nothing_of_its_host() -> None:
+    held = model()
+    space, _ = whole_space(problem(held, cluster(held)))
+    assert {each.degrees.recipe.offload for each in space.configurations()} == {"none"}
+    with pytest.raises(InvalidInputError, match="to offload") as raised:
+        solve("auto", problem(held, cluster(held), offload="optimizer"))
+    assert raised.value.field == "cluster.host"
+
+
+def test_each_engine_offloads_what_it_can() -> None:
+    found = defaultdict(set)
+    for engine in ("megatron", "deepspeed", "fsdp"):
+        held = model()
+        space, _ = whole_space(problem(held, with_host(cluster(held)), engine=engine))
+        for each in space.configurations():
+            recipe = each.degrees.recipe
+            found[engine, recipe.offload].add((recipe.recompute, each.degrees.pipeline > 1))
+            assert recipe.offload in ("none", "activations") or recipe.sharding != "none"
+    assert found["megatron", "activations"] == {("none", False)}
+    assert found["deepspeed", "both"] == {("block", False), ("block", True)}
+    assert {way for way, _ in found["fsdp", "activations"]} == {"none", "attention", "block"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "fixed"),
+    [
+        ("pipeplan", {"offload": "optimizer"}),
+        ("megatron", {"offload": "activations", "recompute": True}),
+        ("megatron", {"offload": "activations", "stages": 2}),
+        ("megatron", {"offload": "optimizer", "sharding": "none"}),
+        ("deepspeed", {"offload": "both", "recompute": False}),
+    ],
+)
+def test_what_an_engine_cannot_offload_is_refused(engine: str, fixed: dict[str, Any]) -> None:
+    held = model()
+    with pytest.raises(InvalidInputError) as raised:
+        solve("auto", problem(held, with_host(cluster(held)), engine=engine, **fixed))
+    assert raised.value.field == "offload"
+
+
+def test_our_runtime_offloads_nothing() -> None:
+    for offload in ("activations", "optimizer", "both"):
+        with pytest.raises(InvalidInputError):
+            require_offload(engine_named("pipeplan"), offload, sharding="none", recompute="block", pipelined=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "offload", "flag"),
+    [
+        ("megatron", "optimizer", "--optimizer-cpu-offload"),
+        ("deepspeed", "both", '"cpu_checkpointing": true'),
+        ("deepspeed", "optimizer", '"offload_optimizer"'),
+    ],
+)
+def test_an_export_says_what_is_offloaded(engine: str, offload: str, flag: str) -> None:
+    held = model()
+    machines, names = with_host(cluster(held)), tuple(block.name for block in held.blocks)
+    plan = answered(problem(held, machines, offload=offload, engine=engine, tensor=1))
+    assert plan.offload == offload
+    source = ExportSource(plan_id="0" * 32, plan=plan, cluster=machines, block_names=names)
+    assert flag in format_named(engine).write(source)
