@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime
 
+from pipeplan.documents.coordinates import GROUPS, group_of
 from pipeplan.documents.plan import Alternative, Certificate, Plan, StageMemory
 from pipeplan.planners.problem import Options
 
@@ -130,6 +131,18 @@ def proven(certificate: Certificate) -> str:
     near = "proven optimal" if gap <= PROVEN else f"within {100 * gap:.2g} % of the optimum"
     found = f"{certificate.quantity} {certificate.value:.6g}, bound {certificate.bound:.6g}"
     return f"{near}: {found} ({certificate.method})"
+
+
+def layout(plan: Plan) -> str:
+    """Which ranks rank 0 shares something with, by axis: `tensor 0-7; replica 0, 8, ..., 56; pipeline 0, 64`."""
+    groups = ((axis, group_of(plan, 0, axis)) for axis in GROUPS)
+    return "; ".join(f"{axis} {_ranks(ranks)}" for axis, ranks in groups if len(ranks) > 1) or "one"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks)) if len(ranks) <= 4 else f"{ranks[0]}, {ranks[1]}, ..., {ranks[-1]}"
 
 
 def memory_items(plan: Plan) -> list[tuple[str, list[int]]]:

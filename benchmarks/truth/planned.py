@@ -147,7 +147,7 @@ def plan_of(
     splitter = Splitter(terms=here, degrees=degrees, device_bytes=inf)
     maker = PlanMaker(problem=problem, engine=engine, terms=here, degrees=degrees, splitter=splitter)
     stops = [1 + row.layers * (stage + 1) // degrees.depth for stage in range(degrees.depth)]
-    plan = maker.plan([*stops[:-1], row.layers + 2], replicas_inside=True)
+    plan = maker.plan([*stops[:-1], row.layers + 2], inside=degrees.data)
     assert plan is not None, "a device of endless memory holds every plan"
     return plan
 

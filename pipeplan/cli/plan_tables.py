@@ -19,7 +19,7 @@ from pipeplan.documents.files import plan_document
 from pipeplan.documents.forms import AXES
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
-from pipeplan.formats import memory_items, percent, proven, size
+from pipeplan.formats import layout, memory_items, percent, proven, size
 from pipeplan.planners.complete import one_pipeline
 from pipeplan.programs.instructions import is_compute
 from pipeplan.protocol.listing import Page
@@ -105,6 +105,7 @@ def show_plan(plan: Plan) -> None:
     if plan.engine != OUR_RUNTIME:
         degrees = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plan.degrees.items())
         console.print(f"for {plan.engine}: {degrees}, sharding {plan.sharding}", soft_wrap=True)
+        console.print(f"ranks: {layout(plan)}", soft_wrap=True)
     if plan.offload != "none":
         console.print(f"offload {plan.offload}: {size(max(rank_host_bytes(plan)))} of the host's memory a worker")
     headings = ("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker")

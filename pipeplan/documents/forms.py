@@ -43,6 +43,13 @@ class Form:
         """The devices that hold one copy of a stage together; experts are shared among copies."""
         return self.tensor * self.context
 
+    def stride(self, axis: str) -> int:
+        """How many ranks lie from one device of an axis to the next: tensor groups are innermost, then context groups.
+
+        Replicas that share experts are neighbours.
+        """
+        return {"tensor": 1, "context": self.tensor, "expert": self.devices}[axis]
+
 
 WHOLE = Form()
 """Nothing is shared out."""

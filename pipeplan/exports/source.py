@@ -8,7 +8,7 @@ from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.names import Spec, parse_spec
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, require
-from pipeplan.programs.program import pipelines_in_a_row
+from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
 from pipeplan.schedules.registry import schedule_named
 
 ESTIMATED = "estimated: the plan's profile was computed from a datasheet, not measured"
@@ -138,6 +138,8 @@ def grid_notes(
         recomputing = ", ".join(str(i) for i, stage in enumerate(plan.stages) if stage.recompute)
         notes.append(f"Only stages {recomputing} recompute in the plan; here all do, which costs time.")
     ranks = source.pipeline_ranks
-    if ranks > 1 and plan.width != 1 and plan.placement == pipelines_in_a_row(plan.replicas[:ranks]):
-        notes.append("The plan numbers its ranks pipeline after pipeline; here all replicas of a stage come in a row.")
+    replicas = plan.replicas[:ranks]
+    if ranks > 1 and plan.width != 1 and plan.placement != stages_in_a_row(replicas):
+        order = "pipeline after pipeline" if plan.placement == pipelines_in_a_row(replicas) else "in another order"
+        notes.append(f"The plan numbers its ranks {order}; here all replicas of a stage come in a row.")
     return notes

@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 
 from pipeplan.costs.memory import rank_host_bytes, stages_by_rank
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.formats import memory_items
+from pipeplan.formats import layout, memory_items
 from pipeplan.protocol.plans import Alias, AliasQuery, PlanRequest, PlanSummary, Streams
 from pipeplan.protocol.runs import RunSummary
 from pipeplan.simulation.predict import predict
@@ -53,6 +53,7 @@ class PlanView:
     stages: StageDrawing | None
     memory: tuple[tuple[str, tuple[int, ...]], ...]
     host_bytes: int
+    layout: str
     front: ParetoChart | None
     busy: tuple[float | None, ...]
     drawings: tuple[Drawing, ...]
@@ -95,6 +96,7 @@ def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_AL
         stages=stage_drawing(plan),
         memory=tuple((name, tuple(held)) for name, held in memory_items(plan)),
         host_bytes=max(rank_host_bytes(plan)),
+        layout=layout(plan),
         front=pareto_chart(plan),
         busy=_busy_by_stage(plan),
         drawings=drawings,

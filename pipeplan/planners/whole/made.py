@@ -19,19 +19,12 @@ from pipeplan.documents.profile import Block, Measurement, Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Degrees
+from pipeplan.planners.whole.placements import placement
 from pipeplan.planners.whole.split import Splitter, in_flight
 from pipeplan.planners.whole.terms import ReplicaTerms, axis_links
 from pipeplan.schedules.registry import schedule_named
 
 COST_MODEL = "forms on a cluster of groups"
-
-
-def placement(degrees: Degrees, *, replicas_inside: bool) -> tuple[Worker, ...]:
-    """Replicas of a stage next to each other, or pipelines one after the other; a rank's first stage stands for it."""
-    ranks, replicas = range(degrees.pipeline), range(degrees.data)
-    if replicas_inside:
-        return tuple(Worker(stage=rank, replica=replica) for rank in ranks for replica in replicas)
-    return tuple(Worker(stage=rank, replica=replica) for replica in replicas for rank in ranks)
 
 
 @lru_cache(maxsize=256)
@@ -78,12 +71,15 @@ class PlanMaker:
     degrees: Degrees
     splitter: Splitter
 
-    def plan(self, stops: Sequence[int], *, replicas_inside: bool) -> Plan | None:
-        """The plan with these stages, not played; None where a device cannot hold its share."""
+    def plan(self, stops: Sequence[int], *, inside: int) -> Plan | None:
+        """The plan with these stages, of which `inside` replicas are neighbours; None where a device has no room.
+
+        It is not played.
+        """
         if not self.splitter.fits(stops):
             return None
         problem, degrees = self.problem, self.degrees
-        placed = placement(degrees, replicas_inside=replicas_inside)
+        placed = placement(degrees.pipeline, degrees.data, inside=inside)
         stages = self._stages(stops)
         return Plan(
             planner="auto",

@@ -1,7 +1,7 @@
 """Space: everything that an engine could run of a model on a cluster, with what each configuration may reach at best.
 
 A configuration is a recipe (form, microbatch size, recomputation, sharding), a pipeline of so many ranks and stages,
-replicas, and whether replicas or pipelines are neighbours. Its bounds and its likely rate come from sums over blocks,
+replicas, and how many replicas of a stage are neighbours. Its bounds and its likely rate come from sums over blocks,
 for all pipelines of a recipe at once; stages are made for those alone that may win.
 """
 
@@ -24,6 +24,7 @@ from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes
 from pipeplan.planners.whole.made import PlanMaker
+from pipeplan.planners.whole.placements import placements
 from pipeplan.planners.whole.split import Splitter
 from pipeplan.planners.whole.terms import RecipeTerms, ReplicaTerms
 
@@ -35,11 +36,14 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlacedDegrees:
-    """A configuration on its placement. None of its plays is above `most` samples a second."""
+    """A configuration on its placement, with so many replicas `inside` (`placements`).
+
+    None of its plays is above `most` samples a second.
+    """
 
     space: "WholeSpace"
     degrees: Degrees
-    replicas_inside: bool
+    inside: int
     most: float
     likely: float
 
@@ -53,7 +57,7 @@ class PlacedDegrees:
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None where they do not fit."""
-        return self.space.maker(self.degrees).plan(stops, replicas_inside=self.replicas_inside)
+        return self.space.maker(self.degrees).plan(stops, inside=self.inside)
 
     def alternative(self, reason: str) -> Alternative:
         """What a plan says of it, without a price."""
@@ -101,6 +105,7 @@ class WholeSpace:
     graph: CutGraph | None = None
     _terms: dict[Recipe, RecipeTerms] = field(default_factory=dict)
     _makers: dict[Degrees, PlanMaker] = field(default_factory=dict)
+    _inside: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def considered(self) -> int:
@@ -149,14 +154,23 @@ class WholeSpace:
             if bounded.most[place] <= 0.0:
                 continue
             degrees = bounded.shapes.degrees(place)
-            for inside in (True, False) if degrees.data > 1 and degrees.pipeline > 1 else (True,):
+            for inside in self._placements(degrees):
                 yield PlacedDegrees(
                     space=self,
                     degrees=degrees,
-                    replicas_inside=inside,
+                    inside=inside,
                     most=float(bounded.most[place]),
                     likely=float(bounded.likely[place]),
                 )
+
+    def _placements(self, degrees: Degrees) -> tuple[int, ...]:
+        """Those that differ. In a pipeline all that replicas exchange is exchanged once a batch."""
+        form = degrees.recipe.form
+        key = form.devices, form.expert, degrees.pipeline, degrees.data
+        if key not in self._inside:
+            groups = grouped(self.problem.cluster, form.devices)
+            self._inside[key] = placements(groups, degrees.pipeline, degrees.data, together=form.expert)
+        return self._inside[key]
 
     def maker(self, degrees: Degrees) -> PlanMaker:
         """What makes a configuration's plans."""

@@ -22,7 +22,7 @@ from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS, TrainingEngine
-from pipeplan.documents.forms import Collective, Form, FormMeasurement, ModelForm
+from pipeplan.documents.forms import AXES, Collective, Form, FormMeasurement, ModelForm
 from pipeplan.documents.profile import DTYPE_BYTES
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Recipe
@@ -35,11 +35,7 @@ def sums(values: Sequence[float] | FloatArray) -> FloatArray:
 
 def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
     """The links among the devices of each axis: tensor groups innermost, then context groups, then experts."""
-    return {
-        "tensor": links_among(cluster, form.tensor, 1),
-        "context": links_among(cluster, form.context, form.tensor),
-        "expert": links_among(cluster, form.expert, form.devices),
-    }
+    return {axis: links_among(cluster, getattr(form, axis), form.stride(axis)) for axis in AXES}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -223,7 +219,7 @@ class ReplicaTerms:
 
     def _moved_s(self, kind: str) -> FloatArray:
         terms, form = self.terms, self.terms.recipe.form
-        links = links_among(terms.problem.cluster, self.data * form.context, form.tensor)
+        links = links_among(terms.problem.cluster, self.data * form.context, form.stride("context"))
         whole = terms.parameters + terms.expert_parameters / form.expert
         return np.asarray([links.seconds(kind, each * self.ledger.gathered) for each in whole.tolist()])
 

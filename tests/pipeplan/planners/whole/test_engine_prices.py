@@ -73,7 +73,7 @@ def plan(own: RecipeTerms, *, pipeline: int, data: int, chunks: int = 1, microba
     splitter = Splitter(terms=here, degrees=degrees, device_bytes=inf)
     maker = PlanMaker(problem=own.problem, engine=own.engine, terms=here, degrees=degrees, splitter=splitter)
     blocks = LAYERS + 2
-    made = maker.plan([blocks * (s + 1) // degrees.depth for s in range(degrees.depth)], replicas_inside=True)
+    made = maker.plan([blocks * (s + 1) // degrees.depth for s in range(degrees.depth)], inside=data)
     assert made is not None
     return made
 

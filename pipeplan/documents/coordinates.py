@@ -1,0 +1,76 @@
+"""Coordinates: where a rank of a plan stands on each axis, and which ranks share something with it.
+
+Tensor groups are innermost, then context groups (`Form.stride`). The devices of a form stand for one entry of the
+placement, which says where replicas and ranks of a pipeline are. Replicas that share experts have numbers in a row.
+
+    rank = entry x form.devices + context x tensor's degree + tensor
+"""
+
+from dataclasses import dataclass
+
+from pipeplan.documents.plan import Plan, Worker
+from pipeplan.errors import require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """A rank's place on every axis. `pipeline` is the first stage that the rank holds.
+
+    `expert` says which share of the experts it holds: the replica's number among those that share them.
+    """
+
+    pipeline: int
+    replica: int
+    tensor: int
+    context: int
+    expert: int
+
+
+GROUPS = ("tensor", "context", "expert", "replica", "pipeline")
+"""The axes along which ranks are grouped, the innermost first."""
+
+
+def coordinates_of(plan: Plan, rank: int) -> Coordinates:
+    """A rank's. Raises InvalidInputError for a rank that the plan does not have."""
+    require(0 <= rank < plan.workers, "rank", f"must be from 0 to {plan.workers - 1}", rank)
+    form = plan.form
+    entry, member = divmod(rank, form.devices)
+    worker, (context, tensor) = plan.placement[entry], divmod(member, form.tensor)
+    return Coordinates(
+        pipeline=worker.stage,
+        replica=worker.replica,
+        tensor=tensor,
+        context=context,
+        expert=worker.replica % form.expert,
+    )
+
+
+def rank_at(plan: Plan, place: Coordinates) -> int:
+    """The rank at these coordinates. Raises InvalidInputError where there is none."""
+    form, worker = plan.form, Worker(stage=place.pipeline, replica=place.replica)
+    inside = 0 <= place.tensor < form.tensor and 0 <= place.context < form.context
+    known = inside and worker in plan.placement and place.expert == place.replica % form.expert
+    require(known, "coordinates", "must be those of a rank of the plan", place)
+    member = place.context * form.stride("context") + place.tensor * form.stride("tensor")
+    return plan.placement.index(worker) * form.devices + member
+
+
+def group_of(plan: Plan, rank: int, axis: str) -> tuple[int, ...]:
+    """The ranks that differ from a rank on one axis alone, with it, in the axis's order.
+
+    Those of `expert` are the replicas that share the experts of a block; those of `replica` hold the same weights.
+    """
+    require(axis in GROUPS, "axis", f"must be one of {', '.join(GROUPS)}", axis)
+    own, form = coordinates_of(plan, rank), plan.form
+    if axis in ("tensor", "context"):
+        stride, start = form.stride(axis), rank - getattr(own, axis) * form.stride(axis)
+        return tuple(start + stride * place for place in range(getattr(form, axis)))
+    member = rank % form.devices
+    entries = [(worker, entry * form.devices + member) for entry, worker in enumerate(plan.placement)]
+    if axis == "pipeline":
+        found = [(worker.stage, at) for worker, at in entries if worker.replica == own.replica]
+    else:
+        found = [(worker.replica, at) for worker, at in entries if worker.stage == own.pipeline]
+        if axis == "expert":
+            found = [each for each in found if each[0] // form.expert == own.replica // form.expert]
+    return tuple(at for _, at in sorted(found))

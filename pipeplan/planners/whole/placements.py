@@ -1,0 +1,65 @@
+"""Placements: how many replicas of a stage are neighbours, between all of them and one.
+
+`inside` replicas of a rank stand in a row, then as many of the pipeline's next rank; when all ranks had their turn, the
+next `inside` replicas follow. All of them inside is "replicas are neighbours", one is "pipelines in a row", and what is
+between lets replicas share a server, a rack, or both, and the pipeline the rest (`two_bw.placements.mixtures` has those
+of them that fill units of devices).
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+
+from pipeplan.costs.transfer import Bandwidths
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.plan import Worker
+
+
+def placement(ranks: int, replicas: int, *, inside: int) -> tuple[Worker, ...]:
+    """The workers in order; `inside` divides the replicas. A rank's first stage stands for it."""
+    return tuple(
+        Worker(stage=rank, replica=replica)
+        for first in range(0, replicas, inside)
+        for rank in range(ranks)
+        for replica in range(first, first + inside)
+    )
+
+
+def placements(cluster: Cluster, ranks: int, replicas: int, *, together: int = 1) -> tuple[int, ...]:
+    """The numbers of replicas inside that differ in what transfers and exchanges cross, all replicas first.
+
+    Multiples of `together` alone. Two placements with the same crossings on every level cost the same.
+    """
+    found: dict[bytes, int] = {}
+    for inside in _candidates(cluster, ranks, replicas):
+        if inside % together == 0:
+            found.setdefault(_crossings(cluster, ranks, replicas, inside), inside)
+    return tuple(found.values())
+
+
+def _candidates(cluster: Cluster, ranks: int, replicas: int) -> Iterator[int]:
+    """All replicas, one, and whatever divides them and leaves something to share out in a unit of a level."""
+    yield replicas
+    if ranks > 1 and replicas > 1:
+        yield 1
+        largest = prod(level.size for level in cluster.levels[:-1])
+        yield from (inside for inside in range(2, min(replicas - 1, largest) + 1) if replicas % inside == 0)
+
+
+def _crossings(cluster: Cluster, ranks: int, replicas: int, inside: int) -> bytes:
+    """By boundary, the level that its transfers reach up to, and how many of them leave a unit; by rank of the
+    pipeline, how many units of every level its replicas are in, and how many are in one at least and at most.
+    """
+    shape = replicas // inside, ranks, inside
+    devices = np.arange(ranks * replicas).reshape(shape).transpose(1, 0, 2).reshape(ranks, replicas)
+    low, high = np.minimum(devices[:-1], devices[1:]), np.maximum(devices[:-1], devices[1:])
+    seen = [Bandwidths(cluster).levels(low, high).max(axis=1)] if ranks > 1 else []
+    unit = 1
+    for level in cluster.levels[:-1]:
+        unit *= level.size
+        units = np.sort(devices // unit, axis=1)
+        seen.append(np.count_nonzero(devices[:-1] // unit != devices[1:] // unit, axis=1))
+        runs = [np.unique(row, return_counts=True)[1] for row in units]
+        seen.append(np.asarray([(len(counts), counts.min(), counts.max()) for counts in runs]).ravel())
+    return b" ".join(each.astype(np.int64).tobytes() for each in seen)
