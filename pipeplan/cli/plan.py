@@ -11,6 +11,7 @@ from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import is_file
 from pipeplan.cli.console import INFEASIBLE
 from pipeplan.cli.model import ModelDtype, SequenceLength, model_asked
+from pipeplan.cli.plan_formats import GET_FORMATS, as_env, as_yaml
 from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at
 from pipeplan.cli.solve import takes_options, waiting
 from pipeplan.documents.cluster import Cluster
@@ -93,16 +94,42 @@ def create(
 
 
 @app.command()
-def get(plan_id: PlanId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Shows a plan."""
+def get(
+    plan_id: PlanId,
+    format_name: Annotated[
+        str | None, typer.Option("--format", help=f"For scripts: {', '.join(GET_FORMATS)}; default: a table.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; default: standard output.")] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows a plan, or prints it for scripts."""
     from pipeplan.cli.plan_tables import show_solution
 
+    asked = "json" if as_json else format_name
+    require(
+        not as_json or format_name in (None, "json"), "format", "must be json, or left out, with --json", format_name
+    )
+    require(asked in (None, *GET_FORMATS), "format", f"must be one of {', '.join(GET_FORMATS)}", asked)
+    require(asked is not None or output is None, "output", "is for a format that scripts read: give --format", output)
     with service_at(url, token) as service:
-        plan = service.plan(service.plan_id(plan_id))
-    if as_json:
-        typer.echo(json.dumps(plan_document(plan), indent=2))
-    else:
-        show_solution(plan)
+        found = service.plan_id(plan_id)
+        plan = service.plan(found)
+        exported = service.export_plan(found, asked) if asked == "torchrun" else ""
+    match asked:
+        case None:
+            show_solution(plan)
+            return
+        case "json":
+            text = json.dumps(plan_document(plan), indent=2)
+        case "yaml":
+            text = as_yaml(plan)
+        case "env":
+            text = as_env(plan)
+        case _:
+            text = exported
+    _write(output, text)
 
 
 @app.command("list")
@@ -205,6 +232,11 @@ def export(
     require(format_name in FORMAT_NAMES, "format", f"must be one of {', '.join(FORMAT_NAMES)}", format_name)
     with service_at(url, token) as service:
         text = service.export_plan(service.plan_id(plan_id), format_name, target_version)
+    _write(output, text)
+
+
+def _write(output: Path | None, text: str) -> None:
+    """To the file, or to standard output where none is named."""
     if output is None:
         typer.echo(text, nl=not text.endswith("\n"))
     else:
