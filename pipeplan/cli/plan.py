@@ -112,7 +112,9 @@ def get(
         not as_json or format_name in (None, "json"), "format", "must be json, or left out, with --json", format_name
     )
     require(asked in (None, *GET_FORMATS), "format", f"must be one of {', '.join(GET_FORMATS)}", asked)
-    require(asked is not None or output is None, "output", "is for a format that scripts read: give --format", output)
+    require(
+        asked is not None or output is None, "output", "is for a format that scripts read: give --format", str(output)
+    )
     with service_at(url, token) as service:
         found = service.plan_id(plan_id)
         plan = service.plan(found)

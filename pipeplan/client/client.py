@@ -5,7 +5,7 @@
 
 import inspect
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
@@ -66,7 +66,7 @@ def _followed(
 
 def _awaited(
     operation: Callable[Concatenate[Operations, P], Steps[T]],
-) -> "Callable[Concatenate[AsyncClient, P], Awaitable[T]]":
+) -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]":
     async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.connection.run(operation(self.operations, *args, **kwargs))
 

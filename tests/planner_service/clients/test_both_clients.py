@@ -283,7 +283,7 @@ def test_a_cancelled_task_cancels_its_plans_job() -> None:
 
     async def main() -> None:
         async with AsyncClient("http://127.0.0.1:1", transport=service) as client:
-            asking = asyncio.create_task(_made(client, PLAN_REQUEST))
+            asking = asyncio.create_task(client.create_plan(PLAN_REQUEST, wait_s=1))
             while len(service.asked) < 2:
                 await asyncio.sleep(0)
             asking.cancel()
@@ -292,7 +292,3 @@ def test_a_cancelled_task_cancels_its_plans_job() -> None:
 
     asyncio.run(main())
     assert service.asked[-1].url.path == "/v1/jobs/j/cancel"
-
-
-async def _made(client: AsyncClient, request: Any) -> object:
-    return await client.create_plan(request, wait_s=1)
