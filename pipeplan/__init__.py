@@ -4,7 +4,7 @@
     plan = pipeplan.solve("auto", pipeplan.PlanningProblem(profile=profile, cluster=cluster, batch_size=512))
 
 These are the library's public names. Each is imported when it is first used, together with the packages that it needs:
-pydantic for `load`, httpx for `Client`, OR-tools for the planner exact. docs/architecture.md describes the modules.
+pydantic for `load`, httpx for the clients, OR-tools for the planner exact. docs/architecture.md describes the modules.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeplan.client.client import ServiceClient as Client
+    from pipeplan.client.client import AsyncClient, Client
     from pipeplan.documents.calibration import Calibration
     from pipeplan.documents.cluster import Cluster
     from pipeplan.documents.files import load, save
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeplan.simulation.predict import predict
 
 __all__ = [
+    "AsyncClient",
     "Calibration",
     "Client",
     "Cluster",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AsyncClient": "client.client",
     "Calibration": "documents.calibration",
     "Client": "client.client",
     "Cluster": "documents.cluster",
@@ -57,7 +59,6 @@ _MODULES = {
     "simulate": "simulation.play",
     "solve": "planners.solve",
 }
-_RENAMED = {"Client": "ServiceClient"}
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
@@ -70,7 +71,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
                 raise AttributeError("pipeplan is not installed: it has no version") from error
         if name not in _MODULES:
             raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
-        value = getattr(import_module(f"pipeplan.{_MODULES[name]}"), _RENAMED.get(name, name))
+        value = getattr(import_module(f"pipeplan.{_MODULES[name]}"), name)
         globals()[name] = value
         return value
 

@@ -55,6 +55,7 @@ ROUTERS = (
     access.router,
     overview.router,
     overview.metrics_router,
+    overview.ids_router,
 )
 """The routers of the API. No route of theirs takes a parameter that it does not know."""
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from pipeplan.cli.console import VersionAsked, run_app
+from pipeplan.cli.console import EPILOG, VersionAsked, run_app
 from worker_agent.commands.profile import profile
 from worker_agent.commands.run import run
 from worker_agent.commands.start import start
@@ -13,6 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    epilog=EPILOG,
 )
 
 app.command()(profile)

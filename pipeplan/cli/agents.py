@@ -1,16 +1,10 @@
 """`pipeplan agents`: the nodes that do the work."""
 
-from typing import Annotated
-
 import typer
 
-from pipeplan.client.connection import DEFAULT_URL
+from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, tell_more
 
 app = typer.Typer(no_args_is_help=True, help="The agents on the nodes: who is alive, draining or lost.")
-
-Url = Annotated[str, typer.Option("--url", envvar="PIPEPLAN_URL", help="The service.")]
-Token = Annotated[str | None, typer.Option("--token", envvar="PIPEPLAN_TOKEN", help="The service's access token.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 
 @app.callback()
@@ -20,18 +14,17 @@ def agents() -> None:
 
 @app.command("list")
 def list_agents(
-    limit: Annotated[int, typer.Option(min=1, max=200, help="How many at most.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
-    url: Url = DEFAULT_URL,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Lists agents, newest first."""
     from pipeplan.cli.console import show_table
-    from pipeplan.client.client import ServiceClient
 
-    with ServiceClient(url, token) as service:
-        page = service.agents(limit=limit, cursor=cursor)
+    with service_at(url, token) as service:
+        page = service.agents(limit=limit, cursor=cursor).page()
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
         return
@@ -51,5 +44,4 @@ def list_agents(
             for agent in page.items
         ],
     )
-    if page.next_cursor is not None:
-        typer.echo(f"more: --cursor {page.next_cursor}")
+    tell_more(page.next_cursor)

@@ -1,24 +1,16 @@
 """`pipeplan alias`: names that point at plans, for CI and people to pin."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from pipeplan.client.connection import DEFAULT_URL
-from pipeplan.protocol.plans import Alias
-
-if TYPE_CHECKING:
-    from pipeplan.client.client import ServiceClient
+from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, tell_more
+from pipeplan.protocol.plans import Alias, AliasQuery
 
 app = typer.Typer(no_args_is_help=True, help="Names that point at plans, with a history of where they pointed.")
 
-Url = Annotated[str, typer.Option("--url", envvar="PIPEPLAN_URL", help="The service.")]
-Token = Annotated[str | None, typer.Option("--token", envvar="PIPEPLAN_TOKEN", help="The service's access token.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 Name = Annotated[str, typer.Argument(help="The alias, such as gpt-prod.")]
 IfVersion = Annotated[int | None, typer.Option(help="Only if this is its version still: nobody has moved it since.")]
-Limit = Annotated[int, typer.Option(min=1, max=200, help="How many at most.")]
-Cursor = Annotated[str | None, typer.Option(help="The next_cursor of the page before.")]
 
 
 @app.command("set")
@@ -27,20 +19,20 @@ def set_alias(
     plan: Annotated[str, typer.Argument(metavar="ID_OR_ALIAS", help="The plan that it is to point at.")],
     if_version: IfVersion = None,
     new: Annotated[bool, typer.Option("--new", help="Only if there is no such alias yet.")] = False,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Points an alias at a plan."""
-    with _service(url, token) as service:
+    with service_at(url, token) as service:
         alias = service.set_alias(name, service.plan_id(plan), if_version=if_version, only_new=new)
     _show(alias, as_json=as_json)
 
 
 @app.command()
-def get(name: Name, url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
+def get(name: Name, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Shows where an alias points."""
-    with _service(url, token) as service:
+    with service_at(url, token) as service:
         alias = service.alias(name)
     _show(alias, as_json=as_json)
 
@@ -50,15 +42,16 @@ def list_aliases(
     plan: Annotated[str | None, typer.Option(help="Those that point at this plan.")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Lists aliases, newest first."""
     from pipeplan.cli.console import show_table
 
-    with _service(url, token) as service:
-        page = service.aliases(plan_id=plan, limit=limit, cursor=cursor)
+    with service_at(url, token) as service:
+        query = AliasQuery(plan_id=None if plan is None else service.plan_id(plan))
+        page = service.aliases(query, limit=limit, cursor=cursor).page()
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
         return
@@ -66,7 +59,7 @@ def list_aliases(
         (one.name, one.plan_id, str(one.version), one.moved_by, f"{one.moved_at:%Y-%m-%d %H:%M}") for one in page.items
     ]
     show_table(("Alias", "Plan", "Version", "Moved by", "At (UTC)"), rows)
-    _tell_more(page.next_cursor)
+    tell_more(page.next_cursor)
 
 
 @app.command()
@@ -74,15 +67,15 @@ def history(
     name: Name,
     limit: Limit = 50,
     cursor: Cursor = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Shows what an alias pointed at, the latest first, and who moved it."""
     from pipeplan.cli.console import show_table
 
-    with _service(url, token) as service:
-        page = service.alias_history(name, limit=limit, cursor=cursor)
+    with service_at(url, token) as service:
+        page = service.alias_history(name, limit=limit, cursor=cursor).page()
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
         return
@@ -91,21 +84,15 @@ def history(
         for move in page.items
     ]
     show_table(("At (UTC)", "Plan", "Version", "Moved by"), rows)
-    _tell_more(page.next_cursor)
+    tell_more(page.next_cursor)
 
 
 @app.command()
-def delete(name: Name, if_version: IfVersion = None, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def delete(name: Name, if_version: IfVersion = None, url: Url = None, token: Token = None) -> None:
     """Takes an alias away; its history stays."""
-    with _service(url, token) as service:
+    with service_at(url, token) as service:
         service.delete_alias(name, if_version=if_version)
     typer.echo(f"alias {name} is gone; `pipeplan alias history {name}` shows where it pointed", err=True)
-
-
-def _service(url: str, token: str | None) -> "ServiceClient":
-    from pipeplan.client.client import ServiceClient
-
-    return ServiceClient(url, token)
 
 
 def _show(alias: Alias, *, as_json: bool) -> None:
@@ -114,8 +101,3 @@ def _show(alias: Alias, *, as_json: bool) -> None:
         return
     moved = f"{alias.moved_by}, {alias.moved_at:%Y-%m-%d %H:%M} UTC"
     typer.echo(f"{alias.name} -> {alias.plan_id}  (version {alias.version}, moved by {moved})")
-
-
-def _tell_more(next_cursor: str | None) -> None:
-    if next_cursor:
-        typer.echo(f"more: --cursor {next_cursor}")

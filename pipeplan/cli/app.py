@@ -8,8 +8,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-from pipeplan.cli import agents, alias, calibrate, check, clusters, plan, profile, questions, simulate, solve
-from pipeplan.cli.console import VersionAsked, run_app
+from pipeplan.cli import agents, alias, calibrate, check, clusters, lock, plan, profile, questions, simulate, solve
+from pipeplan.cli.console import EPILOG, VersionAsked, run_app
 from pipeplan.errors import MissingDependencyError
 
 GROUP = "pipeplan.commands"
@@ -24,6 +24,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         add_completion=False,
+        epilog=EPILOG,
     )
 
     @app.callback()
@@ -34,6 +35,7 @@ def build_app() -> typer.Typer:
         solve.solve,
         calibrate.calibrate,
         check.check,
+        lock.lock,
         clusters.clusters,
         simulate.simulate,
         questions.smallest,

@@ -1,31 +1,44 @@
-"""`pipeplan check`: whether a plan is what it says, by the numbers that it holds."""
+"""`pipeplan check`: whether a plan is what it says, by its numbers; whether a locked one is still the plan to have."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipeplan.cli.calibrate import read_calibration
-from pipeplan.cli.clusters import ClusterName, read_cluster
+from pipeplan.cli.clusters import read_cluster
 from pipeplan.cli.console import CHANGED, show_table
+from pipeplan.cli.lock import check_lock, is_lock
+from pipeplan.cli.service import Token, Url
 from pipeplan.cli.solve import takes_options
 from pipeplan.documents.files import dump, load
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.verify import verify
+from pipeplan.questions.locked import GAIN, TOLERANCE, Thresholds
 
 
 @takes_options
 def check(
-    plan: Annotated[Path, typer.Argument(help="The plan's file.")],
-    profile: Annotated[list[Path], typer.Option(help="The profile that it was made from; of unequal devices all.")],
-    cluster: ClusterName,
+    plan: Annotated[Path, typer.Argument(help="The plan's file, or a lock: `pipeplan lock` writes it.")],
     options: Options,
+    profile: Annotated[
+        list[Path] | None, typer.Option(help="The profile that it was made from; of unequal devices all.")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="The cluster that it was made for: a file, or a name.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in the batch asked for; default: the plan's.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="The calibration that corrected its costs.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Lock: how much measured times and speeds may change, as a fraction.")
+    ] = TOLERANCE,
+    gain: Annotated[float, typer.Option(help="Lock: how much faster another plan may be, as a fraction.")] = GAIN,
+    offline: Annotated[bool, typer.Option("--offline", help="Lock: do not ask the service about the alias.")] = False,
+    url: Url = None,
+    token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Checks where a plan comes from, what its streams give, and its proof; exit status 7 where one does not hold.
@@ -34,9 +47,32 @@ def check(
     itself says of them (optimizer, accounting of memory, master weights) need not be given. A witness is checked by its
     numbers. The claim of a search by play is checked by searching its space again, without what that search found. A
     plan without either is not proven.
+
+    A lock is checked against the profile and the cluster that are given, else against those in it: exit status 7, and a
+    diff, where blocks, cluster or calibration have changed, or the planner finds a better plan. Where a service is
+    named (--url, PIPEPLAN_URL), it is asked whether the alias still points there.
     """
-    held = load(Plan, plan)
     usual = Options()
+    if is_lock(plan):
+        given = [field.name for field in fields(Options) if getattr(options, field.name) != getattr(usual, field.name)]
+        given += ["batch_size"] if batch_size is not None else []
+        require(not given, "options", "must be left out: a lock holds those that the plan was asked with", given)
+        check_lock(
+            plan,
+            profiles=profile or (),
+            cluster=cluster,
+            calibration=calibration,
+            thresholds=Thresholds(tolerance=tolerance, gain=gain),
+            url=url,
+            token=token,
+            offline=offline,
+            as_json=as_json,
+        )
+        return
+    held = load(Plan, plan)
+    if not profile or cluster is None:
+        missing = "cluster" if profile else "profile"
+        raise InvalidInputError(missing, "is required: a plan's file does not hold it, as a lock does", None)
     options = replace(
         options,
         optimizer=held.optimizer if options.optimizer == usual.optimizer else options.optimizer,

@@ -32,6 +32,21 @@ from pipeplan.errors import (
 DONE, FAILED, INVALID_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
 NOT_FOUND, REFUSED, UNREACHABLE, CHANGED = 4, 5, 6, 7
 
+MEANINGS = {
+    DONE: "done",
+    FAILED: "anything else",
+    INVALID_INPUT: "the input is wrong: the sentence names field, rule and value",
+    INFEASIBLE: "no feasible plan, with the reasons",
+    NOT_FOUND: "not found: no such plan, alias, profile, cluster, job or run",
+    REFUSED: "refused by the service: the token, its scopes, a limit, or the present state",
+    UNREACHABLE: "the service is out of reach, or cannot do it now",
+    CHANGED: "changed since it was looked at or locked, or not proven",
+    INTERRUPTED: "interrupted",
+}
+"""What scripts learn from the exit status of any command; docs/ci.md has the same table."""
+
+EPILOG = "Exit status: " + "; ".join(f"{status} {meaning.partition(':')[0]}" for status, meaning in MEANINGS.items())
+
 STATUSES: dict[type[PipeplanError], int] = {
     InvalidInputError: INVALID_INPUT,
     NotFoundError: NOT_FOUND,

@@ -11,8 +11,9 @@ from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import is_file
 from pipeplan.cli.console import INFEASIBLE
 from pipeplan.cli.model import ModelDtype, SequenceLength, model_asked
+from pipeplan.cli.plan_formats import GET_FORMATS, as_env, as_yaml
+from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at
 from pipeplan.cli.solve import takes_options, waiting
-from pipeplan.client.connection import DEFAULT_URL
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import answer_document, invalid_input, plan_document, read, write_document
 from pipeplan.documents.plan import Infeasible
@@ -20,11 +21,10 @@ from pipeplan.documents.profile import Profile
 from pipeplan.errors import require
 from pipeplan.planners.problem import Options
 from pipeplan.protocol.estimates import ModelPlanRequest
-from pipeplan.protocol.listing import Page
-from pipeplan.protocol.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, PlanSummary
+from pipeplan.protocol.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, is_short_id
 
 if TYPE_CHECKING:
-    from pipeplan.client.client import ServiceClient
+    from pipeplan.client.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Plans, asked for and read through a service.")
 
@@ -33,9 +33,6 @@ WAIT_S = 2
 
 FORMAT_NAMES = ("torchrun", "slurm", "kubernetes", "megatron", "deepspeed", "torchtitan", "chrome-trace")
 
-Url = Annotated[str, typer.Option("--url", envvar="PIPEPLAN_URL", help="The service.")]
-Token = Annotated[str | None, typer.Option("--token", envvar="PIPEPLAN_TOKEN", help="The service's access token.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 PlanId = Annotated[str, typer.Argument(metavar="ID_OR_ALIAS", help="The plan's id, or an alias.")]
 Source = "The id of a stored one, or a file, which is stored first."
 
@@ -55,7 +52,7 @@ def create(
     sequence_length: SequenceLength = None,
     dtype: ModelDtype = None,
     calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,10 +60,12 @@ def create(
     from pipeplan.cli.plan_tables import show_reasons, show_solution
 
     asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype)
-    with _service(url, token) as service:
+    with service_at(url, token) as service:
         profile_ids = [_profile_id(service, each) for each in profile or ()]
         if is_file(cluster):
             cluster = service.create_cluster(read(Cluster, Path(cluster))).id
+        elif is_short_id(cluster):
+            cluster = service.cluster_id(cluster)
         question: dict[str, Any] = {
             "cluster_id": cluster,
             "planner": planner,
@@ -95,16 +94,44 @@ def create(
 
 
 @app.command()
-def get(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
-    """Shows a plan."""
+def get(
+    plan_id: PlanId,
+    format_name: Annotated[
+        str | None, typer.Option("--format", help=f"For scripts: {', '.join(GET_FORMATS)}; default: a table.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; default: standard output.")] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows a plan, or prints it for scripts."""
     from pipeplan.cli.plan_tables import show_solution
 
-    with _service(url, token) as service:
-        plan = service.plan(service.plan_id(plan_id))
-    if as_json:
-        typer.echo(json.dumps(plan_document(plan), indent=2))
-    else:
-        show_solution(plan)
+    asked = "json" if as_json else format_name
+    require(
+        not as_json or format_name in (None, "json"), "format", "must be json, or left out, with --json", format_name
+    )
+    require(asked in (None, *GET_FORMATS), "format", f"must be one of {', '.join(GET_FORMATS)}", asked)
+    require(
+        asked is not None or output is None, "output", "is for a format that scripts read: give --format", str(output)
+    )
+    with service_at(url, token) as service:
+        found = service.plan_id(plan_id)
+        plan = service.plan(found)
+        exported = service.export_plan(found, asked) if asked == "torchrun" else ""
+    match asked:
+        case None:
+            show_solution(plan)
+            return
+        case "json":
+            text = json.dumps(plan_document(plan), indent=2)
+        case "yaml":
+            text = as_yaml(plan)
+        case "env":
+            text = as_env(plan)
+        case _:
+            text = exported
+    _write(output, text)
 
 
 @app.command("list")
@@ -121,37 +148,35 @@ def list_plans(
     created_after: Annotated[str | None, typer.Option(help="Stored then or later: 2026-01-31T12:00:00Z.")] = None,
     created_before: Annotated[str | None, typer.Option(help="Stored before: 2026-01-31T12:00:00Z.")] = None,
     sort: Annotated[str | None, typer.Option(help="created_at, throughput or memory; with a - the most first.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="How many at most.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
-    url: Url = DEFAULT_URL,
+    limit: Limit = 20,
+    cursor: Cursor = None,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Lists plans that pass all filters, newest first or in the order asked for."""
     from pipeplan.cli import plan_tables
 
-    filters = {
+    filters: dict[str, Any] = {
         "planner": planner,
         "schedule": schedule,
         "model": model,
         "device": device,
         "devices": devices,
-        "profile_id": profile,
-        "cluster_id": cluster,
         "estimated": estimated,
         "min_throughput": min_throughput,
         "created_after": created_after,
         "created_before": created_before,
         "sort": sort,
-        "limit": limit,
-        "cursor": cursor,
     }
-    with _service(url, token) as service:
+    with service_at(url, token) as service:
+        filters["profile_id"] = profile and service.profile_id(profile)
+        filters["cluster_id"] = cluster and service.cluster_id(cluster)
         try:
             query = PlanQuery.model_validate({name: value for name, value in filters.items() if value is not None})
         except ValidationError as error:
             raise invalid_input(error) from error
-        page = _whole_page(service, query)
+        page = service.plans(query, limit=limit, cursor=cursor).page()
     if as_json:
         typer.echo(page.model_dump_json(indent=2))
     else:
@@ -161,7 +186,7 @@ def list_plans(
 @app.command()
 def compare(
     plan_ids: Annotated[list[str], typer.Argument(metavar="ID ID...", help="Two plans or more, by id or alias.")],
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
@@ -169,7 +194,7 @@ def compare(
     from pipeplan.cli import plan_tables
 
     require(len(plan_ids) > 1, "ID", "must name at least two plans", plan_ids)
-    with _service(url, token) as service:
+    with service_at(url, token) as service:
         found = [service.plan_id(plan_id) for plan_id in plan_ids]
         comparison = service.compare_plans(found)
         plans = [service.plan(plan_id) for plan_id in found]
@@ -182,11 +207,11 @@ def compare(
 
 
 @app.command()
-def alternatives(plan_id: PlanId, url: Url = DEFAULT_URL, token: Token = None, as_json: AsJson = False) -> None:
+def alternatives(plan_id: PlanId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Shows what a plan was chosen over, and why each of these lost."""
     from pipeplan.cli import plan_tables
 
-    with _service(url, token) as service:
+    with service_at(url, token) as service:
         found = service.plan_alternatives(service.plan_id(plan_id))
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
@@ -202,36 +227,25 @@ def export(
         str | None, typer.Option(help="The version to write for. torchtitan: 0.2 (TOML, default) or 2026-08 (Python).")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; default: standard output.")] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     token: Token = None,
 ) -> None:
     """Writes a plan for another system. What that system cannot express stands in the comments or notes."""
     require(format_name in FORMAT_NAMES, "format", f"must be one of {', '.join(FORMAT_NAMES)}", format_name)
-    with _service(url, token) as service:
+    with service_at(url, token) as service:
         text = service.export_plan(service.plan_id(plan_id), format_name, target_version)
+    _write(output, text)
+
+
+def _write(output: Path | None, text: str) -> None:
+    """To the file, or to standard output where none is named."""
     if output is None:
         typer.echo(text, nl=not text.endswith("\n"))
     else:
         write_document(output, text.removesuffix("\n"))
 
 
-def _whole_page(service: "ServiceClient", query: PlanQuery) -> Page[PlanSummary]:
-    """As many plans as were asked for, while there are more: a page of the service may hold fewer than its limit."""
-    items: list[PlanSummary] = []
-    cursor = query.cursor
-    while True:
-        page = service.plans(query.model_copy(update={"limit": query.limit - len(items), "cursor": cursor}))
-        items += page.items
-        cursor = page.next_cursor
-        if cursor is None or len(items) == query.limit:
-            return Page(items=tuple(items), next_cursor=cursor)
-
-
-def _service(url: str, token: str | None) -> "ServiceClient":
-    from pipeplan.client.client import ServiceClient
-
-    return ServiceClient(url, token)
-
-
-def _profile_id(service: "ServiceClient", given: str) -> str:
-    return service.create_profile(read(Profile, Path(given))).id if is_file(given) else given
+def _profile_id(service: "Client", given: str) -> str:
+    if is_file(given):
+        return service.create_profile(read(Profile, Path(given))).id
+    return service.profile_id(given) if is_short_id(given) else given

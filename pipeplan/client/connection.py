@@ -1,35 +1,39 @@
-"""Connection: the HTTP that all clients of the service share. Problem details are raised as the errors they carry."""
+"""Connection: the HTTP of all clients of the service, blocking and awaiting, by httpx.
 
+Both kinds perform the same operations (`client.exchange`), and know nothing else of what they carry.
+"""
+
+import asyncio
 import ipaddress
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 import httpx
-from pydantic import ValidationError
 
-from pipeplan.errors import (
-    InvalidInputError,
-    PipeplanError,
-    ServiceError,
-    TooManyRequestsError,
-    UnavailableError,
-    require,
+from pipeplan.client.exchange import (
+    DEFAULT_URL,
+    Outcome,
+    Parameters,
+    Pause,
+    Received,
+    Send,
+    ServiceExchange,
+    Steps,
+    Unreached,
 )
-from pipeplan.protocol.problems import Problem, error_of
+from pipeplan.errors import InvalidInputError, require
 
-DEFAULT_URL = "http://127.0.0.1:8437"
 TIMEOUT_S = 60.0
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0
-NOT_NOW = (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS)
-"""Answers that ask to come back."""
+"""A request that hears nothing for so long is given up."""
 
 LOG = logging.getLogger("pipeplan")
 
-Parameters = Mapping[str, str | int | float | list[str] | None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class RetryClock:
 
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    sleep_async: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
 @dataclass(slots=True)
@@ -48,100 +53,128 @@ class Connection:
     token: str | None = field(default=None, repr=False)
     transport: httpx.BaseTransport | None = None
     clock: RetryClock = field(default_factory=RetryClock)
+    timeout_s: float = TIMEOUT_S
+    patience_s: float = 0.0
+    exchange: ServiceExchange = field(init=False)
     _client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        rule = "must be a URL such as " + DEFAULT_URL
-        try:
-            base_url = httpx.URL(self.url)
-        except httpx.InvalidURL as error:
-            raise InvalidInputError("url", rule, self.url) from error
-        require(base_url.scheme in ("http", "https") and bool(base_url.host), "url", rule, self.url)
+        settings = _settings(self.url, self.token, self.timeout_s)
+        self.exchange = ServiceExchange(url=self.url, patience_s=self.patience_s)
+        self._client = httpx.Client(**settings, transport=self.transport)
 
-        headers = {}
-        if self.token:
-            # A token that no header can hold is not shown in the error: it is a secret all the same.
-            plain = self.token.isascii() and self.token.isprintable() and " " not in self.token
-            require(plain, "token", "must be a token as `pipeplan token create` shows it", "a text that is none")
-            headers["Authorization"] = f"Bearer {self.token}"
-            if base_url.scheme == "http" and not is_loopback(base_url.host):
-                LOG.warning("the token goes to %s unencrypted: who listens on the way has it; use https", base_url.host)
-
-        self._client = httpx.Client(
-            base_url=base_url,
-            headers=headers,
-            timeout=TIMEOUT_S,
-            transport=self.transport,
-            trust_env=not is_loopback(base_url.host),
-        )
+    def run(self, steps: Steps[T]) -> T:
+        """Performs an operation. An interrupt is raised inside of it, which may send a last word."""
+        resume: Callable[[], Send | Pause] = partial(steps.send, None)
+        while True:
+            try:
+                step = resume()
+            except StopIteration as ended:
+                result: T = ended.value
+                return result
+            try:
+                resume = partial(steps.send, self._perform(step))
+            except BaseException as error:
+                resume = partial(steps.throw, error)
 
     def get(self, path: str, parameters: Parameters | None = None) -> bytes:
         """The body of what is there."""
-        given = {key: value for key, value in (parameters or {}).items() if value is not None}
-        return self._send(self._client.build_request("GET", path, params=given)).content
+        return self.run(self.exchange.get(path, parameters))
 
-    def post(
-        self,
-        path: str,
-        body: str | None = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        patience_s: float = 0.0,
-    ) -> bytes:
-        """The answer to a JSON body. What the service cannot take yet is sent again until the patience is over."""
-        content = {"Content-Type": "application/json"} if body is not None else {}
-        request = self._client.build_request("POST", path, content=body, headers={**content, **(headers or {})})
-        return self._send(request, patience_s=patience_s).content
-
-    def put(self, path: str, body: str, *, headers: Mapping[str, str] | None = None) -> bytes:
-        """The answer to a JSON body that is to stand under the path."""
-        content = {"Content-Type": "application/json", **(headers or {})}
-        return self._send(self._client.build_request("PUT", path, content=body, headers=content)).content
-
-    def delete(self, path: str, *, headers: Mapping[str, str] | None = None) -> None:
-        """Takes away what is there."""
-        self._send(self._client.build_request("DELETE", path, headers=headers))
+    def post(self, path: str, body: str | None = None, *, patience_s: float | None = None) -> bytes:
+        """The answer to a JSON body; with a patience, one that the service takes once however often it is sent."""
+        return self.run(self.exchange.post(path, body, patience_s=patience_s))
 
     @contextmanager
     def lines(self, path: str, headers: Mapping[str, str], *, silence_s: float) -> Iterator[Iterator[str]]:
         """The lines of an answer as they come. Raises ServiceError if nothing comes for so long, or it breaks off."""
-        timeout = httpx.Timeout(TIMEOUT_S, read=silence_s)
+        timeout = httpx.Timeout(self.timeout_s, read=silence_s)
         try:
             with self._client.stream("GET", path, headers=headers, timeout=timeout) as answer:
                 if not answer.is_success:
                     answer.read()
-                yield _checked_answer(answer).iter_lines()
+                    raise self.exchange.error_of(_received(answer, 0.0))
+                yield answer.iter_lines()
         except httpx.TransportError as error:
-            raise self._unavailable(error) from error
+            raise self.exchange.error_of(_unreached(error, 0.0)) from error
 
     def close(self) -> None:
         """Ends the connection."""
         self._client.close()
 
-    def _send(self, request: httpx.Request, *, patience_s: float = 0.0) -> httpx.Response:
-        deadline_s = self.clock.now_s() + patience_s
-        pause_s = FIRST_PAUSE_S
-        while True:
-            answer: httpx.Response | httpx.TransportError
-            try:
-                answer = self._client.send(request)
-            except httpx.TransportError as error:
-                answer = error
-            if isinstance(answer, httpx.Response) and answer.status_code not in NOT_NOW:
-                return _checked_answer(answer)
-            wait_s = max(pause_s, _retry_after_s(answer))
-            if self.clock.now_s() + wait_s > deadline_s:
-                raise self._unavailable(answer)
-            self.clock.sleep(wait_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    def _perform(self, step: Send | Pause) -> Outcome | None:
+        if isinstance(step, Pause):
+            self.clock.sleep(step.duration_s)
+            return None
+        started_s = self.clock.now_s()
+        try:
+            answer = self._client.send(self._client.build_request(**_request(step)))
+        except httpx.TransportError as error:
+            return _unreached(error, self.clock.now_s() - started_s)
+        return _received(answer, self.clock.now_s() - started_s)
 
-    def _unavailable(self, answer: httpx.Response | httpx.TransportError) -> PipeplanError:
-        if isinstance(answer, httpx.Response):
-            return _error_in(answer)
-        cause = str(answer) or type(answer).__name__
-        error = ServiceError(f"the service at {self.url} cannot be reached ({cause}); is `pipeplan serve` running?")
-        error.__cause__ = answer
-        return error
+
+@dataclass(slots=True)
+class AsyncConnection:
+    """The same for programs that await."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    transport: httpx.AsyncBaseTransport | None = None
+    clock: RetryClock = field(default_factory=RetryClock)
+    timeout_s: float = TIMEOUT_S
+    patience_s: float = 0.0
+    exchange: ServiceExchange = field(init=False)
+    _client: httpx.AsyncClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = _settings(self.url, self.token, self.timeout_s)
+        self.exchange = ServiceExchange(url=self.url, patience_s=self.patience_s)
+        self._client = httpx.AsyncClient(**settings, transport=self.transport)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Performs an operation. A cancellation is raised inside of it, which may send a last word."""
+        resume: Callable[[], Send | Pause] = partial(steps.send, None)
+        while True:
+            try:
+                step = resume()
+            except StopIteration as ended:
+                result: T = ended.value
+                return result
+            try:
+                resume = partial(steps.send, await self._perform(step))
+            except BaseException as error:
+                resume = partial(steps.throw, error)
+
+    @asynccontextmanager
+    async def lines(
+        self, path: str, headers: Mapping[str, str], *, silence_s: float
+    ) -> AsyncIterator[AsyncIterator[str]]:
+        """The lines of an answer as they come. Raises ServiceError if nothing comes for so long, or it breaks off."""
+        timeout = httpx.Timeout(self.timeout_s, read=silence_s)
+        try:
+            async with self._client.stream("GET", path, headers=headers, timeout=timeout) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    raise self.exchange.error_of(_received(answer, 0.0))
+                yield answer.aiter_lines()
+        except httpx.TransportError as error:
+            raise self.exchange.error_of(_unreached(error, 0.0)) from error
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        await self._client.aclose()
+
+    async def _perform(self, step: Send | Pause) -> Outcome | None:
+        if isinstance(step, Pause):
+            await self.clock.sleep_async(step.duration_s)
+            return None
+        started_s = self.clock.now_s()
+        try:
+            answer = await self._client.send(self._client.build_request(**_request(step)))
+        except httpx.TransportError as error:
+            return _unreached(error, self.clock.now_s() - started_s)
+        return _received(answer, self.clock.now_s() - started_s)
 
 
 def is_loopback(host: str) -> bool:
@@ -154,24 +187,44 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _retry_after_s(answer: httpx.Response | httpx.TransportError) -> float:
-    """How long the service asks to wait; 0 where it does not say so in seconds."""
-    text = answer.headers.get("Retry-After", "") if isinstance(answer, httpx.Response) else ""
-    return float(text) if text.isascii() and text.isdigit() else 0.0
-
-
-def _checked_answer(response: httpx.Response) -> httpx.Response:
-    if response.is_success:
-        return response
-    raise _error_in(response)
-
-
-def _error_in(response: httpx.Response) -> PipeplanError:
+def _settings(url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
+    """What httpx's clients are made with. Raises InvalidInputError for no URL, or no token."""
+    rule = "must be a URL such as " + DEFAULT_URL
     try:
-        error = error_of(Problem.model_validate_json(response.content))
-    except ValidationError:
-        where = f"{response.request.method} {response.request.url}"
-        return ServiceError(f"{where} answered {response.status_code} {response.reason_phrase}")
-    if isinstance(error, TooManyRequestsError | UnavailableError):
-        error.retry_after_s = _retry_after_s(response) or error.retry_after_s
-    return error
+        base_url = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InvalidInputError("url", rule, url) from error
+    require(base_url.scheme in ("http", "https") and bool(base_url.host), "url", rule, url)
+
+    headers = {}
+    if token:
+        # A token that no header can hold is not shown in the error: it is a secret all the same.
+        plain = token.isascii() and token.isprintable() and " " not in token
+        require(plain, "token", "must be a token as `pipeplan token create` shows it", "a text that is none")
+        headers["Authorization"] = f"Bearer {token}"
+        if base_url.scheme == "http" and not is_loopback(base_url.host):
+            LOG.warning("the token goes to %s unencrypted: who listens on the way has it; use https", base_url.host)
+    here = is_loopback(base_url.host)
+    return {"base_url": base_url, "headers": headers, "timeout": timeout_s, "trust_env": not here}
+
+
+def _request(send: Send) -> dict[str, Any]:
+    return {
+        "method": send.method,
+        "url": send.path,
+        "params": send.parameters,
+        "content": send.body,
+        "headers": send.headers,
+    }
+
+
+def _received(answer: httpx.Response, took_s: float) -> Received:
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    url = f"{answer.request.method} {answer.request.url}"
+    content, reason = answer.content, answer.reason_phrase
+    return Received(status=answer.status_code, reason=reason, headers=headers, content=content, url=url, took_s=took_s)
+
+
+def _unreached(error: httpx.TransportError, took_s: float) -> Unreached:
+    before = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+    return Unreached(cause=error, taken=not isinstance(error, before), took_s=took_s)

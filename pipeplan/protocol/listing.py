@@ -5,7 +5,7 @@ A list comes a page at a time, in an order, and holds what passes the filters.
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, WrapValidator
 
@@ -64,3 +64,21 @@ class ListQuery(WireModel):
     cursor: str | None = Field(default=None, max_length=2000, description="the `next_cursor` of the page before")
     created_after: Moment | None = Field(default=None, description="stored at this moment or later")
     created_before: Moment | None = Field(default=None, description="stored before this moment")
+
+
+Noun = Literal["profile", "cluster", "plan", "job", "run"]
+"""What has ids of 32 hexadecimal digits."""
+
+
+class IdQuery(WireModel):
+    """Which ids: those of a noun that begin so."""
+
+    noun: Noun
+    prefix: str = Field(pattern=r"^[0-9a-f]{4,32}$", description="the head of an id")
+
+
+class Matches(WireModel):
+    """The first ids that begin so, in their order; `more`: there are others."""
+
+    ids: tuple[str, ...]
+    more: bool

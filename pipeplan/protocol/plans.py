@@ -32,6 +32,7 @@ CLOSED_FORM = "what the planner's formulas give, and its search compared"
 """What the two figures of a plan are."""
 
 _ID = re.compile(r"[0-9a-f]{32}")
+_SHORT_ID = re.compile(r"[0-9a-f]{4,31}")
 
 
 class PlanQuestion(WireModel):
@@ -254,3 +255,8 @@ def require_name(name: str) -> None:
 def is_plan_id(name: str) -> bool:
     """Whether the text is a plan's id, and not an alias's name."""
     return _ID.fullmatch(name) is not None
+
+
+def is_short_id(name: str) -> bool:
+    """Whether the text may be the head of an id, which stands for it where no other begins so."""
+    return _SHORT_ID.fullmatch(name) is not None

@@ -37,7 +37,7 @@ def demo(
     require_extra("worker")
     from rich.console import Console
 
-    from pipeplan.client.client import ServiceClient
+    from pipeplan.client.client import Client
     from pipeplan.documents.files import dump
     from planner_service.demo.main_job import agent, main_job, service
     from planner_service.demo.show import outcome_document, show_candidates, show_run
@@ -46,7 +46,7 @@ def demo(
     notes = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="pipeplan-demo-", ignore_cleanup_errors=True) as folder:  # noqa: SIM117
         with service(Path(folder), port) as (serving, url):
-            with agent(Path(folder), url) as working, ServiceClient(url) as client, _bars(notes) as on_progress:
+            with agent(Path(folder), url) as working, Client(url) as client, _bars(notes) as on_progress:
                 outcome = main_job(client, working, on_progress, training_s=training_s)
             if as_json:
                 typer.echo(dump(outcome_document(outcome, url)))

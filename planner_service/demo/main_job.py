@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pipeplan.client.client import PlanAnswer, ServiceClient
+from pipeplan.client.client import Client
+from pipeplan.client.operations import PlanAnswer
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
@@ -181,7 +182,7 @@ class DemoOutcome:
         return f"{reasons[0].rule}: {reasons[0].detail}" if reasons else ""
 
 
-def main_job(client: ServiceClient, agent: DemoProcess, on_progress: OnProgress, *, training_s: float) -> DemoOutcome:
+def main_job(client: Client, agent: DemoProcess, on_progress: OnProgress, *, training_s: float) -> DemoOutcome:
     """Does the main job against a service with one agent. Raises PipeplanError in one sentence."""
     task = ProfileTask(
         model=MODEL, data=DATA, microbatch_sizes=MICROBATCH_SIZES, optimizer=OPTIMIZER, devices=PROCESSES
@@ -226,7 +227,7 @@ def main_job(client: ServiceClient, agent: DemoProcess, on_progress: OnProgress,
 
 
 def _finished(
-    client: ServiceClient, agent: DemoProcess, task: ProfileTask | RunTask, phase: str, on_progress: OnProgress
+    client: Client, agent: DemoProcess, task: ProfileTask | RunTask, phase: str, on_progress: OnProgress
 ) -> Job:
     """The job once it has succeeded. Raises RunFailedError with its reason, or what ended the agent."""
     job = client.enqueue_job(task)

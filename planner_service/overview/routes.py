@@ -1,12 +1,16 @@
-"""Routes of the overview: whether the service is alive and can work, and this process's metrics for Prometheus."""
+"""Routes of the overview: whether the service is alive and can work, this process's metrics for Prometheus, and ids by
+their heads.
+"""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
 from pipeplan.errors import ServiceError
+from pipeplan.protocol.listing import IdQuery, Matches
 from planner_service.access.auth import scope
+from planner_service.overview import service as overview
 from planner_service.platform.metrics import MEDIA_TYPE
 from planner_service.platform.migrations import head, revision_of
 from planner_service.platform.requests import Services
@@ -15,6 +19,7 @@ EXAMPLE = 'pipeplan_http_requests_total{method="GET",route="/v1/plans/{plan_id}"
 
 router = APIRouter(tags=["health"])
 metrics_router = APIRouter(tags=["health"], dependencies=[scope("read")])
+ids_router = APIRouter(prefix="/v1/ids", tags=["ids"])
 
 
 class Health(BaseModel):
@@ -52,3 +57,9 @@ def readyz(services: Services) -> Readiness:
 def get_metrics(services: Services) -> Response:
     """Requests, solve times, the queue, leases, agents, how far predictions were off: in Prometheus' text form."""
     return Response(services.metrics.text(), headers={"Content-Type": MEDIA_TYPE})
+
+
+@ids_router.get("", dependencies=[scope("read")])
+def get_ids(services: Services, query: Annotated[IdQuery, Query()]) -> Matches:
+    """The ids of a noun that begin so, ten at most: for people, who do not write whole ids."""
+    return overview.ids(services, query)

@@ -1,4 +1,4 @@
-"""Overview: the metrics that live in the database, and retention, which removes what is old and not pinned."""
+"""Overview: the metrics that live in the database, ids by their heads, and retention of what is old and not pinned."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,6 +8,7 @@ from sqlalchemy import Connection, QueuePool, event
 from sqlalchemy.engine import ExceptionContext
 
 from pipeplan.errors import ConflictError, PipeplanError, UnavailableError, require
+from pipeplan.protocol.listing import IdQuery, Matches
 from planner_service.overview import store as storage
 from planner_service.overview.store import REMOVERS, Remove
 from planner_service.platform.context import Context
@@ -26,6 +27,17 @@ YEAR_S = 365 * 86_400
 MAX_AGE_S = 1000 * YEAR_S
 
 Begin = Callable[[], AbstractContextManager[Connection]]
+
+
+MOST_IDS = 10
+"""The most ids that are named to whoever asks by the head of one."""
+
+
+def ids(context: Context, query: IdQuery) -> Matches:
+    """The ids of a noun that begin so, the first ones of them."""
+    with context.database.read() as connection:
+        found = storage.ids_beginning(connection, query.noun, query.prefix, MOST_IDS + 1)
+    return Matches(ids=found[:MOST_IDS], more=len(found) > MOST_IDS)
 
 
 def watch(context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Store of the overview: counts for the metrics, and the removers of retention.
+"""Store of the overview: counts for the metrics, ids by their heads, and the removers of retention.
 
 Counts are of rows that an index finds, never of a whole table. A remover removes what is older than a moment and nobody
 needs. It removes at most `limit` rows and returns how many. A plan goes after its runs, a profile and a cluster after
@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, sel
 
 from pipeplan.protocol.estimates import EstimateTask
 from pipeplan.protocol.jobs import PlanTask
+from pipeplan.protocol.listing import Noun
 from pipeplan.protocol.plans import PlanRequest
 from planner_service.platform.stored import read_stored
 from planner_service.platform.tables import UtcTime, agents, alias_moves, aliases, clusters, jobs, plans, profiles, runs
@@ -26,6 +27,17 @@ Remove = Callable[[Connection, datetime, int], int]
 """Removes rows from before a moment, at most so many; returns how many."""
 
 _TASK, _ESTIMATE, _REQUEST = TypeAdapter(PlanTask), TypeAdapter(EstimateTask), TypeAdapter(PlanRequest)
+
+
+NOUNS: dict[Noun, Table] = {"profile": profiles, "cluster": clusters, "plan": plans, "job": jobs, "run": runs}
+"""Whose ids can be looked for by their heads."""
+
+
+def ids_beginning(connection: Connection, noun: Noun, prefix: str, limit: int) -> tuple[str, ...]:
+    """The first ids that begin so: an index of the ids finds them. No hexadecimal digit comes after g."""
+    column = NOUNS[noun].c.id
+    query = select(column).where(column >= prefix, column < prefix + "g").order_by(column).limit(limit)
+    return tuple(connection.execute(query).scalars())
 
 
 def jobs_by_kind_and_state(connection: Connection) -> dict[tuple[str, str], int]:

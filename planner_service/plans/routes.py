@@ -260,6 +260,12 @@ def get_plan(services: Services, request: Request, plan_id: str) -> Response:
     return document_response(request, tag, lambda: content, cache_control=control)
 
 
+@router.get("/{plan_id}/request", dependencies=[scope("read")])
+def get_plan_request(services: Services, plan_id: str) -> PlanRequest:
+    """What was asked for when the plan was stored: the first request that gave it."""
+    return plans.request(services, plan_id)
+
+
 @router.get("/{plan_id}/streams", dependencies=[scope("read")], response_model=Streams, responses=UNCHANGED)
 def get_plan_streams(services: Services, request: Request, plan_id: str, batches: Batches = 1) -> Response:
     """What every worker executes, in order, in the instructions' text form."""

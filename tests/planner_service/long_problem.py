@@ -2,7 +2,7 @@
 
 import random
 
-from pipeplan.client.client import ServiceClient
+from pipeplan.client.client import Client
 from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
 from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
 from pipeplan.planners.problem import Options, PlanningProblem
@@ -33,7 +33,7 @@ def problem(time_limit_s: float) -> PlanningProblem:
     return PlanningProblem(profile=first, cluster=CLUSTER, batch_size=64, options=options, other_profiles=tuple(others))
 
 
-def stored_request(service: ServiceClient, time_limit_s: float) -> PlanRequest:
+def stored_request(service: Client, time_limit_s: float) -> PlanRequest:
     """The request for its plan, from a service that gets what it needs for it."""
     first, *others = [service.create_profile(profile).id for profile in profiles()]
     return PlanRequest(

@@ -8,12 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pipeplan.client.client import ServiceClient
+from pipeplan.client.client import Client
 from pipeplan.client.connection import RetryClock
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError, ServiceError
 from pipeplan.protocol.jobs import Job, Lease, LeaseRequest, Progress
 from pipeplan.protocol.problems import problem_of
+from pipeplan.protocol.runs import RunQuery
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from tests.planner_service.examples import PROFILE_RESULT, PROFILE_TASK, run_result, run_task
 from tests.planner_service.reporting import complete, fail
@@ -55,14 +56,14 @@ class _Unsteady:
 
 def test_the_main_job_through_the_clients(tmp_path: Path) -> None:
     with serving(tmp_path / "service.sqlite3") as (url, _):
-        service, agent = ServiceClient(url), AgentClient(url)
+        service, agent = Client(url), AgentClient(url)
         service.create_profile(PROFILE)
         service.create_cluster(CLUSTER)
         created = service.create_plan(PLAN_REQUEST)
         assert isinstance(created.answer, Plan)
         plan_id = str(created.plan_id)
         assert service.plan(plan_id) == agent.plan(plan_id) == created.answer
-        assert service.plans().items[0].id == plan_id
+        assert next(service.plans()).id == plan_id
         assert service.plan_timeline(plan_id, batches=3).batches == 3
         assert len(service.plan_streams(plan_id).streams) == created.answer.workers
         job = service.enqueue_job(run_task(plan_id), idempotency_key="k")
@@ -76,7 +77,7 @@ def test_the_main_job_through_the_clients(tmp_path: Path) -> None:
         run = service.run(str(done.run_id))
         assert run.report == run_result(created.answer).report
         assert service.run_timeline(run.id) == run_result(created.answer).timeline.timeline()
-        assert service.runs(plan_id=plan_id).items[0].measured_samples_per_s == 48.0
+        assert next(service.runs(RunQuery(plan_id=plan_id))).measured_samples_per_s == 48.0
         assert "measured" in service.run_trace(run.id)
         assert agent.lease(LeaseRequest(agent="node-1")) is None
         agent.close()
@@ -91,7 +92,7 @@ def _work(agent: AgentClient, plan: Plan) -> None:
         complete(agent, lease, run_result(plan))
 
 
-def _check_errors(service: ServiceClient, ended: Job) -> None:
+def _check_errors(service: Client, ended: Job) -> None:
     tiny = replace(CLUSTER, device=replace(CLUSTER.device, memory_bytes=1000))
     request = PLAN_REQUEST.model_copy(update={"cluster_id": service.create_cluster(tiny).id})
     refused = service.create_plan(request)
@@ -149,4 +150,4 @@ def test_an_answer_that_is_no_problem_document_is_a_service_error() -> None:
 @pytest.mark.parametrize("url", ["127.0.0.1:8437", "ftp://x", "http://", ""])
 def test_an_address_that_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidInputError, match="url: must be a URL"):
-        ServiceClient(url)
+        Client(url)

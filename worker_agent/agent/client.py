@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import httpx
 
-from pipeplan.client.connection import DEFAULT_URL, Connection, RetryClock
+from pipeplan.client.connection import Connection, RetryClock
+from pipeplan.client.exchange import DEFAULT_URL
 from pipeplan.documents.files import dump, parse, parse_plan
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import LeaseLostError, PipeplanError

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from pipeplan.client.connection import DEFAULT_URL
+from pipeplan.client.exchange import DEFAULT_URL
 from pipeplan.configuration import SECRET, resolve
 from pipeplan.errors import require
 from pipeplan.protocol.jobs import AgentTask, allows, refusal, require_patterns

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.client.client import ServiceClient
+from pipeplan.client.client import Client
 from pipeplan.errors import LeaseLostError, ServiceError
 from pipeplan.protocol.jobs import LeaseRequest
 from planner_service.overview.openapi import CLUSTER, PROFILE
@@ -27,7 +27,7 @@ print(child.stderr.readline(), end="", flush=True)
 def test_it_serves_and_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     database = tmp_path / "new" / "service.sqlite3"
     with serving(database) as (url, process):
-        service = ServiceClient(url)
+        service = Client(url)
         service.ready()
         profile_id = service.create_profile(PROFILE).id
         job = service.enqueue_job(PROFILE_TASK)
@@ -37,7 +37,7 @@ def test_it_serves_and_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path
             service.ready()
         service.close()
     with serving(database) as (url, _):
-        service, agent = ServiceClient(url), AgentClient(url)
+        service, agent = Client(url), AgentClient(url)
         assert service.profile(profile_id) == PROFILE
         lease = agent.lease(LeaseRequest(agent="node-1"))
         assert lease is not None
@@ -81,7 +81,7 @@ def test_it_ends_when_its_parent_has_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT, *serve, "--database", database, "--exit-with-parent"]
     parent = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     # `run` returns once the grandchild, too, has let go of the pipes that it inherited: it is gone.
-    service = ServiceClient(parent.stdout.strip().rpartition(" ")[2])
+    service = Client(parent.stdout.strip().rpartition(" ")[2])
     with pytest.raises(ServiceError):
         service.ready()
     service.close()

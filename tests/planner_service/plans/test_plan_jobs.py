@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeplan.client.client import ServiceClient
+from pipeplan.client.client import Client
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import DeadlineError, ServiceError
 from pipeplan.protocol.jobs import Job, PlanTask
@@ -39,19 +39,19 @@ def _within(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def _enqueue(service: ServiceClient, request: PlanRequest) -> Job:
+def _enqueue(service: Client, request: PlanRequest) -> Job:
     return service.enqueue_job(PlanTask(request=request))
 
 
 def test_a_service_that_is_killed_while_it_plans_ends_with_the_plan_after_its_start(database_url: str) -> None:
-    with serving(database_url, **SHORT_LEASE) as (url, process), ServiceClient(url) as service:
+    with serving(database_url, **SHORT_LEASE) as (url, process), Client(url) as service:
         job = _enqueue(service, stored_request(service, SHORT_S))
         assert next(event.kind for event in service.follow_job(job.id, after=1)) == "leased"
         solvers = _solvers(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert _within(lambda: not any(_is_alive(pid) for pid in solvers))
-    with serving(database_url, **SHORT_LEASE) as (url, _), ServiceClient(url) as service:
+    with serving(database_url, **SHORT_LEASE) as (url, _), Client(url) as service:
         kinds = [event.kind for event in service.follow_job(job.id) if event.kind != "progress"]
         ended = service.job(job.id)
         assert kinds == ["queued", "leased", "queued", "leased", "succeeded"]
@@ -68,8 +68,8 @@ def test_a_cancelled_plan_ends_its_process_through_whichever_service(database_ur
     with (
         serving(database_url, **one) as (url, first),
         serving(database_url, **one) as (other_url, second),
-        ServiceClient(url) as service,
-        ServiceClient(other_url) as other,
+        Client(url) as service,
+        Client(other_url) as other,
     ):
         request = stored_request(service, 60.0)
         made = [_enqueue(service, request) for _ in range(2)]
@@ -84,7 +84,7 @@ def test_a_cancelled_plan_ends_its_process_through_whichever_service(database_ur
 
 def test_the_client_waits_for_a_long_plan_and_hears_how_far_it_is(sqlite_url: str) -> None:
     heard: list[Job] = []
-    with serving(sqlite_url, PIPEPLAN_SOLVE_DEADLINE_S="0.2") as (url, process), ServiceClient(url) as service:
+    with serving(sqlite_url, PIPEPLAN_SOLVE_DEADLINE_S="0.2") as (url, process), Client(url) as service:
         request = stored_request(service, 2.0)  # long enough for plans to be found on the way
         with pytest.raises(DeadlineError, match="respond-async"):
             service.create_plan(request)
@@ -99,24 +99,24 @@ def test_an_interrupt_of_the_client_cancels_its_plan(sqlite_url: str) -> None:
     def interrupt(_job: Job) -> None:
         raise KeyboardInterrupt
 
-    with serving(sqlite_url) as (url, process), ServiceClient(url) as service:
+    with serving(sqlite_url) as (url, process), Client(url) as service:
         with pytest.raises(KeyboardInterrupt):
             service.create_plan(stored_request(service, 60.0), wait_s=1, on_progress=interrupt)
-        (job,) = service.jobs().items
+        (job,) = service.jobs()
         assert job.state == "cancelled"
         assert _within(lambda: _solvers(process.pid) == [])
 
 
 def test_a_service_that_is_stopped_hands_its_plan_back_and_a_client_hears_of_it(sqlite_url: str) -> None:
     settings = {"PIPEPLAN_SHUTDOWN_S": "1"}
-    with serving(sqlite_url, **settings) as (url, process), ServiceClient(url) as service:
+    with serving(sqlite_url, **settings) as (url, process), Client(url) as service:
         job = _enqueue(service, stored_request(service, SHORT_S))
         assert next(event.kind for event in service.follow_job(job.id, after=1)) == "leased"
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
         with pytest.raises(ServiceError):
             service.job(job.id)
-    with serving(sqlite_url, **settings) as (url, _), ServiceClient(url) as service:
+    with serving(sqlite_url, **settings) as (url, _), Client(url) as service:
         assert [event.kind for event in service.follow_job(job.id)][-1] == "succeeded"
 
 

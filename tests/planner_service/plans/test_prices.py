@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from pipeplan.client.client import ServiceClient
+from pipeplan.client.client import Client
 from pipeplan.documents.files import parse_plan
 from pipeplan.documents.identity import content_id
 from pipeplan.errors import SolverError
@@ -290,7 +290,7 @@ def test_nothing_is_played_where_the_operator_wants_none(context: Context, unpla
 def test_a_service_that_starts_plays_what_has_no_price_in_a_process(
     context: Context, unplayed: str, database_url: str
 ) -> None:
-    with serving(database_url) as (url, _), ServiceClient(url) as service:
+    with serving(database_url) as (url, _), Client(url) as service:
         deadline_s = time.monotonic() + PATIENCE_S
         while (plan := service.plan(unplayed)).simulated is None and time.monotonic() < deadline_s:
             time.sleep(0.05)

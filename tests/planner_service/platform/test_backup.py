@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from pipeplan.client.client import ServiceClient
+from pipeplan.client.client import Client
 from pipeplan.errors import ConflictError, InvalidInputError, ServiceError
 from pipeplan.protocol.jobs import Completion
 from planner_service.jobs import service as jobs
@@ -34,7 +34,7 @@ def _writing(url: str, plan_id: str) -> Iterator[list[str]]:
     many, end = threading.Event(), threading.Event()
 
     def write() -> None:
-        with ServiceClient(url) as client:
+        with Client(url) as client:
             while not end.is_set():
                 acknowledged.append(client.enqueue_job(run_task(plan_id)).id)
                 if len(acknowledged) >= 10 * WRITERS:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeplan.client.client import ServiceClient
+from pipeplan.client.client import Client
 from pipeplan.planners.problem import Options
 from pipeplan.protocol.jobs import RunTask
 from pipeplan.protocol.plans import PlanRequest
@@ -39,7 +39,7 @@ def working(
         process.wait(30)
 
 
-def store_plan(service: ServiceClient) -> str:
+def store_plan(service: Client) -> str:
     """The id of a plan of four blocks on two stages, for any model that has as many."""
     request = PlanRequest(
         profile_id=service.create_profile(PROFILE).id,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.client.client import ServiceClient
+from pipeplan.client.client import Client
 from pipeplan.documents.files import parse_plan
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import ServiceError
@@ -47,7 +47,7 @@ def test_an_agent_estimates_what_the_command_line_does_and_the_plan_is_the_same(
     heard: list[Job] = []
     with (
         serving(tmp_path / "service.sqlite3") as (url, _),
-        ServiceClient(url) as service,
+        Client(url) as service,
         working(url, tmp_path / "work"),
     ):
         made = service.create_plan(REQUEST, on_progress=heard.append)

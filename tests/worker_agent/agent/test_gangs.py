@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeplan.client.client import ServiceClient
+from pipeplan.client.client import Client
 from pipeplan.errors import ServiceError
 from pipeplan.protocol.jobs import Job, LinksTask
 from tests.planner_service.servers import serving
@@ -25,7 +25,7 @@ class Site:
 
     url: str
     folder: Path
-    service: ServiceClient
+    service: Client
     agents: dict[str, subprocess.Popen[bytes]]
 
     @property
@@ -59,7 +59,7 @@ def _options(folder: Path) -> tuple[str, ...]:
 def two_nodes(folder: Path, url: str) -> Iterator[Site]:
     """Both agents at work."""
     with ExitStack() as stack:
-        service = stack.enter_context(ServiceClient(url))
+        service = stack.enter_context(Client(url))
         agents = {
             name: stack.enter_context(working(url, folder / name, *_options(folder), name=name))[0] for name in NODES
         }

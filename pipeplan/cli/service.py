@@ -1,0 +1,35 @@
+"""The service on the command line: how commands find it, and how they show lists."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeplan.client.exchange import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from pipeplan.client.client import Client
+
+PATIENCE_S = 2.0
+"""How long a command asks again where no service answers, or one asks to come back: somebody waits for it."""
+
+Url = Annotated[str | None, typer.Option("--url", help=f"The service; default: PIPEPLAN_URL, else {DEFAULT_URL}.")]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", help="Its access token; default: PIPEPLAN_TOKEN, or the file in PIPEPLAN_TOKEN_FILE."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+Limit = Annotated[int, typer.Option(min=1, max=200, help="How many at most.")]
+Cursor = Annotated[str | None, typer.Option(help="The next_cursor that the list before ended with.")]
+
+
+def service_at(url: str | None, token: str | None) -> "Client":
+    """The client that a command works with."""
+    from pipeplan.client.client import Client
+
+    return Client(url, token, patience_s=PATIENCE_S)
+
+
+def tell_more(next_cursor: str | None) -> None:
+    """Says how to get what follows."""
+    if next_cursor is not None:
+        typer.echo(f"more: --cursor {next_cursor}")

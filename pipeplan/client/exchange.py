@@ -1,0 +1,217 @@
+"""Exchange: what the clients send, as data, and what they make of the answers, without any I/O.
+
+An operation is a generator: it yields a `Send` or a `Pause`, is resumed with the outcome, and returns its result. A
+connection performs these steps, blocking or awaiting (`client.connection`): both have the same operations.
+
+What may be sent again, while the patience lasts: whatever has no second effect (GET, PUT, POST under an
+Idempotency-Key) after an answer that asks to come back (429, 503, a request in flight) and after a broken connection;
+DELETE, and what depends on an entity tag, only where it surely was not done; a POST without a key never.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from pipeplan.errors import (
+    InFlightError,
+    PipeplanError,
+    ServiceError,
+    TooManyRequestsError,
+    UnavailableError,
+)
+from pipeplan.protocol.problems import Problem, error_of
+
+DEFAULT_URL = "http://127.0.0.1:8437"
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+NOT_NOW = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
+"""Answers that ask to come back."""
+
+CACHE_BYTES = 32 * 2**20
+"""The most that a client keeps of answers that have an entity tag."""
+
+T = TypeVar("T")
+
+Parameters = Mapping[str, str | int | float | bool | list[str] | None]
+
+Again = Literal["always", "unless taken", "never"]
+"""When a request may be sent again: also if the service may have done it, only if it surely has not, or never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """One request."""
+
+    method: str
+    path: str
+    parameters: Mapping[str, str | int | float | bool | list[str]] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """So many seconds in which nothing is sent."""
+
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A service's answer, after `took_s` seconds; the names of its headers are in lower case."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    content: bytes
+    url: str
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreached:
+    """No answer came, for this cause. `taken`: the request may have reached the service all the same."""
+
+    cause: Exception
+    taken: bool
+    took_s: float = 0.0
+
+
+Outcome = Received | Unreached
+
+Steps = Generator[Send | Pause, Any, T]
+"""An operation; it returns a T. A `Send` is resumed with its Outcome, a `Pause` with None."""
+
+
+class AnswerCache:
+    """The last answers with an entity tag, by path and parameters: asked for again with it, they are not sent again."""
+
+    def __init__(self, most_bytes: int = CACHE_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._held_bytes = 0
+        self._answers: OrderedDict[str, Received] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, key: str) -> Received | None:
+        """The answer to this request, if it is kept."""
+        with self._lock:
+            found = self._answers.get(key)
+            if found is not None:
+                self._answers.move_to_end(key)
+            return found
+
+    def keep(self, key: str, answer: Received) -> None:
+        """Keeps an answer; those that were not asked for the longest make room for it."""
+        with self._lock:
+            before = self._answers.pop(key, None)
+            self._held_bytes -= len(before.content) if before is not None else 0
+            if "etag" not in answer.headers or len(answer.content) > self._most_bytes:
+                return
+            self._answers[key] = answer
+            self._held_bytes += len(answer.content)
+            while self._held_bytes > self._most_bytes:
+                _, dropped = self._answers.popitem(last=False)
+                self._held_bytes -= len(dropped.content)
+
+
+@dataclass(slots=True)
+class ServiceExchange:
+    """Requests to the service at `url`. Each raises the error in the service's problem details, ServiceError if it is
+    out of reach for longer than `patience_s`.
+    """
+
+    url: str
+    patience_s: float = 0.0
+    cache: AnswerCache = field(default_factory=AnswerCache)
+
+    def get(self, path: str, parameters: Parameters | None = None) -> Steps[bytes]:
+        """The body of what is there, from memory where the service says that it is the same still."""
+        given = {key: value for key, value in (parameters or {}).items() if value is not None}
+        send = Send(method="GET", path=path, parameters=given)
+        key = f"{path}?{sorted(given.items())}"
+        held = self.cache.find(key)
+        if held is not None:
+            send = replace(send, headers={"If-None-Match": held.headers["etag"]})
+        answer = yield from self._answer(send, again="always")
+        if held is not None and answer.status == HTTPStatus.NOT_MODIFIED:
+            return held.content
+        self.cache.keep(key, answer)
+        return answer.content
+
+    def post(
+        self,
+        path: str,
+        body: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+        patience_s: float | None = None,
+    ) -> Steps[bytes]:
+        """The answer to a JSON body, which is sent again only under an idempotency key, or with a patience of its own:
+        then whoever calls knows that the service takes this body once.
+        """
+        content = {"Content-Type": "application/json"} if body is not None else {}
+        keyed = {"Idempotency-Key": key} if key is not None else {}
+        send = Send(method="POST", path=path, body=body, headers={**content, **keyed, **(headers or {})})
+        again: Again = "never" if key is None and patience_s is None else "always"
+        return (yield from self._answer(send, again=again, patience_s=patience_s)).content
+
+    def put(self, path: str, body: str, *, headers: Mapping[str, str] | None = None) -> Steps[bytes]:
+        """The answer to a JSON body that is to stand under the path."""
+        send = Send(method="PUT", path=path, body=body, headers={"Content-Type": "application/json", **(headers or {})})
+        return (yield from self._answer(send, again="unless taken" if headers else "always")).content
+
+    def delete(self, path: str, *, headers: Mapping[str, str] | None = None) -> Steps[None]:
+        """Takes away what is there."""
+        yield from self._answer(Send(method="DELETE", path=path, headers=headers or {}), again="unless taken")
+
+    def error_of(self, outcome: Outcome) -> PipeplanError:
+        """The error that an outcome without success stands for."""
+        if isinstance(outcome, Received):
+            return _error_in(outcome)
+        cause = str(outcome.cause) or type(outcome.cause).__name__
+        error = ServiceError(f"the service at {self.url} cannot be reached ({cause}); is `pipeplan serve` running?")
+        error.__cause__ = outcome.cause
+        return error
+
+    def _answer(self, send: Send, *, again: Again, patience_s: float | None = None) -> Steps[Received]:
+        left_s = self.patience_s if patience_s is None else patience_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            outcome: Outcome = yield send
+            if isinstance(outcome, Received) and (outcome.status < 300 or outcome.status == HTTPStatus.NOT_MODIFIED):
+                return outcome
+            error = self.error_of(outcome)
+            if isinstance(outcome, Received):
+                comes_back = outcome.status in NOT_NOW or isinstance(error, InFlightError)
+                may_again = comes_back and again != "never"
+            else:
+                may_again = again == "always" or (again == "unless taken" and not outcome.taken)
+            wait_s = max(pause_s, _retry_after_s(outcome))
+            left_s -= outcome.took_s + wait_s
+            if not may_again or left_s < 0:
+                raise error
+            yield Pause(duration_s=wait_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _retry_after_s(outcome: Outcome) -> float:
+    """How long the service asks to wait; 0 where it does not say so in seconds."""
+    text = outcome.headers.get("retry-after", "") if isinstance(outcome, Received) else ""
+    return float(text) if text.isascii() and text.isdigit() else 0.0
+
+
+def _error_in(answer: Received) -> PipeplanError:
+    try:
+        error = error_of(Problem.model_validate_json(answer.content))
+    except ValidationError:
+        return ServiceError(f"{answer.url} answered {answer.status} {answer.reason}")
+    if isinstance(error, TooManyRequestsError | UnavailableError | InFlightError):
+        error.retry_after_s = _retry_after_s(answer) or error.retry_after_s
+    return error

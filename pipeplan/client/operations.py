@@ -1,0 +1,365 @@
+"""Operations: everything that the service can be asked, once for both clients.
+
+Each is a method that yields requests and returns what they give (`client.exchange`); lists and streams of events are
+read item by item (`client.reading`).
+"""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote
+
+from pipeplan.client.exchange import Pause, ServiceExchange, Steps
+from pipeplan.client.reading import Following, Pages
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.files import dump, parse, parse_plan
+from pipeplan.documents.plan import Answer, Infeasible, Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError, NotFoundError, ServiceError, require, require_count
+from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_document import TimelineDocument
+from pipeplan.protocol.agents import Agent, AgentQuery
+from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQuery, ProfileSummary
+from pipeplan.protocol.estimates import ModelPlanRequest
+from pipeplan.protocol.jobs import Job, JobQuery, Task
+from pipeplan.protocol.listing import ListQuery, Matches, Page
+from pipeplan.protocol.plans import (
+    Alias,
+    AliasMove,
+    AliasQuery,
+    AliasTarget,
+    Alternatives,
+    Comparison,
+    PlanQuery,
+    PlanRequest,
+    PlanSummary,
+    Streams,
+    is_plan_id,
+    is_short_id,
+    require_name,
+)
+from pipeplan.protocol.runs import Run, RunQuery, RunSummary
+from pipeplan.protocol.tokens import Whoami
+
+T = TypeVar("T")
+
+POLL_S = 0.3
+"""Between two looks at a job."""
+
+ENDED = ("succeeded", "failed", "cancelled", "dead")
+"""The states in which a job stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """What a planner answered: a plan with its id, or the reasons why none fits."""
+
+    answer: Answer
+    plan_id: str | None
+    solve_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The operations, by way of one exchange."""
+
+    exchange: ServiceExchange
+
+    def ready(self) -> Steps[None]:
+        """Returns if the service can work."""
+        yield from self.exchange.get("/readyz")
+
+    def whoami(self) -> Steps[Whoami]:
+        """Who the caller is by its token, and what it may do."""
+        return parse(Whoami, (yield from self.exchange.get("/v1/tokens/self")))
+
+    def create_profile(self, profile: Profile) -> Steps[ProfileSummary]:
+        """Stores a profile; one with the same content is stored once."""
+        return parse(ProfileSummary, (yield from self._post("/v1/profiles", dump(profile))))
+
+    def profile(self, profile_id: str) -> Steps[Profile]:
+        """A stored profile."""
+        return parse(Profile, (yield from self.exchange.get(f"/v1/profiles/{_part(profile_id)}")))
+
+    def profile_id(self, name: str) -> Steps[str]:
+        """The id of a profile by the head of it. Raises NotFoundError, InvalidInputError where several begin so."""
+        return (yield from self._whole_id("profile", name))
+
+    def profiles(
+        self, query: ProfileQuery | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> Pages[ProfileSummary]:
+        """The profiles that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        return self._pages(ProfileSummary, "/v1/profiles", query or ProfileQuery(), limit, cursor)
+
+    def create_cluster(self, cluster: Cluster) -> Steps[ClusterSummary]:
+        """Stores a cluster; one with the same content is stored once."""
+        return parse(ClusterSummary, (yield from self._post("/v1/clusters", dump(cluster))))
+
+    def cluster(self, cluster_id: str) -> Steps[Cluster]:
+        """A stored cluster."""
+        return parse(Cluster, (yield from self.exchange.get(f"/v1/clusters/{_part(cluster_id)}")))
+
+    def cluster_id(self, name: str) -> Steps[str]:
+        """The id of a cluster by the head of it. Raises NotFoundError, InvalidInputError where several begin so."""
+        return (yield from self._whole_id("cluster", name))
+
+    def clusters(
+        self, query: ClusterQuery | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> Pages[ClusterSummary]:
+        """The clusters that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        return self._pages(ClusterSummary, "/v1/clusters", query or ClusterQuery(), limit, cursor)
+
+    def create_plan(
+        self,
+        request: PlanRequest | ModelPlanRequest,
+        *,
+        wait_s: int | None = None,
+        on_progress: Callable[[Job], None] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Steps[PlanAnswer]:
+        """Asks a planner, and waits for its answer.
+
+        With `wait_s`, a search that takes longer becomes a job: it goes on whatever happens to this connection, takes
+        as long as it needs, and reports its progress to `on_progress`. An interrupt, or the cancellation of the task
+        that awaits, then cancels it. A request for a model without a profile, which an agent estimates first, always
+        is such a job. Raises ServiceError if the job ends without an answer.
+        """
+        prefer = {} if wait_s is None else {"Prefer": f"respond-async, wait={wait_s}"}
+        content = yield from self._post("/v1/plans", dump(request), headers=prefer, key=idempotency_key)
+        document = json.loads(content)
+        if "feasible" in document:  # the answer, and no job
+            feasible, solve_time_s = document["feasible"], float(document["solve_time_s"])
+            if feasible:
+                return PlanAnswer(answer=parse_plan(document), plan_id=document["id"], solve_time_s=solve_time_s)
+            reasons = {key: value for key, value in document.items() if key not in ("feasible", "solve_time_s")}
+            return PlanAnswer(answer=parse(Infeasible, reasons), plan_id=None, solve_time_s=solve_time_s)
+
+        try:
+            job = yield from self.wait_for_job(document["id"], on_progress=on_progress)
+            answer = (yield from self.plan(job.plan_id)) if job.plan_id is not None else job.infeasible
+            if answer is None:
+                raise ServiceError(f"no plan was made, the job {job.id} is {job.state}: {job.error}")
+            return PlanAnswer(answer=answer, plan_id=job.plan_id, solve_time_s=job.solve_time_s or 0.0)
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            yield from self.cancel_job(document["id"])
+            raise
+
+    def plan(self, plan_id: str) -> Steps[Plan]:
+        """A stored plan."""
+        return parse_plan((yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}")))
+
+    def plan_request(self, plan_id: str) -> Steps[PlanRequest]:
+        """What was asked for when the plan was stored first: planner, batch, options, calibration."""
+        return parse(PlanRequest, (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/request")))
+
+    def plans(
+        self, query: PlanQuery | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> Pages[PlanSummary]:
+        """The plans that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        require(query is None or not query.content, "content", "must be false: the client lists summaries", True)
+        return self._pages(PlanSummary, "/v1/plans", query or PlanQuery(), limit, cursor)
+
+    def plan_id(self, name: str) -> Steps[str]:
+        """The id of a plan that is named by its id, an alias, or the head of its id, in this order.
+
+        Raises NotFoundError, InvalidInputError where several ids begin so.
+        """
+        if is_plan_id(name):
+            return name
+        try:
+            require_name(name)
+            return (yield from self.alias(name)).plan_id
+        except (InvalidInputError, NotFoundError) as error:
+            if is_short_id(name):
+                return (yield from self._whole_id("plan", name))
+            raise NotFoundError(f"there is no plan {name}, nor an alias of that name") from error
+
+    def compare_plans(self, plan_ids: list[str]) -> Steps[Comparison]:
+        """Plans side by side: what differs, and what makes each faster or slower than the first."""
+        return parse(Comparison, (yield from self.exchange.get("/v1/plans/compare", {"id": plan_ids})))
+
+    def plan_alternatives(self, plan_id: str) -> Steps[Alternatives]:
+        """What a plan was chosen over, and why."""
+        return parse(Alternatives, (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/alternatives")))
+
+    def export_plan(self, plan_id: str, format_name: str, target_version: str | None = None) -> Steps[str]:
+        """A plan for another system, of a version where that matters."""
+        path = f"/v1/plans/{_part(plan_id)}/exports/{_part(format_name)}"
+        return (yield from self.exchange.get(path, {"target_version": target_version})).decode()
+
+    def set_alias(
+        self, name: str, plan_id: str, *, if_version: int | None = None, only_new: bool = False
+    ) -> Steps[Alias]:
+        """Points an alias at a plan; with a version, only if it has that still. Raises PreconditionFailedError."""
+        headers = _matching(if_version) | ({"If-None-Match": "*"} if only_new else {})
+        body = AliasTarget(plan_id=plan_id).model_dump_json()
+        return parse(Alias, (yield from self.exchange.put(_alias_path(name), body, headers=headers)))
+
+    def alias(self, name: str) -> Steps[Alias]:
+        """Where an alias points."""
+        return parse(Alias, (yield from self.exchange.get(_alias_path(name))))
+
+    def aliases(
+        self, query: AliasQuery | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> Pages[Alias]:
+        """The aliases that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        return self._pages(Alias, "/v1/aliases", query or AliasQuery(), limit, cursor)
+
+    def alias_history(self, name: str, *, limit: int | None = None, cursor: str | None = None) -> Pages[AliasMove]:
+        """What an alias pointed at, the latest first."""
+        return self._pages(AliasMove, f"{_alias_path(name)}/history", ListQuery(), limit, cursor)
+
+    def delete_alias(self, name: str, *, if_version: int | None = None) -> Steps[None]:
+        """Takes an alias away; its history stays."""
+        yield from self.exchange.delete(_alias_path(name), headers=_matching(if_version))
+
+    def plan_streams(self, plan_id: str, *, batches: int = 1) -> Steps[Streams]:
+        """What every worker executes."""
+        path = f"/v1/plans/{_part(plan_id)}/streams"
+        return parse(Streams, (yield from self.exchange.get(path, {"batches": batches})))
+
+    def plan_timeline(self, plan_id: str, *, batches: int = 2) -> Steps[Timeline]:
+        """The predicted timeline."""
+        path = f"/v1/plans/{_part(plan_id)}/timeline"
+        return parse(TimelineDocument, (yield from self.exchange.get(path, {"batches": batches}))).timeline()
+
+    def plan_trace(self, plan_id: str, *, batches: int = 2) -> Steps[str]:
+        """The predicted timeline as a Chrome trace."""
+        return (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/trace", {"batches": batches})).decode()
+
+    def enqueue_job(self, task: Task, *, idempotency_key: str | None = None) -> Steps[Job]:
+        """Enqueues a job for an agent. With a key, the same call again gives the same job."""
+        return parse(Job, (yield from self._post("/v1/jobs", dump(task), key=idempotency_key)))
+
+    def job(self, job_id: str) -> Steps[Job]:
+        """A job."""
+        return parse(Job, (yield from self.exchange.get(f"/v1/jobs/{_part(job_id)}")))
+
+    def jobs(self, query: JobQuery | None = None, *, limit: int | None = None, cursor: str | None = None) -> Pages[Job]:
+        """The jobs that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        return self._pages(Job, "/v1/jobs", query or JobQuery(), limit, cursor)
+
+    def cancel_job(self, job_id: str) -> Steps[Job]:
+        """Cancels a job that has not ended."""
+        return parse(Job, (yield from self._post(f"/v1/jobs/{_part(job_id)}/cancel")))
+
+    def retry_job(self, job_id: str) -> Steps[Job]:
+        """Puts a job back that has failed, died or been cancelled."""
+        return parse(Job, (yield from self._post(f"/v1/jobs/{_part(job_id)}/retry")))
+
+    def agents(
+        self, query: AgentQuery | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> Pages[Agent]:
+        """The agents that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        return self._pages(Agent, "/v1/agents", query or AgentQuery(), limit, cursor)
+
+    def wait_for_job(
+        self,
+        job_id: str,
+        *,
+        on_progress: Callable[[Job], None] | None = None,
+        while_waiting: Callable[[], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> Steps[Job]:
+        """Waits until the job has ended, in whichever state. `on_progress` is called with every change.
+
+        `while_waiting` is called at every look, and may raise to end the waiting. Raises ServiceError once the
+        timeout is over. In both cases the job goes on.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        seen: tuple[object, ...] | None = None
+        while True:
+            job = yield from self.job(job_id)
+            news = (job.state, job.attempts, job.progress)
+            if on_progress is not None and news != seen:
+                on_progress(job)
+            if job.state in ENDED:
+                return job
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise ServiceError(f"job {job_id} has not ended within {timeout_s} s; it is {job.state}")
+            if while_waiting is not None:
+                while_waiting()
+            seen = news
+            yield Pause(duration_s=POLL_S)
+
+    def follow_job(self, job_id: str, *, after: int = 0) -> Following:
+        """What happens to a job, as it happens, from its start or after an event, until the job has ended.
+
+        A connection that breaks is made again, and goes on after the last event. Raises ServiceError if that does not
+        succeed within a minute.
+        """
+        return Following(path=f"/v1/jobs/{_part(job_id)}/events", after=after)
+
+    def follow_run(self, run_id: str, *, after: int = 0) -> Following:
+        """What happens to a run, likewise."""
+        return Following(path=f"/v1/runs/{_part(run_id)}/events", after=after)
+
+    def run(self, run_id: str) -> Steps[Run]:
+        """A run, with its report once it has succeeded."""
+        return parse(Run, (yield from self.exchange.get(f"/v1/runs/{_part(run_id)}")))
+
+    def runs(
+        self, query: RunQuery | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> Pages[RunSummary]:
+        """The runs that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        return self._pages(RunSummary, "/v1/runs", query or RunQuery(), limit, cursor)
+
+    def run_timeline(self, run_id: str) -> Steps[Timeline]:
+        """The measured timeline."""
+        content = yield from self.exchange.get(f"/v1/runs/{_part(run_id)}/timeline")
+        return parse(TimelineDocument, content).timeline()
+
+    def run_trace(self, run_id: str) -> Steps[str]:
+        """The predicted and the measured timeline as one Chrome trace."""
+        return (yield from self.exchange.get(f"/v1/runs/{_part(run_id)}/trace")).decode()
+
+    def _post(
+        self, path: str, body: str | None = None, *, headers: dict[str, str] | None = None, key: str | None = None
+    ) -> Steps[bytes]:
+        """Under the caller's key or one made for this call: sent again, it has no second effect."""
+        return self.exchange.post(path, body, headers=headers, key=key or uuid.uuid4().hex)
+
+    def _pages(self, item: type[T], path: str, query: ListQuery, limit: int | None, cursor: str | None) -> Pages[T]:
+        if limit is None and "limit" in query.model_fields_set:
+            limit = query.limit
+        if limit is not None:
+            require_count("limit", limit)
+        asked = query.model_dump(mode="json", exclude_defaults=True, exclude={"limit", "cursor", "content"})
+
+        def fetch(most: int, following: str | None) -> Steps[Page[T]]:
+            content = yield from self.exchange.get(path, asked | {"limit": most, "cursor": following})
+            page: Page[T] = parse(Page[item], content)  # type: ignore[valid-type]  # pydantic's, made at run time
+            return page
+
+        return Pages(fetch=fetch, limit=limit, next_cursor=cursor or query.cursor)
+
+    def _whole_id(self, noun: str, name: str) -> Steps[str]:
+        if is_plan_id(name):
+            return name
+        if not is_short_id(name):
+            raise NotFoundError(f"there is no {noun} {name}")
+        found = parse(Matches, (yield from self.exchange.get("/v1/ids", {"noun": noun, "prefix": name})))
+        if not found.ids:
+            raise NotFoundError(f"there is no {noun} {name}, nor one whose id begins so")
+        if len(found.ids) > 1:
+            named = ", ".join(found.ids) + (", and more" if found.more else "")
+            raise InvalidInputError("id", f"must be the head of one {noun}'s id, and is that of {named}", name)
+        return found.ids[0]
+
+
+def _part(text: str) -> str:
+    """Text as one part of a path."""
+    return quote(text, safe="")
+
+
+def _alias_path(name: str) -> str:
+    require_name(name)
+    return f"/v1/aliases/{name}"
+
+
+def _matching(version: int | None) -> dict[str, str]:
+    return {} if version is None else {"If-Match": f'"{version}"'}

@@ -1,0 +1,55 @@
+"""Ids by their heads, and what a plan was asked for with: what clients need to take short ids and to lock plans."""
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import insert
+
+from pipeplan.protocol.plans import PlanRequest
+from planner_service.overview.openapi import PLAN_REQUEST
+from planner_service.overview.service import MOST_IDS
+from planner_service.platform.context import Context
+from planner_service.platform.tables import clusters
+from tests.planner_service.examples import store_plan
+
+
+@pytest.mark.parametrize("length", [4, 10, 31, 32])
+@pytest.mark.parametrize("noun", ["plan", "profile", "cluster"])
+def test_an_id_is_found_by_its_head(http: TestClient, context: Context, noun: str, length: int) -> None:
+    store_plan(context)
+    stored = http.get(f"/v1/{noun}s").json()["items"][0]["id"]
+    found = http.get("/v1/ids", params={"noun": noun, "prefix": stored[:length]}).json()
+    assert found == {"ids": [stored], "more": False}
+    other = ("0" if stored[3] != "0" else "1").join((stored[:3], stored[4:length]))
+    assert http.get("/v1/ids", params={"noun": noun, "prefix": other}).json() == {"ids": [], "more": False}
+
+
+def test_many_ids_of_one_head_are_the_first_in_order(http: TestClient, context: Context) -> None:
+    ids = sorted([f"abcd{n:028x}" for n in range(MOST_IDS)] + ["abcdf" + "f" * 27, "abcd9" + "0" * 27])
+    beside = ["abcc" + "f" * 28, "abce" + "0" * 28]
+    with context.database.write() as connection:
+        for one in ids + beside:
+            row = {"id": one, "content": "{}", "device_name": "d", "devices": 1, "created_at": context.now()}
+            connection.execute(insert(clusters).values(**row))
+    found = http.get("/v1/ids", params={"noun": "cluster", "prefix": "abcd"}).json()
+    assert found == {"ids": ids[:MOST_IDS], "more": True}
+    assert http.get("/v1/ids", params={"noun": "cluster", "prefix": "abcdf"}).json()["ids"] == ids[-1:]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"noun": "plan"},
+        {"noun": "plan", "prefix": "abc"},
+        {"noun": "x", "prefix": "abcd"},
+        {"noun": "plan", "prefix": "ABCD"},
+        {"noun": "plan", "prefix": "ab%_"},
+    ],
+)
+def test_a_head_is_four_digits_at_least(http: TestClient, asked: dict[str, str]) -> None:
+    assert http.get("/v1/ids", params=asked).status_code == 422
+
+
+def test_a_plan_says_what_it_was_asked_for_with(http: TestClient, context: Context) -> None:
+    plan_id = store_plan(context)
+    assert PlanRequest.model_validate(http.get(f"/v1/plans/{plan_id}/request").json()) == PLAN_REQUEST
+    assert http.get(f"/v1/plans/{'0' * 32}/request").status_code == 404
