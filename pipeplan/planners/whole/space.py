@@ -6,7 +6,7 @@ for all pipelines of a recipe at once; stages are made for those alone that may 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
@@ -15,7 +15,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.groups import grouped, links_among
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.degrees import offloads_optimizer
+from pipeplan.documents.degrees import OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import Form, ModelForm
 from pipeplan.documents.plan import Alternative, Plan
@@ -113,8 +113,12 @@ class WholeSpace:
         return sum(len(each.shapes) for each in self._bounded)
 
     def configurations(self) -> Iterator[PlacedDegrees]:
-        """All that memory does not rule out, the highest bound first. They are made as they are needed."""
-        yield from self._in_order(np.concatenate([np.zeros(0), *(each.most for each in self._bounded)]))
+        """All that memory does not rule out, the highest bound first. They are made as they are needed.
+
+        Left out is what offloads without need: the same stages are there with less on the host, and take no longer.
+        """
+        every = self._in_order(np.concatenate([np.zeros(0), *(each.most for each in self._bounded)]))
+        yield from (each for each in every if not self._offloads_in_vain(each.degrees))
 
     def likely(self) -> Iterator[PlacedDegrees]:
         """The same, those first that would be fastest with equal stages."""
@@ -162,6 +166,24 @@ class WholeSpace:
                     most=float(bounded.most[place]),
                     likely=float(bounded.likely[place]),
                 )
+
+    def _offloads_in_vain(self, degrees: Degrees) -> bool:
+        """Whether the same stages fit, and take no longer, with less on the host."""
+        recipe, asked = degrees.recipe, self.problem.options
+        if recipe.offload == OFFLOADS[0] or asked.offload is not None:
+            return False
+        stops = self.maker(degrees).splitter.stops()
+        alone = degrees.data * recipe.form.context == 1 and "none" in self.engine.shardings
+        for offload in OFFLOADS[: OFFLOADS.index(recipe.offload)]:
+            sharding = "none" if alone and not offloads_optimizer(offload) else recipe.sharding
+            other = replace(recipe, offload=offload, sharding=sharding)
+            if not other.runs_on(self.engine, pipelined=degrees.pipeline > 1) or asked.sharding not in (None, sharding):
+                continue
+            without = self.maker(replace(degrees, recipe=other))
+            own = self.maker(degrees).terms
+            if without.terms.no_slower(own) and stops and without.splitter.fits(stops):
+                return True
+        return False
 
     def _placements(self, degrees: Degrees) -> tuple[int, ...]:
         """Those that differ. In a pipeline all that replicas exchange is exchanged once a batch."""

@@ -27,6 +27,8 @@ from pipeplan.documents.profile import DTYPE_BYTES
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Recipe
 
+_ROUNDING = 1e-12
+
 
 def sums(values: Sequence[float] | FloatArray) -> FloatArray:
     """Sums of the values before each place, and of all."""
@@ -283,6 +285,15 @@ class ReplicaTerms:
         terms = self.terms
         experts = terms.ledger(self.data // terms.recipe.form.expert, pipelined=self.pipelined)
         return self._parameters * entry(self.ledger) + terms.expert_parameters * entry(experts)
+
+    def no_slower(self, other: "ReplicaTerms") -> bool:
+        """Whether no block takes longer than with the other terms, there, back, or to be updated."""
+        pairs = (
+            (self.forward_s, other.forward_s),
+            (self.backward_s, other.backward_s),
+            (self.update_s, other.update_s),
+        )
+        return all(bool((np.diff(mine) <= np.diff(its) + _ROUNDING * its[-1]).all()) for mine, its in pairs)
 
     @cached_property
     def fixed_bytes(self) -> FloatArray:

@@ -70,7 +70,7 @@ def as_in_0_1_0(plan: Plan) -> dict[str, Any]:
     """The plan's document as release 0.1.0 wrote it: the figures were the closed form's, an alternative had one."""
     document: dict[str, Any] = json.loads(dump(plan_document(plan)))
     form = document.pop("closed_form")
-    for later in (*DEGREES, "sequence_parallel", "engine", "sharding"):
+    for later in (*DEGREES, "sequence_parallel", "engine", "sharding", "offload"):
         del document[later]
     for other in document["alternatives"]:
         closed_form = other.pop("closed_form_samples_per_s", None)

@@ -22,7 +22,7 @@ from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
 from pipeplan.planners.whole.planner import whole_space
 from pipeplan.planners.whole.split import Splitter
-from tests.pipeplan.planners.whole.test_whole import GIB, answered, cluster, every_plan, model, problem
+from tests.pipeplan.planners.whole.test_whole import GIB, answered, cluster, model, problem
 
 AMPLE = Host(memory_bytes=10**15, bandwidth_bytes_per_s=1e15, update_bytes_per_s=1e15)
 USUAL = Host(memory_bytes=100 * 10**9, bandwidth_bytes_per_s=12e9, update_bytes_per_s=20e9)
@@ -61,13 +61,15 @@ def test_with_a_host_no_configuration_plays_faster_than_the_answer_or_its_bounds
     limit, host = asked.cluster.device.memory_bytes, asked.cluster.host
     assert host is not None
     best = 0.0
-    for placed, plan in every_plan(asked):
-        simulated = play(plan)
-        if simulated is None:
+    for placed in whole_space(asked)[0].likely():  # with those that offload in vain, which the search leaves out
+        stops = placed.split()
+        plan = None if stops is None else placed.plan(stops)
+        simulated = None if plan is None else play(plan)
+        if plan is None or simulated is None:
             continue
         assert max(stage.host_bytes for stage in plan.stages) <= host.memory_bytes
         rate = simulated.throughput_samples_per_s * (1 - 1e-6)
-        stops = tuple(stage.stop for stage in plan.stages)
+        assert stops is not None
         assert rate <= min(placed.most, placed.most_of(stops), most_samples_per_s(plan))
         if max(simulated.peak_memory_bytes) <= limit:
             best = max(best, simulated.throughput_samples_per_s)
@@ -88,7 +90,7 @@ def test_offloading_never_holds_more_and_is_never_faster_than_a_free_link(engine
     )
     space, freely = whole_space(asked)[0], whole_space(free)[0]
     saved = 0
-    for placed in space.configurations():
+    for placed in space.likely():
         degrees, recipe = placed.degrees, placed.degrees.recipe
         if recipe.offload == "none":
             continue
@@ -148,6 +150,16 @@ def test_a_device_that_is_too_small_trains_with_its_host() -> None:
     assert "host's memory" in answer.reasons[0].rule and (answer.reasons[0].missing_bytes or 0) > 0
 
 
+def test_what_fits_without_its_host_is_not_searched_with_it() -> None:
+    held = model()
+    roomy, tight = (whole_space(problem(held, with_host(cluster(held, memory_gib=gib))))[0] for gib in (80.0, 0.3))
+    assert {each.degrees.recipe.offload for each in roomy.likely()} > {"none"}
+    assert {each.degrees.recipe.offload for each in roomy.configurations()} == {"none"}
+    assert {each.degrees.recipe.offload for each in tight.configurations()} > {"none"}
+    asked = whole_space(problem(held, with_host(cluster(held)), offload="optimizer"))[0]
+    assert {each.degrees.recipe.offload for each in asked.configurations()} == {"optimizer"}
+
+
 def test_nothing_is_offloaded_where_the_cluster_says_nothing_of_its_host() -> None:
     held = model()
     space, _ = whole_space(problem(held, cluster(held)))
@@ -162,7 +174,7 @@ def test_each_engine_offloads_what_it_can() -> None:
     for engine in ("megatron", "deepspeed", "fsdp"):
         held = model()
         space, _ = whole_space(problem(held, with_host(cluster(held)), engine=engine))
-        for each in space.configurations():
+        for each in space.likely():
             recipe = each.degrees.recipe
             found[engine, recipe.offload].add((recipe.recompute, each.degrees.pipeline > 1))
             assert recipe.offload in ("none", "activations") or recipe.sharding != "none"
