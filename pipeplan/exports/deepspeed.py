@@ -29,6 +29,10 @@ _PIPELINE_NOTES = (
     "PipelineModule has no argument for given cuts: let a subclass's _partition_layers set self.parts to `parts`"
     " and call _set_bounds with its stage's two numbers; layers are the plan's blocks, one each.",
 )
+_WHOLE = (
+    "`config` is DeepSpeed's configuration. ZeRO-2 and ZeRO-3 take no PipelineModule: give deepspeed.initialize the"
+    " model as it is, which checkpoints "
+)
 _TENSOR = (
     "Tensor parallelism is the model's own: its layers are Megatron's, by the mpu that deepspeed.initialize gets; in a"
     " PipelineModule by topology=PipeModelDataParallelTopology(**topology) in place of num_stages."
@@ -53,17 +57,21 @@ def write(source: ExportSource) -> str:
     }
     notes = [
         *source.heading,
-        *(_PIPELINE_NOTES if plan.sharding in _PIPELINED else _whole_notes(source)),
+        *(
+            _PIPELINE_NOTES
+            if plan.sharding in _PIPELINED
+            else [_WHOLE + ("every layer." if plan.recompute else "no layer.")]
+        ),
         *([_TENSOR] if plan.form.tensor > 1 else []),
         *grid_notes(source, "DeepSpeed"),
         f"Start it on {plan.workers} ranks.",
         "The learning rate is not the plan's: add it to optimizer.params.",
     ]
-    pipeline = {"pipeline": _pipeline(source, width)} if plan.sharding in _PIPELINED else {}
+    pipeline = {"pipeline": pipeline_of(source, width)} if plan.sharding in _PIPELINED else {}
     return json.dumps({"notes": notes, "config": config, **pipeline}, indent=2) + "\n"
 
 
-def _pipeline(source: ExportSource, width: int) -> dict[str, Any]:
+def pipeline_of(source: ExportSource, width: int) -> dict[str, Any]:
     """What PipelineModule is given. Its topology has tensor groups innermost, then replicas, then stages."""
     plan, tensor = source.plan, source.plan.form.tensor
     longest = max(stage.stop - stage.start for stage in plan.stages)
@@ -79,11 +87,3 @@ def _pipeline(source: ExportSource, width: int) -> dict[str, Any]:
             for stage in plan.stages
         ],
     }
-
-
-def _whole_notes(source: ExportSource) -> list[str]:
-    recomputed = "checkpoints every layer" if source.plan.recompute else "checkpoints no layer"
-    return [
-        "`config` is DeepSpeed's configuration. ZeRO-2 and ZeRO-3 take no PipelineModule: give deepspeed.initialize the"
-        f" model as it is, which {recomputed}."
-    ]

@@ -92,7 +92,7 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         rule = f"must divide the batch ({problem.batch_size} samples)"
         require(problem.batch_size % options.data == 0, "data", rule, options.data)
     forms = forms_for(problem, engine)
-    _require_room(problem, len(forms[0].blocks))
+    require_room(problem, len(forms[0].blocks))
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
         problem=fused, left=PLAYED_INSTRUCTIONS, longest_answer=LONGEST_PLAY, for_front=0, for_moves=MOVED
@@ -120,7 +120,7 @@ def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[Mode
     return able
 
 
-def _require_room(problem: PlanningProblem, blocks: int) -> None:
+def require_room(problem: PlanningProblem, blocks: int) -> None:
     """Raises InvalidInputError for degrees that are fixed and ask for more blocks or devices than there are."""
     options, devices = problem.options, problem.cluster.devices
     ranks, groups = options.stages or 1, (options.tensor or 1) * (options.context or 1)
