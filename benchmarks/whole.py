@@ -12,10 +12,11 @@ from pipeplan.documents.named_clusters import named_cluster
 from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
+from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.profiler.analytic import estimate_profile
 from worker_agent.profiler.datasheets import find_datasheet
-from worker_agent.profiler.forms import FormsAsked, with_forms
+from worker_agent.profiler.forms import with_forms
 from worker_agent.profiler.job import ProfileJob
 
 MODEL = "preset:transformer?hidden=12288&layers=96&heads=96&vocabulary=51200&sequence_length=2048&fused=true"

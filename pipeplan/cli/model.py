@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,14 +23,13 @@ from pipeplan.cli import profile_cache
 from pipeplan.cli.console import require_extra
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
-from pipeplan.documents.engines import OUR_RUNTIME, engine_named
 from pipeplan.documents.files import parse, read_text
 from pipeplan.documents.identity import canonical_json, text_id
 from pipeplan.documents.names import parse_spec
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import PipeplanError, require, require_count
 from pipeplan.planners.problem import Options
-from pipeplan.protocol.estimates import datasheet_of, microbatch_sizes
+from pipeplan.protocol.estimates import FormsAsked, datasheet_of, forms_asked, microbatch_sizes
 
 ModelSpec = Annotated[
     str | None,
@@ -46,12 +45,6 @@ ModelDtype = Annotated[
 NoCache = Annotated[bool, typer.Option("--no-cache", help="With --model: neither use nor keep estimated profiles.")]
 
 DTYPE = "float32"
-
-MOST_SHARING = 8
-"""Devices that share a sequence, or experts, at most, unless more are asked for."""
-
-LEAST_SHARE = 2048
-"""Tokens of a sequence that each of several devices has at least, unless more devices are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,46 +67,15 @@ class Estimate:
     optimizer: str
     microbatch_sizes: str
     sequence_length: int | None
-    forms: bool = False
-    tensor: int | None = None
-    context: int | None = None
-    expert: int | None = None
-    most_tensor: int | None = None
-    most_context: int | None = None
-    most_expert: int | None = None
-    sequence_parallel: bool | None = None
+    forms: FormsAsked | None = None
 
     @property
     def flags(self) -> list[str]:
-        """The command line; a switch that is off has a name of its own, or is left out."""
-        given: dict[str, object] = {name: value for name, value in asdict(self).items() if value is not None}
-        switches = {"forms": {True: ["--forms"], False: []}}
-        switches["sequence_parallel"] = {True: ["--sequence-parallel"], False: ["--no-sequence-parallel"]}
-        return [
-            flag
-            for name, value in given.items()
-            for flag in (switches[name][bool(value)] if name in switches else [f"--{name.replace('_', '-')}={value}"])
-        ]
-
-
-def forms_asked(cluster: Cluster, options: Options, sequence_length: int | None) -> dict[str, Any]:
-    """What the profile needs beside whole blocks: forms for the engine that is asked for, if it shares blocks out.
-
-    Tensor groups stay inside a server, where a level may not be torn.
-    """
-    engine, length = engine_named(options.engine or OUR_RUNTIME), sequence_length or 0
-    if engine.name == OUR_RUNTIME:
-        return {}
-    return {
-        "forms": True,
-        "tensor": options.tensor,
-        "context": options.context,
-        "expert": options.expert,
-        "most_tensor": cluster.levels[0].size if "tensor" in engine.axes else 1,
-        "most_context": min(MOST_SHARING, max(length // LEAST_SHARE, 1)) if "context" in engine.axes else 1,
-        "most_expert": MOST_SHARING if "expert" in engine.axes else 1,
-        "sequence_parallel": engine.sequence_parallel and options.sequence_parallel is not False,
-    }
+        """The command line."""
+        given = asdict(self) | {"forms": None} | (asdict(self.forms) if self.forms else {})
+        parallel = given.pop("sequence_parallel", True)
+        switches = [*(["--forms"] if self.forms else []), *([] if parallel else ["--no-sequence-parallel"])]
+        return switches + [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
 
 
 def model_asked(
@@ -146,6 +108,7 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
     require_count("batch_size", batch_size)
     sizes = microbatch_sizes(batch_size, asked.sequence_length, options.microbatch_size)
     keys = [datasheet_of(device) for device in cluster.types]
+    forms = forms_asked(cluster, options, asked.sequence_length)
     require_extra("worker", "--model")
     return tuple(
         profile_of(
@@ -156,7 +119,7 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
                 optimizer=options.optimizer,
                 microbatch_sizes=",".join(map(str, sizes)),
                 sequence_length=asked.sequence_length,
-                **forms_asked(cluster, options, asked.sequence_length),
+                forms=forms,
             ),
             keep=asked.keep,
         )

@@ -159,6 +159,17 @@ def require_form(engine: TrainingEngine, form: Form) -> None:
     require(engine.sequence_parallel or not form.sequence_parallel, "sequence_parallel", rule, form.sequence_parallel)
 
 
+def require_degrees(engine: TrainingEngine, devices: int, degrees: Mapping[str, int]) -> None:
+    """Raises InvalidInputError for a form's degree that the engine does not run, or that divides no devices."""
+    for axis, degree in degrees.items():
+        others = ", ".join(each.name for each in ENGINES.values() if axis in each.axes)
+        rule = (
+            f"must be 1 for the engine {engine.name}, which has no {axis} parallelism (engines that have it: {others})"
+        )
+        require(axis in engine.axes or degree == 1, axis, rule, degree)
+        require(devices % degree == 0, axis, f"must divide the cluster's {devices} devices", degree)
+
+
 def require_executable(engine: str) -> None:
     """Raises InvalidInputError for the engine of a plan that our runtime does not execute."""
     rule = f"must be {OUR_RUNTIME} to be run here: this plan is for another engine; export it"

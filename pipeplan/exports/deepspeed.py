@@ -1,6 +1,8 @@
 """DeepSpeed: the configuration, what its PipelineModule must be given, and notes, as one JSON document.
 
-Checked against DeepSpeed 0.19.5: `runtime/pipe/module.py`, `runtime/config.py`.
+ZeRO-2 and ZeRO-3 have no PipelineModule: DeepSpeed refuses them there, with one stage too.
+Checked against DeepSpeed 0.19.5: `runtime/pipe/module.py`, `runtime/pipe/engine.py`, `runtime/pipe/topology.py`,
+`runtime/config.py`.
 """
 
 import json
@@ -8,7 +10,6 @@ from typing import Any
 
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS
-from pipeplan.documents.forms import WHOLE
 from pipeplan.errors import require
 from pipeplan.exports.source import ExportSource, grid_notes, require_grid
 
@@ -21,14 +22,32 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
 _PRECISIONS = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"enabled": True}}}
 
 
+_PIPELINED = ("none", "optimizer")
+"""What of the states PipelineModule's replicas may share."""
+
+_PIPELINE_NOTES = (
+    "`config` is DeepSpeed's configuration; num_stages and activation_checkpoint_interval are PipelineModule's.",
+    "PipelineModule has no argument for given cuts: let a subclass's _partition_layers set self.parts to `parts`"
+    " and call _set_bounds with its stage's two numbers; layers are the plan's blocks, one each.",
+)
+_WHOLE = (
+    "`config` is DeepSpeed's configuration. ZeRO-2 and ZeRO-3 take no PipelineModule: give deepspeed.initialize the"
+    " model as it is, which checkpoints "
+)
+_TENSOR = (
+    "Tensor parallelism is the model's own: its layers are Megatron's, by the mpu that deepspeed.initialize gets; in a"
+    " PipelineModule by topology=PipeModelDataParallelTopology(**topology) in place of num_stages."
+)
+
+
 def write(source: ExportSource) -> str:
     """The document. Raises InvalidInputError for a plan whose stages have different replicas, or that interleaves."""
-    width = require_grid(source, "deepspeed")
+    width = require_grid(source, "deepspeed", "deepspeed")
     plan = source.plan
     rule = "cannot be deepspeed: its pipeline does not interleave, and this plan's ranks hold several stages each"
     require(plan.chunks == 1, "format", rule, f"{plan.chunks} stages a rank")
-    rule = "cannot be deepspeed: tensor parallelism is the model's own there, and this plan has it"
-    require(plan.form == WHOLE, "format", rule, plan.form.tensor)
+    rule = "cannot be deepspeed: experts are shared out by the model's own MoE layers there (ep_size)"
+    require(plan.form.expert == 1, "format", rule, f"expert {plan.form.expert}")
     on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if offloads_optimizer(plan.offload) else {}
     zero = {"stage": SHARDINGS.index(plan.sharding)} | on_host
     config = {
@@ -40,10 +59,30 @@ def write(source: ExportSource) -> str:
         **({"zero_optimization": zero} if plan.sharding != "none" else {}),
         **({"activation_checkpointing": {"cpu_checkpointing": True}} if offloads_activations(plan.offload) else {}),
     }
+    notes = [
+        *source.heading,
+        *(
+            _PIPELINE_NOTES
+            if plan.sharding in _PIPELINED
+            else [_WHOLE + ("every layer." if plan.recompute else "no layer.")]
+        ),
+        *([_TENSOR] if plan.form.tensor > 1 else []),
+        *grid_notes(source, "DeepSpeed"),
+        f"Start it on {plan.workers} ranks.",
+        "The learning rate is not the plan's: add it to optimizer.params.",
+    ]
+    pipeline = {"pipeline": pipeline_of(source, width)} if plan.sharding in _PIPELINED else {}
+    return json.dumps({"notes": notes, "config": config, **pipeline}, indent=2) + "\n"
+
+
+def pipeline_of(source: ExportSource, width: int) -> dict[str, Any]:
+    """What PipelineModule is given. Its topology has tensor groups innermost, then replicas, then stages."""
+    plan, tensor = source.plan, source.plan.form.tensor
     longest = max(stage.stop - stage.start for stage in plan.stages)
-    pipeline = {
+    return {
         "num_stages": plan.depth,
         "data_parallel_degree": width,
+        **({"topology": {"num_pp": plan.depth, "num_mp": tensor, "num_dp": width}} if tensor > 1 else {}),
         "activation_checkpoint_interval": 1 if plan.recomputes_by_block else longest if plan.recompute else 0,
         "parts": [stage.start for stage in plan.stages] + [plan.stages[-1].stop],
         "stages": [
@@ -52,12 +91,3 @@ def write(source: ExportSource) -> str:
             for stage in plan.stages
         ],
     }
-    notes = [
-        *source.heading,
-        "`config` is DeepSpeed's configuration; num_stages and activation_checkpoint_interval are PipelineModule's.",
-        "PipelineModule has no argument for given cuts: let a subclass's _partition_layers set self.parts to `parts`"
-        " and call _set_bounds with its stage's two numbers; layers are the plan's blocks, one each.",
-        *grid_notes(source, "DeepSpeed"),
-        "The learning rate is not the plan's: add it to optimizer.params.",
-    ]
-    return json.dumps({"notes": notes, "config": config, "pipeline": pipeline}, indent=2) + "\n"

@@ -32,7 +32,7 @@ TIES = (
 
 def write(source: ExportSource) -> str:
     """The arguments. Raises InvalidInputError for a plan whose stages have different replicas."""
-    width = require_grid(source, "megatron")
+    width = require_grid(source, "megatron", "megatron")
     plan = source.plan
     stages, assumed = layers_of(source)
     layers = [stage.stop - stage.start for stage in stages]
@@ -41,6 +41,9 @@ def write(source: ExportSource) -> str:
         for stage, count in zip(stages, layers, strict=True)
     )
     as_a_whole = any(stage.recomputes == "yes" for stage in plan.stages)
+    recomputing = ["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * plan.recompute
+    if source.recomputes_attention:
+        recomputing = ["--recompute-granularity selective --recompute-modules core_attn"]
     arguments = [
         f"--num-layers {stages[-1].stop}",
         f"--tensor-model-parallel-size {plan.form.tensor}",
@@ -55,8 +58,9 @@ def write(source: ExportSource) -> str:
         f"--global-batch-size {plan.microbatch_size * plan.microbatches * width}",
         *_OPTIMIZERS[plan.optimizer],
         *_PRECISIONS.get(plan.dtype, []),
+        *(["--accumulate-allreduce-grads-in-fp32"] if plan.dtype == "float16" else []),  # with --bf16 it is the default
         *([UNTIED] if source.tied is False else []),
-        *(["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * plan.recompute),
+        *recomputing,
     ]
     notes = [
         *source.heading,

@@ -58,6 +58,11 @@ class ExportSource:
         return self.plan.depth // self.plan.chunks
 
     @property
+    def recomputes_attention(self) -> bool:
+        """Whether any stage runs the core of attention again, and nothing else."""
+        return any(stage.recompute_unit == "attention" for stage in self.plan.stages)
+
+    @property
     def devices_a_node(self) -> int:
         """The devices of the cluster's innermost level, which is taken for a node."""
         return self.cluster.levels[0].size
@@ -102,9 +107,12 @@ def require_engine(source: ExportSource, target: str, *engines: str) -> None:
     require(source.plan.engine in engines, "format", rule, source.plan.engine)
 
 
-def require_grid(source: ExportSource, target: str) -> int:
-    """The replicas of every stage. Raises InvalidInputError where they differ: the target knows one number for all."""
-    require_engine(source, target, OUR_RUNTIME, target)
+def require_grid(source: ExportSource, target: str, engine: str) -> int:
+    """The replicas of every stage. Raises InvalidInputError where they differ: the target knows one number for all.
+
+    `engine`: the one whose plans the target trains as they are; of others it takes those of our runtime.
+    """
+    require_engine(source, target, OUR_RUNTIME, engine)
     width = source.plan.width
     if width is None:
         rule = f"cannot be {target}: it has one number of replicas for all stages, and this plan's differ"

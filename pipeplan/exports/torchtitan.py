@@ -12,11 +12,12 @@ b5bcd76c6 of 2026-08-21: `config/configs.py`, `trainer.py`, `distributed/pipelin
 import json
 from dataclasses import dataclass
 
-from pipeplan.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.exports.nodes import commented
 from pipeplan.exports.source import ExportSource, Layers, grid_notes, layers_of, require_grid
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
+_RESHARD = {"weights": "always", "gradients": "never"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b-interleaved": "Interleaved1F1B"}
 
 _SHARDED = (
@@ -24,6 +25,9 @@ _SHARDED = (
     " another throughput and another use of memory than predicted.",
 )
 
+_GRADIENTS = (
+    "The plan exchanges gradients in {dtype}; torchtitan reduces them in float32, which takes up to twice as long."
+)
 _PRECISION = "The plan is in {dtype}; torchtitan's parameters are float32, which autocast or FSDP computes in bfloat16."
 
 _PYTHON = '''"""What a plan of pipeplan decides in a torchtitan configuration: --module THIS_MODULE --config planned."""
@@ -56,7 +60,8 @@ def with_plan(config):
 class _Job:
     """What torchtitan is to do, whatever its settings are called.
 
-    Beside a pipeline its replicas are FSDP's shards: torchtitan has no DDP there.
+    Beside a pipeline its replicas are FSDP's shards: torchtitan has no DDP there. So are those of a plan for FSDP,
+    which says also when weights are shared out again (`reshard`) and in what they are computed with (`computes_in`).
     """
 
     notes: tuple[str, ...]
@@ -68,6 +73,11 @@ class _Job:
     microbatch_size: int
     microbatches: int
     recompute: bool
+    tensor: int
+    sequence_parallel: bool
+    context: int
+    reshard: str | None
+    computes_in: str | None
 
     @property
     def pipelined(self) -> bool:
@@ -75,11 +85,23 @@ class _Job:
 
     @property
     def replicate(self) -> int:
-        return 1 if self.pipelined else self.width
+        return self.width // self.shard
 
     @property
     def shard(self) -> int:
-        return self.width if self.pipelined else 1
+        return self.width if self.pipelined or self.reshard is not None else 1
+
+    @property
+    def parallelism(self) -> dict[str, int | str]:
+        """The settings that have the same names in all versions."""
+        return {
+            "data_parallel_replicate_degree": self.replicate,
+            "data_parallel_shard_degree": self.shard,
+            "tensor_parallel_degree": self.tensor,
+            **({"context_parallel_degree": self.context} if self.context > 1 else {}),
+            **({"fsdp_reshard_after_forward": self.reshard} if self.reshard is not None else {}),
+            "pipeline_parallel_degree": self.ranks,
+        }
 
     @property
     def samples(self) -> int:
@@ -90,6 +112,8 @@ class _Job:
 def write_toml(source: ExportSource) -> str:
     """The file. Raises InvalidInputError for what torchtitan has no setting for."""
     job = _job(source)
+    rule = "cannot be torchtitan 0.2, where tensor parallelism always shares tokens as well (sequence parallelism)"
+    require(job.tensor == 1 or job.sequence_parallel, "format", rule, f"tensor {job.tensor}")
     inside = job.microbatches if job.pipelined else 1  # without a pipeline a forward takes the whole local batch
     notes = [*job.notes, "For torchtitan 0.2, which reads jobs from TOML (--job.config_file)."]
     pipeline = []
@@ -105,15 +129,13 @@ def write_toml(source: ExportSource) -> str:
             "[training]",
             f"local_batch_size = {job.microbatch_size * inside}",
             f"global_batch_size = {job.samples}",
+            *([f"mixed_precision_param = {json.dumps(job.computes_in)}"] if job.computes_in is not None else []),
             "",
             "[optimizer]",
             f"name = {json.dumps(job.optimizer)}",
             "",
             "[parallelism]",
-            f"data_parallel_replicate_degree = {job.replicate}",
-            f"data_parallel_shard_degree = {job.shard}",
-            "tensor_parallel_degree = 1",
-            f"pipeline_parallel_degree = {job.ranks}",
+            *(f"{name} = {json.dumps(value)}" for name, value in job.parallelism.items()),
             *pipeline,
             "",
             "[activation_checkpoint]",
@@ -133,11 +155,12 @@ def write_python(source: ExportSource) -> str:
     settings: dict[str, object] = {
         "training.num_tokens_per_microbatch_per_dp_rank": f"{job.microbatch_size} * length",
         "training.num_tokens_per_train_step": f"{job.samples} * length",
-        "parallelism.data_parallel_replicate_degree": job.replicate,
-        "parallelism.data_parallel_shard_degree": job.shard,
-        "parallelism.tensor_parallel_degree": 1,
-        "parallelism.pipeline_parallel_degree": job.ranks,
+        **{f"parallelism.{name}": repr(value) for name, value in job.parallelism.items()},
     }
+    if job.computes_in is not None:
+        settings["training.mixed_precision_param"] = repr(job.computes_in)
+    if job.tensor > 1:
+        settings["parallelism.enable_sequence_parallel"] = job.sequence_parallel
     if job.pipelined:
         parts = "".join(f"        {_modules(part, head='lm_head')!r},\n" for part in job.parts)
         settings |= {
@@ -156,8 +179,12 @@ def write_python(source: ExportSource) -> str:
 
 
 def _job(source: ExportSource) -> _Job:
-    width = require_grid(source, "torchtitan")
-    plan = source.plan
+    width = require_grid(source, "torchtitan", "fsdp")
+    plan, sharded = source.plan, source.plan.engine == "fsdp"
+    rule = "cannot be torchtitan: it recomputes layers or much of them, and this plan attention's core alone"
+    require(not source.recomputes_attention, "format", rule, "attention")
+    rule = "cannot be torchtitan, which computes in bfloat16 or float32"
+    require(not sharded or plan.dtype in ("bfloat16", "float32"), "format", rule, plan.dtype)
     optimizer = _OPTIMIZERS.get(plan.optimizer)
     if optimizer is None:
         raise InvalidInputError("format", "cannot be torchtitan: it trains with Adam and AdamW only", plan.optimizer)
@@ -167,10 +194,11 @@ def _job(source: ExportSource) -> _Job:
         *source.heading,
         *assumed,
         *grid_notes(source, "torchtitan", runs=("1f1b", "data-parallel", "gpipe", "1f1b-interleaved")),
-        *(_SHARDED if ranks > 1 and width > 1 else ()),
+        *(_SHARDED if ranks > 1 and width > 1 and not sharded else ()),
+        *([f"Start it on {plan.workers} ranks."] if sharded else []),
         "Modules have the names of torchtitan's own language models; the model, data, learning rate and sequence"
         " length are not the plan's.",
-        *([_PRECISION.format(dtype=plan.dtype)] if plan.dtype != "float32" else []),
+        *([] if plan.dtype == "float32" else [(_GRADIENTS if sharded else _PRECISION).format(dtype=plan.dtype)]),
     )
     return _Job(
         notes=notes,
@@ -182,6 +210,11 @@ def _job(source: ExportSource) -> _Job:
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
         recompute=plan.recompute,
+        tensor=plan.form.tensor,
+        sequence_parallel=plan.form.sequence_parallel,
+        context=plan.form.context,
+        reshard=_RESHARD[plan.sharding] if sharded else None,
+        computes_in=plan.dtype if sharded else None,
     )
 
 

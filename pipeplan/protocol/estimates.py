@@ -6,15 +6,21 @@ The command line estimates with the same microbatches, by the same datasheets.
 """
 
 import json
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from pipeplan.documents.cluster import known_types
+from pipeplan.documents.cluster import Cluster, known_types
 from pipeplan.documents.devices import KNOWN_TYPES
+from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_degrees
 from pipeplan.documents.files import parse_sent
+from pipeplan.documents.forms import AXES, Form
+from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import Device, Profile
-from pipeplan.errors import require
+from pipeplan.errors import require, require_count
+from pipeplan.planners.problem import Options
 from pipeplan.protocol.listing import WireModel
 from pipeplan.protocol.plans import PlanQuestion, PlanRequest
 
@@ -22,6 +28,12 @@ MOST_TOKENS = 2**16
 LEAST_SAMPLES = 8
 USUAL_LENGTH = 512
 """Microbatches are estimated up to so many tokens, but at least up to so many samples."""
+
+MOST_SHARING = 8
+"""Devices that share a sequence, or experts, at most, unless more are asked for."""
+
+LEAST_SHARE = 2048
+"""Tokens of a sequence that each of several devices has at least, unless more devices are asked for."""
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 SequenceLength = Annotated[
@@ -45,13 +57,58 @@ class ModelPlanRequest(PlanQuestion):
         return PlanRequest(profile_id=profile_id, **shared)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormsAsked:
+    """Which forms an estimated profile is to have beside whole blocks.
+
+    `tensor`, `context` and `expert` are degrees that must be possible. Where they are None, all powers of two up to
+    `most_tensor`, `most_context` and `most_expert` are tried, and those that the model cannot have are left out.
+    """
+
+    tensor: int | None = None
+    context: int | None = None
+    expert: int | None = None
+    most_tensor: int = 1
+    most_context: int = 1
+    most_expert: int = 1
+    sequence_parallel: bool = True
+    attention: Literal["flash", "unfused"] = "flash"
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        for field in (*AXES, *(f"most_{axis}" for axis in AXES)):
+            if getattr(self, field) is not None:
+                require_count(field, getattr(self, field))
+        kernels = ("flash", "unfused")
+        require(self.attention in kernels, "attention", f"must be one of {', '.join(kernels)}", self.attention)
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """All of them, whether the model can have them or not."""
+        degrees = [(getattr(self, axis), getattr(self, f"most_{axis}")) for axis in AXES]
+        every = ([2**k for k in range(most.bit_length())] if fixed is None else [fixed] for fixed, most in degrees)
+        return tuple(
+            Form(tensor=tensor, sequence_parallel=self.sequence_parallel and tensor > 1, context=context, expert=expert)
+            for tensor, context, expert in product(*every)
+        )
+
+    def may_lack(self, degree: str) -> bool:
+        """Whether a form that this degree makes impossible is left out: where the user does not name it."""
+        return degree in AXES and getattr(self, degree) is None
+
+
 class EstimateTask(WireModel):
-    """Estimate a model's profile by a datasheet; no device is needed. The job goes on as the plan of its request."""
+    """Estimate a model's profile by a datasheet; no device is needed. The job goes on as the plan of its request.
+
+    `forms` are asked for where the plan is for an engine that shares blocks out.
+    """
 
     kind: Literal["estimate"] = "estimate"
     request: ModelPlanRequest
     analytic: str = Field(max_length=64, description="the datasheet's key")
     microbatch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, max_length=64)
+    forms: FormsAsked | None = None
 
     @property
     def model(self) -> str:
@@ -83,6 +140,27 @@ def microbatch_sizes(batch_size: int, sequence_length: int | None, asked: int | 
         return (asked,)
     most = max(LEAST_SAMPLES, MOST_TOKENS // (sequence_length or USUAL_LENGTH))
     return tuple(size for size in (2**power for power in range(most.bit_length())) if batch_size % size == 0)
+
+
+def forms_asked(cluster: Cluster, options: Options, sequence_length: int | None) -> FormsAsked | None:
+    """The forms that the engine and the options allow; None for our runtime, which shares no block out.
+
+    Tensor groups stay inside a server, where a level may not be torn. Raises InvalidInputError for a degree that the
+    engine cannot have, or that does not divide the devices.
+    """
+    engine, length = engine_named(options.engine or OUR_RUNTIME), sequence_length or 0
+    require_degrees(engine, cluster.devices, {axis: getattr(options, axis) or 1 for axis in AXES})
+    if engine.name == OUR_RUNTIME:
+        return None
+    return FormsAsked(
+        tensor=options.tensor,
+        context=options.context,
+        expert=options.expert,
+        most_tensor=cluster.levels[0].size if "tensor" in engine.axes else 1,
+        most_context=min(MOST_SHARING, max(length // LEAST_SHARE, 1)) if "context" in engine.axes else 1,
+        most_expert=MOST_SHARING if "expert" in engine.axes else 1,
+        sequence_parallel=engine.sequence_parallel and options.sequence_parallel is not False,
+    )
 
 
 def datasheet_of(device: Device) -> str:

@@ -11,7 +11,14 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
 from pipeplan.documents.names import parse_spec
 from pipeplan.errors import require
-from pipeplan.protocol.estimates import EstimateResult, EstimateTask, ModelPlanRequest, datasheet_of, microbatch_sizes
+from pipeplan.protocol.estimates import (
+    EstimateResult,
+    EstimateTask,
+    ModelPlanRequest,
+    datasheet_of,
+    forms_asked,
+    microbatch_sizes,
+)
 from pipeplan.protocol.jobs import Job, PlanTask
 from planner_service.agents.needs import Needs, factories_of
 from planner_service.documents.store import PackedProfile, packed_profile, profiles
@@ -27,7 +34,12 @@ def enqueue(context: Context, request: ModelPlanRequest, *, asked_by: str | None
     types = [device.name for device in cluster.types]
     require(len(types) == 1, "cluster_id", "must have devices of one type where the profile is estimated", types)
     sizes = microbatch_sizes(request.batch_size, request.sequence_length, request.options.microbatch_size)
-    task = EstimateTask(request=request, analytic=datasheet_of(cluster.device), microbatch_sizes=sizes)
+    task = EstimateTask(
+        request=request,
+        analytic=datasheet_of(cluster.device),
+        microbatch_sizes=sizes,
+        forms=forms_asked(cluster, request.options, request.sequence_length),
+    )
     return jobs.enqueue(context, task, asked_by=asked_by)
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
+from pipeplan.documents.engines import OUR_RUNTIME, require_executable
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.protocol.jobs import Job, RunResult, RunTask
 from planner_service.agents.needs import Needs, factories_of
@@ -23,10 +24,11 @@ def pack(result: RunResult) -> PackedRun:
 
 
 def _needs(connection: Connection, task: RunTask) -> Needs:
-    """Raises InvalidInputError for a plan that is not stored, or does not spread over the nodes."""
-    plan = plans.summary(connection, task.plan_id)
-    if plan is None:
+    """Raises InvalidInputError for a plan that is not stored, is for another engine, or does not fill the nodes."""
+    plan, asked = plans.summary(connection, task.plan_id), plans.request(connection, task.plan_id)
+    if plan is None or asked is None:
         raise InvalidInputError("plan_id", "must be the id of a stored plan", task.plan_id)
+    require_executable(asked.options.engine or OUR_RUNTIME)
     require(plan.workers % task.nodes == 0, "nodes", f"must divide the plan's {plan.workers} workers", task.nodes)
     return Needs(
         nodes=task.nodes,

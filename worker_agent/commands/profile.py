@@ -14,6 +14,7 @@ from pipeplan.documents.files import dump, parse
 from pipeplan.documents.forms import Form
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, PipeplanError, require
+from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
 
 if TYPE_CHECKING:  # they need torch, which the command imports when it is called
@@ -35,7 +36,7 @@ OF_FORMS = (
     "sequence_parallel",
     "attention",
 )
-"""Options that say which forms to estimate: `forms.FormsAsked`."""
+"""Options that say which forms to estimate: `estimates.FormsAsked`."""
 
 
 def profile(
@@ -154,7 +155,7 @@ def _estimated(
 ) -> Profile:
     """The profile of the datasheet's device, with the forms that the command's options ask for."""
     from worker_agent.profiler.analytic import estimate_profile
-    from worker_agent.profiler.forms import FormsAsked, with_forms
+    from worker_agent.profiler.forms import with_forms
 
     sizes = job.task.microbatch_sizes
     found = estimate_profile(

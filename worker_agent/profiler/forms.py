@@ -1,60 +1,22 @@
 """Forms: what one device does of a model that is shared out, estimated by a datasheet from counted operations."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import replace
 
-from pipeplan.documents.forms import AXES, WHOLE, BlockKind, Form, FormMeasurement, ModelForm, Selective
+from pipeplan.documents.forms import WHOLE, BlockKind, Form, FormMeasurement, ModelForm, Selective
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.errors import InvalidInputError
+from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.models.data import length_of
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.kernels import Kernels, duration_s
 from worker_agent.profiler.operations import DeviceOperation
-from worker_agent.profiler.sharded import ATTENTION, FormCounts, count_form, shape_model
+from worker_agent.profiler.sharded import FormCounts, count_form, shape_model
 
 OnForm = Callable[[int, int, Form], None]
 """Called with the forms done, all forms, and the one that comes next."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormsAsked:
-    """Which forms a profile is to have beside whole blocks.
-
-    `tensor`, `context` and `expert` are degrees that must be possible; where they are None, all powers of two are tried
-    up to `most_tensor`, `most_context` and `most_expert`, and those that the model cannot have are left out.
-    """
-
-    tensor: int | None = None
-    context: int | None = None
-    expert: int | None = None
-    most_tensor: int = 1
-    most_context: int = 1
-    most_expert: int = 1
-    sequence_parallel: bool = True
-    attention: str = ATTENTION[0]
-
-    def __post_init__(self) -> None:
-        for field in (*AXES, *(f"most_{axis}" for axis in AXES)):
-            if getattr(self, field) is not None:
-                require_count(field, getattr(self, field))
-        require(self.attention in ATTENTION, "attention", f"must be one of {', '.join(ATTENTION)}", self.attention)
-
-    @property
-    def forms(self) -> tuple[Form, ...]:
-        """All of them, whether the model can have them or not."""
-        degrees = [(getattr(self, axis), getattr(self, f"most_{axis}")) for axis in AXES]
-        every = ([2**k for k in range(most.bit_length())] if fixed is None else [fixed] for fixed, most in degrees)
-        return tuple(
-            Form(tensor=tensor, sequence_parallel=self.sequence_parallel and tensor > 1, context=context, expert=expert)
-            for tensor, context, expert in product(*every)
-        )
-
-    def may_lack(self, degree: str) -> bool:
-        """Whether a form that this degree makes impossible is left out: where the user does not name it."""
-        return degree in AXES and getattr(self, degree) is None
 
 
 def with_forms(

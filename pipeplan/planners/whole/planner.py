@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice, product
 
 from pipeplan.documents.degrees import OFFLOADS
-from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named
+from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named, require_degrees
 from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import require
@@ -96,6 +96,7 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         rule = f"must divide the batch ({problem.batch_size} samples)"
         require(problem.batch_size % options.data == 0, "data", rule, options.data)
     forms = forms_for(problem, engine)
+    require_room(problem, len(forms[0].blocks))
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
         problem=fused, left=PLAYED_INSTRUCTIONS, longest_answer=LONGEST_PLAY, for_front=0, for_moves=MOVED
@@ -125,6 +126,7 @@ def require_host(problem: PlanningProblem, engine: TrainingEngine) -> None:
 def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[ModelForm]:
     """The forms that the engine runs and the options allow; sequence parallelism wherever there is a choice."""
     options, able = problem.options, list(problem.profile.forms)
+    require_degrees(engine, problem.cluster.devices, {axis: getattr(options, axis) or 1 for axis in AXES})
     for axis in AXES:
         asked = getattr(options, axis)
         able = [each for each in able if axis in engine.axes or getattr(each.form, axis) == 1]
@@ -139,6 +141,22 @@ def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[Mode
     rule = f"must have a form that {engine.name} runs on the cluster's {problem.cluster.devices} devices"
     require(bool(able), "profile.forms", rule, [each.form for each in problem.profile.forms][:4])
     return able
+
+
+def require_room(problem: PlanningProblem, blocks: int) -> None:
+    """Raises InvalidInputError for degrees that are fixed and ask for more blocks or devices than there are."""
+    options, devices = problem.options, problem.cluster.devices
+    ranks, groups = options.stages or 1, (options.tensor or 1) * (options.context or 1)
+    require(devices % groups == 0, "context", f"must with tensor divide the cluster's {devices} devices", groups)
+    rule = f"must be at most {blocks}, a block for each"
+    require(ranks <= blocks, "stages", rule, ranks)
+    rule = f"must be at most {blocks // ranks}: {ranks} ranks share {blocks} blocks"
+    require((options.chunks or 1) * ranks <= blocks, "chunks", rule, options.chunks)
+    rule = f"must be at most {devices // groups}: tensor and context leave so many groups of {devices} devices"
+    require(ranks * groups <= devices, "stages", rule, ranks)
+    if options.data is not None:
+        expert = options.expert or 1
+        require(options.data % expert == 0, "expert", f"must divide the {options.data} replicas (data)", expert)
 
 
 def _infeasible(space: WholeSpace) -> Infeasible:

@@ -193,12 +193,16 @@ def _torchtitan_config() -> Any:
         "num_tokens_per_microbatch_per_dp_rank",
         "num_tokens_per_train_step",
         "max_context_length",
+        "mixed_precision_param",
         "disable_cuda_graphs",
     )
     config.training.max_context_length = 2048
     config.parallelism = _Config(
         "data_parallel_replicate_degree",
         "data_parallel_shard_degree",
+        "fsdp_reshard_after_forward",
+        "enable_sequence_parallel",
+        "context_parallel_degree",
         "tensor_parallel_degree",
         "pipeline_parallel_degree",
         "pipeline_parallel_schedule",

@@ -11,7 +11,7 @@ from pipeplan.documents.named_clusters import named_cluster
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Device
 from pipeplan.errors import InvalidInputError, LeaseLostError
-from pipeplan.protocol.estimates import EstimateResult, EstimateTask, ModelPlanRequest
+from pipeplan.protocol.estimates import EstimateResult, EstimateTask, FormsAsked, ModelPlanRequest
 from pipeplan.protocol.jobs import Completion, Failure, Job, Lease, LeaseRequest, PlanTask
 from pipeplan.protocol.plans import PlanQuery
 from planner_service.documents.service import clusters
@@ -149,6 +149,31 @@ def test_a_cluster_without_one_datasheet_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("engine", "options", "forms"),
+    [
+        ("pipeplan", {}, None),
+        ("megatron", {}, FormsAsked(most_tensor=8, most_context=4, most_expert=8)),
+        (
+            "megatron",
+            {"tensor": 4, "sequence_parallel": False},
+            FormsAsked(tensor=4, most_tensor=8, most_context=4, most_expert=8, sequence_parallel=False),
+        ),
+        ("deepspeed", {}, FormsAsked(most_tensor=8, most_expert=8, sequence_parallel=False)),
+        ("fsdp", {"context": 2}, FormsAsked(context=2, most_tensor=8, most_context=4)),
+    ],
+)
+def test_forms_are_asked_for_that_the_engine_and_the_options_allow(
+    context: Context, engine: str, options: dict[str, Any], forms: FormsAsked | None
+) -> None:
+    asked = {"planner": "auto", "sequence_length": 8192, "options": {"engine": engine, **options}}
+    job = estimates.enqueue(context, ModelPlanRequest.model_validate(DOCUMENT | asked))
+    assert isinstance(job.task, EstimateTask)
+    assert job.task.forms == forms
+    leased = _lease(context).job.task
+    assert isinstance(leased, EstimateTask) and leased.forms == forms
+
+
+@pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"model": "nonsense"}, "model"),
@@ -160,6 +185,10 @@ def test_a_cluster_without_one_datasheet_is_refused(
         ({"batch_size": 0}, "batch_size"),
         ({"profile_id": "0" * 32}, "profile_id"),
         ({"options": {"time_limit_s": 1e9}}, "options.time_limit_s"),
+        ({"planner": "auto", "options": {"tensor": 2}}, "tensor"),
+        ({"planner": "auto", "options": {"engine": "megatron", "tensor": 3}}, "tensor"),
+        ({"planner": "auto", "options": {"engine": "deepspeed", "context": 2}}, "context"),
+        ({"planner": "auto", "options": {"engine": "fsdp", "expert": 2}}, "expert"),
     ],
 )
 def test_a_wrong_request_is_refused_and_enqueues_nothing(http: TestClient, changes: dict[str, Any], field: str) -> None:

@@ -76,3 +76,17 @@ def test_a_profile_keeps_its_forms(database_url: str) -> None:
         assert len(held["forms"]) == 2
         plain = http.post("/v1/profiles", json=asdict(replace(PROFILE, forms=()))).json()["id"]
         assert plain != profile_id
+
+
+def test_a_run_of_a_plan_for_another_engine_is_refused_before_it_waits(database_url: str) -> None:
+    app = create_app(Settings(database_url=database_url), solve=solve)
+    with TestClient(app, base_url="http://127.0.0.1") as http:
+        plan_id = _asked(http, engine="megatron", tensor=2).json()["id"]
+        task = {"kind": "run", "plan_id": plan_id, "model": "preset:mlp", "data": "preset:gaussian", "steps": 1}
+        refused = http.post("/v1/jobs", json=task)
+        assert refused.status_code == 422, refused.text
+        (error,) = refused.json()["errors"]
+        assert (error["field"], error["value"]) == ("plan.engine", "megatron")
+        assert error["rule"].startswith("must be pipeplan to be run here")
+        assert http.get("/v1/jobs").json()["items"] == []
+        assert http.get("/v1/runs").json()["items"] == []

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pipeplan.client.client import Client
 from pipeplan.documents.files import parse_plan
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import ServiceError
+from pipeplan.planners.problem import Options
 from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.jobs import Job
 from tests.planner_service.servers import environment, serving
@@ -26,6 +28,9 @@ ASKED = (
     *("--model", MODEL, "--cluster", "dgx-a100:2", "--planner", "gpipe", "--batch-size", "16"),
     *("--sequence-length", "64", "--dtype", "bfloat16"),
 )
+
+
+FOR_MEGATRON = Options(engine="megatron", optimizer="adamw")
 
 
 def pipeplan(folder: Path, *arguments: str) -> Any:
@@ -60,7 +65,17 @@ def test_an_agent_estimates_what_the_command_line_does_and_the_plan_is_the_same(
         refused = REQUEST.model_copy(update={"model": "os:getcwd"})
         with pytest.raises(ServiceError, match="model: must be a factory that this agent's operator allows"):
             service.create_plan(refused)
+        elsewhere = REQUEST.model_copy(update={"planner": "auto", "options": FOR_MEGATRON})
+        for_megatron = service.create_plan(elsewhere)
+        assert isinstance(for_megatron.answer, Plan) and for_megatron.answer.engine == "megatron"
+        known = {each.form.tensor for each in service.profile(for_megatron.answer.profile_id).forms}
+        assert known == {1, 2}, "two heads can be shared by two devices, and no more"
+        four = elsewhere.model_copy(update={"options": replace(FOR_MEGATRON, tensor=4)})
+        with pytest.raises(ServiceError, match="tensor: must divide"):
+            service.create_plan(four)
     assert [job.state for job in heard][-1] == "succeeded"
 
     offline = pipeplan(tmp_path, "solve", *ASKED, "--no-cache", "--json")
     assert offline["id"] == made.plan_id and parse_plan(offline) == made.answer
+    asked = ("--planner", "auto", "--engine", "megatron", "--optimizer", "adamw")
+    assert pipeplan(tmp_path, "solve", *ASKED, *asked, "--no-cache", "--json")["id"] == for_megatron.plan_id

@@ -9,10 +9,11 @@ import pytest
 from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
+from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.profiler.analytic import estimate_profile
 from worker_agent.profiler.datasheets import find_datasheet
-from worker_agent.profiler.forms import FormsAsked, with_forms
+from worker_agent.profiler.forms import with_forms
 from worker_agent.profiler.job import ProfileJob
 
 SHEET = find_datasheet("a100-80gb")

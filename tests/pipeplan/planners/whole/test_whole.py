@@ -207,6 +207,10 @@ def test_a_degree_that_is_fixed_is_kept(fixed: dict[str, Any]) -> None:
         ("memory", {"memory": "paper"}),
         ("sharding", {"sharding": "weights"}),
         ("data", {"data": 7}),
+        ("stages", {"stages": 100}),
+        ("chunks", {"stages": 2, "chunks": 12}),
+        ("stages", {"tensor": 4, "stages": 4}),
+        ("expert", {"expert": 3}),
     ],
 )
 def test_what_the_engine_or_the_profile_lacks_is_named(field: str, fixed: dict[str, Any]) -> None:

@@ -1,0 +1,193 @@
+"""Exports of plans for other engines: every degree of the plan is in the target's own words, or is refused by name."""
+
+import json
+import tomllib
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.exports.formats import format_named
+from pipeplan.exports.source import ExportSource
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from tests.pipeplan.model_forms import transformer
+
+PROFILE = transformer(layers=6, hidden=256, heads=8, sequence=256, contexts=(1, 2), sizes=(1, 2), vocabulary=1024)
+CLUSTER = Cluster(device=PROFILE.device, levels=(Level(size=16, bandwidth_bytes_per_s=200e9),))
+
+
+@lru_cache
+def _source(engine: str, *, dtype: str = "bfloat16", **fixed: Any) -> ExportSource:
+    """The answer for 16 devices with these degrees; DeepSpeed has no sequence parallelism."""
+    options = Options(engine=engine, optimizer="adamw", **fixed)
+    forms = PROFILE.forms
+    if engine == "deepspeed":
+        forms = tuple(replace(each, form=replace(each.form, sequence_parallel=False)) for each in forms)
+    profile = replace(PROFILE, dtype=dtype, forms=forms)
+    plan = solve("auto", PlanningProblem(profile=profile, cluster=CLUSTER, batch_size=32, options=options))
+    assert isinstance(plan, Plan)
+    names = tuple(block.name for block in PROFILE.blocks)
+    return ExportSource(plan_id=content_id(plan), plan=plan, cluster=CLUSTER, block_names=names)
+
+
+def _words(source: ExportSource) -> str:
+    return " ".join(format_named("megatron").write(source).split())
+
+
+@pytest.mark.parametrize(
+    ("fixed", "expected"),
+    [
+        (
+            {"tensor": 2, "stages": 1, "data": 8, "sharding": "weights", "microbatch_size": 2, "recompute": False},
+            {
+                "data_parallel_shard_degree": 8,
+                "tensor_parallel_degree": 2,
+                "fsdp_reshard_after_forward": "always",
+                "pipeline_parallel_degree": 1,
+            },
+        ),
+        (
+            {"tensor": 2, "context": 2, "stages": 2, "chunks": 1, "data": 2, "sharding": "gradients"},
+            {
+                "data_parallel_shard_degree": 2,
+                "tensor_parallel_degree": 2,
+                "context_parallel_degree": 2,
+                "fsdp_reshard_after_forward": "never",
+                "pipeline_parallel_degree": 2,
+                "pipeline_parallel_schedule": "1F1B",
+            },
+        ),
+        (
+            {"tensor": 1, "context": 1, "stages": 2, "chunks": 2, "data": 8, "sharding": "weights"},
+            {
+                "data_parallel_shard_degree": 8,
+                "tensor_parallel_degree": 1,
+                "fsdp_reshard_after_forward": "always",
+                "pipeline_parallel_degree": 2,
+                "pipeline_parallel_schedule": "Interleaved1F1B",
+            },
+        ),
+    ],
+)
+def test_torchtitan_has_every_degree_of_an_fsdp_plan(fixed: dict[str, Any], expected: dict[str, Any]) -> None:
+    source = _source("fsdp", **fixed)
+    plan = source.plan
+    document = tomllib.loads(format_named("torchtitan").write(source))
+    parallelism = document["parallelism"]
+    parts = parallelism.pop("module_fqns_per_model_part", None)
+    size = parallelism.pop("pipeline_parallel_microbatch_size", None)
+    assert parallelism == {"data_parallel_replicate_degree": 1} | expected
+    degrees = [value for name, value in parallelism.items() if name.endswith("_degree")]
+    product = 1
+    for degree in degrees:
+        product *= degree
+    assert product == plan.workers == 16, "torchtitan asserts that the degrees multiply to the number of ranks"
+    assert document["training"]["global_batch_size"] == 32
+    assert document["training"]["mixed_precision_param"] == "bfloat16"
+    if expected["pipeline_parallel_degree"] > 1:
+        assert size == plan.microbatch_size
+        assert document["training"]["local_batch_size"] == plan.microbatch_size * plan.microbatches
+        assert len(parts) == plan.depth
+    else:
+        assert document["training"]["local_batch_size"] == plan.microbatch_size
+
+
+@pytest.mark.parametrize(("recompute", "unit", "mode"), [(True, "block", "full"), (False, None, "none")])
+def test_torchtitan_checkpoints_layers_as_the_plan_does(recompute: bool, unit: str | None, mode: str) -> None:
+    source = _source("fsdp", tensor=2, stages=1, recompute=recompute, recompute_unit=unit)
+    assert tomllib.loads(format_named("torchtitan").write(source))["activation_checkpoint"] == {"mode": mode}
+    assert ("FullAC.Config()" in format_named("torchtitan", "2026-08").write(source)) == recompute
+
+
+def test_torchtitans_python_has_the_same_degrees_and_says_whether_tokens_are_shared() -> None:
+    text = format_named("torchtitan", "2026-08").write(_source("fsdp", tensor=4, context=2, stages=1))
+    assert "config.parallelism.tensor_parallel_degree = 4" in text
+    assert "config.parallelism.context_parallel_degree = 2" in text
+    assert "config.parallelism.enable_sequence_parallel = True" in text
+    assert "config.training.mixed_precision_param = 'bfloat16'" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "engine", "fixed", "value"),
+    [
+        ("torchtitan", "fsdp", {"recompute": True, "recompute_unit": "attention"}, "attention"),
+        ("torchtitan", "fsdp", {"dtype": "float16"}, "float16"),
+        ("torchtitan", "megatron", {}, "megatron"),
+        ("megatron", "fsdp", {}, "fsdp"),
+        ("deepspeed", "megatron", {}, "megatron"),
+    ],
+)
+def test_what_a_target_cannot_express_is_refused_by_name(
+    target: str, engine: str, fixed: dict[str, Any], value: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"cannot be {target}") as raised:
+        format_named(target).write(_source(engine, **fixed))
+    assert (raised.value.field, raised.value.value) == ("format", value)
+
+
+def test_torchtitan_0_2_has_no_tensor_parallelism_that_keeps_tokens_whole() -> None:
+    source = _source("fsdp", tensor=2, stages=1)
+    whole = replace(source, plan=replace(source.plan, form=replace(source.plan.form, sequence_parallel=False)))
+    with pytest.raises(InvalidInputError, match="sequence parallelism"):
+        format_named("torchtitan").write(whole)
+    text = format_named("torchtitan", "2026-08").write(whole)
+    assert "config.parallelism.enable_sequence_parallel = False" in text
+
+
+@pytest.mark.parametrize(
+    ("recompute", "unit", "expected"),
+    [
+        (False, None, None),
+        (True, "attention", "--recompute-granularity selective --recompute-modules core_attn"),
+        (True, "block", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"),
+    ],
+)
+def test_megatron_recomputes_what_the_plan_does(recompute: bool, unit: str | None, expected: str | None) -> None:
+    """Recomputation of attention's core was once exported as that of whole layers."""
+    words = _words(_source("megatron", tensor=2, recompute=recompute, recompute_unit=unit))
+    assert words.count("--recompute-granularity") == (expected is not None)
+    assert expected is None or expected in words
+
+
+def test_megatron_has_every_degree_and_the_layout_of_virtual_stages() -> None:
+    source = _source("megatron", tensor=2, context=2, stages=2, chunks=2, data=2, sharding="optimizer")
+    words = _words(source)
+    for argument in (
+        "--tensor-model-parallel-size 2 --sequence-parallel --context-parallel-size 2 --use-distributed-optimizer",
+        "--pipeline-model-parallel-size 2",
+        "--global-batch-size 32",
+        f"--micro-batch-size {source.plan.microbatch_size}",
+    ):
+        assert argument in words
+    assert "Start it on 16 ranks: 2 replicas" in words
+    layout = words.split("--pipeline-model-parallel-layout '")[1].split("'")[0]
+    assert layout.count("|") == 3
+
+
+def test_megatron_adds_gradients_up_in_float32_whatever_the_weights_are() -> None:
+    """With --bf16 it is Megatron's default, with --fp16 it must be asked for; the ledger counts 4 bytes for both."""
+    flag = "--accumulate-allreduce-grads-in-fp32"
+    assert flag in _words(_source("megatron", dtype="float16", tensor=2))
+    assert flag not in _words(_source("megatron", tensor=2))
+
+
+def test_deepspeed_has_a_topology_for_tensor_groups() -> None:
+    source = _source("deepspeed", tensor=2, stages=2, data=4, sharding="optimizer")
+    document = json.loads(format_named("deepspeed").write(source))
+    assert document["pipeline"]["topology"] == {"num_pp": 2, "num_mp": 2, "num_dp": 4}
+    assert document["config"]["zero_optimization"] == {"stage": 1}
+
+
+@pytest.mark.parametrize(("sharding", "stage"), [("gradients", 2), ("weights", 3)])
+def test_deepspeed_shares_gradients_and_weights_without_a_pipeline_module(sharding: str, stage: int) -> None:
+    """PipelineEngine asserts that ZeRO's stage is below 2."""
+    source = _source("deepspeed", tensor=1, sharding=sharding, stages=1)
+    document = json.loads(format_named("deepspeed").write(source))
+    assert "pipeline" not in document
+    assert document["config"]["zero_optimization"] == {"stage": stage}
