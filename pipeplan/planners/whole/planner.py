@@ -11,13 +11,15 @@ from itertools import islice
 from pipeplan.documents.engines import TrainingEngine, engine_named
 from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
-from pipeplan.errors import require
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import LONGEST_PLAY, Ranking
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason
 from pipeplan.planners.whole.choices import choices
+from pipeplan.planners.whole.degrees import Degrees, Recipe
+from pipeplan.planners.whole.made import placement
 from pipeplan.planners.whole.space import WholeSpace
 from pipeplan.schedules.registry import schedule_named
 
@@ -97,6 +99,32 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         problem=fused, left=PLAYED_INSTRUCTIONS, longest_answer=LONGEST_PLAY, for_front=0, for_moves=MOVED
     )
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking
+
+
+def remade(problem: PlanningProblem, plan: Plan) -> Plan:
+    """The plan with the degrees, stages and placement of one for another engine, with its costs and without its price.
+
+    Raises InvalidInputError for what the engine or the profile does not have, and for stages that do not fit.
+    """
+    space, _ = whole_space(replace(problem, options=replace(problem.options, engine=plan.engine)))
+    known = [each.form for each in space.forms]
+    require(plan.form in known, "form", "must be one that the profile has and the options allow", plan.form)
+    first, stops = plan.stages[0], tuple(stage.stop for stage in plan.stages)
+    recompute = first.recompute_unit if first.recompute else "none"
+    degrees = Degrees(
+        recipe=Recipe(
+            form=plan.form, microbatch_size=plan.microbatch_size, recompute=recompute, sharding=plan.sharding
+        ),
+        pipeline=plan.depth // plan.chunks,
+        chunks=plan.chunks,
+        data=plan.width or 1,
+        microbatches=plan.microbatches,
+    )
+    inside = plan.placement == placement(degrees, replicas_inside=True)
+    made = space.maker(degrees).plan(stops, replicas_inside=inside)
+    if made is None:
+        raise InvalidInputError("stages", "must fit their devices", stops)
+    return made
 
 
 def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[ModelForm]:
