@@ -118,9 +118,8 @@ class WholeSpace:
             degrees = self._bounded[at].shapes.degrees(place)
             splitter, blocks = self.maker(degrees).splitter, len(self.forms[0].blocks)
             stops = [blocks * (stage + 1) // degrees.depth for stage in range(degrees.depth)]
-            held = splitter.held_bytes(stops)
-            by_rank = [sum(held[rank :: degrees.pipeline]) for rank in range(degrees.pipeline)]
-            fullest = max(range(degrees.pipeline), key=by_rank.__getitem__)
+            by_rank = splitter.by_rank(stops)
+            fullest = by_rank.index(max(by_rank))
             misses.append((int(by_rank[fullest] - splitter.device_bytes), fullest, degrees))
         missing, rank, degrees = min(misses, key=lambda miss: miss[0])
         return degrees, rank, missing

@@ -76,7 +76,7 @@ class Splitter:
 
         A block moves from a stage of the fullest rank to the one beside it, wherever the fullest rank then holds least.
         """
-        now = self._by_rank(stops)
+        now = self.by_rank(stops)
         if sum(now) > self.device_bytes * len(now):
             return None
         for _ in range(_MOVES):
@@ -84,7 +84,7 @@ class Splitter:
                 return stops
             fullest = now.index(max(now))
             others = list(self._without_a_block(stops, fullest))
-            held, stops = min(((self._by_rank(other), other) for other in others), key=lambda each: max(each[0]))
+            held, stops = min(((self.by_rank(other), other) for other in others), key=lambda each: max(each[0]))
             if max(held) >= max(now):
                 return None
             now = held
@@ -101,55 +101,64 @@ class Splitter:
                 if stage < self.degrees.depth - 1:
                     yield (*stops[:stage], stops[stage] - 1, *stops[stage + 1 :])
 
-    def _by_rank(self, stops: Sequence[int]) -> list[float]:
+    def by_rank(self, stops: Sequence[int]) -> list[float]:
         """What every rank holds."""
-        held, p = self.held_bytes(stops), self.degrees.pipeline
-        return [sum(held[rank::p]) for rank in range(p)]
+        by_rank = self.held_bytes(stops).reshape(-1, self.degrees.pipeline).sum(axis=0)
+        return by_rank.tolist()  # type: ignore[no-any-return]
 
     def _least(self, room: float) -> tuple[int, ...] | None:
         """The stages of the least bottleneck that hold no more than `room` bytes each."""
-        high_s = self._step_s[-1]
-        found = self._filled(high_s, room)
-        low_s = high_s / self.degrees.depth
+        step_s = self._step_s
+        high_s, low_s = step_s[-1], step_s[-1] / self.degrees.depth
+        found, _ = self._filled(high_s, room)
         for _ in range(_STEPS if found else 0):
+            if low_s >= high_s * (1 - 1e-9):
+                break
             middle_s = (low_s + high_s) / 2
-            stops = self._filled(middle_s, room)
+            stops, more_s = self._filled(middle_s, room)
             if stops is None:
-                low_s = middle_s
+                low_s = max(middle_s, more_s * (1 - 1e-12))
             else:
-                found, high_s = stops, middle_s
+                found = stops
+                high_s = max(step_s[stop] - step_s[start] for start, stop in zip((0, *stops), stops, strict=False))
         return found
 
-    def held_bytes(self, stops: Sequence[int]) -> list[float]:
+    def held_bytes(self, stops: Sequence[int]) -> FloatArray:
         """What each stage's device holds: states, microbatches in flight, and the most that a block holds on top.
 
         Where ranks hold several stages, each has its share of a rank's microbatches; what is on top counts once.
         """
-        degrees, held = self.degrees, []
-        for stage, (start, stop) in enumerate(zip((0, *stops), stops, strict=False)):
-            rank = stage % degrees.pipeline
-            held.append(self._bytes(rank, start, stop) - (self._transient(start, stop) if degrees.chunks > 1 else 0.0))
-        for rank in range(degrees.pipeline if degrees.chunks > 1 else 0):
-            stages = range(rank, degrees.depth, degrees.pipeline)
-            held[rank] += max(self._transient(stops[s - 1] if s else 0, stops[s]) for s in stages)
+        terms, p = self.terms, self.degrees.pipeline
+        ends = np.asarray(stops)
+        starts = np.append(0, ends[:-1])
+        flight = np.tile([in_flight(self.degrees, rank) for rank in range(p)], self.degrees.chunks)
+        states = terms.fixed_bytes[ends] - terms.fixed_bytes[starts]
+        held: FloatArray = states + flight * (terms.kept_bytes[ends] - terms.kept_bytes[starts])
+        transient = np.maximum.reduceat(terms.transient_bytes, starts)
+        held[:p] += transient.reshape(-1, p).max(axis=0)
         return held
 
     def fits(self, stops: Sequence[int]) -> bool:
         """Whether every rank fits its device."""
-        return max(self._by_rank(stops)) <= self.device_bytes
+        return max(self.by_rank(stops)) <= self.device_bytes
 
-    def _filled(self, bottleneck_s: float, room: float) -> tuple[int, ...] | None:
+    def _filled(self, bottleneck_s: float, room: float) -> tuple[tuple[int, ...] | None, float]:
+        """Stages that are as long as the bottleneck and the room allow, None where blocks are left over; and the least
+        bottleneck that lets any of them be longer.
+        """
         depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
-        start, stops = 0, []
+        start, stops, more_s = 0, [], inf
         for stage in range(depth):
             last = blocks - (depth - 1 - stage)
-            stop = min(bisect_right(step_s, step_s[start] + bottleneck_s) - 1, last)
-            stop = self._that_fits(stage, start, stop, room)
+            in_time = bisect_right(step_s, step_s[start] + bottleneck_s) - 1
+            stop = self._that_fits(stage, start, min(in_time, last), room)
+            if stop == in_time < last:
+                more_s = min(more_s, step_s[stop + 1] - step_s[start])
             if stop <= start:
-                return None
+                return None, more_s
             stops.append(stop)
             start = stop
-        return tuple(stops) if start == blocks else None
+        return tuple(stops) if start == blocks else None, more_s
 
     def _that_fits(self, stage: int, start: int, stop: int, room: float) -> int:
         """The last place up to `stop` where a stage may end by its memory."""
@@ -165,14 +174,10 @@ class Splitter:
         return high
 
     def _bytes(self, rank: int, start: int, stop: int) -> float:
-        fixed, kept = self._fixed_bytes, self._kept_bytes
+        fixed, kept, most, level = self._fixed_bytes, self._kept_bytes, self._most, (stop - start).bit_length() - 1
         held = in_flight(self.degrees, rank) * (kept[stop] - kept[start])
-        return fixed[stop] - fixed[start] + held + self._transient(start, stop)
-
-    def _transient(self, start: int, stop: int) -> float:
-        """The most of any block in [start, stop)."""
-        table, level = self._most, (stop - start).bit_length() - 1
-        return float(max(table[level][start], table[level][stop - 2**level]))
+        transient = max(most[level][start], most[level][stop - 2**level])  # of any block in [start, stop)
+        return float(fixed[stop] - fixed[start] + held + transient)
 
     @cached_property
     def _most(self) -> list[FloatArray]:
