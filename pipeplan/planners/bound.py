@@ -10,6 +10,8 @@ With c_s the seconds that stage s computes a microbatch, m microbatches a batch:
 4. Without pipelining a microbatch passes all stages before the next one begins.
 5. A rank of several stages computes all that they do, and comes to its first stage, and back from it, as in 3.
 6. A port carries all that passes it in a batch. With a flush, exchanges begin when the last backwards do.
+7. With a flush, the first backward of a rank follows a forward through all stages, and after its last forward a
+   microbatch comes back through all of them. What the rank computes between the two comes on top.
 
 With a flush all batches but the first are alike, and no play passes the bound. Without one batches may take more and
 less time in turn; a play's rate is their mean over a window, which may hold one short batch more than long ones.
@@ -22,13 +24,15 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import inf
 
-from pipeplan.costs.memory import held_by, stages_by_rank
-from pipeplan.costs.transfer import ranks_by_stage
-from pipeplan.documents.plan import Plan
-from pipeplan.schedules.registry import schedule_named
+import numpy as np
 
-_Port = tuple[bool, int, int]
-"""Outwards or inwards, the devices that share it, and the number of its unit."""
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.memory import chunked_pipeline, held_by, stages_by_rank
+from pipeplan.costs.transfer import ranks_by_stage
+from pipeplan.documents.plan import Plan, Worker
+from pipeplan.programs.instructions import Backward, Forward
+from pipeplan.programs.schedule import Schedule
+from pipeplan.schedules.registry import schedule_named
 
 _ROUNDING = 1e-9
 
@@ -36,13 +40,14 @@ _ROUNDING = 1e-9
 @dataclass(frozen=True, slots=True)
 class _Passage:
     """What a microbatch takes on a stage: there and back, with the boundary after it; what the stage computes until the
-    way back is over; all that it computes; and its forward.
+    way back is over; all that it computes; its forward; and its forward with the boundary after it.
     """
 
     there_and_back_s: float
     between_s: float
     compute_s: float
     forward_s: float
+    there_s: float
 
 
 def most_samples_per_s(plan: Plan) -> float:
@@ -84,6 +89,10 @@ def least_batch_s(plan: Plan) -> float:
                 least_s = max(least_s, before_s[stage] + window_s + (last_s if stage else 0.0))
         elif exchanges:
             least_s = max(least_s, *(costs[stage].reduce_s for stage in stages))
+    if laws.flushes and plan.chunks > 1 and not (plan.split_backward or laws.splits_backward):
+        slowest = max(range(len(by_rank)), key=lambda rank: sum(passages[s].compute_s for s in by_rank[rank]))
+        tightest = {slowest, len(by_rank) - 1}  # the last rank's first backward comes first
+        least_s = max(least_s, *(_through_all_s(plan, rank, passages) + last_s for rank in tightest))
     return (1 - _ROUNDING) * max(least_s, _ports_s(plan, passages))
 
 
@@ -111,81 +120,107 @@ def _end_s(plan: Plan, stages: Sequence[int]) -> float:
 def _passages(plan: Plan) -> list[_Passage]:
     """Every stage's. A stage may recompute as a whole while it waits for a gradient: that delays no microbatch."""
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
-    onward_s = [
-        0.0  # one rank hands over to itself
+    ways_s = [
+        (0.0, 0.0)  # one rank hands over to itself
         if sender == receiver
-        else own.activation_transfer_s + own.latency_s + following.gradient_transfer_s + following.latency_s
-        for (own, following), (sender, receiver) in zip(
-            pairwise(plan.costs), pairwise(_ranks_of_stages(plan)), strict=True
-        )
+        else (own.activation_transfer_s + own.latency_s, following.gradient_transfer_s + following.latency_s)
+        for (own, following), (sender, receiver) in zip(pairwise(plan.costs), pairwise(_owners(plan)), strict=True)
     ]
     passages = []
-    for stage, own, after_s in zip(plan.stages, plan.costs, (*onward_s, 0.0), strict=True):
+    for stage, own, (onward_s, return_s) in zip(plan.stages, plan.costs, (*ways_s, (0.0, 0.0)), strict=True):
         first_s = own.forward_s + (own.recompute_s if stage.recompute else 0.0)
         back_s = own.backward_input_s if splits else own.backward_s
         again_s = own.recompute_s if stage.recompute_unit != "stage" else 0.0
         passages.append(
             _Passage(
-                there_and_back_s=own.forward_s + again_s + back_s + after_s,
+                there_and_back_s=own.forward_s + again_s + back_s + (onward_s + return_s),
                 between_s=first_s + back_s,
                 compute_s=first_s + back_s + (own.backward_weight_s if splits else 0.0),
                 forward_s=own.forward_s,
+                there_s=own.forward_s + onward_s,
             )
         )
     return passages
 
 
 def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
-    """What the busiest port carries in a batch; with a flush, from the first exchange that may begin to the last."""
-    ranks_of_stages, m = _ranks_of_stages(plan), plan.microbatches
-    carried_s = _transfers_s(plan, ranks_of_stages)
-    exchanged_s: dict[_Port, float] = defaultdict(float)
-    begins_s: dict[_Port, float] = {}
+    """What the busiest port carries in a batch; with a flush, from the first exchange that may begin to the last.
+
+    Ports are counted by unit, all of a level at once: a large cluster has thousands.
+    """
+    owners, m, workers = _owners(plan), plan.microbatches, len(plan.placement)
+    ranks = [np.asarray(each) for each in ranks_by_stage(plan.placement)]
+    carried_s = _transfers_s(plan, owners, ranks)
+    exchanged_s: dict[int, FloatArray] = {}
+    begins_s: dict[int, FloatArray] = {}
     reached_s = [0.0, *accumulate(passage.forward_s for passage in passages)]
-    for stage, (own, ranks) in enumerate(zip(plan.costs, ranks_of_stages, strict=True)):
+    for stage, (own, owner) in enumerate(zip(plan.costs, owners, strict=True)):
         devices = own.reduce_port_devices
-        if devices and len(ranks) > 1:
-            inside = Counter(rank // devices for rank in ranks)
-            seconds = (own.reduce_s - own.reduce_inside_s) * min(own.reduce_device_share * min(inside.values()), 1.0)
-            first_s = reached_s[stage] + (m - 1) * passages[stage].compute_s
-            for port in ((out, devices, unit) for unit in inside for out in (True, False)):
-                exchanged_s[port] += seconds
-                begins_s[port] = min(begins_s.get(port, first_s), first_s)
-    least_s = max((carried_s[port] + exchanged_s[port] for port in {*carried_s, *exchanged_s}), default=0.0)
+        if devices and plan.stages[stage].replicas > 1:
+            counts = np.bincount(ranks[owner] // devices, minlength=-(-workers // devices))
+            inside, share = counts > 0, own.reduce_device_share * int(counts[counts > 0].min())
+            seconds = (own.reduce_s - own.reduce_inside_s) * min(share, 1.0)
+            first_s = np.where(inside, reached_s[stage] + (m - 1) * passages[stage].compute_s, inf)
+            exchanged_s[devices] = np.asarray(exchanged_s.get(devices, 0.0) + seconds * inside)
+            begins_s[devices] = np.minimum(begins_s.get(devices, inf), first_s)
+    busiest_s = [each_s + exchanged_s.get(devices, 0.0) for (_, devices), each_s in carried_s.items()]
+    least_s = max((float(each_s.max()) for each_s in (*busiest_s, *exchanged_s.values())), default=0.0)
     if schedule_named(plan.schedule).flushes and plan.chunks == 1:
         # The stage that updates last may begin its next batch later than stage 0, by the way to it.
-        least_s = max([least_s, *(begins_s[port] + exchanged_s[port] - reached_s[-2] for port in begins_s)])
+        for devices, first_s in begins_s.items():
+            last_s = first_s + exchanged_s[devices] - reached_s[-2]
+            least_s = max(least_s, float(last_s[first_s < inf].max()))
     return least_s
 
 
-def _ranks_of_stages(plan: Plan) -> list[tuple[int, ...]]:
-    """Every stage's ranks, by replica."""
-    first = ranks_by_stage(plan.placement)
-    owners = sorted((stage, rank) for rank, stages in enumerate(stages_by_rank(plan)) for stage in stages)
-    return [first[rank] for _, rank in owners]
+def _through_all_s(plan: Plan, rank: int, passages: Sequence[_Passage]) -> float:
+    """Bound 7 of a rank of several stages: from the first forward of a batch to the end of its last way back."""
+    laws, span = schedule_named(plan.schedule), plan.depth // plan.chunks
+    between = _between(laws, span, plan.chunks, rank, plan.microbatches)
+    if not between:
+        return 0.0
+    stages = stages_by_rank(plan)[rank]
+    first, last = stages[between[0].chunk], stages[between[-1].chunk]
+    there_s = sum(passage.there_s for passage in passages)
+    back_s = [passage.there_and_back_s - passage.there_s for passage in passages]
+    least_s = there_s + sum(back_s[first:]) + passages[last].there_s - passages[last].forward_s
+    for (is_forward, chunk), count in Counter((isinstance(i, Forward), i.chunk) for i in between[1:]).items():
+        passage = passages[stages[chunk]]
+        least_s += count * (passage.forward_s if is_forward else passage.between_s - passage.forward_s)
+    return least_s + sum(passage.there_s for passage in passages[last + 1 :]) + sum(back_s)
 
 
-def _transfers_s(plan: Plan, ranks: Sequence[Sequence[int]]) -> dict[_Port, float]:
-    """What the transfers of a batch take on every port; `ranks` are those of every stage."""
-    carried_s: dict[_Port, float] = defaultdict(float)
+@lru_cache(maxsize=1024)
+def _between(laws: Schedule, span: int, chunks: int, rank: int, microbatches: int) -> Sequence[Forward | Backward]:
+    """What a rank computes in a batch from its first backward to its last forward; nothing where that comes first."""
+    pipeline = chunked_pipeline(laws, ranks=span, chunks=chunks, microbatches=microbatches)
+    computed = [i for i in laws.compute(pipeline, Worker(stage=rank, replica=0)) if isinstance(i, Forward | Backward)]
+    forwards = [index for index, each in enumerate(computed) if isinstance(each, Forward)]
+    backwards = [index for index, each in enumerate(computed) if isinstance(each, Backward)]
+    return computed[backwards[0] : forwards[-1] + 1]
+
+
+def _owners(plan: Plan) -> list[int]:
+    """Every stage's rank of a pipeline."""
+    return [rank for _, rank in sorted((stage, rank) for rank, own in enumerate(stages_by_rank(plan)) for stage in own)]
+
+
+def _transfers_s(plan: Plan, owners: Sequence[int], ranks: Sequence[IntArray]) -> dict[tuple[bool, int], FloatArray]:
+    """What the transfers of a batch take on the ports of every unit: outwards (True) or inwards, by how many devices
+    share a port. `owners` are the stages' ranks of a pipeline, `ranks` those of all replicas.
+    """
+    handed_s: dict[tuple[int, int, int], float] = defaultdict(float)
     for stage, own in enumerate(plan.costs):
         for seconds, devices, other in (
             (own.activation_transfer_s * own.activation_device_share, own.activation_port_devices, stage + 1),
             (own.gradient_transfer_s * own.gradient_device_share, own.gradient_port_devices, stage - 1),
         ):
             if devices and seconds and 0 <= other < plan.depth:
-                batch_s = plan.microbatches * seconds
-                for (out, unit), count in _crossings(tuple(ranks[stage]), tuple(ranks[other]), devices).items():
-                    carried_s[out, devices, unit] += count * batch_s
+                handed_s[owners[stage], owners[other], devices] += plan.microbatches * seconds
+    carried_s: dict[tuple[bool, int], FloatArray] = {}
+    for (sender, receiver, devices), seconds in handed_s.items():
+        out, into, units = ranks[sender] // devices, ranks[receiver] // devices, -(-len(plan.placement) // devices)
+        for outwards, unit in ((True, out), (False, into)):
+            batch_s = seconds * np.bincount(unit[out != into], minlength=units)
+            carried_s[outwards, devices] = np.asarray(carried_s.get((outwards, devices), 0.0) + batch_s)
     return carried_s
-
-
-@lru_cache(maxsize=256)
-def _crossings(senders: tuple[int, ...], receivers: tuple[int, ...], devices: int) -> Counter[tuple[bool, int]]:
-    """How many transfers leave (True) and enter each unit of so many devices."""
-    found = Counter[tuple[bool, int]]()
-    for sender, receiver in zip(senders, receivers, strict=True):
-        if sender // devices != receiver // devices:
-            found[True, sender // devices] += 1
-            found[False, receiver // devices] += 1
-    return found

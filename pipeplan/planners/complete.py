@@ -46,14 +46,14 @@ _SHORTER = (2, 3)
 def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
     """What the plan's streams give over enough batches for a steady state.
 
-    Where a batch has too many instructions, the result is extrapolated from two shorter ones, cut at the bound. It is
-    None where those have too many as well, and for stages of unequal replicas, whose batches cannot be shortened.
+    Where a batch has too many instructions, the result is extrapolated from two shorter ones, cut at the bound, unless
+    these have as many together. It is None where those have too many as well, and for stages of unequal replicas, whose
+    batches cannot be shortened.
     """
-    batches = _batches_to_play(plan, instructions)
-    if batches:
-        return _Played.of(plan, batches).simulated()
-    batches = min((_batches_to_play(each, instructions) for each in _shorter_plans(plan)), default=0)
-    return _extrapolated(plan, batches) if batches else None
+    played, batches = _to_play(plan, instructions)
+    if not batches:
+        return None
+    return _Played.of(plan, batches).simulated() if played == (plan,) else _extrapolated(plan, batches)
 
 
 def _extrapolated(plan: Plan, batches: int) -> Simulated:
@@ -105,12 +105,23 @@ def play_again(plan: Plan) -> Simulated | None:
 
 def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
     """How many instructions `play` plays with this limit."""
-    batches = _batches_to_play(plan, instructions)
+    played, batches = _to_play(plan, instructions)
+    return batches * sum(map(_instructions, played))
+
+
+def _to_play(plan: Plan, limit: int) -> tuple[tuple[Plan, ...], int]:
+    """What is played for a plan's price, itself or two shorter ones, and so many batches of each; 0 where all are too
+    long.
+    """
+    batches = _batches_to_play(plan, limit)
     if batches:
-        return batches * _instructions(plan)
+        return (plan,), batches
     shorter = _shorter_plans(plan)
-    batches = min((_batches_to_play(each, instructions) for each in shorter), default=0)
-    return batches * sum(map(_instructions, shorter))
+    batches = min((_batches_to_play(each, limit) for each in shorter), default=0)
+    whole = batches * _instructions(plan)
+    if 0 < whole <= min(batches * sum(map(_instructions, shorter)), SIMULATED_INSTRUCTIONS):
+        return (plan,), batches
+    return shorter, batches
 
 
 def one_pipeline(plan: Plan, *, batches: int) -> Timeline:

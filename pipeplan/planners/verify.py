@@ -1,6 +1,7 @@
 """Verify: whether a plan is what it says, by the numbers that it holds, without trusting the search that found it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from math import isclose
 
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.identity import content_id
@@ -8,11 +9,27 @@ from pipeplan.documents.plan import Plan, Simulated
 from pipeplan.errors import PipeplanError
 from pipeplan.planners.auto.certificate import check_search
 from pipeplan.planners.auto.search import METHOD as SEARCHED
-from pipeplan.planners.complete import play_again
+from pipeplan.planners.complete import Decision, complete, play_again
 from pipeplan.planners.pipedream.certificate import check_certificate
 from pipeplan.planners.played import searched
 from pipeplan.planners.problem import PlanningProblem
-from pipeplan.planners.whole.planner import whole_space
+from pipeplan.planners.whole.planner import remade, whole_space
+from pipeplan.schedules.registry import BUILT_IN, schedule_named
+
+_COMPUTED = (
+    "dtype",
+    "placement",
+    "stages",
+    "costs",
+    "closed_form",
+    "optimal_in_flight",
+    "master_weights",
+    "estimated",
+    "interpolated",
+)
+"""What is computed of a plan's decisions. Of our own runtime's plans the stages' figures are taken as they are."""
+
+_ROUNDING = 1e-9
 
 NEEDED = "machines needed"
 """The certificate that holds a witness."""
@@ -28,13 +45,13 @@ class Finding:
 
 
 def verify(plan: Plan, problem: PlanningProblem) -> tuple[Finding, ...]:
-    """What the plan says of where it comes from, of its streams, and of its optimality. It is proven if all hold.
+    """What the plan says of where it comes from, its costs, its streams and its optimality. It is proven if all hold.
 
     `problem` is the one that was planned for, with its options. The optimality is that of the plan's own certificate: a
     witness is checked as it is, what a search by play claims by searching its space again. Others are no proof.
     """
     simulated = play_again(plan)
-    return (_origin(plan, problem), _played(plan, simulated), _optimal(plan, problem, simulated))
+    return (_origin(plan, problem), _costs(plan, problem), _played(plan, simulated), _optimal(plan, problem, simulated))
 
 
 def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
@@ -53,6 +70,62 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
     return Finding(
         what="origin", holds=not others, detail="; ".join(others) or "made from this profile and this cluster"
     )
+
+
+def _costs(plan: Plan, problem: PlanningProblem) -> Finding:
+    """Whether the profile and the cluster give the plan's costs again; for other engines all of its stages as well."""
+    if len(problem.cluster.types) > 1:
+        detail = "not computed again: the plan does not hold which devices between its own stay idle"
+        return Finding(what="costs", holds=True, detail=detail)
+    corrected = problem.corrected
+    base = next((name for name in BUILT_IN if schedule_named(name).zero_bubble == plan.schedule), plan.schedule)
+    decision = Decision(
+        planner=plan.planner,
+        cost_model=plan.cost_model,
+        stages=plan.stages,
+        placement=plan.placement,
+        schedule=plan.schedule,
+        microbatch_size=plan.microbatch_size,
+        microbatches=plan.microbatches,
+        batch_size=plan.batch_size,
+        closed_form=plan.closed_form,
+        optimal_in_flight=plan.optimal_in_flight,
+        configurations_considered=plan.configurations_considered,
+        order=plan.order,
+        chunks=plan.chunks,
+    )
+    try:
+        if plan.engine != OUR_RUNTIME:
+            made = [remade(corrected, plan)]
+        else:  # zero bubble may have the costs of the schedule without
+            made = [
+                complete(corrected, replace(decision, schedule=each)) for each in dict.fromkeys((plan.schedule, base))
+            ]
+    except PipeplanError as error:
+        return Finding(what="costs", holds=False, detail=str(error))
+    differing = [_difference(each, plan) for each in made]
+    wrong = differing[0] if all(differing) else None
+    return Finding(
+        what="costs", holds=wrong is None, detail=wrong or "computed again, its profile and its cluster give the same"
+    )
+
+
+def _difference(made: object, held: object, name: str = "") -> str | None:
+    """The first field of a plan that is not what was made again, with both values; None where all are."""
+    if isinstance(made, Plan):
+        pairs: list[tuple[str, object, object]] = [
+            (each, getattr(made, each), getattr(held, each)) for each in _COMPUTED
+        ]
+    elif is_dataclass(made) and type(made) is type(held):
+        names = [field.name for field in fields(made)]
+        pairs = [(f"{name}.{field}", getattr(made, field), getattr(held, field)) for field in names]
+    elif isinstance(made, tuple) and isinstance(held, tuple) and len(made) == len(held):
+        pairs = [(f"{name}[{index}]", *pair) for index, pair in enumerate(zip(made, held, strict=True))]
+    else:
+        numbers = isinstance(made, float) and isinstance(held, int | float)
+        same = isclose(made, held, rel_tol=_ROUNDING) if numbers else made == held  # type: ignore[arg-type]
+        return None if same else f"{name} is {held}; computed again it is {made}"
+    return next((found for field, its, given in pairs if (found := _difference(its, given, field))), None)
 
 
 def _played(plan: Plan, simulated: Simulated | None) -> Finding:

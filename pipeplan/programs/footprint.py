@@ -14,11 +14,17 @@ from pipeplan.programs.instructions import (
     Forward,
     Instruction,
     Recompute,
+    RecvActivation,
+    RecvGradient,
+    SendActivation,
+    SendGradient,
     StartReduce,
     Update,
 )
 
 _ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
+_TRANSFERS = frozenset({SendActivation, RecvActivation, SendGradient, RecvGradient})
+_OF_GRADIENTS = frozenset({StartReduce, Backward, BackwardInput, BackwardWeight, Update})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,8 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
     last: dict[int, int] = {}
     newest = 0
     for index, instruction in enumerate(instructions):
+        if type(instruction) in _TRANSFERS:
+            continue
         if isinstance(instruction, _ON_A_VERSION):
             last[instruction.version] = index
         elif isinstance(instruction, Update):
@@ -141,21 +149,22 @@ def _further_gradients(instructions: Sequence[Instruction]) -> Iterator[int]:
     """
     exchanged: set[int] = set()
     gathers, own = False, None
+    further = 0
     for instruction, following in pairwise((*instructions, None)):
-        match instruction:
-            case StartReduce(version=version):
-                own = version if isinstance(following, Backward | BackwardWeight) else None
-                exchanged |= {version} if own is None else set()
-            case Backward() | BackwardInput() | BackwardWeight():
-                gathers = own is None
-                exchanged |= set() if own is None else {own}
-                own = None
-            case Update(version=version):
-                gathers = gathers and version in exchanged
-                exchanged.discard(version)
-            case _:
-                pass
-        yield max(len(exchanged) + gathers - 1, 0)
+        if type(instruction) in _OF_GRADIENTS:
+            match instruction:
+                case StartReduce(version=version):
+                    own = version if isinstance(following, Backward | BackwardWeight) else None
+                    exchanged |= {version} if own is None else set()
+                case Update(version=version):
+                    gathers = gathers and version in exchanged
+                    exchanged.discard(version)
+                case _:
+                    gathers = own is None
+                    exchanged |= set() if own is None else {own}
+                    own = None
+            further = max(len(exchanged) + gathers - 1, 0)
+        yield further
 
 
 def _changes(**changes: int) -> dict[type[Instruction], int]:

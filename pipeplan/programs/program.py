@@ -7,7 +7,7 @@ from functools import partial
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import Checkpoint, Instruction, Update
 from pipeplan.programs.pipeline import Pipeline, ends_with_checkpoint
-from pipeplan.programs.repeating import Repeating, instructions_of, shortened
+from pipeplan.programs.repeating import Repeating, by_chunk, shortened
 from pipeplan.programs.schedule import Schedule
 
 
@@ -33,13 +33,10 @@ class Program:
         """A rank's stream as one stream for each of its stages, by chunk: what each holds and computes by itself."""
         if self.pipeline.chunks == 1:
             return (stream,)
+        parts = by_chunk(stream.instructions, self.pipeline.chunks)
         return tuple(
-            replace(
-                stream,
-                stage=self.pipeline.stage_of(stream.stage, chunk),
-                instructions=instructions_of(stream.instructions, chunk),
-            )
-            for chunk in range(self.pipeline.chunks)
+            replace(stream, stage=self.pipeline.stage_of(stream.stage, chunk), instructions=instructions)
+            for chunk, instructions in enumerate(parts)
         )
 
 

@@ -175,11 +175,14 @@ class Repeating(Sequence[Instruction]):
         return made_of(*values)
 
 
-def instructions_of(instructions: Sequence[Instruction], chunk: int) -> Sequence[Instruction]:
-    """The instructions of one chunk."""
+def by_chunk(instructions: Sequence[Instruction], chunks: int) -> Sequence[Sequence[Instruction]]:
+    """The instructions of each chunk."""
     if isinstance(instructions, Repeating):
-        return instructions.of_chunk(chunk)
-    return tuple(i for i in instructions if i.chunk == chunk)
+        return [instructions.of_chunk(chunk) for chunk in range(chunks)]
+    parts: list[list[Instruction]] = [[] for _ in range(chunks)]
+    for instruction in instructions:
+        parts[instruction.chunk].append(instruction)
+    return [tuple(part) for part in parts]
 
 
 def counted(instructions: Sequence[Instruction]) -> Iterable[tuple[Instruction, int]]:

@@ -219,7 +219,7 @@ def _held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -
         by_chunk.append(tuple(held_bytes[held] for held in counts))
         if len(parts) == 1:
             return by_chunk[0]
-        left = held_counts(part.instructions, recompute=recompute, by_block=by_block, settled=True)
+        left = held_counts(part.instructions, recompute=recompute, by_block=True, settled=True) if by_block else ()
         left_by_chunk.append(tuple(held_bytes[held] for held in left) if by_block else by_chunk[-1])
 
     following = [zip(most, left, strict=True) for most, left in zip(by_chunk, left_by_chunk, strict=True)]
@@ -227,11 +227,12 @@ def _held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -
         costs[part.stage].held_bytes(versions=len(first_versions(part.instructions)), activations=0, inputs=0)
         for part in parts
     ]
-    sums = []
+    sums, all_bytes = [], sum(now_bytes)
     for instruction in stream.instructions:
         most_bytes, left_bytes = next(following[instruction.chunk])
-        now_bytes[instruction.chunk] = left_bytes
-        sums.append(sum(now_bytes) - left_bytes + most_bytes)
+        others_bytes = all_bytes - now_bytes[instruction.chunk]
+        sums.append(others_bytes + most_bytes)
+        all_bytes, now_bytes[instruction.chunk] = others_bytes + left_bytes, left_bytes
     return tuple(sums)
 
 

@@ -92,7 +92,7 @@ class Ranking:
     longest_answer: int = SIMULATED_INSTRUCTIONS
     for_front: int = FRONT_INSTRUCTIONS
     for_moves: int = MOVES_INSTRUCTIONS
-    _known: set[object] = field(default_factory=set)
+    _known: dict[object, bool] = field(default_factory=dict)
     _fused: dict[object, Plan] = field(default_factory=dict)
 
     @property
@@ -122,9 +122,9 @@ class Ranking:
                 self.add(replace(each, plan=plan))
 
     def add(self, proposal: Proposal, *, longest: int = LONGEST_PLAY) -> bool:
-        """Plays a proposal, unless the same was played before; says whether it could be played."""
+        """Plays a proposal, unless the same was tried before; says whether it could be played."""
         if proposal.configuration in self._known:
-            return True
+            return self._known[proposal.configuration]
         plan, saved = proposal.plan, True
         if plan.split_backward or (schedule_named(plan.schedule).splits_backward and plan.chunks == 1):
             ranked = self._split(proposal)
@@ -163,7 +163,7 @@ class Ranking:
 
     def _keep(self, ranked: Ranked) -> None:
         if ranked.proposal.configuration not in self._known:
-            self._known.add(ranked.proposal.configuration)
+            self._known[ranked.proposal.configuration] = ranked.played
             (self.fitting if ranked.over is None else self.exceeding).append(ranked)
 
     def _play(self, plan: Plan, longest: int = LONGEST_PLAY) -> Plan:

@@ -121,10 +121,10 @@ class PlayedSearch:
     _splits: dict[object, tuple[str, Configuration, tuple[int, ...]]] = field(default_factory=dict)
 
     def run(self, answers: Sequence[Proposal]) -> None:
-        """Searches to the end, or to a limit. The first of the planners' answers is played before all else."""
-        for answer in answers[:1]:
-            self.ranking.add(answer, longest=self.ranking.longest_answer)
-            self.plays += 1
+        """Searches to the end, or to a limit. The first of the planners' answers that has a play is played first."""
+        longest = self.ranking.longest_answer
+        tries = (number for number, each in enumerate(answers, 1) if self.ranking.add(each, longest=longest))
+        self.plays += next(tries, len(answers))
         for answer in answers:
             for plan in self.ranking.variants(answer.plan):
                 self._push(most_samples_per_s(plan), replace(answer, plan=plan))

@@ -12,14 +12,14 @@ from pipeplan.documents.degrees import OFFLOADS
 from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named, require_degrees
 from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
-from pipeplan.errors import require
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import LONGEST_PLAY, Ranking
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason, readable
 from pipeplan.planners.whole.choices import choices
-from pipeplan.planners.whole.degrees import recompute_ways
+from pipeplan.planners.whole.degrees import Degrees, Recipe, recompute_ways
 from pipeplan.planners.whole.space import WholeSpace
 from pipeplan.schedules.registry import schedule_named
 
@@ -121,6 +121,36 @@ def require_host(problem: PlanningProblem, engine: TrainingEngine) -> None:
     require(None in rules, "offload", rule, asked)
     rule = "must say what a device has of it, to offload: memory_bytes, bandwidth_bytes_per_s and update_bytes_per_s"
     require(problem.cluster.host is not None, "cluster.host", rule, None)
+
+
+def remade(problem: PlanningProblem, plan: Plan) -> Plan:
+    """The plan with the degrees, stages and placement of one for another engine, with its costs and without its price.
+
+    Raises InvalidInputError for what the engine or the profile does not have, and for stages that do not fit.
+    """
+    space, _ = whole_space(replace(problem, options=replace(problem.options, engine=plan.engine)))
+    known = [each.form for each in space.forms]
+    require(plan.form in known, "form", "must be one that the profile has and the options allow", plan.form)
+    first, stops = plan.stages[0], tuple(stage.stop for stage in plan.stages)
+    recompute = first.recompute_unit if first.recompute else "none"
+    degrees = Degrees(
+        recipe=Recipe(
+            form=plan.form,
+            microbatch_size=plan.microbatch_size,
+            recompute=recompute,
+            sharding=plan.sharding,
+            offload=plan.offload,
+        ),
+        pipeline=plan.depth // plan.chunks,
+        chunks=plan.chunks,
+        data=plan.width or 1,
+        microbatches=plan.microbatches,
+    )
+    inside = next((at for at, worker in enumerate(plan.placement) if worker.stage > 0), degrees.data)
+    made = space.maker(degrees).plan(stops, inside=inside)
+    if made is None:
+        raise InvalidInputError("stages", "must fit their devices", stops)
+    return made
 
 
 def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[ModelForm]:

@@ -139,11 +139,10 @@ class WholeSpace:
             degrees = self._bounded[at].shapes.degrees(place)
             splitter, blocks = self.maker(degrees).splitter, len(self.forms[0].blocks)
             stops = [blocks * (stage + 1) // degrees.depth for stage in range(degrees.depth)]
-            device, host = splitter.held_bytes(stops), splitter.held_by_hosts(stops)
+            device, host = splitter.by_rank(stops), splitter.hosts_by_rank(stops)
             worst = Shortfall(degrees=degrees, rank=0, missing_bytes=-inf, on_host=False)
-            for held, room, on_host in ((device, splitter.device_bytes, False), (host, splitter.host_bytes, True)):
-                by_rank = [sum(held[rank :: degrees.pipeline]) for rank in range(degrees.pipeline)]
-                fullest = max(range(degrees.pipeline), key=by_rank.__getitem__)
+            for by_rank, room, on_host in ((device, splitter.device_bytes, False), (host, splitter.host_bytes, True)):
+                fullest = by_rank.index(max(by_rank))
                 missing = by_rank[fullest] - room
                 if missing > worst.missing_bytes:
                     worst = Shortfall(degrees=degrees, rank=fullest, missing_bytes=missing, on_host=on_host)

@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray
+from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.terms import ReplicaTerms
 
@@ -80,7 +80,7 @@ class Splitter:
 
         A block moves from a stage of the fullest rank to the one beside it, wherever the fullest rank then holds least.
         """
-        now = self._by_rank(stops)
+        now = self.by_rank(stops)
         if sum(now) > self.device_bytes * len(now):
             return None
         for _ in range(_MOVES):
@@ -88,7 +88,7 @@ class Splitter:
                 return stops
             fullest = now.index(max(now))
             others = list(self._without_a_block(stops, fullest))
-            held, stops = min(((self._by_rank(other), other) for other in others), key=lambda each: max(each[0]))
+            held, stops = min(((self.by_rank(other), other) for other in others), key=lambda each: max(each[0]))
             if max(held) >= max(now):
                 return None
             now = held
@@ -105,67 +105,87 @@ class Splitter:
                 if stage < self.degrees.depth - 1:
                     yield (*stops[:stage], stops[stage] - 1, *stops[stage + 1 :])
 
-    def _by_rank(self, stops: Sequence[int]) -> list[float]:
+    def by_rank(self, stops: Sequence[int]) -> list[float]:
         """What every rank holds."""
-        held, p = self.held_bytes(stops), self.degrees.pipeline
-        return [sum(held[rank::p]) for rank in range(p)]
+        return self._summed(self.held_bytes(stops))
+
+    def hosts_by_rank(self, stops: Sequence[int]) -> list[float]:
+        """What every rank has on its host."""
+        return self._summed(self.held_by_hosts(stops))
+
+    def _summed(self, by_stage: FloatArray) -> list[float]:
+        by_rank = by_stage.reshape(-1, self.degrees.pipeline).sum(axis=0)
+        return by_rank.tolist()  # type: ignore[no-any-return]
 
     def _least(self, room: float) -> tuple[int, ...] | None:
         """The stages of the least bottleneck that hold no more than `room` bytes each."""
-        high_s = self._step_s[-1]
-        found = self._filled(high_s, room)
-        low_s = high_s / self.degrees.depth
+        step_s = self._step_s
+        high_s, low_s = step_s[-1], step_s[-1] / self.degrees.depth
+        found, _ = self._filled(high_s, room)
         for _ in range(_STEPS if found else 0):
+            if low_s >= high_s * (1 - 1e-9):
+                break
             middle_s = (low_s + high_s) / 2
-            stops = self._filled(middle_s, room)
+            stops, more_s = self._filled(middle_s, room)
             if stops is None:
-                low_s = middle_s
+                low_s = max(middle_s, more_s * (1 - 1e-12))
             else:
-                found, high_s = stops, middle_s
+                found = stops
+                high_s = max(step_s[stop] - step_s[start] for start, stop in zip((0, *stops), stops, strict=False))
         return found
 
-    def held_bytes(self, stops: Sequence[int]) -> list[float]:
+    def held_bytes(self, stops: Sequence[int]) -> FloatArray:
         """What each stage's device holds: states, microbatches in flight, and the most that a block holds on top.
 
         Where ranks hold several stages, each has its share of a rank's microbatches; what is on top counts once.
         """
-        degrees, held = self.degrees, []
-        for stage, (start, stop) in enumerate(zip((0, *stops), stops, strict=False)):
-            rank = stage % degrees.pipeline
-            once = self.on_top(rank, start, stop) if degrees.chunks > 1 else 0.0
-            held.append(self._bytes(rank, start, stop) - once)
-        for rank in range(degrees.pipeline if degrees.chunks > 1 else 0):
-            stages = range(rank, degrees.depth, degrees.pipeline)
-            held[rank] += max(self.on_top(rank, stops[s - 1] if s else 0, stops[s]) for s in stages)
+        terms, flight, starts, ends = self.terms, *self._stages(stops)
+        left = terms.left_bytes[ends] - terms.left_bytes[starts]
+        passing = PASSING_BLOCKS * np.maximum.reduceat(np.diff(terms.left_bytes), starts)
+        on_top = np.maximum.reduceat(terms.transient_bytes, starts) + np.minimum(flight * left, passing)
+        states = terms.fixed_bytes[ends] - terms.fixed_bytes[starts]
+        held: FloatArray = states + flight * (terms.kept_bytes[ends] - terms.kept_bytes[starts])
+        p = self.degrees.pipeline
+        held[:p] += on_top.reshape(-1, p).max(axis=0)
         return held
 
-    def held_by_hosts(self, stops: Sequence[int]) -> list[float]:
+    def held_by_hosts(self, stops: Sequence[int]) -> FloatArray:
         """What each stage has on its host."""
-        starts = (0, *stops)
-        return [self._on_host(stage % self.degrees.pipeline, starts[stage], stop) for stage, stop in enumerate(stops)]
+        terms, flight, starts, ends = self.terms, *self._stages(stops)
+        states = terms.host_bytes[ends] - terms.host_bytes[starts]
+        return np.asarray(states + flight * (terms.left_bytes[ends] - terms.left_bytes[starts]))
+
+    def _stages(self, stops: Sequence[int]) -> tuple[FloatArray, IntArray, IntArray]:
+        """What is in flight in every stage, where the stages start, and where they end."""
+        p, ends = self.degrees.pipeline, np.asarray(stops)
+        flight = np.tile([in_flight(self.degrees, rank) for rank in range(p)], self.degrees.chunks)
+        return flight, np.append(0, ends[:-1]), ends
 
     def missing_bytes(self, stops: Sequence[int]) -> tuple[float, float]:
         """By how much the fullest rank exceeds its device, and its host; negative where there is room."""
-        by_host, p = self.held_by_hosts(stops), self.degrees.pipeline
-        on_host = max(sum(by_host[rank::p]) for rank in range(p))
-        return max(self._by_rank(stops)) - self.device_bytes, on_host - self.host_bytes
+        return max(self.by_rank(stops)) - self.device_bytes, max(self.hosts_by_rank(stops)) - self.host_bytes
 
     def fits(self, stops: Sequence[int]) -> bool:
         """Whether every rank fits its device and its host."""
         return max(self.missing_bytes(stops)) <= 0
 
-    def _filled(self, bottleneck_s: float, room: float) -> tuple[int, ...] | None:
+    def _filled(self, bottleneck_s: float, room: float) -> tuple[tuple[int, ...] | None, float]:
+        """Stages that are as long as the bottleneck and the room allow, None where blocks are left over; and the least
+        bottleneck that lets any of them be longer.
+        """
         depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
-        start, stops = 0, []
+        start, stops, more_s = 0, [], inf
         for stage in range(depth):
             last = blocks - (depth - 1 - stage)
-            stop = min(bisect_right(step_s, step_s[start] + bottleneck_s) - 1, last)
-            stop = self._that_fits(stage, start, stop, room)
+            in_time = bisect_right(step_s, step_s[start] + bottleneck_s) - 1
+            stop = self._that_fits(stage, start, min(in_time, last), room)
+            if stop == in_time < last:
+                more_s = min(more_s, step_s[stop + 1] - step_s[start])
             if stop <= start:
-                return None
+                return None, more_s
             stops.append(stop)
             start = stop
-        return tuple(stops) if start == blocks else None
+        return tuple(stops) if start == blocks else None, more_s
 
     def _that_fits(self, stage: int, start: int, stop: int, room: float) -> int:
         """The last place up to `stop` where a stage may end by its memory."""

@@ -88,6 +88,33 @@ def unproven(plan: dict[str, Any]) -> None:
     plan["certificate"] = None
 
 
+def faster(plan: dict[str, Any]) -> None:
+    """Its second stage computes in half the time, and its play is that of these costs."""
+    plan["costs"][1]["forward_s"] /= 2
+    plan["simulated"] = plan_document(replace(parsed := parse_plan(plan), simulated=play(parsed)))["simulated"]
+
+
+def lighter(plan: dict[str, Any]) -> None:
+    """Its first stage has less to keep of a weight version, and its play agrees."""
+    plan["costs"][0]["version_bytes"] //= 2
+    plan["simulated"] = plan_document(replace(parsed := parse_plan(plan), simulated=play(parsed)))["simulated"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"), [(faster, "costs[1].forward_s is "), (lighter, "costs[0].version_bytes is ")]
+)
+def test_costs_that_the_profile_does_not_give_are_named(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], field: str
+) -> None:
+    solved = Solved(tmp_path, "pipedream-2bw", "--stages", "2")
+    change(solved.plan)
+    checked = solved.checked("--stages", "2")
+    assert checked.status == CHANGED
+    found = failed(checked)
+    assert "costs" in found and "play" not in found
+    assert found["costs"].startswith(field)
+
+
 @pytest.mark.parametrize(
     ("change", "what", "detail"),
     [

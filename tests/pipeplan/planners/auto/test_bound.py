@@ -14,6 +14,7 @@ from pipeplan.documents.profile import Overheads
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto.chunks import CHUNKED, ChunkedSpace
 from pipeplan.planners.auto.model import SearchedModel
+from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.bound import least_batch_s, most_samples_per_s
@@ -149,13 +150,12 @@ def test_the_bound_of_equal_stages_is_what_is_played(schedule: str, batch_s: flo
     assert 8 / plan.simulated.throughput_samples_per_s == pytest.approx(batch_s, rel=1e-6)
 
 
-@pytest.mark.parametrize(("chunks", "batch_s"), [(1, 108.0), (2, 102.0), (4, 99.0)])
-def test_the_bound_of_equal_chunks_is_what_is_played(chunks: int, batch_s: float) -> None:
-    """Eight microbatches of 12 s on two ranks of four blocks: 96 s, and 12 s over the chunks to fill and drain."""
+def in_chunks(chunks: int, *, latency_s: float) -> tuple[Plan, float]:
+    """Eight equal blocks of 3 s on two ranks, interleaved, and the bound of their configuration."""
     blocks = [Cell(forward_s=1.0, backward_s=2.0, output_bytes=1)] * 8
     problem = PlanningProblem(
         profile=profile(blocks),
-        cluster=cluster((2, 1e9)),
+        cluster=cluster((2, 1e9), latency_s=latency_s),
         batch_size=8,
         options=Options(schedule="1f1b-interleaved", stages=2, chunks=chunks),
     )
@@ -163,8 +163,37 @@ def test_the_bound_of_equal_chunks_is_what_is_played(chunks: int, batch_s: float
     (configuration,) = (each for family in space.families() for each in space.members(family))
     plan = configuration.plan(configuration.split())
     assert plan is not None
+    return plan, configuration.most
+
+
+@pytest.mark.parametrize(("chunks", "batch_s"), [(1, 108.0), (2, 102.0), (4, 99.0)])
+def test_the_bound_of_equal_chunks_is_what_is_played(chunks: int, batch_s: float) -> None:
+    """Eight microbatches of 12 s on two ranks of four blocks: 96 s, and 12 s over the chunks to fill and drain."""
+    plan, most = in_chunks(chunks, latency_s=0.0)
     simulated = play(plan)
     assert simulated is not None
     assert least_batch_s(plan) == pytest.approx(batch_s, rel=1e-6)
     assert 8 / simulated.throughput_samples_per_s == pytest.approx(batch_s, rel=1e-6)
-    assert 8 / configuration.most == pytest.approx(batch_s, rel=1e-6)
+    assert 8 / most == pytest.approx(batch_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(("chunks", "hops"), [(2, 3), (4, 7)])
+def test_the_hops_between_several_stages_of_a_rank_count_where_the_pipeline_fills_and_drains(
+    chunks: int, hops: int
+) -> None:
+    """No rank has a backward before a microbatch has hopped through all stages, which takes 0.1 s more a hop."""
+    plan, _ = in_chunks(chunks, latency_s=0.1)
+    simulated = play(plan)
+    assert simulated is not None
+    batch_s = 96.0 + 12.0 / chunks + 2 * 0.1 * hops
+    assert least_batch_s(plan) == pytest.approx(batch_s, rel=1e-6)
+    assert least_batch_s(plan) <= 8 / simulated.throughput_samples_per_s * ROUNDING
+
+
+def test_a_plan_that_is_too_long_to_be_played_stays_so() -> None:
+    """Its bound counts among what was not played, however often its turn comes."""
+    problem = PlanningProblem(profile=profile([Cell()] * 4), cluster=cluster((4, 1e9)), batch_size=8)
+    ranking, plan = Ranking(problem=problem, left=1), replace(one_server(4, "1f1b"), simulated=None)
+    proposal = Proposal(plan=plan, proposer=Proposer("auto"), order=0)
+    assert [ranking.add(proposal), ranking.add(proposal)] == [False, False]
+    assert ranking.best_rate == 0.0

@@ -143,6 +143,18 @@ def test_the_certificate_holds_when_the_space_is_searched_again() -> None:
     assert not all(finding.holds for finding in verify(lie, asked))
 
 
+def test_memory_and_seconds_that_the_profile_does_not_give_are_named() -> None:
+    held = model()
+    asked = problem(held, cluster(held))
+    plan = answered(asked)
+    first, *others = plan.stages
+    lighter = replace(plan, stages=(replace(first, time_s=first.time_s / 2), *others))
+    faster = replace(plan, costs=(replace(plan.costs[0], recompute_s=1.0), *plan.costs[1:]))
+    found = [finding for wrong in (lighter, faster) for finding in verify(wrong, asked) if finding.what == "costs"]
+    assert [finding.holds for finding in found] == [False, False]
+    assert [finding.detail.split(" is ")[0] for finding in found] == ["stages[0].time_s", "costs[0].recompute_s"]
+
+
 def test_whole_blocks_and_states_play_as_our_own_stages_do() -> None:
     """With one device a stage both build the same costs: the play of the same stages is the same."""
     held = replace(model(layers=8), overheads=replace(model().overheads, update_s_per_byte=0.0))
