@@ -77,13 +77,14 @@ def heard_since(connection: Connection, since: datetime) -> list[KnownAgent]:
     return [_known(row) for row in connection.execute(query)]
 
 
-def idle(connection: Connection, since: datetime) -> list[KnownAgent]:
+def idle(connection: Connection, since: datetime, *, lock: bool = True) -> list[KnownAgent]:
     """The agents that have asked for work since then and have none, by name, without those that others hold.
 
-    Transactions that choose agents skip each other's and so never wait for each other.
+    Transactions that choose agents skip each other's and so never wait for each other. Without `lock` they are only
+    looked at.
     """
     query = select(agents).where(agents.c.asked_at >= since, agents.c.draining.is_(False)).order_by(agents.c.name)
-    return [_known(row) for row in connection.execute(query.with_for_update(skip_locked=True))]
+    return [_known(row) for row in connection.execute(query.with_for_update(skip_locked=True) if lock else query)]
 
 
 def seen(connection: Connection, name: str, now: datetime, *, draining: bool | None = None) -> None:

@@ -40,13 +40,16 @@ from planner_service.agents import service as agents
 from planner_service.agents import store as known_agents
 from planner_service.agents.needs import Needs
 from planner_service.events import service as events
-from planner_service.jobs import gangs, kinds, leases, results
+from planner_service.jobs import choice, gangs, kinds, leases, results
 from planner_service.jobs import store as storage
 from planner_service.jobs.gangs import Hold
 from planner_service.jobs.kinds import kind_of
 from planner_service.jobs.results import PackedReport
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
+
+CHOICES = 5
+"""How often an agent's job is chosen anew when others have taken what was chosen."""
 
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
@@ -97,22 +100,24 @@ def page(context: Context, query: JobQuery) -> Page[Job]:
 
 
 def lease(context: Context, request: LeaseRequest) -> Lease | None:
-    """Gives the agent the oldest job that it can do; None where there is nothing for it."""
+    """Gives the agent the oldest job that it can do; None where there is nothing for it.
+
+    What it may take is chosen before it is the writer's turn. Where others took all of that meanwhile, it is chosen
+    anew.
+    """
     now = context.now()
     with _noticing(context):
-        with context.database.read() as connection:  # most requests for work find none: they only read
-            work = storage.any_due(connection, request.kinds, now) or (
-                now >= context.absence.until and storage.any_expired(connection, now)
-            )
-            if not work and request.instance is not None:
-                known = known_agents.get(connection, request.agent)
-                restarted = known is not None and known.told.instance != request.instance
-                work = restarted or not agents.is_fresh(context, known, now)
-        if not work:
-            return None
-        with context.database.write() as connection:
-            _settle(context, connection, now)
-            return leases.give(context, connection, request, now)
+        settle(context)
+        for _ in range(CHOICES):
+            with context.database.read() as connection:
+                chosen = choice.look(context, connection, request, now)
+            if chosen.empty:  # most requests for work find none: they only read
+                return None
+            with context.database.write() as connection:
+                given = leases.give(context, connection, request, chosen, now)
+            if given is not None or not chosen.places:
+                return given
+    return None
 
 
 def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer:

@@ -188,7 +188,8 @@ jobs = Table(
     _time("updated_at"),
     CheckConstraint("state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled', 'dead')", name="state"),
     Index(None, "state", "sequence"),
-    Index(None, "state", "needs_id", "sequence"),
+    Index(None, "state", "kind", "sequence"),
+    Index(None, "state", "needs_id", "kind", "sequence"),
     Index(None, "state", "lease_expires_at"),
 )
 
