@@ -9,8 +9,9 @@ from pipeplan.protocol.listing import Page
 from planner_service.access.auth import scope
 from planner_service.agents import service as agents
 from planner_service.platform.requests import MEBIBYTE, SMALL, Services, document, mark_created, takes
+from planner_service.platform.writers import WritingRoute
 
-router = APIRouter(prefix="/v1/agents", tags=["agents"])
+router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=WritingRoute)
 
 
 @router.post(

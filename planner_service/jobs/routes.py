@@ -28,8 +28,9 @@ from planner_service.jobs.results import PackedReport
 from planner_service.platform.context import Context
 from planner_service.platform.problems import described
 from planner_service.platform.requests import CALIBRATED, GENERAL_LIMIT, SMALL, Body, Services, document, sent, takes
+from planner_service.platform.writers import WritingRoute
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=WritingRoute)
 
 
 @router.post("", dependencies=[scope("plan"), takes(CALIBRATED)], status_code=201, response_model=Job)

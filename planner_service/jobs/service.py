@@ -13,6 +13,7 @@ for each; they end together (`gangs`). A job may go on as another task once one 
 """
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -257,7 +258,7 @@ def retry(context: Context, job_id: str) -> Job:
 def settle(context: Context) -> None:
     """Deals with leases that have run out, so that what is read next is true. Writes only where there are any."""
     now = context.now()
-    if now < context.absence.until:
+    if _in_grace(context, now):
         return
     with context.database.read() as connection:
         if not storage.any_expired(connection, now):
@@ -266,8 +267,14 @@ def settle(context: Context) -> None:
         _settle(context, connection, now)
 
 
+def _in_grace(context: Context, now: datetime) -> bool:
+    """Whether no lease runs out now, because the service was away."""
+    context.absence.notice(now, time.monotonic(), context.lease_s)
+    return now < context.absence.until
+
+
 def _settle(context: Context, connection: Connection, now: datetime) -> None:
-    if now < context.absence.until:
+    if _in_grace(context, now):
         return
     for job in storage.expired(connection, now):
         context.metrics.count_lease_expiry(job.task.kind)
