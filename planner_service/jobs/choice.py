@@ -23,7 +23,7 @@ from planner_service.agents import store as known_agents
 from planner_service.agents.needs import Needs, read
 from planner_service.agents.store import KnownAgent
 from planner_service.jobs import store as storage
-from planner_service.jobs.store import Waiting
+from planner_service.jobs.store import QueuedJob
 from planner_service.platform.context import Context
 
 JOBS = 50
@@ -40,7 +40,7 @@ Verdict = Literal["takes", "waits", "cannot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Chosen:
     """Places in the queue that the agent may take, the oldest first; with `gang`, the last is a job of several nodes.
 
     `refused` are needs that no agent allows. `asks` says whether to record that the agent asks for work.
@@ -79,7 +79,7 @@ class Cursors:
 CURSORS = Cursors()
 
 
-def look(context: Context, connection: Connection, request: LeaseRequest, now: datetime) -> Choice:
+def look(context: Context, connection: Connection, request: LeaseRequest, now: datetime) -> Chosen:
     """What the agent may take now. Its cost does not grow with the queue."""
     judge = _Judge(context, connection, request, now)
     oldest = storage.waiting(connection, request.kinds, now, JOBS)
@@ -109,7 +109,7 @@ class _Judge:
         known = None if self.request.instance is None else known_agents.get(self.connection, self.request.agent)
         self.agent = known if known is not None and known.name == self.request.agent else None
 
-    def decided_by(self, waiting: Iterable[Waiting]) -> bool:
+    def decided_by(self, waiting: Iterable[QueuedJob]) -> bool:
         """Goes through jobs, the oldest first; whether the agent may take one, or has to wait for one."""
         for one in waiting:
             needs = needs_of(one.needs)
@@ -124,20 +124,20 @@ class _Judge:
                 return True
         return bool(self._places)
 
-    def first_of(self, waiting: Iterable[tuple[str, str]]) -> list[Waiting]:
+    def first_of(self, waiting: Iterable[tuple[str, str]]) -> list[QueuedJob]:
         """The oldest job for each of these needs, ids and texts, that the agent meets; the oldest first."""
-        found: list[Waiting] = []
+        found: list[QueuedJob] = []
         for needs_id, text in waiting:
             if self._verdict(needs_id, needs_of(text)) == "cannot":
                 continue
             place = storage.oldest_of_needs(self.connection, self.request.kinds, self.now, needs_id)
             if place is not None:
-                found.append(Waiting(needs_id=needs_id, needs=text, place=place))
+                found.append(QueuedJob(needs_id=needs_id, needs=text, place=place))
                 if len(found) == SUITABLE:
                     break
         return sorted(found, key=lambda one: one.place)
 
-    def choice(self) -> Choice:
+    def choice(self) -> Chosen:
         """What was found."""
         registered = self.request.instance is not None
         asks = registered and (
@@ -146,7 +146,7 @@ class _Judge:
             or not agents.is_fresh(self.context, self.agent, self.now)
         )
         refused = tuple(self._refused.items())
-        return Choice(places=tuple(self._places), gang=self._gang, refused=refused, asks=asks)
+        return Chosen(places=tuple(self._places), gang=self._gang, refused=refused, asks=asks)
 
     def _verdict(self, needs_id: str, needs: Needs) -> Verdict:
         """What the agent makes of these needs; judged once."""

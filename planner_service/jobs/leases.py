@@ -34,7 +34,7 @@ from planner_service.agents.store import KnownAgent
 from planner_service.events import service as events
 from planner_service.jobs import gangs as members
 from planner_service.jobs import store as storage
-from planner_service.jobs.choice import Choice, heard_lately, nobody_allows
+from planner_service.jobs.choice import Chosen, heard_lately, nobody_allows
 from planner_service.jobs.gangs import Member
 from planner_service.jobs.store import Taking
 from planner_service.platform.context import Context, found
@@ -53,7 +53,7 @@ class _Asking:
 
 
 def give(
-    context: Context, connection: Connection, request: LeaseRequest, choice: Choice, now: datetime
+    context: Context, connection: Connection, request: LeaseRequest, choice: Chosen, now: datetime
 ) -> Lease | None:
     """One of the chosen jobs, under a token of its own; None where others have taken them meanwhile, or there are none.
 
@@ -107,7 +107,7 @@ def _given_before(context: Context, connection: Connection, asking: _Asking) -> 
     return Lease(job=job, token=token, expires_in_s=context.lease_s)
 
 
-def _refuse(connection: Connection, choice: Choice, agent: KnownAgent | None, now: datetime) -> None:
+def _refuse(connection: Connection, choice: Chosen, agent: KnownAgent | None, now: datetime) -> None:
     """Ends jobs that name a factory which no agent heard of in the last day allows: nobody will ever take them."""
     heard = heard_lately(connection, now) if choice.refused else []
     for needs_id, needs in choice.refused:

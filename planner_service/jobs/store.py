@@ -47,7 +47,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class QueuedJob:
     """A job in the queue: what it needs, and its place."""
 
     needs_id: str
@@ -149,12 +149,12 @@ def claim(connection: Connection, job_id: str) -> Claim | None:
     return None if row is None else Claim(job=_job(row), token=row.token, result_id=row.result_id)
 
 
-def waiting(connection: Connection, kinds: Sequence[str], now: datetime, limit: int) -> list[Waiting]:
+def waiting(connection: Connection, kinds: Sequence[str], now: datetime, limit: int) -> list[QueuedJob]:
     """The oldest jobs of these kinds that may be tried now: an index for each kind gives its own."""
-    found: list[Waiting] = []
+    found: list[QueuedJob] = []
     for kind in kinds:
         rows = connection.execute(_WAITING, {"kind": kind, "moment": now, "most": limit})
-        found += [Waiting(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
+        found += [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
     return sorted(found, key=lambda one: one.place)[:limit]
 
 
