@@ -62,12 +62,15 @@ def list_jobs(
     responses={204: {"description": "There is nothing to do"}, 404: described("There is no such agent")},
 )
 def lease_job(
-    services: Services, request: Annotated[LeaseRequest, Depends(document(LeaseRequest))], key: OnceKey
+    services: Services,
+    caller: Caller,
+    request: Annotated[LeaseRequest, Depends(document(LeaseRequest))],
+    key: OnceKey,
 ) -> Response:
     """Gives an agent the oldest job of the kinds that it can do, under a token of its own."""
 
     def lease(context: Context) -> Reply:
-        given = jobs.lease(context, request)
+        given = jobs.lease(context, request, by=caller)
         return Reply(status=HTTPStatus.NO_CONTENT, body="") if given is None else model_reply(given)
 
     return once_response(perform(services, key, lease))

@@ -36,6 +36,7 @@ from pipeplan.protocol.jobs import (
     Task,
 )
 from pipeplan.protocol.listing import Page
+from pipeplan.protocol.tokens import LOCAL, Identity
 from planner_service.agents import needs
 from planner_service.agents import service as agents
 from planner_service.agents import store as known_agents
@@ -100,8 +101,10 @@ def page(context: Context, query: JobQuery) -> Page[Job]:
         return storage.asked_for(connection, query)
 
 
-def lease(context: Context, request: LeaseRequest) -> Lease | None:
+def lease(context: Context, request: LeaseRequest, *, by: Identity = LOCAL) -> Lease | None:
     """Gives the agent the oldest job that it can do; None where there is nothing for it.
+
+    Raises ForbiddenError where the agent's name belongs to another's token.
 
     What it may take is chosen before it is the writer's turn. Where others took all of that meanwhile, it is chosen
     anew.
@@ -111,6 +114,7 @@ def lease(context: Context, request: LeaseRequest) -> Lease | None:
         settle(context)
         for _ in range(CHOICES):
             with context.database.read() as connection:
+                agents.require_own(connection, request.agent, by, now)
                 chosen = choice.look(context, connection, request, now)
             if chosen.empty:  # most requests for work find none: they only read
                 return None
