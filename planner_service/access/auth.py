@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from pipeplan.errors import ForbiddenError, PipeplanError, UnauthorizedError
+from pipeplan.errors import ForbiddenError, PipeplanError, ServiceError, UnauthorizedError, UnavailableError
 from pipeplan.protocol.problems import headers_of, problem_of
 from pipeplan.protocol.tokens import (
     LOCAL,
@@ -38,11 +38,16 @@ from planner_service.platform.context import Context
 from planner_service.platform.middleware import Rates, caller_address
 from planner_service.platform.problems import API_PREFIX, problem_response
 from planner_service.platform.requests import KEY
+from planner_service.platform.writers import in_writer
 
 KNOWN_FOR_S = 2.0
 """How long a process relies on what it has read: a token that another process revoked is valid here for so long."""
 
+HONOURED_S = 300.0
+"""How long a process honours what it has read of a token while the database does not answer."""
+
 MAX_KNOWN = 10_000
+RETRY_AFTER_S = 2.0
 COOKIE = "pipeplan_session"
 PUBLIC_PATHS = frozenset({"/healthz", "/login"})
 PUBLIC_FOLDER = "/static/"
@@ -84,13 +89,13 @@ class Identities:
 
     async def open_session(self, identity: Identity) -> Credential:
         """Opens a session for the holder of a token."""
-        return await asyncio.to_thread(service.open_session, self._context, await self._token_key(), identity)
+        return await in_writer(service.open_session, self._context, await self._token_key(), identity)
 
     async def end_session(self, text: str) -> None:
         """Ends the session with this text, if there is one: in this process at once, in others within KNOWN_FOR_S."""
         credential = parse_credential(SESSION_PREFIX, text)
         if credential is not None and await self.of_session(text, may_look=lambda: None) is not None:
-            await asyncio.to_thread(service.end_session, self._context, credential.id)
+            await in_writer(service.end_session, self._context, credential.id)
         self.forget()
 
     def forget(self) -> None:
@@ -104,7 +109,7 @@ class Identities:
             return
         self._noted[identity.token_id] = now
         try:
-            await asyncio.to_thread(service.note_use, self._context, identity.token_id)
+            await in_writer(service.note_use, self._context, identity.token_id)
         except PipeplanError as error:
             LOG.warning("the last use of a token could not be noted: %s", error)
 
@@ -128,7 +133,12 @@ class Identities:
                 task = asyncio.create_task(self._look(credential.id, key, look_up))
                 self._under_way[credential.id] = task
                 task.add_done_callback(lambda _: self._under_way.pop(credential.id, None))
-            known = await asyncio.shield(task)
+            try:
+                known = await asyncio.shield(task)
+            except ServiceError:
+                if read is None or not _within(read.at, self._context.now(), HONOURED_S):
+                    raise
+                known = read.known
 
         if known is None or not key.proves(credential.secret, known.secret_hash):
             return None
@@ -285,6 +295,12 @@ class Door:
         scope[KEY] = NOBODY
         try:
             scope[KEY] = await self._admission.identify(scope)
+        except ServiceError as error:
+            # Whoever asks is not known, and must not learn what the database is called and where it is.
+            LOG.warning("nobody can be let in: %s", error)
+            unknown = UnavailableError("the service cannot look up tokens now; ask again", RETRY_AFTER_S)
+            await self._refusal(Request(scope), unknown)(scope, receive, send)
+            return
         except PipeplanError as error:
             await self._refusal(Request(scope), error)(scope, receive, send)
             return

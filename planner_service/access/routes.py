@@ -20,8 +20,9 @@ from planner_service.access.idempotency import OnceKey, Reply, model_reply, once
 from planner_service.access.service import SESSION_S
 from planner_service.platform.context import Context
 from planner_service.platform.requests import MAX_FORM_BYTES, SMALL, CutOf, Form, Services, document, takes
+from planner_service.platform.writers import WritingRoute
 
-router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
+router = APIRouter(prefix="/v1/tokens", tags=["tokens"], route_class=WritingRoute)
 
 
 @router.post("", dependencies=[scope("admin"), takes(SMALL)], status_code=201, response_model=CreatedToken)

@@ -6,11 +6,12 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from pipeplan.protocol.agents import Agent, AgentQuery, Presence, Registration
 from pipeplan.protocol.listing import Page
-from planner_service.access.auth import scope
+from planner_service.access.auth import Caller, scope
 from planner_service.agents import service as agents
 from planner_service.platform.requests import MEBIBYTE, SMALL, Services, document, mark_created, takes
+from planner_service.platform.writers import WritingRoute
 
-router = APIRouter(prefix="/v1/agents", tags=["agents"])
+router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=WritingRoute)
 
 
 @router.post(
@@ -20,10 +21,15 @@ router = APIRouter(prefix="/v1/agents", tags=["agents"])
     responses={200: {"model": Agent, "description": "An agent of this name was there before"}},
 )
 def register_agent(
-    services: Services, told: Annotated[Registration, Depends(document(Registration))], response: Response
+    services: Services,
+    caller: Caller,
+    told: Annotated[Registration, Depends(document(Registration))],
+    response: Response,
 ) -> Agent:
-    """Registers an agent under its name. May be repeated; another `instance` takes the name over."""
-    agent, new = agents.register(services, told)
+    """Registers an agent under its name. May be repeated; another `instance` takes the name over, under the same token
+    or once that is over.
+    """
+    agent, new = agents.register(services, told, by=caller)
     mark_created(response, new, f"/v1/agents/{agent.id}")
     return agent
 
@@ -42,7 +48,7 @@ def get_agent(services: Services, agent_id: str) -> Agent:
 
 @router.post("/{agent_id}/heartbeat", dependencies=[scope("agent"), takes(SMALL)])
 def agent_is_present(
-    services: Services, agent_id: str, presence: Annotated[Presence, Depends(document(Presence))]
+    services: Services, caller: Caller, agent_id: str, presence: Annotated[Presence, Depends(document(Presence))]
 ) -> Agent:
     """The agent is there; it may say that it drains. It is named by its id or its name."""
-    return agents.present(services, agent_id, presence)
+    return agents.present(services, agent_id, presence, by=caller)

@@ -6,10 +6,12 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection
 
 from pipeplan.documents.names import require_line
-from pipeplan.errors import ConflictError
+from pipeplan.errors import ConflictError, ForbiddenError
 from pipeplan.protocol.agents import Agent, AgentQuery, Presence, Registration
 from pipeplan.protocol.jobs import LeaseRequest
 from pipeplan.protocol.listing import Page
+from pipeplan.protocol.tokens import LOCAL, Identity
+from planner_service.access import store as tokens
 from planner_service.agents import store as storage
 from planner_service.agents.needs import most_processes
 from planner_service.agents.store import KnownAgent
@@ -20,11 +22,11 @@ ASKS_KNOWN = 6
 """That an agent asks for work is recorded so many times in a lease's length, not at each request."""
 
 
-def register(context: Context, told: Registration) -> tuple[Agent, bool]:
+def register(context: Context, told: Registration, *, by: Identity = LOCAL) -> tuple[Agent, bool]:
     """Stores what an agent says of itself, and says whether its name is new. To repeat it changes only the time.
 
     A new process of the same name replaces the older one, which is refused from then on. Raises InvalidInputError for
-    a text that does not print as one line.
+    a text that does not print as one line, ForbiddenError where the name belongs to another's token.
     """
     for field, value in told.model_dump().items():
         for text in value if isinstance(value, tuple) else (value,):
@@ -33,22 +35,24 @@ def register(context: Context, told: Registration) -> tuple[Agent, bool]:
     now = context.now()
     with context.database.write() as connection:
         known = storage.claim(connection, told.name)
-        if known is not None and known.told == told:
+        _require_own(connection, known, by, now)
+        if known is not None and known.told == told and known.token_id == by.token_id:
             storage.seen(connection, told.name, now, draining=False)
         else:
-            storage.register(connection, known.id if known else secrets.token_hex(16), told, now)
+            storage.register(connection, known.id if known else secrets.token_hex(16), told, now, by.token_id)
         return _shown(context, found("agent", told.name, storage.get(connection, told.name)), now), known is None
 
 
-def present(context: Context, agent_id: str, presence: Presence) -> Agent:
+def present(context: Context, agent_id: str, presence: Presence, *, by: Identity = LOCAL) -> Agent:
     """Records that the agent is alive, and whether it drains.
 
-    Raises NotFoundError, or ConflictError for an older process.
+    Raises NotFoundError, ConflictError for an older process, ForbiddenError where the name belongs to another's token.
     """
     now = context.now()
     with context.database.write() as connection:
         name = found("agent", agent_id, storage.get(connection, agent_id)).name
         known = found("agent", name, storage.claim(connection, name))
+        _require_own(connection, known, by, now)
         _require_instance(known, presence.instance)
         storage.seen(connection, name, now, draining=presence.draining)
         return _shown(context, found("agent", name, storage.get(connection, name)), now)
@@ -92,6 +96,23 @@ def alive(context: Context, connection: Connection, now: datetime) -> list[Known
     """The agents that take jobs."""
     since = now - timedelta(seconds=context.lease_s)
     return [known for known in storage.heard_since(connection, since) if not known.draining]
+
+
+def require_own(connection: Connection, name: str, by: Identity, now: datetime) -> None:
+    """Raises ForbiddenError where the agent's name belongs to another's token."""
+    if by.token_id is not None and "admin" not in by.scopes:
+        known = storage.get(connection, name)
+        _require_own(connection, known if known is not None and known.name == name else None, by, now)
+
+
+def _require_own(connection: Connection, known: KnownAgent | None, by: Identity, now: datetime) -> None:
+    free = known is None or known.token_id in (None, by.token_id)
+    if known is None or free or by.token_id is None or "admin" in by.scopes:
+        return
+    token = tokens.get(connection, known.token_id or "")
+    if token is not None and token.revoked_at is None and (token.expires_at is None or token.expires_at > now):
+        rule = f"belongs to the token {token.name!r}, which registered it; use that, or revoke it first"
+        raise ForbiddenError(f"the agent's name {known.name!r} {rule}")
 
 
 def _require_instance(known: KnownAgent, instance: str) -> None:

@@ -29,6 +29,7 @@ class KnownAgent:
     registered_at: datetime
     last_seen_at: datetime
     asked_at: datetime | None
+    token_id: str | None
 
     @property
     def name(self) -> str:
@@ -36,8 +37,13 @@ class KnownAgent:
         return self.told.name
 
 
-def register(connection: Connection, agent_id: str, told: Registration, now: datetime) -> None:
-    """Stores the agent. It replaces one of its name, which was an earlier process on the node."""
+def register(
+    connection: Connection, agent_id: str, told: Registration, now: datetime, token_id: str | None = None
+) -> None:
+    """Stores the agent. It replaces one of its name, which was an earlier process on the node.
+
+    The name belongs to the token from then on, or to nobody where there is none.
+    """
     values = {
         "instance": told.instance,
         "content": told.model_dump_json(),
@@ -46,6 +52,7 @@ def register(connection: Connection, agent_id: str, told: Registration, now: dat
         "registered_at": now,
         "last_seen_at": now,
         "asked_at": None,
+        "token_id": token_id,
     }
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     made = insert(agents).values(id=agent_id, name=told.name, **values)
@@ -77,13 +84,14 @@ def heard_since(connection: Connection, since: datetime) -> list[KnownAgent]:
     return [_known(row) for row in connection.execute(query)]
 
 
-def idle(connection: Connection, since: datetime) -> list[KnownAgent]:
+def idle(connection: Connection, since: datetime, *, lock: bool = True) -> list[KnownAgent]:
     """The agents that have asked for work since then and have none, by name, without those that others hold.
 
-    Transactions that choose agents skip each other's and so never wait for each other.
+    Transactions that choose agents skip each other's and so never wait for each other. Without `lock` they are only
+    looked at.
     """
     query = select(agents).where(agents.c.asked_at >= since, agents.c.draining.is_(False)).order_by(agents.c.name)
-    return [_known(row) for row in connection.execute(query.with_for_update(skip_locked=True))]
+    return [_known(row) for row in connection.execute(query.with_for_update(skip_locked=True) if lock else query)]
 
 
 def seen(connection: Connection, name: str, now: datetime, *, draining: bool | None = None) -> None:
@@ -117,6 +125,7 @@ def _known(row: Row[Any]) -> KnownAgent:
         registered_at=row.registered_at,
         last_seen_at=row.last_seen_at,
         asked_at=row.asked_at,
+        token_id=row.token_id,
     )
 
 

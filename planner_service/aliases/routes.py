@@ -17,8 +17,9 @@ from planner_service.plans import service as plans
 from planner_service.platform.problems import described
 from planner_service.platform.requests import SMALL, Services, document, mark_created, page_response, takes
 from planner_service.platform.stored import tag_of
+from planner_service.platform.writers import WritingRoute
 
-router = APIRouter(prefix="/v1/aliases", tags=["aliases"])
+router = APIRouter(prefix="/v1/aliases", tags=["aliases"], route_class=WritingRoute)
 
 AliasName = Annotated[
     str,

@@ -42,13 +42,19 @@ def upgrade(database: DatabaseUrl = None, config: Config = None) -> None:
 @app.command()
 def downgrade(
     revision: Annotated[str, typer.Argument(help="The revision to go back to, such as 0002; base: no tables at all.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before everything is removed (base).")] = False,
     database: DatabaseUrl = None,
     config: Config = None,
 ) -> None:
-    """Takes revisions back, for an older version of the service; what only later ones can keep is lost."""
+    """Takes revisions back, for an older version of the service; what only later ones can keep is lost.
+
+    `base` removes all that the database holds: that is asked for first.
+    """
     with _opened(database, config) as opened:
         from planner_service.platform import migrations
 
+        if revision == "base" and not yes:
+            typer.confirm(f"Remove all tables of {opened.shown}, with everything in them?", abort=True, err=True)
         before = migrations.revision_of(opened)
         migrations.downgrade(opened, revision)
         after = migrations.revision_of(opened)

@@ -123,6 +123,8 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
         server_header=False,
         lifespan="on",
         ws="none",
+        proxy_headers=True,
+        forwarded_allow_ips=list(settings.trusted_proxies),
         timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
     )
     server = uvicorn.Server(config)

@@ -21,12 +21,13 @@ from planner_service.platform.requests import (
     sent,
     takes,
 )
+from planner_service.platform.writers import WritingRoute
 
 PROFILE = DocumentLane(noun="profiles", path="/v1/profiles/{profile_id}", scopes=("read",), load=profiles.document)
 CLUSTER = DocumentLane(noun="clusters", path="/v1/clusters/{cluster_id}", scopes=("read",), load=clusters.document)
 
-profile_router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
-cluster_router = APIRouter(prefix="/v1/clusters", tags=["clusters"])
+profile_router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=WritingRoute)
+cluster_router = APIRouter(prefix="/v1/clusters", tags=["clusters"], route_class=WritingRoute)
 
 
 @profile_router.post(

@@ -28,8 +28,9 @@ from planner_service.jobs.results import PackedReport
 from planner_service.platform.context import Context
 from planner_service.platform.problems import described
 from planner_service.platform.requests import CALIBRATED, GENERAL_LIMIT, SMALL, Body, Services, document, sent, takes
+from planner_service.platform.writers import WritingRoute
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=WritingRoute)
 
 
 @router.post("", dependencies=[scope("plan"), takes(CALIBRATED)], status_code=201, response_model=Job)
@@ -61,12 +62,15 @@ def list_jobs(
     responses={204: {"description": "There is nothing to do"}, 404: described("There is no such agent")},
 )
 def lease_job(
-    services: Services, request: Annotated[LeaseRequest, Depends(document(LeaseRequest))], key: OnceKey
+    services: Services,
+    caller: Caller,
+    request: Annotated[LeaseRequest, Depends(document(LeaseRequest))],
+    key: OnceKey,
 ) -> Response:
     """Gives an agent the oldest job of the kinds that it can do, under a token of its own."""
 
     def lease(context: Context) -> Reply:
-        given = jobs.lease(context, request)
+        given = jobs.lease(context, request, by=caller)
         return Reply(status=HTTPStatus.NO_CONTENT, body="") if given is None else model_reply(given)
 
     return once_response(perform(services, key, lease))

@@ -13,6 +13,7 @@ for each; they end together (`gangs`). A job may go on as another task once one 
 """
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -35,18 +36,22 @@ from pipeplan.protocol.jobs import (
     Task,
 )
 from pipeplan.protocol.listing import Page
+from pipeplan.protocol.tokens import LOCAL, Identity
 from planner_service.agents import needs
 from planner_service.agents import service as agents
 from planner_service.agents import store as known_agents
 from planner_service.agents.needs import Needs
 from planner_service.events import service as events
-from planner_service.jobs import gangs, kinds, leases, results
+from planner_service.jobs import choice, gangs, kinds, leases, results
 from planner_service.jobs import store as storage
 from planner_service.jobs.gangs import Hold
 from planner_service.jobs.kinds import kind_of
 from planner_service.jobs.results import PackedReport
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
+
+CHOICES = 5
+"""How often an agent's job is chosen anew when others have taken what was chosen."""
 
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
@@ -96,23 +101,28 @@ def page(context: Context, query: JobQuery) -> Page[Job]:
         return storage.asked_for(connection, query)
 
 
-def lease(context: Context, request: LeaseRequest) -> Lease | None:
-    """Gives the agent the oldest job that it can do; None where there is nothing for it."""
+def lease(context: Context, request: LeaseRequest, *, by: Identity = LOCAL) -> Lease | None:
+    """Gives the agent the oldest job that it can do; None where there is nothing for it.
+
+    Raises ForbiddenError where the agent's name belongs to another's token.
+
+    What it may take is chosen before it is the writer's turn. Where others took all of that meanwhile, it is chosen
+    anew.
+    """
     now = context.now()
     with _noticing(context):
-        with context.database.read() as connection:  # most requests for work find none: they only read
-            work = storage.any_due(connection, request.kinds, now) or (
-                now >= context.absence.until and storage.any_expired(connection, now)
-            )
-            if not work and request.instance is not None:
-                known = known_agents.get(connection, request.agent)
-                restarted = known is not None and known.told.instance != request.instance
-                work = restarted or not agents.is_fresh(context, known, now)
-        if not work:
-            return None
-        with context.database.write() as connection:
-            _settle(context, connection, now)
-            return leases.give(context, connection, request, now)
+        settle(context)
+        for _ in range(CHOICES):
+            with context.database.read() as connection:
+                agents.require_own(connection, request.agent, by, now)
+                chosen = choice.look(context, connection, request, now)
+            if chosen.empty:  # most requests for work find none: they only read
+                return None
+            with context.database.write() as connection:
+                given = leases.give(context, connection, request, chosen, now)
+            if given is not None or not chosen.places:
+                return given
+    return None
 
 
 def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer:
@@ -252,7 +262,7 @@ def retry(context: Context, job_id: str) -> Job:
 def settle(context: Context) -> None:
     """Deals with leases that have run out, so that what is read next is true. Writes only where there are any."""
     now = context.now()
-    if now < context.absence.until:
+    if _in_grace(context, now):
         return
     with context.database.read() as connection:
         if not storage.any_expired(connection, now):
@@ -261,8 +271,14 @@ def settle(context: Context) -> None:
         _settle(context, connection, now)
 
 
+def _in_grace(context: Context, now: datetime) -> bool:
+    """Whether no lease runs out now, because the service was away."""
+    context.absence.notice(now, time.monotonic(), context.lease_s)
+    return now < context.absence.until
+
+
 def _settle(context: Context, connection: Connection, now: datetime) -> None:
-    if now < context.absence.until:
+    if _in_grace(context, now):
         return
     for job in storage.expired(connection, now):
         context.metrics.count_lease_expiry(job.task.kind)

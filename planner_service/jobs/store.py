@@ -11,7 +11,20 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, or_, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from pipeplan.protocol.jobs import Job, JobQuery, JobState, Progress, Task
 from pipeplan.protocol.listing import Page
@@ -34,12 +47,23 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingNeeds:
-    """Jobs in the queue that need the same: what it is, and the place of the oldest."""
+class QueuedJob:
+    """A job in the queue: what it needs, and its place."""
 
     needs_id: str
     needs: str
-    first: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taking:
+    """Who takes a job, under which token, and until when."""
+
+    agent: str
+    instance: str | None
+    token: str
+    now: datetime
+    expires_at: datetime
 
 
 # The statements of every report, made once: to build a statement takes longer than to execute it.
@@ -125,22 +149,24 @@ def claim(connection: Connection, job_id: str) -> Claim | None:
     return None if row is None else Claim(job=_job(row), token=row.token, result_id=row.result_id)
 
 
-def waiting(connection: Connection) -> list[WaitingNeeds]:
-    """What jobs in the queue need: one step through an index for each need, however many jobs there are."""
-    found: list[WaitingNeeds] = []
-    last = ""
-    while True:
-        step = (
-            select(jobs.c.needs_id, jobs.c.needs, jobs.c.sequence)
-            .where(jobs.c.state == "queued", jobs.c.needs_id > last)
-            .order_by(jobs.c.needs_id, jobs.c.sequence)
-            .limit(1)
-        )
-        row = connection.execute(step).one_or_none()
-        if row is None:
-            return found
-        found.append(WaitingNeeds(needs_id=row.needs_id, needs=row.needs, first=row.sequence))
-        last = row.needs_id
+def waiting(connection: Connection, kinds: Sequence[str], now: datetime, limit: int) -> list[QueuedJob]:
+    """The oldest jobs of these kinds that may be tried now: an index for each kind gives its own."""
+    found: list[QueuedJob] = []
+    for kind in kinds:
+        rows = connection.execute(_WAITING, {"kind": kind, "moment": now, "most": limit})
+        found += [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
+    return sorted(found, key=lambda one: one.place)[:limit]
+
+
+def needs_waiting(connection: Connection, after: str, limit: int) -> list[tuple[str, str]]:
+    """So many needs of jobs in the queue, ids and texts, by their ids: a step in an index each, from `after` on."""
+    return [(row.needs_id, row.needs) for row in connection.execute(_NEEDS, {"after": after, "most": limit})]
+
+
+def oldest_of_needs(connection: Connection, kinds: Sequence[str], now: datetime, needs_id: str) -> int | None:
+    """The place of the oldest job of these kinds that needs this and may be tried now."""
+    found = [connection.execute(_OLDEST, {"kind": kind, "needs": needs_id, "moment": now}) for kind in kinds]
+    return min((place for rows in found for place in rows.scalars()), default=None)
 
 
 def needing(connection: Connection, needs_id: str, limit: int) -> list[Job]:
@@ -149,62 +175,41 @@ def needing(connection: Connection, needs_id: str, limit: int) -> list[Job]:
     return [_job(row) for row in connection.execute(query.order_by(jobs.c.sequence).limit(limit).with_for_update())]
 
 
-def first_due(connection: Connection, needs_id: str, now: datetime) -> int | None:
-    """The place of the oldest job that needs this and may be tried now."""
-    query = select(func.min(jobs.c.sequence)).where(jobs.c.state == "queued", jobs.c.needs_id == needs_id, _due(now))
-    return connection.execute(query).scalar_one_or_none()
-
-
 def needs_of(connection: Connection, job_id: str) -> str | None:
     """The text of what the job needs."""
     return connection.execute(select(jobs.c.needs).where(jobs.c.id == job_id)).scalar_one_or_none()
 
 
-def any_due(connection: Connection, kinds: Sequence[str], now: datetime) -> bool:
-    """Whether a job of these kinds is in the queue and may be tried now."""
-    query = select(jobs.c.sequence).where(jobs.c.state == "queued", jobs.c.kind.in_(kinds), _due(now)).limit(1)
-    return connection.execute(query).one_or_none() is not None
+def take(connection: Connection, places: Sequence[int], taking: Taking) -> Job | None:
+    """Leases the first of these jobs that is still in the queue, under its next fence; None where none is.
 
-
-def take_oldest(
-    connection: Connection,
-    *,
-    kinds: Sequence[str],
-    agent: str,
-    token: str,
-    now: datetime,
-    expires_at: datetime,
-    instance: str | None = None,
-    needs_ids: Sequence[str] | None = None,
-    before: int | None = None,
-) -> Job | None:
-    """Leases the oldest queued job to the agent, under the job's next fence; None where there is none. One statement.
-
-    `needs_ids` limits the choice to jobs with one of these needs, `before` to jobs whose place is before that one.
     SQLite's writers take turns, and its compiler leaves FOR UPDATE out. On PostgreSQL, rows that others are just taking
     are skipped.
     """
-    oldest = select(jobs.c.sequence).where(jobs.c.state == "queued", jobs.c.kind.in_(kinds), _due(now))
-    if needs_ids is not None:
-        oldest = oldest.where(jobs.c.needs_id.in_(needs_ids))
-    if before is not None:
-        oldest = oldest.where(jobs.c.sequence < before)
-    oldest = oldest.order_by(jobs.c.sequence).limit(1).with_for_update(skip_locked=True)
+    if not places:
+        return None
+    first = (
+        select(jobs.c.sequence)
+        .where(jobs.c.sequence.in_(places), jobs.c.state == "queued", _due(taking.now))
+        .order_by(jobs.c.sequence)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
     taken = (
         update(jobs)
-        .where(jobs.c.sequence == oldest.scalar_subquery())
+        .where(jobs.c.sequence == first.scalar_subquery())
         .values(
             state="leased",
             attempts=jobs.c.attempts + 1,
             fence=jobs.c.fence + 1,
-            agent=agent,
-            instance=instance,
-            token=token,
+            agent=taking.agent,
+            instance=taking.instance,
+            token=taking.token,
             gang=None,
-            lease_expires_at=expires_at,
+            lease_expires_at=taking.expires_at,
             not_before=None,
             progress=None,
-            updated_at=now,
+            updated_at=taking.now,
         )
         .returning(*jobs.c)
     )
@@ -335,7 +340,7 @@ def take_report(connection: Connection, report_id: str | None, job_id: str, now:
         connection.execute(insert(reports).values(id=report_id, job_id=job_id, created_at=now))
 
 
-def _due(now: datetime) -> ColumnElement[bool]:
+def _due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
     return or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now)
 
 
@@ -368,3 +373,41 @@ def _job(row: Row[Any]) -> Job:
 
 
 _LISTING = Listing(table=jobs, query=select(jobs), item=_job, sorts={"created_at": jobs.c.sequence})
+
+_WAITING = (
+    select(jobs.c.sequence, jobs.c.needs_id, jobs.c.needs)
+    .where(
+        jobs.c.state == "queued",
+        jobs.c.kind == bindparam("kind"),
+        _due(bindparam("moment", type_=jobs.c.not_before.type)),
+    )
+    .order_by(jobs.c.sequence)
+    .limit(bindparam("most"))
+)
+
+_OLDEST = (
+    select(jobs.c.sequence)
+    .where(
+        jobs.c.state == "queued",
+        jobs.c.needs_id == bindparam("needs"),
+        jobs.c.kind == bindparam("kind"),
+        _due(bindparam("moment", type_=jobs.c.not_before.type)),
+    )
+    .order_by(jobs.c.sequence)
+    .limit(1)
+)
+
+
+def _needs_in_the_queue() -> Select[Any]:
+    """Steps from one need in the queue to the next: a loose scan of the index, however many jobs need the same."""
+    least = select(func.min(jobs.c.needs_id)).where(jobs.c.state == "queued")
+    first = least.where(jobs.c.needs_id > bindparam("after")).scalar_subquery()
+    steps = select(first.label("needs_id"), literal(1).label("step")).cte("steps", recursive=True)
+    following = least.where(jobs.c.needs_id > steps.c.needs_id).scalar_subquery()
+    again = select(following, steps.c.step + 1)
+    steps = steps.union_all(again.where(steps.c.needs_id.is_not(None), steps.c.step < bindparam("most")))
+    text = select(jobs.c.needs).where(jobs.c.state == "queued", jobs.c.needs_id == steps.c.needs_id).limit(1)
+    return select(steps.c.needs_id, text.scalar_subquery().label("needs")).where(steps.c.needs_id.is_not(None))
+
+
+_NEEDS = _needs_in_the_queue()

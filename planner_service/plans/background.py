@@ -12,12 +12,15 @@ from planner_service.events.feed import Feed
 from planner_service.plans.jobs import PlanRunner
 from planner_service.plans.prices import PriceRunner, PriceWorker
 from planner_service.plans.solver import Solver, solver_pool
-from planner_service.platform.context import Context
+from planner_service.platform.context import Context, utc_now
 
 TIDY_S = 600.0
 """How often the answers that are kept for repeated requests are pruned."""
 
 LOOK_S = 0.05
+
+WATCHES = 20
+"""How often in a lease's length the loop's watchdog looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,10 @@ class Background:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Works until the block ends."""
-        tasks = [asyncio.create_task(work) for work in (self.runner.run(), self.prices.run(), self._tidy())]
+        works = [self.runner.run(), self.prices.run(), self._tidy()]
+        if self._context.now is utc_now:  # a clock that a test sets has no watchdog
+            works.append(self._watch())
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             yield
         finally:
@@ -86,3 +92,10 @@ class Background:
             await asyncio.sleep(TIDY_S)
             with suppress(ServiceError):
                 await asyncio.to_thread(idempotency.prune, self._context)
+
+    async def _watch(self) -> None:
+        """The watchdog of the loop: notices when the process stood still, or its clock was set."""
+        context = self._context
+        while True:
+            context.absence.beat(context.now(), time.monotonic(), context.lease_s)
+            await asyncio.sleep(context.lease_s / WATCHES)

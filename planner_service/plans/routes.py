@@ -50,6 +50,7 @@ from planner_service.plans.solver import SolverTicket
 from planner_service.platform.context import Context
 from planner_service.platform.requests import CALIBRATED, Batches, Services, asked_for, sent, takes
 from planner_service.platform.stored import may_change, tag_of
+from planner_service.platform.writers import WritingRoute, in_writer
 
 LONGEST_WAIT_S = 60.0
 HELD_S = 30.0
@@ -85,7 +86,7 @@ def preference_of(header: str | None) -> Preference:
     return Preference(respond_async="respond-async" in stated, wait_s=wait_s)
 
 
-router = APIRouter(prefix="/v1/plans", tags=["plans"])
+router = APIRouter(prefix="/v1/plans", tags=["plans"], route_class=WritingRoute)
 
 DOCUMENT = DocumentLane(noun="plans", path="/v1/plans/{plan_id}", scopes=("read", "agent"), load=plans.document)
 
@@ -123,7 +124,7 @@ async def plan_answer(
     if preference.respond_async or isinstance(asked, ModelPlanRequest):
         return await _by_job(request, context, asked, key, preference)
     held_s = background.bounds.deadline_s + HELD_S
-    if key is not None and (known := await run_in_threadpool(idempotency.hold, context, key, held_s)) is not None:
+    if key is not None and (known := await in_writer(idempotency.hold, context, key, held_s)) is not None:
         return once_response(known)
 
     settled = False
@@ -134,11 +135,11 @@ async def plan_answer(
             answered = await _answer_of(request, ticket, asked.planner, background.bounds.deadline_s)
         finally:
             ticket.cancel()
-        reply = await run_in_threadpool(_keep, context, asked, answered, key, (await caller(request)).name)
+        reply = await in_writer(_keep, context, asked, answered, key, (await caller(request)).name)
         settled = True
     finally:
         if key is not None and not settled:
-            await asyncio.shield(asyncio.to_thread(idempotency.let_go, context, key))
+            await asyncio.shield(in_writer(idempotency.let_go, context, key))
     return once_response(idempotency.OnceOutcome(reply=reply))
 
 
@@ -188,7 +189,7 @@ async def _by_job(
         enqueued = estimates if isinstance(asked, ModelPlanRequest) else plan_jobs
         return _job_reply(enqueued.enqueue(within, asked, asked_by=asked_by))
 
-    outcome = await run_in_threadpool(idempotency.perform, context, key, enqueue)
+    outcome = await in_writer(idempotency.perform, context, key, enqueue)
     background.runner.poke()
     if preference.wait_s:
         job_id = (outcome.reply.location or "").rpartition("/")[2]

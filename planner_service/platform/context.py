@@ -15,6 +15,12 @@ from planner_service.platform.stored import DocumentCache
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
+STOOD_STILL = 0.25
+"""A loop that was silent for this share of a lease's length stood still: owners may have asked in vain."""
+
+CLOCK_STEP_S = 1.0
+"""By how much the clock may go wrong between two looks before it counts as set."""
+
 T = TypeVar("T")
 
 Solve = Callable[[str, PlanningProblem], Answer]
@@ -30,15 +36,38 @@ def utc_now() -> datetime:
 class Absence:
     """Until when leases do not run out, because the service was away and their owners could not renew them.
 
-    `back` is called when the service starts, and when its database answers again. The owners then have a lease's length
-    to come back before their jobs are given to others.
+    `back` is called when the service starts, when its database answers again, and when `notice` finds that the process
+    stood still or its clock was set. The owners then have a lease's length to come back before their jobs are given to
+    others.
     """
 
     until: datetime = LONG_AGO
+    _seen: tuple[float, datetime] | None = None
 
     def back(self, now: datetime, lease_s: float) -> None:
         """Leaves the owners of leases a lease's length from now on."""
         self.until = max(self.until, now + timedelta(seconds=lease_s))
+
+    def beat(self, now: datetime, monotonic_s: float, lease_s: float) -> None:
+        """The event loop runs: its watchdog says so some 20 times in a lease's length."""
+        self.notice(now, monotonic_s, lease_s)
+        self._seen = monotonic_s, now
+
+    def notice(self, now: datetime, monotonic_s: float, lease_s: float) -> None:
+        """Looks whether the loop has been silent for a part of a lease, or the clock was set since.
+
+        Whoever is about to let leases run out asks first: a process that goes on after it stood still may do that
+        before its watchdog runs. Without a watchdog there is nothing to notice.
+        """
+        if self._seen is None:
+            return
+        silent_s = monotonic_s - self._seen[0]
+        set_by_s = (now - self._seen[1]).total_seconds() - silent_s
+        if set_by_s < -CLOCK_STEP_S:  # a grace from before would last until the clock is there again
+            self.until = now
+        if silent_s > lease_s * STOOD_STILL or abs(set_by_s) > CLOCK_STEP_S:
+            self.back(now, lease_s)
+            self._seen = monotonic_s, now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,9 @@ POSTGRESQL_OPTIONS = {
     "application_name": "pipeplan",
 }
 """A server that went silent is given up after 5 s while connecting and 15 s (in ms) while it owes an answer."""
+
+OWNER_ONLY = 0o600
+"""A database holds plans, names and the key of the tokens' hashes; SQLite's other files get the mode of the first."""
 
 _LOOK_S = 0.002
 """How often a writer looks whether it is its turn."""
@@ -180,7 +183,7 @@ class Turns:
             return
         if self._file is None:
             try:
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
             except OSError as error:
                 raise ServiceError(f"the database {self._name} cannot be written to: {error}") from error
         while True:
@@ -331,6 +334,8 @@ def _sqlite_engine(url: URL, busy_timeout_s: float, pool: dict[str, Any]) -> Eng
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ServiceError(f"the database's folder {folder} cannot be made: {error.strerror}") from error
+    with suppress(OSError):  # one that is there is opened as it is; what else is wrong, SQLite says
+        os.close(os.open(url.database or "", os.O_CREAT | os.O_EXCL | os.O_RDWR, OWNER_ONLY))
 
     def configure(connection: sqlite3.Connection, _record: Any) -> None:
         """We begin transactions (`_begin`), not the driver; a commit is on the disk when it is answered."""

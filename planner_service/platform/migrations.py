@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL
 
 import planner_service
 from pipeplan.errors import ConflictError, PipeplanError, ServiceError, require
-from planner_service.platform.database import Database
+from planner_service.platform.database import OWNER_ONLY, Database
 from planner_service.platform.tables import metadata
 
 UPGRADING = 0x70697065706C616E
@@ -33,9 +33,6 @@ UPGRADING = 0x70697065706C616E
 
 ROWS = 500
 """How many rows are copied at once."""
-
-OWNER_ONLY = 0o600
-"""A backup holds what the database holds, the key of the tokens' hashes too."""
 
 _alembic = threading.Lock()
 """Alembic keeps its state in its modules: a process migrates one database at a time."""

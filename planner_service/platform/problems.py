@@ -49,6 +49,7 @@ def install(app: FastAPI, page: Page) -> None:
             matching = [route for route in iter_route_contexts(app.routes) if route.path_regex.match(request.url.path)]
             routes = [route for route in matching if route.path == request.url.path] or matching
             known = {method for route in routes for method in route.methods or ()}
+            known |= {"HEAD"} if "GET" in known else set()  # answered as GET, without a route of its own
             allowed = ", ".join(method for method in METHODS if method in known)
             response.headers["Allow"] = allowed or response.headers["Allow"]
         return response

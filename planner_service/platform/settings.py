@@ -2,10 +2,11 @@
 
 import os
 import sys
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from pipeplan.client.connection import is_loopback
@@ -29,6 +30,13 @@ def default_database_url() -> str:
 def _names(value: object) -> object:
     """Names separated by commas as a tuple of them; a file may hold a list."""
     return tuple(filter(None, (name.strip().lower() for name in value.split(",")))) if isinstance(value, str) else value
+
+
+def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses and networks, each as it is. Raises ValueError for what is none."""
+    for text in value:
+        ip_network(text)
+    return value
 
 
 class Settings(BaseSettings):
@@ -107,6 +115,10 @@ class Settings(BaseSettings):
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
         default=(), description="names under which the service is reached beyond this machine, separated by commas"
+    )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_networks)] = Field(
+        default=("127.0.0.1",),
+        description="addresses and networks of proxies whose X-Forwarded-For and -Proto are believed, by commas",
     )
     requests_per_s: float = Field(
         default=0.0,

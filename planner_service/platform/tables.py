@@ -188,7 +188,8 @@ jobs = Table(
     _time("updated_at"),
     CheckConstraint("state IN ('queued', 'leased', 'succeeded', 'failed', 'cancelled', 'dead')", name="state"),
     Index(None, "state", "sequence"),
-    Index(None, "state", "needs_id", "sequence"),
+    Index(None, "state", "kind", "sequence"),
+    Index(None, "state", "needs_id", "kind", "sequence"),
     Index(None, "state", "lease_expires_at"),
 )
 
@@ -313,6 +314,8 @@ agents = Table(
     _time("last_seen_at"),
     # When it last asked for work and got none; empty while it has some.
     _time("asked_at", nullable=True),
+    # The token that registered it: while that is valid, no other may use the name. No foreign key: tokens may go.
+    Column("token_id", String(32), nullable=True),
     Index(None, "last_seen_at", "sequence"),
 )
 

@@ -1,11 +1,40 @@
-"""What Schemathesis is told of our answers: YAML may hold several documents, which its own reader does not take."""
+"""What Schemathesis is told of our answers, and of its own token.
+
+YAML may hold several documents, which its own reader does not take. The token that it asks with must last: a run that
+revokes it sees nothing but 401 from then on, and would call that a success.
+"""
+
+import os
+from typing import Any
 
 import schemathesis
-from schemathesis import DeserializationContext, Response
+from schemathesis import Case, CheckContext, DeserializationContext, HookContext, Response
 from schemathesis.core.media_types import YAML_MEDIA_TYPES
+
+TOKEN = "FUZZ_TOKEN"
+"""The variable that holds the run's token."""
+
+NOBODYS = "0" * 32
+"""The id of no token."""
 
 
 @schemathesis.deserializer(*YAML_MEDIA_TYPES)
 def yaml_text(_context: DeserializationContext, response: Response) -> str:
     """The text itself, as the description has it."""
     return response.content.decode()
+
+
+@schemathesis.hook
+def before_call(_context: HookContext, case: Case[Any], _kwargs: dict[str, Any]) -> None:
+    """Keeps the run's own token from being revoked: another id takes its place."""
+    given = (case.path_parameters or {}).get("token_id")
+    if isinstance(given, str) and given and given in os.environ.get(TOKEN, ""):
+        case.path_parameters["token_id"] = NOBODYS
+
+
+@schemathesis.check
+def token_lasts(_context: CheckContext, response: Response, case: Case[Any]) -> None:
+    """A 401 to the run's own token is a failure."""
+    sent = response.request.headers.get("Authorization", "")
+    if response.status_code == 401 and sent == f"Bearer {os.environ.get(TOKEN, '')}":
+        raise AssertionError(f"{case.method} {case.path}: the run's own token is not valid any more")

@@ -14,6 +14,9 @@ import httpx
 
 from tests.planner_service.servers import pipeplan, serving
 
+TOKEN = "FUZZ_TOKEN"
+"""The variable by which the hooks know the run's token."""
+
 HERE = Path(__file__).parent
 SCOPES = ("read", "plan", "agent", "admin")
 IN_ORDER = ("/v1/profiles", "/v1/clusters", "/v1/plans", "/v1/jobs")
@@ -48,6 +51,7 @@ def fuzz(
         schemathesis = [str(Path(sys.executable).parent / "schemathesis"), *config, "run", f"{url}/openapi.json"]
         command = [*schemathesis, "--mode", "all", "--header", f"Authorization: Bearer {token}"]
         variables = os.environ | {"SCHEMATHESIS_HOOKS": "tests.fuzz.hooks", "PYTHONPATH": str(HERE.parents[1])}
+        variables[TOKEN] = token
         return subprocess.run(
             [*command, *options], cwd=folder, env=variables, text=True, capture_output=quiet, check=False
         )

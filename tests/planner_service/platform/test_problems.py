@@ -58,11 +58,11 @@ def test_a_value_is_shown_short_whatever_it_is(value: object) -> None:
 def test_an_unknown_path_and_method_are_problems(http: TestClient) -> None:
     assert http.get("/v1/nothing").headers["content-type"] == "application/problem+json"
     answer = http.request("DELETE", "/v1/plans")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
     assert answer.json()["title"] == "Method Not Allowed"
-    assert http.post("/").headers["allow"] == "GET"
+    assert http.post("/").headers["allow"] == "GET, HEAD"
     assert http.request("PUT", "/v1/jobs/lease").headers["allow"] == "POST"
-    assert http.request("PUT", "/v1/jobs/some").headers["allow"] == "GET"
+    assert http.request("PUT", "/v1/jobs/some").headers["allow"] == "GET, HEAD"
 
 
 def test_a_body_beyond_the_limit_is_refused_declared_or_not(http: TestClient) -> None:
@@ -105,3 +105,11 @@ def test_an_unforeseen_error_is_a_problem_without_a_traceback(
 def test_health_and_readiness(http: TestClient) -> None:
     assert http.get("/healthz").json() == {"status": "ok"}
     assert http.get("/readyz").json() == {"status": "ok", "revision": head()}
+
+
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/plans/0", "/v1/jobs/0/cancel", "/v1/tokens/self", "/healthz"])
+def test_a_wrong_method_is_answered_with_those_that_work(http: TestClient, path: str) -> None:
+    allowed = set(http.request("TRACE", path).headers["Allow"].split(", "))
+    assert allowed
+    for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
+        assert (http.request(method, path).status_code != 405) is (method in allowed), method

@@ -14,6 +14,7 @@ from pipeplan.errors import LeaseLostError, ServiceError
 from pipeplan.protocol.jobs import Job, Lease, LinksResult, LinksTask
 from planner_service.app import create_app
 from planner_service.jobs import store as jobs
+from planner_service.jobs.store import Taking
 from planner_service.overview.openapi import CLUSTER
 from planner_service.platform.context import Context
 from planner_service.platform.settings import Settings
@@ -112,8 +113,8 @@ def _leases(service: TestClient, count: int) -> list[Lease]:
             job_id, token = f"{number:032x}", f"token-{number}"
             jobs.add(connection, job_id=job_id, task=LinksTask(devices=1), now=now)
             expires_at = now + timedelta(seconds=30)
-            kinds = ("links",)
-            job = jobs.take_oldest(connection, kinds=kinds, agent="node-1", token=token, now=now, expires_at=expires_at)
+            taking = Taking(agent="node-1", instance=None, token=token, now=now, expires_at=expires_at)
+            job = jobs.take(connection, (number + 1,), taking)
             found += [Lease(job=job, token=token, expires_in_s=30.0)] if job is not None else []
     return found
 

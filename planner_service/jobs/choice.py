@@ -1,0 +1,190 @@
+"""Choice: which jobs of the queue an agent may take. It only reads: `leases` takes one of them in a short write.
+
+The work of a look is bounded, however long the queue is. It goes through the oldest JOBS jobs; mostly one of them
+decides. If none does, it steps through an index from need to need, NEEDS of them, however many jobs need the same, and
+looks up the oldest job of each that the agent meets, SUITABLE of them. A queue with more needs is gone through in
+several looks: the next one goes on where the last one ended. So an agent gets the oldest job that it can do, or in a
+queue of more needs the oldest of those looked at.
+
+An agent that could take part in a waiting job for several nodes takes no job that came after it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Literal
+
+from sqlalchemy import Connection
+
+from pipeplan.protocol.jobs import LeaseRequest
+from planner_service.agents import service as agents
+from planner_service.agents import store as known_agents
+from planner_service.agents.needs import Needs, read
+from planner_service.agents.store import KnownAgent
+from planner_service.jobs import store as storage
+from planner_service.jobs.store import QueuedJob
+from planner_service.platform.context import Context
+
+JOBS = 50
+NEEDS = 200
+SUITABLE = 20
+MAX_AGENTS = 10_000
+REFUSED_AT_ONCE = 20
+
+needs_of = lru_cache(50 * NEEDS)(read)
+"""The needs of a text: every look reads the same ones."""
+
+Verdict = Literal["takes", "waits", "cannot"]
+"""May take the job; could take part in it once others are free; cannot do it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Places in the queue that the agent may take, the oldest first; with `gang`, the last is a job of several nodes.
+
+    `refused` are needs that no agent allows. `asks` says whether to record that the agent asks for work.
+    """
+
+    places: tuple[int, ...]
+    gang: Needs | None
+    refused: tuple[tuple[str, Needs], ...]
+    asks: bool
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.places or self.refused or self.asks)
+
+
+class Cursors:
+    """Where the next look at a long queue goes on, by agent."""
+
+    def __init__(self) -> None:
+        self._after: dict[str, str] = {}
+
+    def of(self, agent: str) -> str:
+        """The id of the needs after which the next look begins."""
+        return self._after.get(agent, "")
+
+    def keep(self, agent: str, after: str) -> None:
+        """Keeps where the next look begins; "" is the beginning."""
+        self._after.pop(agent, None)
+        if after:
+            if len(self._after) >= MAX_AGENTS:
+                self._after.clear()
+            self._after[agent] = after
+
+
+CURSORS = Cursors()
+
+
+def look(context: Context, connection: Connection, request: LeaseRequest, now: datetime) -> Chosen:
+    """What the agent may take now. Its cost does not grow with the queue."""
+    judge = _Judge(context, connection, request, now)
+    oldest = storage.waiting(connection, request.kinds, now, JOBS)
+    if not judge.decided_by(oldest) and len(oldest) == JOBS:
+        seen = storage.needs_waiting(connection, CURSORS.of(request.agent), NEEDS)
+        if not judge.decided_by(judge.first_of(seen)):
+            CURSORS.keep(request.agent, seen[-1][0] if len(seen) == NEEDS else "")
+    return judge.choice()
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Goes through the queue for one agent. Every need is judged once, and what the others do is read once."""
+
+    context: Context
+    connection: Connection
+    request: LeaseRequest
+    now: datetime
+    agent: KnownAgent | None = field(init=False)
+    _verdicts: dict[str, Verdict] = field(init=False, default_factory=dict)
+    _others: dict[str, list[KnownAgent]] = field(init=False, default_factory=dict)
+    _places: list[int] = field(init=False, default_factory=list)
+    _gang: Needs | None = field(init=False, default=None)
+    _refused: dict[str, Needs] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = None if self.request.instance is None else known_agents.get(self.connection, self.request.agent)
+        self.agent = known if known is not None and known.name == self.request.agent else None
+
+    def decided_by(self, waiting: Iterable[QueuedJob]) -> bool:
+        """Goes through jobs, the oldest first; whether the agent may take one, or has to wait for one."""
+        for one in waiting:
+            needs = needs_of(one.needs)
+            verdict = self._verdict(one.needs_id, needs)
+            if verdict == "cannot":
+                continue
+            if verdict == "waits":
+                return True
+            self._places.append(one.place)
+            if needs.nodes > 1:
+                self._gang = needs
+                return True
+        return bool(self._places)
+
+    def first_of(self, waiting: Iterable[tuple[str, str]]) -> list[QueuedJob]:
+        """The oldest job for each of these needs, ids and texts, that the agent meets; the oldest first."""
+        found: list[QueuedJob] = []
+        for needs_id, text in waiting:
+            if self._verdict(needs_id, needs_of(text)) == "cannot":
+                continue
+            place = storage.oldest_of_needs(self.connection, self.request.kinds, self.now, needs_id)
+            if place is not None:
+                found.append(QueuedJob(needs_id=needs_id, needs=text, place=place))
+                if len(found) == SUITABLE:
+                    break
+        return sorted(found, key=lambda one: one.place)
+
+    def choice(self) -> Chosen:
+        """What was found."""
+        registered = self.request.instance is not None
+        asks = registered and (
+            self.agent is None
+            or self.agent.told.instance != self.request.instance
+            or not agents.is_fresh(self.context, self.agent, self.now)
+        )
+        refused = tuple(self._refused.items())
+        return Chosen(places=tuple(self._places), gang=self._gang, refused=refused, asks=asks)
+
+    def _verdict(self, needs_id: str, needs: Needs) -> Verdict:
+        """What the agent makes of these needs; judged once."""
+        if needs_id not in self._verdicts:
+            self._verdicts[needs_id] = self._judged(needs_id, needs)
+        return self._verdicts[needs_id]
+
+    def _judged(self, needs_id: str, needs: Needs) -> Verdict:
+        agent = self.agent
+        if agent is None:  # It never said what it can do: it takes what is for one node and names no other agents.
+            named = not needs.agents or self.request.agent in needs.agents
+            return "takes" if needs.nodes == 1 and named and self.request.instance is None else "cannot"
+        if needs.lacks(agent) is not None:
+            full = len(self._refused) == REFUSED_AT_ONCE
+            if not full and needs.refused(agent) is not None and nobody_allows(needs, self._heard()):
+                self._refused[needs_id] = needs
+            return "cannot"
+        if needs.nodes == 1:
+            return "takes"
+        since = self.now - timedelta(seconds=self.context.lease_s / 3)
+        if "idle" not in self._others:
+            self._others["idle"] = known_agents.idle(self.connection, since, lock=False)
+            self._others["alive"] = agents.alive(self.context, self.connection, self.now)
+        if 1 + len(needs.others(agent, self._others["idle"])) >= needs.nodes:
+            return "takes"
+        return "waits" if 1 + len(needs.others(agent, self._others["alive"])) >= needs.nodes else "cannot"
+
+    def _heard(self) -> list[KnownAgent]:
+        if "heard" not in self._others:
+            self._others["heard"] = heard_lately(self.connection, self.now)
+        return self._others["heard"]
+
+
+def heard_lately(connection: Connection, now: datetime) -> list[KnownAgent]:
+    """The agents heard of in the last day."""
+    return known_agents.heard_since(connection, now - timedelta(days=1))
+
+
+def nobody_allows(needs: Needs, heard: Iterable[KnownAgent]) -> bool:
+    """Whether each of these agents refuses a factory that the job names."""
+    return all(needs.refused(agent) is not None for agent in heard)
