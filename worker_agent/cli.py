@@ -3,6 +3,7 @@
 import typer
 
 from pipeplan.cli.console import VersionAsked, run_app
+from worker_agent.commands.models import models
 from worker_agent.commands.profile import profile
 from worker_agent.commands.run import run
 from worker_agent.commands.start import start
@@ -15,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
+app.command()(models)
 app.command()(profile)
 app.command()(run)
 app.command()(start)
