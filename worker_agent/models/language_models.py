@@ -7,14 +7,17 @@ B sequences of S tokens, H hidden features; Mamba: D inner features with N state
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from pipeplan.errors import require, require_amount, require_count
 from worker_agent.models.hugging_face import TokenInputs
-from worker_agent.models.transformer import EMBEDDING_DEVIATION, transformer
+from worker_agent.models.transformer import EMBEDDING_DEVIATION, Attention, FeedForward, transformer
 
 _gpt = partial(transformer, vocabulary=50257, sequence_length=512, dropout=0.1, tied=True)
 
@@ -36,6 +39,8 @@ llama_7b = partial(
     bias=False,
 )
 """Touvron et al. 2023, table 2."""
+
+BERT_EPSILON = 1e-12
 
 
 def bert_large(
@@ -59,29 +64,22 @@ def bert_large(
     require_amount("model.dropout", dropout)
     require(dropout < 1, "model.dropout", "must be below 1", dropout)
     embedding = BertEmbedding(vocabulary, hidden, sequence_length, dropout)
-    body = [
-        nn.TransformerEncoderLayer(
-            hidden, heads, 4 * hidden, dropout, activation="gelu", layer_norm_eps=BertEmbedding.EPS, batch_first=True
-        )
-        for _ in range(layers)
-    ]
+    body = [BertLayer(hidden, heads, dropout) for _ in range(layers)]
     output = nn.Linear(hidden, vocabulary)
     output.weight = embedding.tokens.weight
-    norm = nn.LayerNorm(hidden, eps=BertEmbedding.EPS)
+    norm = nn.LayerNorm(hidden, eps=BERT_EPSILON)
     return [embedding, *body, nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), norm, output)]
 
 
 class BertEmbedding(nn.Module):
     """Embeddings of tokens, positions and the sentence, with a norm and dropout."""
 
-    EPS = 1e-12
-
     def __init__(self, vocabulary: int, hidden: int, length: int, dropout: float) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, hidden)
         self.positions = nn.Embedding(length, hidden)
         self.sentences = nn.Embedding(2, hidden)
-        self.norm = nn.LayerNorm(hidden, eps=self.EPS)
+        self.norm = nn.LayerNorm(hidden, eps=BERT_EPSILON)
         self.dropout = nn.Dropout(dropout)
         self.takes = TokenInputs(vocab_size=vocabulary, positions=length)
         for embedding in (self.tokens, self.positions, self.sentences):
@@ -92,6 +90,25 @@ class BertEmbedding(nn.Module):
         places = torch.arange(tokens.shape[1], device=tokens.device)
         sentence = self.sentences(torch.zeros_like(places))
         return self.dropout(self.norm(self.tokens(tokens) + self.positions(places) + sentence))  # type: ignore[no-any-return]
+
+
+class BertLayer(nn.Module):
+    """Attention to all tokens and feed-forward, each with dropout, a residual and then a norm."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = Attention(
+            hidden, heads, heads, rotary=False, bias=True, dropout=dropout, fused=False, causal=False
+        )
+        self.mlp = FeedForward(hidden, 4 * hidden, gated=False, bias=True, fused=False)
+        self.attention_norm = nn.LayerNorm(hidden, eps=BERT_EPSILON)
+        self.mlp_norm = nn.LayerNorm(hidden, eps=BERT_EPSILON)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, S, H) -> (B, S, H)."""
+        x = self.attention_norm(x + self.dropout(self.attention(x)))
+        return self.mlp_norm(x + self.dropout(self.mlp(x)))  # type: ignore[no-any-return]
 
 
 def mamba_1_4b(
@@ -105,7 +122,7 @@ def mamba_1_4b(
 ) -> list[nn.Module]:
     """Mamba-1.4B (Gu and Dao 2023, section 3.4): (B, S) -> (B, S, vocabulary). The head has the embedding's weight.
 
-    The scan is in plain torch: a profile is of that, and not of the paper's fused kernel.
+    The scan is in plain torch, and runs again in the backward: a profile is of that, and not of the paper's kernel.
     """
     counts = {"hidden": hidden, "layers": layers, "states": states, "kernel": kernel, "vocabulary": vocabulary}
     for name, count in (counts | {"sequence_length": sequence_length}).items():
@@ -152,22 +169,54 @@ class MambaLayer(nn.Module):
         u, gate = self.into(self.norm(x)).chunk(2, dim=-1)  # (B, S, D) each
         u = functional.silu(self.convolution(u.transpose(1, 2))[..., : x.shape[1]]).transpose(1, 2)
         low, write, read = self.selection(u).split((self.rank, self.states, self.states), dim=-1)  # (B, S, N) the last
-        step = functional.softplus(self.step(low)).unsqueeze(-1)  # (B, S, D, 1)
-        decay = (step * -self.decay_log.exp()).exp()  # (B, S, D, N)
-        state = scan(decay, step * u.unsqueeze(-1) * write.unsqueeze(2))
-        y = (state * read.unsqueeze(2)).sum(-1) + self.skip * u
-        return x + self.out(y * functional.silu(gate))  # type: ignore[no-any-return]
+        step = functional.softplus(self.step(low))
+        scanned: Tensor = checkpoint(_selected, u, step, write, read, self.decay_log, use_reentrant=False)
+        return x + self.out((scanned + self.skip * u) * functional.silu(gate))  # type: ignore[no-any-return]
+
+
+def _selected(u: Tensor, step: Tensor, write: Tensor, read: Tensor, decay_log: Tensor) -> Tensor:
+    """(B, S, D). Run again in the backward, as in section 3.3.2: the states are N times as large as the output.
+
+    The decays are an argument, because a stage may hold another version of its weights by then.
+    """
+    decay = (step.unsqueeze(-1) * -decay_log.exp()).exp()  # (B, S, D, N)
+    states = scan(decay, (step * u).unsqueeze(-1) * write.unsqueeze(2))
+    return (states * read.unsqueeze(2)).sum(-1)
 
 
 def scan(decay: Tensor, added: Tensor) -> Tensor:
-    """The states h_t = decay_t h_(t-1) + added_t for all t of dimension 1, with h_(-1) = 0.
+    """The states h_t = decay_t h_(t-1) + added_t for all t of dimension 1, with h_(-1) = 0."""
+    states: Tensor = _Scan.apply(decay, added)  # type: ignore[no-untyped-call]
+    return states
 
-    In log2(S) steps, each of which lets every state reach twice as far back (Hillis and Steele 1986).
-    """
+
+class _Scan(torch.autograd.Function):
+    """The scan, whose backward is the scan from the other end: g_t = gradient_t + decay_(t+1) g_(t+1)."""
+
+    @staticmethod
+    def forward(ctx: Any, decay: Tensor, added: Tensor) -> Tensor:
+        states = _states(decay, added)
+        ctx.save_for_backward(decay, states)
+        return states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        decay, states = ctx.saved_tensors
+        of_added = _states(_later(decay.flip(1), 1), gradient.flip(1)).flip(1)
+        return of_added * _later(states, 1), of_added
+
+
+def _states(decay: Tensor, added: Tensor) -> Tensor:
+    """In log2(S) steps, each of which lets every state reach twice as far back (Hillis and Steele 1986)."""
     reach = 1
     while reach < added.shape[1]:
-        pad = (0,) * (2 * (added.dim() - 2)) + (reach, 0)
-        added = added + decay * functional.pad(added[:, :-reach], pad)
-        decay = decay * functional.pad(decay[:, :-reach], pad)
+        added = added + decay * _later(added, reach)
+        decay = decay * _later(decay, reach)
         reach *= 2
     return added
+
+
+def _later(values: Tensor, steps: int) -> Tensor:
+    """The values moved along dimension 1, zeros before them."""
+    return functional.pad(values[:, :-steps], (0,) * (2 * (values.dim() - 2)) + (steps, 0))

@@ -164,14 +164,20 @@ def test_estimates_need_no_data_and_no_device(model: str) -> None:
 
 
 @given(st.integers(1, 9), st.integers(0, 3))
-def test_a_scan_is_the_recurrence(length: int, seed: int) -> None:
+def test_a_scan_and_its_gradients_are_the_recurrences(length: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    decay, added = torch.rand(2, 2, length, 3, dtype=torch.float64, generator=generator)
+    decay, added = torch.rand(2, 2, length, 3, dtype=torch.float64, generator=generator).requires_grad_()
+    weighing = torch.rand(2, length, 3, dtype=torch.float64, generator=generator)
     state, states = torch.zeros(2, 3, dtype=torch.float64), []
     for t in range(length):
         state = decay[:, t] * state + added[:, t]
         states.append(state)
-    torch.testing.assert_close(scan(decay, added), torch.stack(states, dim=1))
+    expected, found = torch.stack(states, dim=1), scan(decay, added)
+    torch.testing.assert_close(found, expected)
+    gradients_expected, gradients_found = (
+        torch.autograd.grad((values * weighing).sum(), (decay, added)) for values in (expected, found)
+    )
+    torch.testing.assert_close(gradients_found, gradients_expected)
 
 
 def test_mambas_tokens_see_none_that_follow() -> None:
