@@ -42,11 +42,11 @@ def amoebanet_d(*, layers: int = 18, filters: int = 208, image_size: int = 224, 
     stem = Taking(nn.ReLU(), *convolution(3, channels, 3, stride=2, padding=1), takes=takes_images(image_size, classes))
     third = [False] * (layers // 3)
     kinds = [True, True, *third, True, *third, True, *third]
-    cells, width = zip(*_cells(kinds, channels), strict=True)
+    cells, width = zip(*cells_of(kinds, channels), strict=True)
     return [stem, *cells, Classifier(width[-1], classes)]
 
 
-def _cells(kinds: list[bool], channels: int) -> Iterator[tuple[nn.Module, int]]:
+def cells_of(kinds: list[bool], channels: int) -> Iterator[tuple[nn.Module, int]]:
     """Every cell, reducing or not, with the channels that it gives. Reducing doubles the channels of its states."""
     earlier = before = channels
     halved = False
@@ -74,7 +74,7 @@ class Cell(nn.Module):
         elif earlier != channels:
             self.enter_earlier = _step(earlier, channels, 1)
         self.operations = nn.ModuleList(
-            _operation(kind, channels, stride=2 if reducing and state < 2 else 1)
+            operation_of(kind, channels, stride=2 if reducing and state < 2 else 1)
             for state, kind in (REDUCTION if reducing else NORMAL)
         )
 
@@ -122,7 +122,7 @@ def _step(before: int, after: int, size: int | tuple[int, int], stride: int | tu
     return nn.Sequential(nn.ReLU(), *convolution(before, after, size, stride=stride, padding=padding))
 
 
-def _operation(kind: str, channels: int, *, stride: int) -> nn.Module:
+def operation_of(kind: str, channels: int, *, stride: int) -> nn.Module:
     quarter = channels // 4
     match kind:
         case "none":

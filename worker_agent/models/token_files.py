@@ -65,7 +65,7 @@ def tokens(
     require(pad < vocabulary, "data.pad", f"must be below the vocabulary of {vocabulary}", pad)
     require(dtype is None or dtype in DTYPES, "data.dtype", f"must be one of {', '.join(DTYPES)}", dtype)
     files = [_opened(each, dtype, field) for each in _files(Path(path))]
-    parts = [Windows(file, length=sequence_length, padded=padded) for file in files]
+    parts = [FileWindows(file, length=sequence_length, padded=padded) for file in files]
     ends = list(accumulate(part.count for part in parts))
     rule = f"must hold a sequence of {sequence_length} tokens and the token that follows it"
     require(ends[-1] > 0, "data.path", "must hold a document of at least 2 tokens" if padded else rule, path)
@@ -104,7 +104,7 @@ class TokenFile:
             return False
 
 
-class Windows:
+class FileWindows:
     """A file's windows of `length` tokens and the one that follows; padded ones may be shorter."""
 
     def __init__(self, file: TokenFile, *, length: int, padded: bool) -> None:
@@ -160,19 +160,19 @@ def _opened(path: Path, dtype: str | None, field: str) -> TokenFile:
         require(state[0] > 0, "data.path", "must name files that are not empty", str(path))
         documents: NDArray[np.int64] | None
         if path.suffix == ".jsonl":
-            rows = list(_rows(path, field))
+            rows = list(read_rows(path, field))
             tokens, documents = np.concatenate(rows), np.array([len(row) for row in rows])
         elif path.suffix == ".npy":
-            tokens, documents = _array(path, dtype)
+            tokens, documents = read_array(path, dtype)
         else:
-            tokens, documents = _numbers(path, dtype, state[0])
+            tokens, documents = read_numbers(path, dtype, state[0])
     except OSError as error:
         raise InvalidInputError("data.path", f"must be readable ({error.strerror})", str(path)) from error
     require(len(tokens) > 0, "data.path", "must name files that hold tokens", str(path))
     return TokenFile(path=path, tokens=tokens, documents=documents, state=state)
 
 
-def _array(path: Path, dtype: str | None) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+def read_array(path: Path, dtype: str | None) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
     """An .npy's tokens, and its rows as documents."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -186,12 +186,12 @@ def _array(path: Path, dtype: str | None) -> tuple[NDArray[Any], NDArray[np.int6
     return found.reshape(-1), documents
 
 
-def _numbers(path: Path, dtype: str | None, size: int) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+def read_numbers(path: Path, dtype: str | None, size: int) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
     """A .bin's tokens, and its documents where an .idx lies beside it."""
     index = path.with_suffix(".idx")
     documents = None
     if index.exists():
-        named, documents = _index(index)
+        named, documents = read_index(index)
         require(
             dtype in (None, named), "data.dtype", f"must be left out, or be that of {index}, which is {named}", dtype
         )
@@ -208,7 +208,7 @@ def _numbers(path: Path, dtype: str | None, size: int) -> tuple[NDArray[Any], ND
     return tokens, documents
 
 
-def _index(path: Path) -> tuple[str, NDArray[np.int64]]:
+def read_index(path: Path) -> tuple[str, NDArray[np.int64]]:
     """The dtype of the tokens and the sizes of the documents in Megatron-LM's .idx; a sequence is a document here."""
     content = path.read_bytes()
     start = len(INDEX_MAGIC) + _INDEX_HEADER.itemsize
@@ -222,7 +222,7 @@ def _index(path: Path) -> tuple[str, NDArray[np.int64]]:
     return _INDEX_DTYPES[code], np.frombuffer(content, "<i4", sequences, start).astype(np.int64)
 
 
-def _rows(path: Path, field: str) -> Iterator[NDArray[np.int64]]:
+def read_rows(path: Path, field: str) -> Iterator[NDArray[np.int64]]:
     """Every line's tokens."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
