@@ -3,6 +3,7 @@
 import typer
 
 from pipeplan.cli.console import EPILOG, VersionAsked, run_app
+from worker_agent.commands.models import models
 from worker_agent.commands.profile import profile
 from worker_agent.commands.run import run
 from worker_agent.commands.start import start
@@ -16,6 +17,7 @@ app = typer.Typer(
     epilog=EPILOG,
 )
 
+app.command()(models)
 app.command()(profile)
 app.command()(run)
 app.command()(start)

@@ -35,14 +35,32 @@ FAMILIES = ("bert", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qw
 """The Hugging Face families that the worker builds."""
 
 PRESETS = (
+    "alexnet",
+    "amoebanet_d",
+    "awd_lm",
+    "bert_large",
+    "gnmt",
+    "gpt_1_3b",
+    "gpt_2_2b",
+    "gpt_3_8b",
+    "inception_v3",
+    "llama_7b",
+    "mamba_1_4b",
     "mean_of_squares",
     "mlp",
     "random_features",
+    "random_images",
     "random_tokens",
+    "random_translations",
+    "random_videos",
     "regression",
+    "resnet152",
+    "resnet50",
+    "s2vt",
     "sleep",
     "standard_library",
     "transformer",
+    "vgg16",
 )
 """The models, data and losses that the worker brings."""
 

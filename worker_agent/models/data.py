@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.chain import Chain
+from worker_agent.models.random_data import RandomData
 from worker_agent.models.spec import call_factory, parse_spec
 from worker_agent.models.values import Value, matching_dtype
 
@@ -155,8 +156,9 @@ def default_feed(chain: Chain, sequence_length: int | None = None) -> DefaultFee
     """Random data that a chain can take.
 
     A language model gets sequences of random tokens, of the length asked for; else as long as its positions allow but
-    at most SEQUENCE_LENGTH. A chain that starts with a linear layer gets normally distributed features and a loss that
-    needs no targets. Raises InvalidInputError for any other chain, and for a length that the model does not take.
+    at most SEQUENCE_LENGTH. A chain whose first block `takes` a RandomData gets that. One that starts with a linear
+    layer gets normally distributed features and a loss that needs no targets. Raises InvalidInputError for any other
+    chain, and for a length that the model does not take.
     """
     if chain.tokens is not None:
         length = length_of(chain, sequence_length)
@@ -169,6 +171,9 @@ def default_feed(chain: Chain, sequence_length: int | None = None) -> DefaultFee
         )
     rule = "is for language models, which take sequences of tokens"
     require(sequence_length is None, "sequence_length", rule, sequence_length)
+    takes = getattr(chain.blocks[0], "takes", None)
+    if isinstance(takes, RandomData):
+        return DefaultFeed(data=takes.data, loss=None, description=takes.description)
     first = next(module for module in chain.blocks[0].modules() if not list(module.children()))
     if isinstance(first, nn.Linear):
         return DefaultFeed(

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from math import gcd
+from typing import Any
 
 from torch import Tensor, arange
 
 from pipeplan.errors import require_count
 
-Read = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Sample numbers (b,) -> inputs and targets with b rows."""
+Read = Callable[[Tensor], tuple[Any, Tensor]]
+"""Sample numbers (b,) -> inputs, a tensor or several, and targets with b rows."""
 
 
 class Samples:
@@ -27,6 +28,6 @@ class Samples:
     def __len__(self) -> int:
         return self._count // gcd(self._count, self._microbatch_size)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
         start = index * self._microbatch_size
         return self._read(arange(start, start + self._microbatch_size) % self._count)

@@ -24,14 +24,32 @@ _ALLOCATION = "can't allocate memory"
 _TORCHS_STACK = "Exception raised from"
 
 PRESETS = {
+    "alexnet": "worker_agent.models.convolutions",
+    "amoebanet_d": "worker_agent.models.amoebanet",
+    "awd_lm": "worker_agent.models.recurrent",
+    "bert_large": "worker_agent.models.language_models",
+    "gnmt": "worker_agent.models.recurrent",
+    "gpt_1_3b": "worker_agent.models.language_models",
+    "gpt_2_2b": "worker_agent.models.language_models",
+    "gpt_3_8b": "worker_agent.models.language_models",
+    "inception_v3": "worker_agent.models.inception",
+    "llama_7b": "worker_agent.models.language_models",
+    "mamba_1_4b": "worker_agent.models.language_models",
     "mean_of_squares": "worker_agent.models.losses",
     "mlp": "worker_agent.models.presets",
     "random_features": "worker_agent.models.presets",
+    "random_images": "worker_agent.models.random_data",
     "random_tokens": "worker_agent.models.text",
+    "random_translations": "worker_agent.models.random_data",
+    "random_videos": "worker_agent.models.random_data",
     "regression": "worker_agent.models.presets",
+    "resnet152": "worker_agent.models.convolutions",
+    "resnet50": "worker_agent.models.convolutions",
+    "s2vt": "worker_agent.models.recurrent",
     "sleep": "worker_agent.models.presets",
     "standard_library": "worker_agent.models.text",
     "transformer": "worker_agent.models.transformer",
+    "vgg16": "worker_agent.models.convolutions",
 }
 """The module of each NAME in `preset:NAME`. They are listed because the modules hold more than presets."""
 

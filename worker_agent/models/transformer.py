@@ -115,12 +115,22 @@ class TransformerEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention. Where it is fused, the projection's bias is for the caller to add."""
+    """Attention, causal if not said otherwise. Where it is fused, the projection's bias is for the caller to add."""
 
     def __init__(
-        self, hidden: int, heads: int, kv_heads: int, *, rotary: bool, bias: bool, dropout: float, fused: bool
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        *,
+        rotary: bool,
+        bias: bool,
+        dropout: float,
+        fused: bool,
+        causal: bool = True,
     ) -> None:
         super().__init__()
+        self.causal = causal
         self.width = hidden // heads
         self.queries = heads // kv_heads
         self.rotary = rotary
@@ -140,7 +150,7 @@ class Attention(nn.Module):
             key,
             value,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
+            is_causal=self.causal,
             enable_gqa=self.queries > 1,
         )
         return self.projection(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]

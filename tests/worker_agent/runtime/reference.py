@@ -9,8 +9,9 @@ from torch.func import functional_call
 from pipeplan.documents.plan import Plan
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.chain import build_model
-from worker_agent.models.data import open_data
+from worker_agent.models.data import moved, open_data
 from worker_agent.models.losses import build_loss
+from worker_agent.models.values import as_values
 
 Weights = dict[str, Tensor]
 
@@ -88,9 +89,9 @@ def train(
         used = {name: version.clone().requires_grad_(trained[name]) for name, version in versions.items()}
         sums: dict[str, Tensor] = {}
         for k in range(step * batch, (step + 1) * batch):
-            inputs, targets = (t.to(getattr(torch, plan.dtype)) for t in source.microbatch(k))  # type: ignore[union-attr]
+            inputs, targets = (moved(value, torch.device("cpu"), dtype) for value in source.microbatch(k))
             with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                outputs = functional_call(Row(*chain.blocks), used, (inputs,))
+                outputs = functional_call(Row(*chain.blocks), used, as_values(inputs))
                 loss = build_loss(None)(outputs, targets)
             torch.autograd.backward(scaler.scale(loss / batch))
             for name, version in used.items():
