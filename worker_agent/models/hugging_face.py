@@ -1,4 +1,4 @@
-"""Hugging Face language models by config, with random weights, cut into embedding, layers and head.
+"""Hugging Face language models by config, cut into embedding, layers and head. They are built empty (`materialise`).
 
 B sequences of S tokens: a chain takes token numbers (B, S) and gives logits (B, S, vocabulary). Layers are the
 library's own modules, so that a chain computes what the whole model does, with the whole model's parameter names.
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pipeplan.documents.names import MAX_LENGTH, Spec, query_of
 from pipeplan.errors import InvalidInputError, MissingDependencyError, require
+from worker_agent.models.materialise import build_empty, weight_files
 from worker_agent.models.sharding import Sharding
 
 ATTENTION = ("sdpa", "eager")
@@ -63,7 +64,7 @@ class Family:
     """A model of a family, and its blocks: modules of it, or thin modules that call them.
 
     `spec` builds the same model without a file, where a SPEC can describe it. `sharding` is None where the family, or
-    its way to compute attention, has no plan.
+    its way to compute attention, has no plan. `files` hold the weights; without any they are random.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Family:
     blocks: tuple[nn.Module, ...]
     tokens: TokenInputs
     sharding: Sharding | None
+    files: tuple[Path, ...] = ()
 
     @property
     def block_names(self) -> tuple[str, ...]:
@@ -117,27 +119,32 @@ class Layer(nn.Module):
 def build_family(spec: Spec) -> Family:
     """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:PATH?key=value&...` describes.
 
-    Keys are the family's config keys. `attn_implementation` is "sdpa" (default) or "eager". Input and output embeddings
-    are tied only if the SPEC says so, whatever a file says: stages that share a parameter wait for each other. Raises
-    InvalidInputError for a family, file, key or value that is not possible.
+    Keys are the family's config keys. `attn_implementation` is "sdpa" (default) or "eager". Weights are those of a
+    folder that has some, and random otherwise. Random input and output embeddings are tied only if the SPEC says so,
+    whatever a file says: stages that share a parameter wait for each other. Raises InvalidInputError for a family,
+    file, key or value that is not possible.
     """
     options: dict[str, Any] = dict(spec.options)
     attention = options.pop("attn_implementation", "sdpa")
     require(attention in ATTENTION, "model.attn_implementation", f"must be one of {', '.join(ATTENTION)}", attention)
     found = {} if spec.path is None else _read_config(Path(spec.path))
+    files = weight_files(Path(spec.path)) if spec.path and Path(spec.path).is_dir() else ()
+    if not files:
+        options.setdefault("tie_word_embeddings", False)
     name = str(found.pop("model_type", spec.name))
     rule = f"must be of a known family: {', '.join(sorted(_CUTS))}"
     require(name in _CUTS, "model" if spec.path is None else "model.model_type", rule, name)
-    root = _build(name, found, options, str(attention), spec.text)
+    root = build_empty(lambda: _build(name, found, options, str(attention), spec.text))
     mask = attention == "eager" and name != "bert"  # sdpa makes its causal mask itself
     config: Any = root.config
     return Family(
         name=name,
-        spec=_without_path(spec, name, found),
+        spec=spec.text if files else _without_path(spec, name, found),
         root=root,
         blocks=_CUTS[name](root, mask),
         tokens=TokenInputs(vocab_size=config.vocab_size, positions=config.max_position_embeddings),
         sharding=_sharding(name, root) if attention == "sdpa" else None,
+        files=files,
     )
 
 
@@ -184,6 +191,7 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     except ImportError as error:
         raise MissingDependencyError("hf: models need transformers: pip install 'pipeplan[worker]'") from error
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
     known = _known(transformers.AutoConfig.for_model(name))
     for key, value in options.items():
@@ -209,25 +217,24 @@ def _config(name: str, found: dict[str, Any], options: dict[str, Any]) -> Any:
     """A family's config from a file's keys and the SPEC's own options, which take precedence."""
     import transformers
 
-    fixed = {"tie_word_embeddings": options.get("tie_word_embeddings", False), "use_cache": False}
-    return transformers.AutoConfig.for_model(name, **found | options | fixed)
+    return transformers.AutoConfig.for_model(name, **found | options | {"use_cache": False})
 
 
 def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
     """A SPEC of the same model that names no file, where there is one: other nodes then need no copy of the file."""
     if spec.path is None:
         return spec.text
-    options = dict(spec.options)
+    options = {"tie_word_embeddings": False} | dict(spec.options)
     attention = {key: options.pop(key) for key in ("attn_implementation",) if key in options}
-    usual, whole = _config(name, {}, {}), _config(name, found, options).to_dict()
+    usual, whole = _config(name, {}, {"tie_word_embeddings": False}), _config(name, found, options).to_dict()
     known, default = _known(usual), usual.to_dict()
-    asked = found.keys() | options.keys()
+    asked = found.keys() | spec.options.keys()
     keys = {key: whole[key] for key in default if key in known and (key in asked or whole[key] != default[key])}
     try:
         text = f"hf:{name}?{query_of(keys | attention)}"
     except InvalidInputError:
         return spec.text
-    same = _config(name, keys, keys).to_dict()
+    same = _config(name, keys, {"tie_word_embeddings": False} | keys).to_dict()
     return text if len(text) <= MAX_LENGTH and all(whole[key] == same[key] for key in same) else spec.text
 
 
