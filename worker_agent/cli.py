@@ -3,6 +3,7 @@
 import typer
 
 from pipeplan.cli.console import EPILOG, VersionAsked, run_app
+from worker_agent.commands.export import export
 from worker_agent.commands.models import models
 from worker_agent.commands.profile import profile
 from worker_agent.commands.run import run
@@ -10,7 +11,7 @@ from worker_agent.commands.start import start
 
 app = typer.Typer(
     name="pipeplan-agent",
-    help="Measures models on this node, and runs plans on it.",
+    help="Measures models on this node, runs plans on it, and exports what they trained.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -21,11 +22,12 @@ app.command()(models)
 app.command()(profile)
 app.command()(run)
 app.command()(start)
+app.command()(export)
 
 
 @app.callback()
 def agent(version: VersionAsked = False) -> None:
-    """Measures models on this node, and runs plans on it."""
+    """Measures models on this node, runs plans on it, and exports what they trained."""
 
 
 def main() -> None:

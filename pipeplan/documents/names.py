@@ -31,8 +31,23 @@ Value = int | float | bool | str | list[Any] | dict[str, Any] | None
 MAX_LENGTH = 2000
 """The characters that a SPEC may have."""
 
-FAMILIES = ("bert", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-"""The Hugging Face families that the worker builds."""
+FAMILIES = (
+    "bert",
+    "gemma",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mamba",
+    "mistral",
+    "mixtral",
+    "opt",
+    "phi",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "vit",
+)
+"""The Hugging Face families that the worker is tested with; it builds others as well, where they can be cut."""
 
 PRESETS = (
     "alexnet",

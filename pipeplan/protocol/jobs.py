@@ -27,7 +27,10 @@ from pipeplan.protocol.plans import PlanRequest
 from pipeplan.protocol.training import TrainingOptions
 from pipeplan.simulation.report import RunReport
 
-RULE = "must be a factory that this agent's operator allows (pipeplan-agent start --allow)"
+RULE = "must be a factory that this agent's operator allows (pipeplan-agent start --allow; --models-dir for paths)"
+
+IN_FOLDER = "/**"
+"""How a pattern ends that allows all paths in a folder; no operator's own pattern does."""
 
 FIELDS = ("model", "data", "loss")
 """The fields of tasks that hold SPECs."""
@@ -96,8 +99,10 @@ def _covers(pattern: str, factory: str) -> bool:
     """Whether a pattern allows a factory. A trailing * reaches no further than a module's own names.
 
     `mine.models:*` must not allow `mine.models:os.system`, which the module holds if it imports os; nor does `hf:*`
-    allow a path.
+    allow a path. `hf:FOLDER/**`, which an agent's `models_dir` stands for, allows every path in a folder.
     """
+    if pattern.endswith(IN_FOLDER):
+        return factory.startswith(pattern.removesuffix("**")) and ".." not in factory.split("/")
     if not pattern.endswith("*"):
         return factory == pattern
     prefix = pattern[:-1]

@@ -18,7 +18,7 @@ from pipeplan.documents.files import parse
 from pipeplan.documents.names import STRICT
 from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.agents import Registration
-from worker_agent.agent.settings import BUILT_IN, AgentSettings
+from worker_agent.agent.settings import AgentSettings
 
 MOST_ON_CORES = 64
 """Ranks that a node without GPUs takes at once: they share its cores."""
@@ -78,7 +78,7 @@ def registration(settings: AgentSettings, *, instance: str, port: int) -> Regist
         torch_version=_version("torch"),
         driver=gpus.driver,
         version=_version("pipeplan"),
-        allow=(*BUILT_IN, *settings.allow),
+        allow=settings.allowed,
         shared_folder=None if settings.shared_dir is None else folder_id(settings.shared_dir, instance),
     )
 

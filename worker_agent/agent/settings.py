@@ -7,14 +7,16 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pipeplan.client.exchange import DEFAULT_URL
 from pipeplan.configuration import SECRET, resolve
+from pipeplan.documents.names import parse_spec
 from pipeplan.errors import require
-from pipeplan.protocol.jobs import AgentTask, allows, refusal, require_patterns
+from pipeplan.protocol.jobs import IN_FOLDER, AgentTask, allows, refusal, require_patterns, specs_of
 from pipeplan.schedules.registry import BUILT_IN as BUILT_IN_SCHEDULES
 from pipeplan.schedules.registry import installed
 
@@ -51,6 +53,7 @@ class AgentSettings(BaseSettings):
 
     Limits of a job's processes: `max_memory_bytes` (that one may write to), `max_open_files`, `max_processes` (of the
     user), `nice`; of a job: `max_job_s`, `max_disk_bytes` in its folder, `max_output_bytes` that it prints.
+    `models_dir` is a folder of Hugging Face models that jobs may name by path.
     `keep_environment` names variables that jobs see although they look like secrets.
     """
 
@@ -66,6 +69,7 @@ class AgentSettings(BaseSettings):
     rendezvous_port: int = Field(default=0, ge=0, le=65535)
     devices: int | None = Field(default=None, ge=1, le=4096)
     shared_dir: Path | None = None
+    models_dir: Path | None = None
     drain_s: float = Field(default=10.0, ge=0, le=86_400, allow_inf_nan=False)
     max_memory_bytes: int | None = Field(default=None, ge=2**20)
     max_open_files: int | None = Field(default=None, ge=64)
@@ -82,17 +86,46 @@ class AgentSettings(BaseSettings):
         require_patterns("", allow)
         return allow
 
+    @field_validator("models_dir")
+    @classmethod
+    def _check_folder(cls, folder: Path | None) -> Path | None:
+        rule = "must be an absolute path of a folder that exists, and not /"
+        fits = folder is None or (folder.is_absolute() and folder.is_dir() and len(folder.parts) > 1)
+        require(fits, "", rule, str(folder))
+        return folder
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The patterns of all that jobs may name."""
+        return (*BUILT_IN, *self.allow, *_in_folder(self.models_dir))
+
 
 def load_settings(**chosen: Any) -> AgentSettings:
     """The settings, with those chosen here (None: not chosen) before the environment's. Raises InvalidInputError."""
     return resolve(AgentSettings, chosen).settings
 
 
-def require_allowed(task: AgentTask, allow: Sequence[str]) -> None:
-    """Raises InvalidInputError for a model, data or loss that is neither built in nor on the operator's list."""
-    refused = refusal(task, (*BUILT_IN, *allow))
+def require_allowed(task: AgentTask, allow: Sequence[str], models_dir: Path | None = None) -> None:
+    """Raises InvalidInputError for a model, data or loss that is neither built in nor allowed by the operator.
+
+    Nothing that a path in the operator's folder names may be a link out of it.
+    """
+    listed = refusal(task, (*BUILT_IN, *allow))
+    refused = listed and refusal(task, (*BUILT_IN, *allow, *_in_folder(models_dir)))
     if refused is not None:
         raise refused
+    if listed is None or models_dir is None:
+        return
+    for field, text in specs_of(task):
+        path = Path(parse_spec(text, field=field).path or models_dir)
+        found = (path, *path.iterdir()) if path.is_dir() else (path,)
+        inside = all(each.resolve().is_relative_to(models_dir.resolve()) for each in found)
+        require(inside or path == models_dir, field, f"must name a model in {models_dir}, and no links out of it", text)
+
+
+def _in_folder(folder: Path | None) -> tuple[str, ...]:
+    """The pattern of all paths in a folder."""
+    return () if folder is None else (f"hf:{quote(str(folder))}{IN_FOLDER}",)
 
 
 def require_allowed_schedule(name: str, allow: Sequence[str]) -> None:

@@ -49,7 +49,7 @@ class LeasedWork:
         """The job's result. Raises why there is none; no process of the job is left either way."""
         task = lease.job.task
         require(task.kind != "plan", "kind", "must be a kind of job that agents do", task.kind)
-        require_allowed(task, self.settings.allow)  # type: ignore[arg-type]
+        require_allowed(task, self.settings.allow, self.settings.models_dir)  # type: ignore[arg-type]
         plan = None
         if isinstance(task, RunTask):
             planned = self.client.plan(task.plan_id)

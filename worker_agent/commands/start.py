@@ -28,6 +28,9 @@ def start(
     shared_dir: Annotated[
         Path | None, typer.Option(help="A folder that several nodes see, for runs over them.")
     ] = None,
+    models_dir: Annotated[
+        Path | None, typer.Option(help="A folder of Hugging Face models that jobs may name by path.")
+    ] = None,
     drain_s: Annotated[
         float | None, typer.Option(min=0, help="How long a job may go on after SIGTERM, before it is handed back.")
     ] = None,
@@ -50,6 +53,7 @@ def start(
         address=address,
         rendezvous_port=rendezvous_port,
         shared_dir=None if shared_dir is None else shared_dir.absolute(),
+        models_dir=None if models_dir is None else models_dir.absolute(),
         drain_s=drain_s,
     )
     hide_from_jobs()

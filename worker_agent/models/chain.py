@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from pipeplan.errors import require
 from worker_agent.models.hugging_face import TokenInputs, build_family
+from worker_agent.models.materialise import Contents
 from worker_agent.models.sharding import Sharding, joined
 from worker_agent.models.spec import Spec, call_factory, parse_spec
 
@@ -20,6 +21,7 @@ class Chain:
     `spec` names the model without a path where that is possible. `root` is the module that names parameters and
     buffers: the Hugging Face model, or an nn.Sequential of the blocks. `tokens` says what a language model takes; it is
     None for other models. `sharding` says how devices can share the blocks; it is None for a model that does not.
+    `contents` is what the blocks' tensors are filled from where they were built empty; None where all have contents.
     """
 
     name: str
@@ -29,6 +31,14 @@ class Chain:
     root: nn.Module
     tokens: TokenInputs | None = None
     sharding: Sharding | None = None
+    contents: Contents | None = None
+
+    def materialise(self, start: int = 0, stop: int | None = None) -> tuple[str, ...]:
+        """Gives blocks [start, stop) their contents, on the CPU. Returns the names of tensors that files gave.
+
+        What has contents keeps them. Parameters are other objects afterwards: whoever refers to them asks again.
+        """
+        return self.contents.materialise(self.blocks[start:stop]) if self.contents else ()
 
     def names(self) -> dict[Tensor, str]:
         """Every parameter's and persistent buffer's name in the whole model; a shared one has its first name."""
@@ -46,10 +56,11 @@ class Chain:
         return tuple(sizes)
 
 
-def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32) -> Chain:
+def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, empty: bool = False) -> Chain:
     """The chain that a SPEC names, on the CPU. The same seed gives the same weights in every process.
 
-    torch's random state is set from the seed while the model is built, and restored afterwards. Raises
+    With `empty` a Hugging Face model has shapes alone until its blocks are materialised; other models are what their
+    factory returns. torch's random state is set from the seed while the model is built, and restored afterwards. Raises
     InvalidInputError if the SPEC, its options or what its factory returns break a rule.
     """
     parsed = parse_spec(spec, field="model")
@@ -60,7 +71,7 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32) -> 
         family = build_family(parsed)
         _require_trainable(family.root)
         _cast(family.root.parameters(), dtype)
-        return Chain(
+        chain = Chain(
             name=family.name,
             spec=family.spec,
             blocks=family.blocks,
@@ -68,7 +79,11 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32) -> 
             root=family.root,
             tokens=family.tokens,
             sharding=family.sharding,
+            contents=Contents(root=family.root, seed=seed, dtype=dtype, files=family.files),
         )
+    if not empty:
+        chain.materialise()
+    return chain
 
 
 def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:

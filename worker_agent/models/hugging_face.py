@@ -1,24 +1,36 @@
-"""Hugging Face language models by config, with random weights, cut into embedding, layers and head.
+"""Hugging Face models by config, cut into embedding, layers and head (`cut`). They are built empty (`materialise`).
 
-B sequences of S tokens: a chain takes token numbers (B, S) and gives logits (B, S, vocabulary). Layers are the
-library's own modules, so that a chain computes what the whole model does, with the whole model's parameter names.
+B sequences of S tokens: a chain takes token numbers (B, S) and gives logits (B, S, vocabulary); of images it takes
+pixels. Layers are the library's own modules: a chain computes what the whole model does, and has its parameter names.
 """
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from pipeplan.documents.names import MAX_LENGTH, Spec, query_of
+from pipeplan.documents.names import FAMILIES, MAX_LENGTH, Spec, query_of
 from pipeplan.errors import InvalidInputError, MissingDependencyError, require
+from worker_agent.models.cut import FACTORY, find_cuts
+from worker_agent.models.materialise import build_empty, weight_files
 from worker_agent.models.sharding import Sharding
 
 ATTENTION = ("sdpa", "eager")
+
+MOST_POSITIONS = 2**31 - 1
+"""Of a sequence, where a model has no limit of its own."""
+
+IMAGE_SIZE = 224
+"""Of images, where a model takes any."""
+
+_TASKS = ("MaskedLM", "CausalLM", "ImageClassification")
+"""What a family's model is for: the first of these that it has. Models of masked language can decode as well."""
 
 _NOT_OPTIONS = frozenset(
     {
@@ -63,15 +75,16 @@ class Family:
     """A model of a family, and its blocks: modules of it, or thin modules that call them.
 
     `spec` builds the same model without a file, where a SPEC can describe it. `sharding` is None where the family, or
-    its way to compute attention, has no plan.
+    its way to compute attention, has no plan. `files` hold the weights; without any they are random.
     """
 
     name: str
     spec: str
     root: nn.Module
     blocks: tuple[nn.Module, ...]
-    tokens: TokenInputs
+    tokens: TokenInputs | None
     sharding: Sharding | None
+    files: tuple[Path, ...] = ()
 
     @property
     def block_names(self) -> tuple[str, ...]:
@@ -94,51 +107,54 @@ class Gpt2Embedding(nn.Module):
         return self.dropout(self.tokens(tokens) + self.positions(positions))  # type: ignore[no-any-return]
 
 
-class Layer(nn.Module):
-    """One transformer layer that makes its own attention mask and, where it needs one, rotary embedding."""
-
-    def __init__(self, layer: nn.Module, *, mask: bool, rotary: nn.Module | None = None) -> None:
-        super().__init__()
-        self.layer = layer
-        self.mask = mask
-        self.rotary = rotary
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(B, S, hidden) -> (B, S, hidden)."""
-        arguments: dict[str, Any] = {"attention_mask": _causal_mask(hidden) if self.mask else None}
-        if self.rotary is not None:
-            positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
-            arguments["position_embeddings"] = self.rotary(hidden, position_ids=positions)
-        result = self.layer(hidden, **arguments)
-        output: Tensor = result[0] if isinstance(result, tuple) else result  # a tuple before transformers 5
-        return output
-
-
 def build_family(spec: Spec) -> Family:
     """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:PATH?key=value&...` describes.
 
-    Keys are the family's config keys. `attn_implementation` is "sdpa" (default) or "eager". Input and output embeddings
-    are tied only if the SPEC says so, whatever a file says: stages that share a parameter wait for each other. Raises
-    InvalidInputError for a family, file, key or value that is not possible.
+    Keys are the family's config keys. `attn_implementation` is "sdpa" (default, where the family has it) or "eager".
+    Weights are those of a folder that has some, and random otherwise. Random input and output embeddings are tied only
+    if the SPEC says so, whatever a file says: stages that share a parameter wait for each other. Raises
+    InvalidInputError for a family, file, key or value that is not possible, and for a model that cannot be cut.
     """
     options: dict[str, Any] = dict(spec.options)
-    attention = options.pop("attn_implementation", "sdpa")
-    require(attention in ATTENTION, "model.attn_implementation", f"must be one of {', '.join(ATTENTION)}", attention)
+    attention = options.pop("attn_implementation", None)
+    rule = f"must be one of {', '.join(ATTENTION)}"
+    require(attention is None or attention in ATTENTION, "model.attn_implementation", rule, attention)
     found = {} if spec.path is None else _read_config(Path(spec.path))
+    files = weight_files(Path(spec.path)) if spec.path and Path(spec.path).is_dir() else ()
+    if not files:
+        options.setdefault("tie_word_embeddings", False)
     name = str(found.pop("model_type", spec.name))
-    rule = f"must be of a known family: {', '.join(sorted(_CUTS))}"
-    require(name in _CUTS, "model" if spec.path is None else "model.model_type", rule, name)
-    root = _build(name, found, options, str(attention), spec.text)
-    mask = attention == "eager" and name != "bert"  # sdpa makes its causal mask itself
+    make = partial(_build, name, found, options, attention, spec.text)
+    root = build_empty(make)
     config: Any = root.config
+    with unset_fake_temporarily():  # what is watched needs the values of positions
+        cuts = find_cuts(root if next(root.parameters()).is_meta else build_empty(make), _inputs(root))
+    blocks = cuts.blocks(root)
+    if name == "gpt2":  # its embeddings can be shared among devices, which those of the model's own forward cannot
+        body: Any = root.transformer
+        blocks = (Gpt2Embedding(body.wte, body.wpe, body.drop), *blocks[1:])
+    takes_tokens = root.main_input_name == "input_ids"
+    positions = getattr(config, "max_position_embeddings", None) or MOST_POSITIONS
     return Family(
         name=name,
-        spec=_without_path(spec, name, found),
+        spec=spec.text if files else _without_path(spec, name, found),
         root=root,
-        blocks=_CUTS[name](root, mask),
-        tokens=TokenInputs(vocab_size=config.vocab_size, positions=config.max_position_embeddings),
-        sharding=_sharding(name, root) if attention == "sdpa" else None,
+        blocks=blocks,
+        tokens=TokenInputs(vocab_size=config.vocab_size, positions=positions) if takes_tokens else None,
+        sharding=_sharding(name, root) if config._attn_implementation == "sdpa" else None,
+        files=files,
     )
+
+
+def _inputs(root: Any) -> dict[str, Tensor]:
+    """A model's input, of two short samples, by its name."""
+    if root.main_input_name == "input_ids":
+        return {"input_ids": torch.zeros(2, 5, dtype=torch.int64)}
+    rule = f"must take input_ids or pixel_values, {FACTORY}"
+    require(root.main_input_name == "pixel_values", "model", rule, root.main_input_name)
+    size = getattr(root.config, "image_size", IMAGE_SIZE)
+    height, width = (size, size) if isinstance(size, int) else size
+    return {"pixel_values": torch.zeros(2, root.config.num_channels, height, width)}
 
 
 def _sharding(name: str, root: Any) -> Sharding | None:
@@ -172,10 +188,12 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise InvalidInputError("model", f"must name a file with a JSON document ({error})", str(path)) from error
     fits = isinstance(content, dict) and isinstance(content.get("model_type"), str)
     require(fits, "model", "must name a Hugging Face config: a JSON object with a model_type", str(path))
-    return {key: value for key, value in content.items() if key not in _NOT_OPTIONS and not key.startswith("_")}
+    labels = content.get("id2label")
+    counted = {"num_labels": len(labels)} if isinstance(labels, dict) else {}
+    return counted | {key: v for key, v in content.items() if key not in _NOT_OPTIONS and not key.startswith("_")}
 
 
-def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention: str, text: str) -> nn.Module:
+def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention: object, text: str) -> nn.Module:
     """The model of a family, from a file's config and the SPEC's own options, which take precedence."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
@@ -184,20 +202,34 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     except ImportError as error:
         raise MissingDependencyError("hf: models need transformers: pip install 'pipeplan[worker]'") from error
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
+    rule = (
+        f"must be of a known family: {', '.join(FAMILIES)}, or another one of transformers {transformers.__version__}"
+    )
+    require(
+        name in transformers.CONFIG_MAPPING,
+        "model" if text.startswith(f"hf:{name}") else "model.model_type",
+        rule,
+        name,
+    )
     known = _known(transformers.AutoConfig.for_model(name))
     for key, value in options.items():
         require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set", value)
     tied = options.get("tie_word_embeddings", False)
     require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
 
-    kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
     try:
         config = _config(name, found, options)
-        window, positions = getattr(config, "sliding_window", None), config.max_position_embeddings
+        window, positions = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", 0)
         rule = f"must be null, or not below the {positions} positions: layers look at whole sequences"
-        require(window is None or window >= positions, "model.sliding_window", rule, window)
-        return kind.from_config(config, attn_implementation=attention)  # type: ignore[no-any-return]
+        require(not window or window >= positions, "model.sliding_window", rule, window)
+        tasks = [getattr(transformers, f"AutoModelFor{task}")._model_mapping for task in _TASKS]
+        kinds = [task[type(config)] for task in tasks if type(config) in task]
+        require(bool(kinds), "model", f"must be a model for one of {', '.join(_TASKS)}, {FACTORY}", name)
+        kind = kinds[0][0] if isinstance(kinds[0], tuple) else kinds[0]
+        usual = "sdpa" if kind._supports_sdpa else "eager"
+        return kind._from_config(config, attn_implementation=attention or usual)  # type: ignore[no-any-return]
     except InvalidInputError:
         raise
     except (StrictDataclassError, ValueError, TypeError, RuntimeError) as error:
@@ -209,67 +241,27 @@ def _config(name: str, found: dict[str, Any], options: dict[str, Any]) -> Any:
     """A family's config from a file's keys and the SPEC's own options, which take precedence."""
     import transformers
 
-    fixed = {"tie_word_embeddings": options.get("tie_word_embeddings", False), "use_cache": False}
-    return transformers.AutoConfig.for_model(name, **found | options | fixed)
+    return transformers.AutoConfig.for_model(name, **found | options | {"use_cache": False})
 
 
 def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
     """A SPEC of the same model that names no file, where there is one: other nodes then need no copy of the file."""
-    if spec.path is None:
+    if spec.path is None or "num_labels" in found:
         return spec.text
-    options = dict(spec.options)
+    options = {"tie_word_embeddings": False} | dict(spec.options)
     attention = {key: options.pop(key) for key in ("attn_implementation",) if key in options}
-    usual, whole = _config(name, {}, {}), _config(name, found, options).to_dict()
+    usual, whole = _config(name, {}, {"tie_word_embeddings": False}), _config(name, found, options).to_dict()
     known, default = _known(usual), usual.to_dict()
-    asked = found.keys() | options.keys()
+    asked = found.keys() | spec.options.keys()
     keys = {key: whole[key] for key in default if key in known and (key in asked or whole[key] != default[key])}
     try:
         text = f"hf:{name}?{query_of(keys | attention)}"
     except InvalidInputError:
         return spec.text
-    same = _config(name, keys, keys).to_dict()
+    same = _config(name, keys, {"tie_word_embeddings": False} | keys).to_dict()
     return text if len(text) <= MAX_LENGTH and all(whole[key] == same[key] for key in same) else spec.text
 
 
 def _known(config: Any) -> set[str]:
     """The keys of a family's config that a SPEC can set."""
-    return (set(config.to_dict()) | set(config.attribute_map)) - _NOT_OPTIONS
-
-
-def _causal_mask(hidden: Tensor) -> Tensor:
-    """(1, 1, S, S): 0 where a position may look, the lowest number where not.
-
-    In a function of its own the temporary below is freed before the layer runs.
-    """
-    length = hidden.shape[1]
-    lowest = torch.finfo(hidden.dtype).min
-    return torch.full((1, 1, length, length), lowest, dtype=hidden.dtype, device=hidden.device).triu(diagonal=1)
-
-
-def _cut_gpt2(root: Any, mask: bool) -> tuple[nn.Module, ...]:
-    body = root.transformer
-    layers = (Layer(layer, mask=mask) for layer in body.h)
-    return (Gpt2Embedding(body.wte, body.wpe, body.drop), *layers, nn.Sequential(body.ln_f, root.lm_head))
-
-
-def _cut_llama(root: Any, mask: bool) -> tuple[nn.Module, ...]:
-    body = root.model
-    layers = (Layer(layer, mask=mask, rotary=body.rotary_emb) for layer in body.layers)
-    return (body.embed_tokens, *layers, nn.Sequential(body.norm, root.lm_head))
-
-
-def _cut_bert(root: Any, mask: bool) -> tuple[nn.Module, ...]:
-    layers = (Layer(layer, mask=mask) for layer in root.bert.encoder.layer)
-    return (root.bert.embeddings, *layers, root.cls)
-
-
-_CUTS: dict[str, Callable[[Any, bool], tuple[nn.Module, ...]]] = {
-    "gpt2": _cut_gpt2,
-    "llama": _cut_llama,
-    "mistral": _cut_llama,
-    "qwen2": _cut_llama,
-    "qwen3": _cut_llama,
-    "mixtral": _cut_llama,
-    "qwen3_moe": _cut_llama,
-    "bert": _cut_bert,
-}
+    return (set(config.to_dict()) | set(config.attribute_map) | {"num_labels", "tie_word_embeddings"}) - _NOT_OPTIONS

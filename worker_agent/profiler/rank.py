@@ -53,8 +53,11 @@ class ProfilingRank:
         self.device = device
         self.progress = progress
         self.dtype: torch.dtype = getattr(torch, job.task.dtype)
-        self.chain: Chain = build_model(job.task.model, seed=_SEED, dtype=self.dtype)
-        self.blocks = tuple(block.to(device) for block in self.chain.blocks)
+        self.chain: Chain = build_model(job.task.model, seed=_SEED, dtype=self.dtype, empty=True)
+        for number, block in enumerate(self.chain.blocks):  # one by one: the host never holds a GPU's whole model
+            self.chain.materialise(number, number + 1)
+            block.to(device)
+        self.blocks = self.chain.blocks
         data = job.task.data
         named = None if data is None else DefaultFeed(data=data, loss=job.loss, description=data)
         self.feed = named or default_feed(self.chain, job.task.sequence_length)

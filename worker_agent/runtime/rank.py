@@ -62,8 +62,9 @@ class RankPart:
         self.stream = stream
         plan_stage = job.plan.stages[stream.stage]
         updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
-        homes = stages_of(job.plan, chain)
         instructions = shortened(stream.instructions)
+        chain.materialise(plan_stage.start, plan_stage.stop)
+        homes = stages_of(job.plan, chain)
         self.blocks = [block.to(device) for block in chain.blocks[plan_stage.start : plan_stage.stop]]
         self.first = stream.stage == 0
         self.last = stream.stage == job.plan.depth - 1
@@ -320,7 +321,7 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
         status.at(MEETING)
         dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
         status.at(STARTING)
-        chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype))
+        chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype), empty=True)
         require_match(job, chain)
         job = replace(job, tied=tied_groups(stages_of(job.plan, chain)))
         program = job.program()
@@ -328,7 +329,7 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
         if rank == 0:
             write_job(job)
         worker = Rank(job, program, chain, rank, device, processes=int(os.environ["LOCAL_WORLD_SIZE"]))
-        del chain  # the blocks of other ranks are gone
+        del chain  # what other ranks' blocks hold is gone
         instructions = worker.stream.instructions
         results.write(job.directory.result(rank), worker.execute(status))
     except RuntimeError as error:

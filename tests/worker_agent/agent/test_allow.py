@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.errors import InvalidInputError
-from pipeplan.protocol.jobs import Job, ProfileTask, RunTask
+from pipeplan.protocol.jobs import Job, ProfileTask, RunTask, allows
 from planner_service.app import create_app
 from planner_service.platform.settings import Settings
 from worker_agent.agent import settings
@@ -100,6 +101,61 @@ def test_a_nodes_files_are_not_built_in(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["hf:./folder", "hf:/home/other", "hf:%2Fhome%2Fother%2Fconfig%2Ejson", "hf:a%2Fb"])
 def test_a_path_is_not_built_in_however_it_is_written(spec: str) -> None:
     assert refusal(running(model=spec)) is not None
+
+
+def in_folder(folder: Path, path: object) -> InvalidInputError | None:
+    """Why a path is refused where the operator allows a folder; None if it is not."""
+    try:
+        require_allowed(running(model=f"hf:{quote(str(path))}?n_layer=2"), (), folder)
+    except InvalidInputError as error:
+        return error
+    return None
+
+
+def test_paths_in_the_operators_folder_are_allowed_and_no_others(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "my models", tmp_path / "my models too"
+    for where in (folder / "a" / "b", outside):
+        where.mkdir(parents=True)
+        (where / "config.json").write_text("{}")
+    for within in (folder / "a", folder / "a" / "b", folder / "a" / "b" / "config.json", folder / "absent"):
+        assert in_folder(folder, within) is None
+    for path in (
+        outside,
+        outside / "config.json",
+        folder / ".." / "my models too",
+        folder / "a/../../x",
+        "a/b",
+        folder,
+    ):
+        error = in_folder(folder, path)
+        assert error is not None and error.field == "model" and "--models-dir" in error.rule
+    assert refusal(running(model=f"hf:{quote(str(folder))}/a")) is not None
+
+
+def test_a_link_out_of_the_operators_folder_is_refused_and_one_within_is_not(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "models", tmp_path / "outside"
+    for where in (folder / "real", folder / "linked", outside):
+        where.mkdir(parents=True)
+        (where / "config.json").write_text("{}")
+    (folder / "out").symlink_to(outside)
+    (folder / "real" / "model.safetensors").symlink_to(folder / "linked" / "config.json")
+    (folder / "linked" / "model.safetensors").symlink_to(outside / "config.json")
+    assert in_folder(folder, folder / "real") is None
+    for path in (folder / "out", folder / "out" / "config.json", folder / "linked"):
+        error = in_folder(folder, path)
+        assert error is not None and "no links out of it" in error.rule
+
+
+def test_an_agent_reports_its_folder_and_the_service_goes_by_it(tmp_path: Path) -> None:
+    allowed = AgentSettings(models_dir=tmp_path).allowed
+    assert allows(allowed, f"hf:{tmp_path}/a/b") and not allows(allowed, f"hf:{tmp_path}/../b")
+    assert not allows(AgentSettings().allowed, f"hf:{tmp_path}/a/b")
+
+
+@pytest.mark.parametrize("folder", ["models", "/", "/absent/models"])
+def test_a_folder_of_models_must_be_there(folder: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"models_dir|MODELS_DIR"):
+        load_settings(models_dir=Path(folder))
 
 
 def test_an_operator_may_allow_a_path_with_a_space() -> None:

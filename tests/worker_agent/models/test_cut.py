@@ -1,0 +1,124 @@
+"""Cut: blocks found by watching a forward are the library's model, to the last bit, whatever the family."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan.errors import InvalidInputError
+from tests.worker_agent.models.test_hugging_face import NARROW, SPECS, in_order
+from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.cut import find_cuts
+from worker_agent.models.layers import AfterLayers, BeforeLayers
+
+SMALL = "num_hidden_layers=3&hidden_size=32&num_attention_heads=2&intermediate_size=48"
+OTHERS = {
+    "mamba": "hf:mamba?vocab_size=50&hidden_size=32&num_hidden_layers=3&state_size=4",
+    "vit": f"hf:vit?{SMALL}&image_size=8&patch_size=4&num_labels=7",
+    "resnet": "hf:resnet?embedding_size=8&hidden_sizes=[8,16,32]&depths=[1,2,1]&layer_type=basic&num_labels=7",
+    "gemma2": f"hf:gemma2?{NARROW}&head_dim=16&sliding_window=16",
+    "roberta": f"hf:roberta?{SMALL}&vocab_size=50&max_position_embeddings=20",
+    "gptj": "hf:gptj?n_layer=3&n_embd=32&n_head=2&vocab_size=50&n_positions=16&rotary_dim=8",
+    "gpt_bigcode": "hf:gpt_bigcode?n_layer=3&n_embd=32&n_head=2&vocab_size=50&n_positions=16",
+    "olmo": f"hf:olmo?{NARROW}",
+}
+
+
+def inputs_of(chain: Chain, samples: int) -> Tensor:
+    """Other inputs than those with which the cuts were found, in number and length."""
+    generator = torch.Generator().manual_seed(1)
+    if chain.tokens is None:
+        return torch.randn(samples, 3, 8, 8, generator=generator)
+    return torch.randint(3, 50, (samples, 5 + samples), generator=generator)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("family", sorted(OTHERS))
+def test_the_blocks_in_order_give_exactly_the_models_outputs_and_gradients(family: str, samples: int) -> None:
+    chain = build_model(OTHERS[family], seed=0)
+    chain.root.eval()
+    given = inputs_of(chain, samples)
+    ours, theirs = in_order(chain, given), chain.root(given)[0]
+    assert torch.equal(ours, theirs)
+    parameters = list(chain.root.parameters())
+    along = torch.randn(theirs.shape, generator=torch.Generator().manual_seed(2))
+    found, expected = (torch.autograd.grad(out, parameters, along, allow_unused=True) for out in (ours, theirs))
+    assert sum(gradient is not None for gradient in expected) > 10
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) is (other is None) and (one is None or other is None or torch.equal(one, other))
+
+
+@pytest.mark.parametrize("family", sorted(OTHERS | SPECS))
+def test_a_stage_needs_its_own_blocks_alone(family: str) -> None:
+    """The other blocks stay on the meta device: nothing of them is looked at."""
+    spec = (OTHERS | SPECS)[family]
+    whole = build_model(spec, seed=4)
+    whole.root.eval()
+    value = given = inputs_of(whole, 2)
+    for number in range(len(whole.blocks)):
+        alone = build_model(spec, seed=4, empty=True)
+        alone.materialise(number, number + 1)
+        alone.root.eval()
+        value = alone.blocks[number](value)
+    assert torch.equal(value, whole.root(given)[0])
+
+
+def test_what_is_more_than_modules_in_a_row_runs_the_models_own_forward() -> None:
+    kinds = {
+        name: build_model((OTHERS | SPECS)[name], seed=0, empty=True).blocks for name in ("opt", "gemma2", "llama")
+    }
+    assert isinstance(kinds["opt"][0], BeforeLayers) and isinstance(kinds["opt"][-1], nn.Sequential)
+    assert isinstance(kinds["gemma2"][0], nn.Embedding) and isinstance(kinds["gemma2"][-1], AfterLayers)
+    assert isinstance(kinds["llama"][0], nn.Embedding) and isinstance(kinds["llama"][-1], nn.Sequential)
+
+
+def test_a_models_own_forward_is_as_it_was_afterwards() -> None:
+    chain = build_model(OTHERS["gemma2"], seed=0)
+    in_order(chain, inputs_of(chain, 2))
+    assert not any("forward" in vars(module) for module in chain.root.modules())
+
+
+class Skipping(nn.Module):
+    """A model whose layers get, or whose head uses, more than the layer before gives."""
+
+    _no_split_modules = ("Linear",)
+    config = None
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.last = nn.Linear(3, 3)
+        self.where = where
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        begun = hidden = self.first(x)
+        for layer in self.layers:
+            hidden = layer(hidden + begun if self.where == "layers" else hidden)
+        return (self.last(hidden + begun if self.where == "head" else hidden) * 2,)
+
+
+@pytest.mark.parametrize(("where", "sentence"), [("layers", "blocks can make"), ("head", "use nothing but the last")])
+def test_what_skips_layers_is_refused_and_not_cut_wrongly(where: str, sentence: str) -> None:
+    inputs = {"x": torch.zeros(2, 3)}
+    assert len(find_cuts(Skipping("nowhere").to("meta"), inputs).layers) == 3
+    with pytest.raises(InvalidInputError, match=sentence):
+        find_cuts(Skipping(where).to("meta"), inputs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (
+            "hf:bloom?n_layer=2&hidden_size=32&n_head=2&vocab_size=50",
+            "its layers' blocks can make, and alibi, a tensor of",
+        ),
+        ("hf:yolos", "must be a model for one of"),
+        ("hf:opt?num_hidden_layers=2&layerdrop=0.1", "must have no layerdrop, which skips layers"),
+        ("hf:convnext", "must have its layers in one ModuleList of ConvNextLayer, ConvNextStage, and has 5"),
+        ("hf:t5", "must be a model for one of MaskedLM, CausalLM, ImageClassification"),
+    ],
+)
+def test_what_cannot_be_cut_says_where_and_why_and_shows_the_factory(spec: str, sentence: str) -> None:
+    with pytest.raises(InvalidInputError, match=sentence) as caught:
+        build_model(spec, seed=0)
+    assert "or be cut by a factory of your own: --model yours:blocks" in str(caught.value)

@@ -1,0 +1,143 @@
+"""Export: what a run trained comes out as others load it, to the last bit."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pipeplan.errors import InvalidInputError
+from tests.worker_agent.models.test_hugging_face import SPECS
+from tests.worker_agent.runtime.plans import make_plan
+from tests.worker_agent.runtime.processes import run_ranks
+from tests.worker_agent.runtime.test_executor import checkpoint_weights
+from tests.worker_agent.runtime.test_run_command import command, finish
+from worker_agent.models.chain import build_model
+from worker_agent.models.data import open_data
+from worker_agent.runtime.export import export_checkpoint
+from worker_agent.runtime.job import RunJob
+
+TOKENS = "preset:random_tokens?vocab_size=50&sequence_length=8&samples=64"
+FEATURES = "preset:regression?width=8&samples=64"
+
+
+def trained(out: Path, model: str, cuts: tuple[int, ...] = (0, 2, 4), **options: Any) -> Path:
+    """A run of four steps in this process, with a checkpoint after every second one."""
+    plan = make_plan("1f1b", cuts, **options)
+    data = TOKENS if model.startswith("hf:") else FEATURES
+    job = RunJob(plan=plan, model=model, data=data, steps=4, seed=3, checkpoint_every=2, out=str(out), device="cpu")
+    run_ranks(job)
+    return out / "checkpoints"
+
+
+def loaded(folder: Path) -> Any:
+    """The model that the library loads from a folder, as its config says."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    return getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=config.dtype)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "bert"])
+def test_every_checkpoint_of_a_hugging_face_model_loads_as_it_was(family: str, tmp_path: Path) -> None:
+    checkpoints = trained(tmp_path, SPECS[family], dtype="float32")
+    before = build_model(SPECS[family], seed=3).root.state_dict()
+    for step in (2, 4):
+        assert export_checkpoint(checkpoints, tmp_path / f"to-{step}", step=step) == step
+        saved, found = checkpoint_weights(tmp_path, step), loaded(tmp_path / f"to-{step}").state_dict()
+        assert found.keys() >= saved.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in saved.items())
+        assert any(not torch.equal(found[name], before[name]) for name in saved)
+        before = found
+
+
+def test_tied_weights_come_out_tied_and_in_the_type_of_the_plan(tmp_path: Path) -> None:
+    checkpoints = trained(tmp_path, f"{SPECS['gpt2']}&tie_word_embeddings=true", dtype="bfloat16")
+    assert export_checkpoint(checkpoints, tmp_path / "to") == 4
+    model = loaded(tmp_path / "to")
+    assert model.lm_head.weight is model.transformer.wte.weight and model.lm_head.weight.dtype == torch.bfloat16
+    assert torch.equal(model.lm_head.weight, checkpoint_weights(tmp_path, 4)["transformer.wte.weight"])
+
+
+@pytest.mark.parametrize(
+    ("model", "cuts"),
+    [
+        ("preset:mlp?width=8&depth=4", (0, 2, 4)),
+        ("tests.worker_agent.runtime.awkward:tied?width=8", (0, 2, 4)),
+        ("tests.worker_agent.runtime.export_factories:with_buffers", (0, 1, 3)),
+    ],
+)
+def test_a_factorys_model_comes_out_by_the_names_of_its_state_dict(
+    model: str, cuts: tuple[int, ...], tmp_path: Path
+) -> None:
+    checkpoints = trained(tmp_path, model, cuts)
+    export_checkpoint(checkpoints, tmp_path / "to")
+    found = load_file(tmp_path / "to" / "model.safetensors")
+    chain = build_model(model, seed=3, dtype=torch.float64)
+    saved, names = checkpoint_weights(tmp_path, 4), chain.names()
+    for name, tensor in chain.root.state_dict(keep_vars=True).items():
+        assert torch.equal(found[name], saved[names[tensor]])
+    chain.root.load_state_dict(found)
+
+
+def test_what_was_saved_trained_in_two_stages_and_exported_equals_the_steps_of_one_process(tmp_path: Path) -> None:
+    """Through the commands, with real torchrun: a folder in, a folder out."""
+    folder = tmp_path / "begun"
+    begun: Any = build_model(f"{SPECS['llama']}&tie_word_embeddings=true", seed=9).root
+    begun.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    plan = make_plan("1f1b", (0, 2, 4), optimizer="adam")
+    arguments = command(plan, tmp_path, model=f"hf:{folder}", steps=3)
+    arguments[arguments.index("--data") + 1] = TOKENS
+    ended = finish([*arguments, "--lr", "0.01", "--checkpoint-every", "1"])
+    assert ended.returncode == 0, ended.stderr
+    main = "from worker_agent.cli import main; main()"
+    exported = [sys.executable, "-c", main, "export", str(tmp_path / "out"), "--to", str(tmp_path / "ended")]
+    answer = subprocess.run(exported, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0 and "after step 3" in answer.stderr, answer.stderr
+    assert (tmp_path / "ended" / "tokenizer.json").read_text() == "{}"
+
+    import transformers
+
+    one: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    optimizer = torch.optim.Adam(one.parameters(), lr=0.01)
+    data = open_data(TOKENS, microbatch_size=2, seed=3)
+    for step in range(3):
+        optimizer.zero_grad()
+        for k in range(4):
+            inputs, targets = data.microbatch(4 * step + k)
+            assert isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+            logits = one(input_ids=inputs).logits
+            torch.autograd.backward(nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()) / 4)
+        optimizer.step()
+    expected, found = one.state_dict(), loaded(tmp_path / "ended").state_dict()
+    assert found.keys() == expected.keys()
+    assert max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-9
+    assert found["model.embed_tokens.weight"].dtype == torch.float64
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    checkpoints = trained(tmp_path, "preset:mlp?width=8&depth=4")
+    to = tmp_path / "to"
+
+    def refused(sentence: str, where: Path = checkpoints, **options: Any) -> None:
+        with pytest.raises(InvalidInputError, match=sentence):
+            export_checkpoint(where, to, **options)
+        assert not to.with_name("to.part").exists()
+
+    refused("step: must be a whole checkpoint: there is none, got 3", step=3)
+    refused(r"run: must have a whole checkpoint: there is none in .*checkpoints, got", tmp_path / "no" / "checkpoints")
+    (checkpoints / "step-2" / "manifest.json").unlink()
+    refused("step: must be a whole checkpoint: step-2 was not finished, got 2", step=2)
+    damaged = checkpoints / "step-4" / "stage-1.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    refused("step: must be a whole checkpoint: step-4 is damaged", step=4)
+    refused("run: must have a whole checkpoint: step-4 is damaged .*; step-2 was not finished")
+    to.mkdir()
+    (to / "mine").write_text("")
+    refused("to: must be a new folder, or an empty one")
+    assert [path.name for path in to.iterdir()] == ["mine"]

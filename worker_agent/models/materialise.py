@@ -1,0 +1,243 @@
+"""Materialise: gives the tensors of some blocks their contents. A Hugging Face model is built without any.
+
+A model on the meta device has shapes alone, whatever its size. A rank materialises the blocks of its stage. Weights
+come from a folder that `save_pretrained` wrote, of which the stage's tensors alone are read, or they are random.
+
+Random weights are those of the library's own `_init_weights`. Every draw for a tensor starts from (seed, the tensor's
+name): the same seed gives the same weights whatever the cut.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipeplan.errors import InvalidInputError, require
+
+Place = tuple[dict[str, Tensor], str, str]
+"""Where a module holds a tensor: its dictionary, the key in it, and the name in the whole model."""
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+_OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.safetensors")
+"""Weights in files that are not read: a folder with one of them alone must not stand for random weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contents:
+    """Where the contents of a Hugging Face model come from: `files` with weights, or the seed."""
+
+    root: nn.Module
+    seed: int
+    dtype: torch.dtype
+    files: tuple[Path, ...]
+
+    def materialise(self, blocks: Iterable[nn.Module]) -> tuple[str, ...]:
+        """Gives the blocks' tensors on the meta device their contents, on the CPU. Returns what was read, by name.
+
+        Raises InvalidInputError for files that do not hold the model's weights.
+        """
+        wanted = {t for block in blocks for t in (*block.parameters(), *block.buffers()) if t.is_meta}
+        places = {tensor: held for tensor, held in places_of(self.root).items() if tensor.is_meta}
+        if not wanted:
+            return ()
+        read: tuple[str, ...] = ()
+        if self.files:
+            read = _read(self.root, self.files, {name for t in wanted for _, _, name in places[t]}, places)
+        fresh = {}
+        for tensor, held in places.items():
+            real = next((there[key] for there, key, _ in held if not there[key].is_meta), None)
+            if real is not None:
+                for there, key, name in held:
+                    rule = "must be one tensor with those that it is tied to: set tie_word_embeddings=false"
+                    same = there[key] is real or there[key].is_meta or torch.equal(there[key], real)
+                    require(same, f"model.{name}", rule, "another one")
+                real.requires_grad_(tensor.requires_grad)
+            elif tensor in wanted:
+                real = fresh[held[0][2]] = _without_value(tensor)
+            for there, key, _ in held:
+                there[key] = tensor if real is None else real
+        with torch.random.fork_rng(devices=[]):
+            _initialise(self.root, self.seed, fresh)
+        for tensor in fresh.values():
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # the library's mark: it has its value
+            if isinstance(tensor, nn.Parameter):
+                tensor.data = tensor.data.to(self.dtype) if tensor.is_floating_point() else tensor.data
+        return read
+
+
+def build_empty(make: Callable[[], Any]) -> Any:
+    """The Hugging Face model that a function builds, on the meta device; on fake tensors where those are asked for."""
+    from transformers.initialization import meta_device_safe_creation_ops, no_init_weights
+
+    if isinstance(torch.empty(0), FakeTensor):
+        return make()
+    with no_init_weights(), torch.device("meta"), meta_device_safe_creation_ops():
+        root = make()
+    root.tie_weights()
+    return root
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The files with weights that `save_pretrained` wrote to a folder; none in a folder without weights.
+
+    Raises InvalidInputError for weights of another form, and for an index that names what is not there.
+    """
+    if (folder / INDEX).is_file():
+        try:
+            names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            rule = f"must have a readable {INDEX} with a weight_map ({type(error).__name__}: {error})"
+            raise InvalidInputError("model", rule, str(folder)) from error
+        for name in names:
+            fits = isinstance(name, str) and Path(name).name == name and (folder / name).is_file()
+            require(fits, "model", f"must have every file of {INDEX} in its folder", name)
+        return tuple(folder / name for name in sorted(names))
+    if (folder / WEIGHTS).is_file():
+        return (folder / WEIGHTS,)
+    other = sorted(path.name for pattern in _OTHER_FORMS for path in folder.glob(pattern))
+    rule = f"must have its weights in {WEIGHTS} or in the files of {INDEX}, as save_pretrained writes them"
+    require(not other, "model", rule, ", ".join(other[:3]))
+    return ()
+
+
+def places_of(root: nn.Module) -> dict[Tensor, list[Place]]:
+    """Where the model holds each of its tensors; of a tied one there are several places."""
+    places: dict[Tensor, list[Place]] = {}
+    for prefix, module in root.named_modules(remove_duplicate=False):
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is not None:
+                    name = f"{prefix}.{key}" if prefix else key
+                    places.setdefault(tensor, []).append((cast(dict[str, Tensor], held), key, name))
+    return places
+
+
+def _without_value(tensor: Tensor) -> Tensor:
+    """A real tensor in an empty one's place; NaN shows what nothing gives a value. Values are drawn in float32."""
+    if not tensor.is_floating_point():
+        real = torch.zeros_like(tensor, device="cpu")
+    else:
+        dtype = torch.float32 if isinstance(tensor, nn.Parameter) else tensor.dtype
+        real = torch.full_like(tensor, torch.nan, device="cpu", dtype=dtype)
+    if isinstance(tensor, nn.Parameter):
+        real = nn.Parameter(real, requires_grad=tensor.requires_grad)
+    real.__dict__.update(tensor.__dict__)
+    return real
+
+
+def _initialise(root: Any, seed: int, fresh: Mapping[str, Tensor]) -> None:
+    """Gives fresh tensors the values that the library initialises them to. Tensors with its mark keep theirs."""
+    from transformers.initialization import guard_torch_init_functions
+
+    own = set(fresh.values())
+    with _DrawsByName(seed, fresh) as draws, torch.no_grad(), guard_torch_init_functions():
+
+        def visit(name: str, module: Any, model: Any) -> bool:
+            """Initialises the module after its parts, if one of its tensors is fresh; a model has its own way to."""
+            model = module if hasattr(module, "_init_weights") else model
+            parts = [visit(f"{name}.{key}", part, model) for key, part in module.named_children()]
+            touched = any(parts) or any(t in own for t in (*module._parameters.values(), *module._buffers.values()))
+            if touched:
+                draws.begin(name)
+                model._init_weights(module)
+            return touched
+
+        visit("", root, root)
+    rule = "must be a model whose _init_weights gives every tensor a value"
+    for name, tensor in fresh.items():
+        require(not tensor.isnan().any(), "model", rule, name)
+
+
+class _DrawsByName(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Seeds every random operation from the name of the tensor that it fills; of others from the module's name."""
+
+    def __init__(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seed = seed
+        self._names = {tensor.untyped_storage()._cdata: name for name, tensor in tensors.items()}
+        self._module = ""
+        self._draws: Counter[str] = Counter()
+
+    def begin(self, module: str) -> None:
+        """The next draws belong to this module."""
+        self._module = module
+        self._draws.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            filled = args[0].untyped_storage()._cdata if args and isinstance(args[0], Tensor) else None
+            key = self._names.get(filled, f"{self._module}:")
+            digest = blake2b(f"{self._seed} {key} {self._draws[key]}".encode(), digest_size=8).digest()
+            self._draws[key] += 1
+            torch.default_generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+        return func(*args, **(kwargs or {}))
+
+
+class _Stored:
+    """A tensor in a file, as the library's loader takes it. It is read only where it goes to a real device."""
+
+    def __init__(self, name: str, stored: Any, read: list[str]) -> None:
+        self._name = name
+        self._stored = stored
+        self._read = read
+
+    def __getitem__(self, _: Any) -> "_Stored":
+        return self
+
+    def to(self, device: Any, dtype: torch.dtype | None) -> Tensor:
+        """The tensor on a device, in a type."""
+        if torch.device(device).type == "meta":
+            return torch.empty(self._stored.get_shape(), device="meta", dtype=dtype)
+        self._read.append(self._name)
+        return cast(Tensor, self._stored[...]).to(device=device, dtype=dtype)
+
+
+def _read(
+    root: Any, files: Sequence[Path], names: set[str], places: Mapping[Tensor, Sequence[Place]]
+) -> tuple[str, ...]:
+    """Has the library load the tensors of these names into the model, by its own rules of names and forms."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    read: list[str] = []
+    load = LoadStateDictConfig(
+        device_map={name: "cpu" if name in names else "meta" for name in root.state_dict()},
+        weight_mapping=get_model_conversion_mapping(root),
+    )
+    folder = str(files[0].parent)
+    try:
+        with ExitStack() as stack:
+            stored: dict[str, Any] = {}
+            for path in files:
+                file = stack.enter_context(safe_open(path, framework="pt"))
+                stored |= {key: _Stored(key, file.get_slice(key), read) for key in file.keys()}  # noqa: SIM118
+            found, _ = convert_and_load_state_dict_in_model(root, stored, load)
+    except (OSError, SafetensorError) as error:
+        raise InvalidInputError("model", f"must have readable weights ({error})", folder) from error
+    for held in places.values():  # one name of a tied tensor is enough
+        tied = {name for _, _, name in held}
+        found.missing_keys -= tied if tied - found.missing_keys else set()
+    root._adjust_missing_and_unexpected_keys(found)
+    for name, there, expected in sorted(found.mismatched_keys):
+        rule = f"must have the weights of its config, of shape {tuple(expected)}"
+        raise InvalidInputError(f"model.{name}", rule, tuple(there))
+    rule = "must have the weights of its config: this tensor"
+    for name in sorted(found.conversion_errors):
+        raise InvalidInputError("model", f"{rule} cannot be converted ({found.conversion_errors[name]})", name)
+    for name in sorted(found.missing_keys):
+        raise InvalidInputError("model", f"{rule} is missing", name)
+    for name in sorted(found.unexpected_keys):
+        raise InvalidInputError("model", f"{rule} has no place in {type(root).__name__}", name)
+    return tuple(sorted(read))

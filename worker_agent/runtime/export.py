@@ -1,0 +1,103 @@
+"""Export: a checkpoint's weights as a folder that others load.
+
+Of a Hugging Face model it is what `save_pretrained` writes, for `from_pretrained`; of any other model one file by the
+names of its `state_dict`, as nn.Sequential gives them. Both hold the checkpoint's values to the last bit.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pipeplan.errors import InvalidInputError, RunFailedError, require
+from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.materialise import WEIGHTS
+from worker_agent.models.spec import parse_spec
+from worker_agent.runtime.manifest import Manifest, inspect, newest, stage_files, step_directory
+
+_TOKENS = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|preprocessor).*|spiece\.model")
+"""The files beside a model's weights that say what its inputs are."""
+
+
+def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -> int:
+    """Writes a checkpoint's weights to a new folder, whole or not at all; returns the checkpoint's step.
+
+    By default it is the newest whole one. Raises InvalidInputError without such a checkpoint, for a folder that holds
+    something, and for a model that is not the checkpoint's; RunFailedError where the folder cannot be written.
+    """
+    free = not to.exists() or (to.is_dir() and not any(to.iterdir()))
+    require(free, "to", "must be a new folder, or an empty one", str(to))
+    manifest = chosen_manifest(checkpoints, step)
+    aside = to.with_name(to.name + ".part")
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, aside, ignore_errors=True)
+        chain = build_model(manifest.model, seed=manifest.seed, empty=True)
+        try:
+            saved: dict[str, Tensor] = {}
+            for stage in range(manifest.stages):
+                path = step_directory(checkpoints, manifest.step) / stage_files(stage)[0]
+                file = stack.enter_context(safe_open(path, framework="pt"))
+                saved |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            take_saved(chain, saved)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            if chain.contents is None:
+                own = {name: t.clone() for name, t in chain.root.state_dict().items() if isinstance(t, Tensor)}
+                save_file(own, aside / WEIGHTS, metadata={"format": "pt"})
+            else:
+                write_folder(chain.root, manifest, aside)
+            if to.exists():
+                to.rmdir()
+            aside.replace(to)
+        except (OSError, SafetensorError) as error:
+            raise RunFailedError(f"cannot export to {to}: {error}") from error
+    return manifest.step
+
+
+def chosen_manifest(checkpoints: Path, step: int | None) -> Manifest:
+    """The manifest of the checkpoint after this many steps, or of the newest whole one."""
+    if step is not None:
+        found = inspect(checkpoints, step)
+        if isinstance(found, Manifest):
+            return found
+        there = step_directory(checkpoints, step).exists()
+        raise InvalidInputError("step", f"must be a whole checkpoint: {found if there else 'there is none'}", step)
+    latest = newest(checkpoints)
+    if latest.manifest is None:
+        reasons = "; ".join(map(str, latest.defects)) or f"there is none in {checkpoints}"
+        raise InvalidInputError("run", f"must have a whole checkpoint: {reasons}", str(checkpoints.parent))
+    return latest.manifest
+
+
+def take_saved(chain: Chain, saved: Mapping[str, Tensor]) -> None:
+    """Puts a checkpoint's tensors in the place of the model's. Raises InvalidInputError where they are others."""
+    named = chain.names()
+    for name in sorted(set(named.values()) ^ saved.keys()):
+        where = "the checkpoint" if name in saved else "the model"
+        raise InvalidInputError("model", f"must be that of the checkpoint: only {where} has this tensor", name)
+    state: dict[str, Tensor] = {}
+    for name, tensor in chain.root.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):
+            state[name] = found = saved[named[tensor]]
+            rule = f"must be that of the checkpoint, where it is {tuple(found.shape)}"
+            require(found.shape == tensor.shape, f"model.{name}", rule, tuple(tensor.shape))
+    chain.root.load_state_dict(state, strict=False, assign=True)
+
+
+def write_folder(root: Any, manifest: Manifest, folder: Path) -> None:
+    """Has the library write the model, in its own forms, and copies what says what its inputs are."""
+    root.tie_weights()
+    root.config.use_cache = True  # it was off for training
+    root.config.dtype = getattr(torch, manifest.plan["dtype"])
+    root.save_pretrained(folder)
+    source = Path(parse_spec(manifest.model, field="model").path or folder)
+    for path in source.iterdir() if source.is_dir() else ():
+        if path.is_file() and _TOKENS.fullmatch(path.name):
+            shutil.copyfile(path, folder / path.name)
