@@ -12,12 +12,15 @@ b5bcd76c6 of 2026-08-21: `config/configs.py`, `trainer.py`, `distributed/pipelin
 import json
 from dataclasses import dataclass
 
+from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.exports.nodes import commented
 from pipeplan.exports.source import ExportSource, Layers, grid_notes, layers_of, require_grid
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _RESHARD = {"weights": "always", "gradients": "never"}
+"""By sharding. In a pipeline weights stay whole until a batch ends, whatever is shared out."""
+
 _SCHEDULES = {"gpipe": "GPipe", "1f1b-interleaved": "Interleaved1F1B"}
 
 _SHARDED = (
@@ -61,7 +64,8 @@ class _Job:
     """What torchtitan is to do, whatever its settings are called.
 
     Beside a pipeline its replicas are FSDP's shards: torchtitan has no DDP there. So are those of a plan for FSDP,
-    which says also when weights are shared out again (`reshard`) and in what they are computed with (`computes_in`).
+    which says also when weights are shared out again (`reshard`), in what they are computed with (`computes_in`), and
+    whether shares and optimizer are on the host.
     """
 
     notes: tuple[str, ...]
@@ -78,6 +82,7 @@ class _Job:
     context: int
     reshard: str | None
     computes_in: str | None
+    on_host: bool
 
     @property
     def pipelined(self) -> bool:
@@ -130,6 +135,7 @@ def write_toml(source: ExportSource) -> str:
             f"local_batch_size = {job.microbatch_size * inside}",
             f"global_batch_size = {job.samples}",
             *([f"mixed_precision_param = {json.dumps(job.computes_in)}"] if job.computes_in is not None else []),
+            *(["enable_cpu_offload = true"] if job.on_host else []),
             "",
             "[optimizer]",
             f"name = {json.dumps(job.optimizer)}",
@@ -159,6 +165,8 @@ def write_python(source: ExportSource) -> str:
     }
     if job.computes_in is not None:
         settings["training.mixed_precision_param"] = repr(job.computes_in)
+    if job.on_host:
+        settings["training.enable_cpu_offload"] = True
     if job.tensor > 1:
         settings["parallelism.enable_sequence_parallel"] = job.sequence_parallel
     if job.pipelined:
@@ -183,6 +191,8 @@ def _job(source: ExportSource) -> _Job:
     plan, sharded = source.plan, source.plan.engine == "fsdp"
     rule = "cannot be torchtitan: it recomputes layers or much of them, and this plan attention's core alone"
     require(not source.recomputes_attention, "format", rule, "attention")
+    rule = "cannot be torchtitan: it has no setting that leaves activations to the host, and this plan does"
+    require(not offloads_activations(plan.offload), "format", rule, plan.offload)
     rule = "cannot be torchtitan, which computes in bfloat16 or float32"
     require(not sharded or plan.dtype in ("bfloat16", "float32"), "format", rule, plan.dtype)
     optimizer = _OPTIMIZERS.get(plan.optimizer)
@@ -213,8 +223,9 @@ def _job(source: ExportSource) -> _Job:
         tensor=plan.form.tensor,
         sequence_parallel=plan.form.sequence_parallel,
         context=plan.form.context,
-        reshard=_RESHARD[plan.sharding] if sharded else None,
+        reshard=_RESHARD["gradients" if ranks > 1 else plan.sharding] if sharded else None,
         computes_in=plan.dtype if sharded else None,
+        on_host=offloads_optimizer(plan.offload),
     )
 
 

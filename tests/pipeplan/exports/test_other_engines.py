@@ -68,7 +68,7 @@ def _words(source: ExportSource) -> str:
             {
                 "data_parallel_shard_degree": 8,
                 "tensor_parallel_degree": 1,
-                "fsdp_reshard_after_forward": "always",
+                "fsdp_reshard_after_forward": "never",
                 "pipeline_parallel_degree": 2,
                 "pipeline_parallel_schedule": "Interleaved1F1B",
             },
@@ -111,6 +111,17 @@ def test_torchtitans_python_has_the_same_degrees_and_says_whether_tokens_are_sha
     assert "config.parallelism.context_parallel_degree = 2" in text
     assert "config.parallelism.enable_sequence_parallel = True" in text
     assert "config.training.mixed_precision_param = 'bfloat16'" in text
+
+
+def test_torchtitan_leaves_the_optimizer_to_the_host_and_no_activations() -> None:
+    source = _source("fsdp", tensor=1, stages=1, sharding="weights")
+    on_host = replace(source, plan=replace(source.plan, offload="optimizer"))
+    assert tomllib.loads(format_named("torchtitan").write(on_host))["training"]["enable_cpu_offload"] is True
+    assert "config.training.enable_cpu_offload = True" in format_named("torchtitan", "2026-08").write(on_host)
+    assert "cpu_offload" not in format_named("torchtitan").write(source)
+    for offload in ("activations", "both"):
+        with pytest.raises(InvalidInputError, match="cannot be torchtitan: it has no setting that leaves activations"):
+            format_named("torchtitan").write(replace(source, plan=replace(source.plan, offload=offload)))
 
 
 @pytest.mark.parametrize(
