@@ -36,7 +36,12 @@ MOST = 0.95
 MOST_KERNEL_S = 2e-5
 """No kernel takes longer to start and end: more would stand for what grows with sizes."""
 
-ROUNDS = 5
+ROUNDS = 3
+
+PENALTY = 0.02
+"""A change of a constant's logarithm must make the mean difference less by so much of it: rows that say little about a
+constant leave it where it is.
+"""
 
 Place = tuple[str, str, str]
 """Of a constant: gpus or engines, the name, the field."""
@@ -129,6 +134,13 @@ class Near:
             for place in self.places
         ]
         objective = solver.Objective()
+        for step in steps:  # change >= |step|
+            change = solver.NumVar(0.0, solver.infinity(), "")
+            objective.SetCoefficient(change, PENALTY * float(weights.sum()))
+            for sign in (1.0, -1.0):
+                limit = solver.Constraint(0.0, solver.infinity())
+                limit.SetCoefficient(change, 1.0)
+                limit.SetCoefficient(step, -sign)
         for difference, row, weight in zip(self.differences, self.slopes, weights, strict=True):
             if weight == 0.0:
                 continue

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import require, require_count
 from worker_agent.models.convolutions import convolution
-from worker_agent.models.random_data import Taking, takes_images
+from worker_agent.models.random_data import TakesRandomData, takes_images
 
 NORMAL = (
     (1, "1x1"), (1, "average"), (1, "none"), (0, "1x7"), (0, "1x1"),
@@ -39,7 +39,9 @@ def amoebanet_d(*, layers: int = 18, filters: int = 208, image_size: int = 224, 
     require(filters % 16 == 0, "model.filters", "must be a multiple of 16", filters)
     require(image_size >= 32, "model.image_size", "must be at least 32", image_size)
     channels = filters // 4
-    stem = Taking(nn.ReLU(), *convolution(3, channels, 3, stride=2, padding=1), takes=takes_images(image_size, classes))
+    stem = TakesRandomData(
+        nn.ReLU(), *convolution(3, channels, 3, stride=2, padding=1), takes=takes_images(image_size, classes)
+    )
     third = [False] * (layers // 3)
     kinds = [True, True, *third, True, *third, True, *third]
     cells, width = zip(*cells_of(kinds, channels), strict=True)

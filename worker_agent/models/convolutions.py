@@ -7,7 +7,7 @@ logits (B, classes).
 from torch import Tensor, nn
 
 from pipeplan.errors import require, require_amount
-from worker_agent.models.random_data import Taking, takes_images
+from worker_agent.models.random_data import TakesRandomData, takes_images
 
 VGG_16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 """Simonyan and Zisserman 2015, table 1, column D: the channels between two poolings."""
@@ -36,7 +36,7 @@ def vgg16(*, scale: float = 1.0, image_size: int = 224, classes: int = 1000, dro
             if place == len(group):
                 layers.append(nn.MaxPool2d(2))
             blocks.append(
-                nn.Sequential(*layers) if blocks else Taking(*layers, takes=takes_images(image_size, classes))
+                nn.Sequential(*layers) if blocks else TakesRandomData(*layers, takes=takes_images(image_size, classes))
             )
             before = after
     hidden = scaled(4096, scale)
@@ -56,7 +56,7 @@ def alexnet(*, scale: float = 1.0, image_size: int = 224, classes: int = 1000, d
     first, second, third, fourth = (scaled(channels, scale) for channels in (64, 192, 384, 256))
     hidden = scaled(4096, scale)
     return [
-        Taking(
+        TakesRandomData(
             nn.Conv2d(3, first, 11, stride=4, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(3, stride=2),
@@ -88,7 +88,7 @@ def _resnet(groups: tuple[int, ...], scale: float, image_size: int, classes: int
     """He et al. 2015, table 1. The middle convolution of a group's first bottleneck has the stride."""
     before = scaled(64, scale)
     stem = (*convolution(3, before, 7, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
-    blocks: list[nn.Module] = [Taking(*stem, takes=takes_images(image_size, classes))]
+    blocks: list[nn.Module] = [TakesRandomData(*stem, takes=takes_images(image_size, classes))]
     for group, repeats in enumerate(groups):
         middle = scaled(64 * 2**group, scale)
         for place in range(repeats):

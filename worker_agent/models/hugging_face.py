@@ -221,6 +221,8 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
 
     try:
         config = _config(name, found, options)
+        rule = f"must be one row of layers, not an encoder beside a decoder, {FACTORY}"
+        require(not getattr(config, "is_encoder_decoder", False), "model", rule, name)
         window, positions = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", 0)
         rule = f"must be null, or not below the {positions} positions: layers look at whole sequences"
         require(not window or window >= positions, "model.sliding_window", rule, window)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import require
 from worker_agent.models.convolutions import Size, convolution, scaled
-from worker_agent.models.random_data import Taking, takes_images
+from worker_agent.models.random_data import TakesRandomData, takes_images
 
 _EPSILON = 1e-3
 _ROW, _COLUMN, _SHORT_ROW, _SHORT_COLUMN = (1, 7), (7, 1), (1, 3), (3, 1)
@@ -78,7 +78,7 @@ def inception_v3(
     seven = (192, 1), (192, _ROW), (192, _COLUMN), (192, 3, 2)
     last = width(320, 384, 384, 384, 384, 192)
     return [
-        Taking(path(3, (32, 3, 2)), takes=takes_images(image_size, classes)),
+        TakesRandomData(path(3, (32, 3, 2)), takes=takes_images(image_size, classes)),
         path(width(32), (32, 3, 1)),
         nn.Sequential(path(width(32), (64, 3)), nn.MaxPool2d(3, stride=2)),
         path(width(64), (80, 1)),

@@ -20,7 +20,7 @@ class RandomData:
     description: str
 
 
-class Taking(nn.Sequential):
+class TakesRandomData(nn.Sequential):
     """A chain's first block, and the random data that it `takes`."""
 
     def __init__(self, *modules: nn.Module, takes: RandomData) -> None:

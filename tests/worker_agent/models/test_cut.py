@@ -115,7 +115,9 @@ def test_what_skips_layers_is_refused_and_not_cut_wrongly(where: str, sentence: 
         ("hf:yolos", "must be a model for one of"),
         ("hf:opt?num_hidden_layers=2&layerdrop=0.1", "must have no layerdrop, which skips layers"),
         ("hf:convnext", "must have its layers in one ModuleList of ConvNextLayer, ConvNextStage, and has 5"),
-        ("hf:t5", "must be a model for one of MaskedLM, CausalLM, ImageClassification"),
+        ("hf:t5", "must be one row of layers, not an encoder beside a decoder"),
+        ("hf:whisper", "must be one row of layers, not an encoder beside a decoder"),
+        ("hf:blenderbot", "must be one row of layers, not an encoder beside a decoder"),
     ],
 )
 def test_what_cannot_be_cut_says_where_and_why_and_shows_the_factory(spec: str, sentence: str) -> None:
