@@ -140,18 +140,19 @@ FOREIGN = ["evil.example", "127.0.0.1.evil.example", "[", "", "0.0.0.0:80", "127
 
 def test_on_this_machine_no_foreign_name_is_answered(http: TestClient) -> None:
     for host in FOREIGN:
-        assert http.get("/healthz", headers={"Host": host}).status_code == 403, host
+        assert http.get("/v1/plans", headers={"Host": host}).status_code == 403, host
+        assert http.get("/healthz", headers={"Host": host}).status_code == 200, "a prober knows no name"
 
 
 def test_this_machines_names_are_answered(http: TestClient) -> None:
     for host in ("127.0.0.1", "127.0.0.1:8437", "localhost:1", "[::1]:8437", "LOCALHOST"):
-        assert http.get("/healthz", headers={"Host": host}).status_code == 200, host
+        assert http.get("/v1/plans", headers={"Host": host}).status_code == 200, host
 
 
 def test_beyond_this_machine_the_names_are_those_that_are_set(database_url: str, clock: Clock) -> None:
     with guarding(database_url, clock, host="0.0.0.0", allowed_hosts="plans.example.org, Gpu1") as client:
-        for host, status in (("plans.example.org", 200), ("gpu1:8437", 200), ("127.0.0.1", 200), ("evil.example", 403)):
-            assert client.get("/healthz", headers={"Host": host}).status_code == status
+        for host, status in (("plans.example.org", 401), ("gpu1:8437", 401), ("127.0.0.1", 401), ("evil.example", 403)):
+            assert client.get("/v1/plans", headers={"Host": host}).status_code == status
     with guarding(database_url, clock, host="0.0.0.0") as client:
         assert client.get("/healthz", headers={"Host": "whatever.example"}).status_code == 200
         assert client.get("/v1/plans", headers={"Host": "whatever.example"}).status_code == 401
