@@ -122,14 +122,24 @@ def require_extra(extra: Literal["service", "worker"], what: str = "this command
         raise MissingDependencyError(f"{what} needs {missing[0]}: pip install 'pipeplan[{extra}]'")
 
 
-def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table on standard output; what the cells hold is not markup."""
+def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table. What is not printable in a cell is escaped: a terminal might obey it, and names come from anywhere."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "Plan")
     for row in rows:
-        table.add_row(*row)
-    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
+        table.add_row(*map(_printable, row))
+    return table
+
+
+def _printable(cell: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cell)
+
+
+def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table on standard output; what the cells hold is not markup."""
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    console.print(table_of(headings, rows))
 
 
 def _fail(sentence: str, status: int) -> None:

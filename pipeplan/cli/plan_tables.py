@@ -5,14 +5,13 @@ of its first microbatches.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from pipeplan.cli.console import PIPED_WIDTH
+from pipeplan.cli.console import PIPED_WIDTH, table_of
 from pipeplan.costs.memory import rank_bytes, rank_host_bytes
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.files import plan_document
@@ -58,7 +57,7 @@ def show_solution(plan: Plan) -> None:
     if any(stage.memory is not None for stage in plan.stages):
         items = memory_items(plan)
         held = [(str(stage), *(size(item_bytes[stage]) for _, item_bytes in items)) for stage in range(plan.depth)]
-        console.print(_table(("Memory", *(name for name, _ in items)), held))
+        console.print(table_of(("Memory", *(name for name, _ in items)), held))
     if len(plan.pareto) > 1:
         headings = ("Pareto front", *CONFIGURATION, "Samples/s", "Memory", "")
         front = [
@@ -70,12 +69,12 @@ def show_solution(plan: Plan) -> None:
             )
             for each in plan.pareto
         ]
-        console.print(_table(headings, front))
+        console.print(table_of(headings, front))
     if plan.alternatives:
         others = [
             (*_configuration(other), _rate_of(other), other.reason) for other in plan.alternatives[:SHOWN_ALTERNATIVES]
         ]
-        console.print(_table(("Considered", *CONFIGURATION, "Samples/s", "Why not"), others))
+        console.print(table_of(("Considered", *CONFIGURATION, "Samples/s", "Why not"), others))
     if simulated is not None:
         console.print(picture(plan, simulated), soft_wrap=True)
 
@@ -109,7 +108,7 @@ def show_plan(plan: Plan) -> None:
     if plan.offload != "none":
         console.print(f"offload {plan.offload}: {size(max(rank_host_bytes(plan)))} of the host's memory a worker")
     headings = ("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker")
-    console.print(_table(headings, list(stage_rows(plan))))
+    console.print(table_of(headings, list(stage_rows(plan))))
 
 
 def show_choices(plan: Plan) -> None:
@@ -124,7 +123,7 @@ def show_choices(plan: Plan) -> None:
         )
         for each in plan.choices
     ]
-    _console().print(_table(("Degree", "Chosen", "Instead", "Samples/s", ""), rows))
+    _console().print(table_of(("Degree", "Chosen", "Instead", "Samples/s", ""), rows))
 
 
 def stage_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -181,7 +180,7 @@ def show_list(page: Page[PlanSummary]) -> None:
         )
         for plan in page.items
     ]
-    console.print(_table(headings, rows))
+    console.print(table_of(headings, rows))
     if page.next_cursor:
         console.print(f"more: --cursor {page.next_cursor}")
 
@@ -214,7 +213,7 @@ def show_comparison(plans: Sequence[Plan]) -> None:
         )
         for plan in plans
     ]
-    _console().print(_table(headings, rows))
+    _console().print(table_of(headings, rows))
 
 
 def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
@@ -257,7 +256,7 @@ def show_alternatives(found: Alternatives) -> None:
         )
         for other in found.alternatives
     ]
-    console.print(_table(headings, rows))
+    console.print(table_of(headings, rows))
 
 
 def show_reasons(answer: Infeasible) -> None:
@@ -302,15 +301,6 @@ def _console(*, on_error_stream: bool = False) -> Console:
     """A console that prints names as they are: brackets in them are not markup."""
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     return Console(stderr=on_error_stream, markup=False, highlight=False, width=width)
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading == "Plan")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _configuration(other: Alternative) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def test_the_answer_is_never_slower_when_played_than_any_planners(
     assert isinstance(best, Plan) == bool(plans)
     if isinstance(best, Plan):
         assert best.planner == "auto"
-        assert rate(best) >= max(map(rate, plans))
+        assert rate(best) >= max(map(rate, plans)) * (1 - 1e-12)
         assert best.pareto[0].throughput_samples_per_s == rate(best)
         check(program_of(best, batches=2))
 
