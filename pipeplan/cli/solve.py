@@ -19,7 +19,7 @@ from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import INFEASIBLE
 from pipeplan.cli.model import ModelDtype, ModelSpec, NoCache, SequenceLength, estimated_profiles, model_asked
-from pipeplan.documents.degrees import OFFLOADS
+from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, write_document
 from pipeplan.documents.plan import Infeasible
@@ -99,7 +99,11 @@ _FLAGS: dict[str, Any] = {
         str | None, typer.Option(help=f"What replicas share of the states: {', '.join(SHARDINGS)}; default: the best.")
     ],
     "offload": Annotated[
-        str | None, typer.Option(help=f"What is in the host's memory: {', '.join(OFFLOADS)}; default: the best.")
+        str | None,
+        typer.Option(
+            help=f"What is in the host's memory: {', '.join(OFFLOADS)}, or {ANY_OFFLOAD}, the best of them; default: "
+            "nothing, where anything fits so."
+        ),
     ],
     "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
 }

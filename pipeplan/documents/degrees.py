@@ -13,6 +13,9 @@ from pipeplan.documents.names import STRICT
 
 OFFLOADS = ("none", "activations", "optimizer", "both")
 
+ANY_OFFLOAD = "any"
+"""A question's word for all of them. A question that says nothing means it where nothing fits without offloading."""
+
 
 def offloads_activations(offload: str) -> bool:
     """Whether activations go to the host."""

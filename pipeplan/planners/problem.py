@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
-from pipeplan.documents.degrees import OFFLOADS
+from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Answer, Certificate
@@ -113,7 +113,7 @@ class Options:
             ("cuts", CUTS),
             ("engine", tuple(ENGINES)),
             ("sharding", SHARDINGS),
-            ("offload", OFFLOADS),
+            ("offload", (*OFFLOADS, ANY_OFFLOAD)),
             ("recompute_unit", RECOMPUTE_UNITS),
         ):
             value = getattr(self, field)

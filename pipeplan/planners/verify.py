@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import isclose
 
+from pipeplan.documents.degrees import ANY_OFFLOAD
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan, Simulated
@@ -158,7 +159,10 @@ def _optimal(plan: Plan, problem: PlanningProblem, simulated: Simulated | None) 
             if plan.engine == OUR_RUNTIME:
                 spaces, ranking = searched(plan.planner, asked)
             else:
-                space, ranking = whole_space(replace(asked, options=replace(asked.options, engine=plan.engine)))
+                options = replace(asked.options, engine=plan.engine)
+                if options.offload is None and plan.offload != "none":
+                    options = replace(options, offload=ANY_OFFLOAD)
+                space, ranking = whole_space(replace(asked, options=options))
                 spaces = [space]
             return Finding(what="optimality", holds=True, detail=check_search(held, simulated, spaces, ranking))
         check_certificate(plan, problem.corrected)

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from pipeplan.arrays import IntArray
-from pipeplan.documents.degrees import OFFLOADS, offloads_optimizer
+from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine, cannot_offload
 from pipeplan.documents.forms import Form, ModelForm
 from pipeplan.planners.problem import PlanningProblem
@@ -152,9 +152,10 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
 
 
 def offloads(problem: PlanningProblem) -> tuple[str, ...]:
-    """What may go to the host, where the cluster says what it is."""
+    """What may go to the host, where the cluster says what it is; nothing unless it is asked for."""
     known = OFFLOADS if problem.cluster.host is not None else OFFLOADS[:1]
-    return tuple(each for each in known if problem.options.offload in (None, each))
+    asked = problem.options.offload or OFFLOADS[0]
+    return tuple(each for each in known if asked in (each, ANY_OFFLOAD))
 
 
 def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, *, selective: bool) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice, product
 
-from pipeplan.documents.degrees import OFFLOADS
+from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named, require_degrees
 from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
@@ -54,8 +54,8 @@ PLAYED_INSTRUCTIONS = 300_000
 def whole(problem: PlanningProblem) -> Answer:
     """The fastest plan for the engine that is asked for, with the form of its blocks.
 
-    Raises InvalidInputError for a profile without forms, options that the engine cannot have, and degrees that the
-    profile has no form for.
+    What may go to the host is looked at where nothing fits without, or where it is asked for. Raises InvalidInputError
+    for a profile without forms, options that the engine cannot have, and degrees that the profile has no form for.
     """
     space, ranking = whole_space(problem)
     asked = PlannersAsked()
@@ -67,11 +67,18 @@ def whole(problem: PlanningProblem) -> Answer:
     if not asked.proposals:
         found = ((each, each.split()) for each in space.configurations())
         plan = next((plan for each, stops in found if stops and (plan := each.plan(stops))), None)
+        if plan is None and problem.options.offload is None and problem.cluster.host is not None:
+            return whole(offloading(problem))
         if plan is None:
             return _infeasible(space)
         asked.propose(plan, Proposer(NAME))
     answer = fastest(NAME, asked, [space], ranking)
     return replace(answer, choices=choices(space, answer)) if isinstance(answer, Plan) else answer
+
+
+def offloading(problem: PlanningProblem) -> PlanningProblem:
+    """The problem with everything that may go to the host."""
+    return replace(problem, options=replace(problem.options, offload=ANY_OFFLOAD))
 
 
 def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
@@ -109,6 +116,10 @@ def require_host(problem: PlanningProblem, engine: TrainingEngine) -> None:
     asked, options = problem.options.offload, problem.options
     if asked in (None, OFFLOADS[0]):
         return
+    rule = "must say what a device has of it, to offload: memory_bytes, bandwidth_bytes_per_s and update_bytes_per_s"
+    require(problem.cluster.host is not None, "cluster.host", rule, None)
+    if asked == ANY_OFFLOAD:
+        return
     recomputes = tuple(recompute_ways(problem, engine, selective=True))
     shardings = dict.fromkeys((*engine.shardings, *engine.pipelined_shardings))
     ways = product([each for each in shardings if options.sharding in (None, each)], recomputes, (False, True))
@@ -119,8 +130,6 @@ def require_host(problem: PlanningProblem, engine: TrainingEngine) -> None:
     ]
     rule = next((rule for rule in rules if rule), f"needs a recomputation that {engine.name} has")
     require(None in rules, "offload", rule, asked)
-    rule = "must say what a device has of it, to offload: memory_bytes, bandwidth_bytes_per_s and update_bytes_per_s"
-    require(problem.cluster.host is not None, "cluster.host", rule, None)
 
 
 def remade(problem: PlanningProblem, plan: Plan) -> Plan:

@@ -15,7 +15,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.groups import grouped, links_among
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.degrees import OFFLOADS, offloads_optimizer
+from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import Form, ModelForm
 from pipeplan.documents.plan import Alternative, Plan
@@ -169,7 +169,7 @@ class WholeSpace:
     def _offloads_in_vain(self, degrees: Degrees) -> bool:
         """Whether the same stages fit, and take no longer, with less on the host."""
         recipe, asked = degrees.recipe, self.problem.options
-        if recipe.offload == OFFLOADS[0] or asked.offload is not None:
+        if recipe.offload == OFFLOADS[0] or asked.offload != ANY_OFFLOAD:
             return False
         stops = self.maker(degrees).splitter.stops()
         alone = degrees.data * recipe.form.context == 1 and "none" in self.engine.shardings

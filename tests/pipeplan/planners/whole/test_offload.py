@@ -44,6 +44,7 @@ hosted = st.builds(
         engine=engine,
         microbatch_size=1,
         tensor=1,
+        offload="any",
     ),
     st.integers(1, 4),
     st.sampled_from([0.25, 0.6, 1.5]),
@@ -85,7 +86,7 @@ def test_offloading_never_holds_more_and_is_never_faster_than_a_free_link(engine
     """The same stages of the same degrees, with and without: on slow links and on infinitely fast ones."""
     held = model(layers=layers)
     asked, free = (
-        problem(held, with_host(cluster(held), host), batch_size=batch, engine=engine, microbatch_size=1)
+        problem(held, with_host(cluster(held), host), batch_size=batch, engine=engine, microbatch_size=1, offload="any")
         for host in (USUAL, AMPLE)
     )
     space, freely = whole_space(asked)[0], whole_space(free)[0]
@@ -152,12 +153,22 @@ def test_a_device_that_is_too_small_trains_with_its_host() -> None:
 
 def test_what_fits_without_its_host_is_not_searched_with_it() -> None:
     held = model()
-    roomy, tight = (whole_space(problem(held, with_host(cluster(held, memory_gib=gib))))[0] for gib in (80.0, 0.3))
+    roomy, tight = (
+        whole_space(problem(held, with_host(cluster(held, memory_gib=gib)), offload="any"))[0] for gib in (80.0, 0.3)
+    )
     assert {each.degrees.recipe.offload for each in roomy.likely()} > {"none"}
     assert {each.degrees.recipe.offload for each in roomy.configurations()} == {"none"}
     assert {each.degrees.recipe.offload for each in tight.configurations()} > {"none"}
     asked = whole_space(problem(held, with_host(cluster(held)), offload="optimizer"))[0]
     assert {each.degrees.recipe.offload for each in asked.configurations()} == {"optimizer"}
+
+
+def test_nothing_is_offloaded_unasked_where_anything_fits() -> None:
+    held = model()
+    tight = with_host(cluster(held, memory_gib=0.3))
+    usual, free = answered(problem(held, tight)), answered(problem(held, tight, offload="any"))
+    assert usual.offload == "none"
+    assert (free.throughput_samples_per_s or 0.0) >= (usual.throughput_samples_per_s or 0.0) * (1 - CLOSE)
 
 
 def test_nothing_is_offloaded_where_the_cluster_says_nothing_of_its_host() -> None:
@@ -173,7 +184,7 @@ def test_each_engine_offloads_what_it_can() -> None:
     found = defaultdict(set)
     for engine in ("megatron", "deepspeed", "fsdp"):
         held = model()
-        space, _ = whole_space(problem(held, with_host(cluster(held)), engine=engine))
+        space, _ = whole_space(problem(held, with_host(cluster(held)), engine=engine, offload="any"))
         for each in space.likely():
             recipe = each.degrees.recipe
             found[engine, recipe.offload].add((recipe.recompute, each.degrees.pipeline > 1))
