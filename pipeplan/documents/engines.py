@@ -49,7 +49,8 @@ class TrainingEngine:
 
     `schedules`: those that it runs; None: all. `shardings` are those of a single stage, `pipelined_shardings` those of
     several. `recomputes` says what it can run again at a time: a stage, a block, attention's core. `overlaps` says
-    whether replicas exchange gradients while the backward goes on.
+    whether replicas exchange gradients while the backward goes on. `gathers_for_forward` says when replicas that
+    share gradients out get whole weights: for every forward, or once they are updated.
     `offloads_optimizer`: of states that are shared out. `offloads_activations` says of what, by what is run again;
     of several stages with `offloads_of_pipelines` alone.
     """
@@ -62,6 +63,7 @@ class TrainingEngine:
     pipelined_shardings: tuple[str, ...] = ("none",)
     recomputes: tuple[str, ...] = ("block", "attention")
     overlaps: bool = False
+    gathers_for_forward: bool = False
     times: EngineTimes = EngineTimes()
     offloads_optimizer: bool = False
     offloads_activations: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("gradients", "weights"),
             pipelined_shardings=("gradients", "weights"),
+            gathers_for_forward=True,
             offloads_optimizer=True,
             offloads_activations=("none", "attention", "block"),
             offloads_of_pipelines=True,

@@ -166,16 +166,18 @@ class PlanMaker:
             optimizer=self.problem.options.optimizer,
             schedule=schedule_named(self.degrees.schedule),
         )
-        return tuple(self._held(around[number], stage, number) for number, stage in enumerate(stages))
+        last = Worker(stage=self.degrees.pipeline - 1, replica=placed[0].replica)
+        apart = form.devices * placed.index(last)
+        return tuple(self._held(around[number], stage, number, apart) for number, stage in enumerate(stages))
 
-    def _held(self, around: StageCosts, stage: Stage, number: int) -> StageCosts:
+    def _held(self, around: StageCosts, stage: Stage, number: int, apart: int) -> StageCosts:
         """A stage's costs with what its device holds, runs again and updates."""
         terms, start, stop = self.terms, stage.start, stage.stop
         memory = stage.memory or StageMemory()
         kept = float(terms.kept_bytes[stop] - terms.kept_bytes[start])
         most = self.splitter.on_top(number % self.degrees.pipeline, start, stop)
         fixed = memory.gradients + memory.master_weights + memory.optimizer_states
-        own, inside_s = terms.terms, self._own_exchange_s(start, stop)
+        own, inside_s = terms.terms, self._own_exchange_s(start, stop, apart)
         exchanges, tail_s = self.degrees.data > 1, around.reduce_tail_s
         if not self.engine.overlaps:
             tail_s = None
@@ -196,11 +198,11 @@ class PlanMaker:
             weight_gradient_bytes=None,
         )
 
-    def _own_exchange_s(self, start: int, stop: int) -> float:
+    def _own_exchange_s(self, start: int, stop: int, apart: int) -> float:
         """What the blocks' gradients take beside the exchange of replicas; of a single replica it is all of it.
 
         Devices that share sequences add theirs up first. The first stage and the one with a copy of its weights add up
-        those of the copy.
+        those of the copy; `apart` is how many devices lie between the two.
         """
         terms, degrees, cluster = self.terms, self.degrees, self.problem.cluster
         form = degrees.recipe.form
@@ -209,5 +211,4 @@ class PlanMaker:
         copied = float(tied[-1] if start == 0 else tied[stop] - tied[start])
         if degrees.pipeline == 1 or copied == 0.0:
             return inside_s
-        apart = links_among(cluster, 2, form.devices * degrees.data * (degrees.pipeline - 1))
-        return inside_s + apart.seconds("all-reduce", copied)
+        return inside_s + links_among(cluster, 2, apart).seconds("all-reduce", copied)

@@ -202,12 +202,15 @@ class ReplicaTerms:
     def _shares(self, what: str) -> bool:
         return SHARDINGS.index(self.terms.recipe.sharding) >= SHARDINGS.index(what)
 
+    @property
+    def _gathers_for_forward(self) -> bool:
+        return self._shares("weights") or (self._shares("gradients") and self.terms.engine.gathers_for_forward)
+
     @cached_property
     def _gathered_s(self) -> tuple[FloatArray, FloatArray]:
         """How long every block's weights take to be gathered for its forward, and for its backward."""
         nothing = np.zeros_like(self.terms.forward_s)
-        in_shares = self._shares("weights") or (self._shares("gradients") and self.terms.engine.name == "fsdp")
-        if self.pipelined or not in_shares:
+        if self.pipelined or not self._gathers_for_forward:
             return nothing, nothing
         gathered_s = self._moved_s("all-gather")
         return gathered_s, gathered_s if self._shares("weights") else nothing
@@ -335,7 +338,7 @@ class ReplicaTerms:
         exchanged = ledger.exchanged if not self._shares("gradients") else 0.0
         if self._shares("gradients") and self.pipelined:
             exchanged = ledger.gathered
-        elif self._shares("gradients") and not self._shares("weights") and terms.engine.name != "fsdp":
+        elif self._shares("gradients") and not self._gathers_for_forward:
             exchanged = ledger.gathered / 2
         return sums(exchanged * (self._parameters + terms.expert_parameters))
 

@@ -10,7 +10,7 @@ from pipeplan.costs.groups import links_among
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.engines import ENGINES, EngineTimes, TrainingEngine
 from pipeplan.documents.forms import Form, ModelForm
-from pipeplan.documents.plan import Plan
+from pipeplan.documents.plan import Plan, Worker
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem
@@ -67,13 +67,15 @@ def launching(profile: Profile) -> Profile:
     return replace(profile, forms=tuple(map(with_operations, profile.forms)))
 
 
-def plan(own: RecipeTerms, *, pipeline: int, data: int, chunks: int = 1, microbatches: int = 8) -> Plan:
+def plan(
+    own: RecipeTerms, *, pipeline: int, data: int, chunks: int = 1, microbatches: int = 8, inside: int = 0
+) -> Plan:
     here = own.at(data, pipelined=pipeline > 1)
     degrees = Degrees(recipe=own.recipe, pipeline=pipeline, chunks=chunks, data=data, microbatches=microbatches)
     splitter = Splitter(terms=here, degrees=degrees, device_bytes=inf)
     maker = PlanMaker(problem=own.problem, engine=own.engine, terms=here, degrees=degrees, splitter=splitter)
     blocks = LAYERS + 2
-    made = maker.plan([blocks * (s + 1) // degrees.depth for s in range(degrees.depth)], inside=data)
+    made = maker.plan([blocks * (s + 1) // degrees.depth for s in range(degrees.depth)], inside=inside or data)
     assert made is not None
     return made
 
@@ -147,6 +149,18 @@ def test_the_last_stage_holds_and_exchanges_a_copy_of_tied_weights() -> None:
     without, having = (plan(own, pipeline=4, data=1) for own in (apart, shared))
     extra = [b.update_s - a.update_s for a, b in zip(without.costs, having.costs, strict=True)]
     assert extra[0] > 0 and extra[-1] > 0 and extra[1:-1] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("inside", "stride"), [(1, 1), (2, 2), (4, 4)])
+def test_copies_of_tied_weights_meet_where_the_placement_has_them(inside: int, stride: int) -> None:
+    engine = with_times("megatron", QUICK)
+    made = [plan(own, pipeline=2, data=4, inside=inside) for own in (terms(engine), terms(engine, profile=tied(MODEL)))]
+    assert made[1].placement.index(Worker(stage=1, replica=0)) == stride
+    own = terms(engine, profile=tied(MODEL))
+    gradients = float(own.at(4, pipelined=True).tied_bytes[-1])
+    alone_s = links_among(cluster(MODEL), 2, stride).seconds("all-reduce", gradients)
+    extra = [b.reduce_inside_s - a.reduce_inside_s for a, b in zip(*(each.costs for each in made), strict=True)]
+    assert extra[0] == pytest.approx(alone_s)
 
 
 def test_devices_that_hold_the_same_output_send_a_share_each() -> None:
