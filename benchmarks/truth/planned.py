@@ -18,6 +18,7 @@ from pipeplan.documents.engines import ENGINES, TrainingEngine
 from pipeplan.documents.forms import BlockKind, FormMeasurement, ModelForm, Selective
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Block, Measurement, Model, Overheads, Profile
+from pipeplan.errors import require
 from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.whole.degrees import Degrees, Recipe
@@ -58,6 +59,9 @@ class PlayedRow:
     held_bytes: float
 
 
+LONGEST = 2_000_000
+"""So many instructions are played of a row whose batches planners would not play."""
+
 Choice = tuple[int, int]
 """A microbatch size and virtual stages."""
 
@@ -84,10 +88,12 @@ class Planned:
             for choice in asked:
                 kinds = self._timer.kinds(row, choice[0])
                 plan = plan_of(row, choice, constants, kinds, self._timer.of_row(row, choice[0], timed))
-                simulated = play(plan)
+                simulated = play(plan) or play(plan, instructions=LONGEST)
                 if simulated is not None:
                     held = float(max(simulated.peak_memory_bytes))
                     found[choice] = PlayedRow(row.batch / simulated.throughput_samples_per_s, held)
+            rule = f"must have a batch that plays within {LONGEST} instructions"
+            require(bool(found), f"{row.source}, {row.model} on {row.gpus} GPUs", rule, row.batch)
             yield found
 
 
