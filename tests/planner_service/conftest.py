@@ -1,5 +1,6 @@
 """The service under test: real databases of both kinds made by the real migrations, a clock that is set by hand."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,8 @@ from fastapi.testclient import TestClient
 
 from planner_service.app import create_app
 from planner_service.platform.context import Context
+from planner_service.platform.database import Database
+from planner_service.platform.migrations import upgrade
 from planner_service.platform.settings import Settings
 from tests.planner_service.answers import halve
 from tests.planner_service.postgresql import PostgreSQL, running
@@ -52,10 +55,21 @@ def postgresql_url(postgresql: PostgreSQL) -> Iterator[str]:
     postgresql.drop(name)
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file at the newest revision."""
+    path = tmp_path_factory.mktemp("template") / "service.sqlite3"
+    database = Database(f"sqlite:///{path}")
+    upgrade(database)
+    database.close()
+    return path
+
+
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    """The URL of a new SQLite file."""
-    return f"sqlite:///{tmp_path / 'service.sqlite3'}"
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """The URL of a new SQLite file, at the newest revision."""
+    copied = shutil.copy(sqlite_template, tmp_path / "service.sqlite3")
+    return f"sqlite:///{copied}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
