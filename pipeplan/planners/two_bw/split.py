@@ -28,6 +28,9 @@ TIE = 1e-12
 NEAR = 1 / 64
 """The limit of a search is brought as near as this to the least that leaves any starts, as a share of it."""
 
+BAND = 64
+"""So many starts of a stage are folded together, over the stops that the last of them reaches."""
+
 HALVINGS = 12
 """How often at most the gap between them is halved for that."""
 
@@ -82,17 +85,22 @@ def _highest(every: Sequence[Sequence[Way]], among: Starts) -> list[int] | None:
     """The last start of every stage, if all before it are as long as possible; None if one ends too early."""
     highest = [0]
     for ways, may in zip(every, among[1:], strict=True):
-        # The last stop that a stage reaches from its highest start, in the best of its ways.
-        last = 0
-        for way in ways:
-            reach = len(way[0][0])
-            for sums, most in way:
-                reach = min(reach, bisect_right(sums, sums[highest[-1]] + most))
-            last = max(last, reach)
-        if last - 1 < may.start:
+        last = _last_stop(ways, highest[-1])
+        if last < may.start:
             return None
-        highest.append(min(last - 1, may.stop - 1))
+        highest.append(min(last, may.stop - 1))
     return highest
+
+
+def _last_stop(ways: Sequence[Way], start: int) -> int:
+    """The last stop that a stage reaches from a start, in the best of its ways."""
+    last = 0
+    for way in ways:
+        reach = len(way[0][0])
+        for sums, most in way:
+            reach = min(reach, bisect_right(sums, sums[start] + most))
+        last = max(last, reach)
+    return last - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +120,13 @@ class SplitSearch:
     """What is split: the stages' costs, their limits, where stages may start, and about how large the largest cost is.
 
     `costs` makes the costs among some starts. `about` is no more than the least largest cost: costs below it may be
-    given as anything below it. With a `breadth` only so many starts of each stage are looked at, the last ones that a
-    limit leaves. Where costs grow with a stage's blocks, later starts are never worse, so that a good split is found,
-    but only the limits are exact.
+    given as anything below it.
     """
 
     costs: Callable[[Starts, float], Costs]
     limits: Limits
     starts: Starts
     about: float
-    breadth: int | None = None
 
     def least_max(self, ceiling: float = inf) -> Found | None:
         """The least largest cost; None if there is no split, or none at or below the ceiling.
@@ -142,19 +147,21 @@ class SplitSearch:
                 leaves = is_within(self.limits, middle, self.starts)
                 low, high = (low, middle) if leaves else (middle, high)
 
-        limit: float | None = high
-        while limit is not None:
+        limit, more = high, NEAR
+        while True:
             starts = starts_within(self.limits, limit, self.starts)
             if starts is None:
                 return None
-            if self.breadth is not None:
-                starts = tuple(slice(max(may.start, may.stop - self.breadth), may.stop) for may in starts)
-            suffixes = _fold(self.costs(starts, self.about), starts, np.maximum)
+            suffixes = _fold(self.costs(starts, self.about), starts, np.maximum, self.limits(limit))
             worst = max(suffixes[0].item(0), self.about)
             if worst <= limit:
                 return Found(worst, starts, suffixes) if isfinite(worst) else None
-            limit = min(worst, ceiling) if limit < ceiling else None
-        return None
+            if limit >= ceiling:
+                return None
+            if isfinite(worst):  # some split reaches it, and so does the best one
+                limit = min(worst, ceiling)
+            else:
+                limit, more = min(limit * (1 + more) if more < 1 else inf, ceiling), 4 * more
 
     def stops(self, found: Found) -> tuple[int, ...]:
         """The stops of the split found, of several that of the least sum of squares."""
@@ -241,13 +248,32 @@ def _walk(costs: Costs, starts: Starts, combine: np.ufunc, suffixes: Sequence[Fl
     return tuple(stops[1:])
 
 
-def _fold(costs: Costs, starts: Starts, combine: np.ufunc) -> list[FloatArray]:
-    """The best cost of stage s and those after it by the start of stage s, for every s; 0 after the last stage."""
+def _fold(
+    costs: Costs, starts: Starts, combine: np.ufunc, limits: Sequence[Sequence[Way]] | None = None
+) -> list[FloatArray]:
+    """The best cost of stage s and those after it by the start of stage s, for every s; 0 after the last stage.
+
+    With limits, stages that cost more than those allow may count as infinite.
+    """
     suffixes = [np.zeros(1)]
     for stage in reversed(range(len(starts) - 1)):
-        table = costs(stage, starts[stage], starts[stage + 1])
-        suffixes.append(np.minimum.reduce(combine(table, suffixes[-1]), axis=1))
+        begins, ends = starts[stage], starts[stage + 1]
+        best = []
+        for first in range(begins.start, begins.stop, BAND):
+            some = slice(first, min(first + BAND, begins.stop))
+            banded = limits is not None and ends.stop - ends.start > BAND
+            stops = _within_reach(limits[stage], some, ends) if banded else ends
+            after = suffixes[-1][stops.start - ends.start : stops.stop - ends.start]
+            table = combine(costs(stage, some, stops), after)
+            best.append(np.minimum.reduce(table, axis=1, initial=inf))
+        suffixes.append(np.concatenate(best))
     return suffixes[::-1]
+
+
+def _within_reach(ways: Sequence[Way], begins: slice, ends: slice) -> slice:
+    """Those of the ends that a stage from one of the starts can reach."""
+    stop = max(min(ends.stop, _last_stop(ways, begins.stop - 1) + 1), ends.start)
+    return slice(min(max(ends.start, begins.start + 1), stop), stop)
 
 
 def _fold_back(costs: Costs, starts: Starts) -> list[FloatArray]:

@@ -47,9 +47,6 @@ from pipeplan.planners.two_bw.split import (
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 
-BREADTH = 16
-"""Starts of each stage that are looked at for the split that holds least: memory grows with a stage's blocks."""
-
 
 def is_flushed(laws: Schedule) -> bool:
     """Whether a pipelined schedule pays for filling and draining: (m + d - 1) / m."""
@@ -243,7 +240,6 @@ class PipelineTerms:
             limits=self._memory_limits,
             starts=self.every_start,
             about=self.least_bytes(),
-            breadth=BREADTH,
         )
 
     @property

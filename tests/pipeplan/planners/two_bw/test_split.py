@@ -3,14 +3,21 @@
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate, combinations, pairwise
+from random import Random
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.compute import interval_sums, no_stage
+from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.two_bw.candidate import Evaluator
+from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.planners.two_bw.shapes import ShapeSpace
 from pipeplan.planners.two_bw.split import (
+    BAND,
     Costs,
     SplitSearch,
     Starts,
@@ -21,6 +28,7 @@ from pipeplan.planners.two_bw.split import (
     min_sum,
     starts_within,
 )
+from tests.pipeplan.builders import Cell, cluster, profile
 
 INFINITE = float("inf")
 
@@ -87,6 +95,51 @@ def test_the_least_largest_cost_is_that_of_the_best_of_all_splits(chain: Chain, 
     assert (found.worst if found else INFINITE) == least
     tied = [(sum(c * c for c in costs), stops) for costs, stops in every if max(costs) == least]
     assert (search.stops(found) if found else None) == min(tied, default=(0.0, None))[1]
+
+
+def least_largest(costs: Costs, starts: Starts) -> float:
+    """The least largest cost of all splits, every start of every stage looked at."""
+    after = np.zeros(1)
+    for stage in reversed(range(len(starts) - 1)):
+        after = np.maximum(costs(stage, starts[stage], starts[stage + 1]), after).min(axis=1)
+    return float(after[0])
+
+
+long_chains = st.builds(
+    Chain,
+    st.lists(st.integers(0, 50).map(float), min_size=BAND + 40, max_size=3 * BAND),
+    st.lists(st.sampled_from([0.0, 30.0, 500.0]), min_size=1, max_size=3),
+    st.integers(20, 200),
+)
+
+
+@settings(max_examples=50)
+@given(chain=long_chains, depth=st.integers(2, 12))
+def test_bands_leave_out_no_split_that_could_be_the_best(chain: Chain, depth: int) -> None:
+    assert chain.least_max(depth) == least_largest(chain.costs, every_start(len(chain.work), depth))
+
+
+@pytest.mark.parametrize("depth", [3, 12, 40])
+def test_the_nearest_miss_is_that_of_the_split_that_holds_least(depth: int) -> None:
+    draw = Random(depth)
+    cells = [
+        Cell(
+            weight_bytes=draw.randint(1, 5),
+            output_bytes=draw.randint(1, 9),
+            activation_bytes=int(draw.lognormvariate(4, 1)),
+            workspace_bytes=draw.randint(0, 99),
+        )
+        for _ in range(150)
+    ]
+    problem = PlanningProblem(profile=profile(cells), cluster=cluster((64, 1.0), memory_bytes=1), batch_size=64)
+    measured = profiled(problem)
+    evaluator, space = Evaluator(problem=problem, measured=measured), ShapeSpace(problem=problem, measured=measured)
+    for rows in space.rows:
+        shape = space.shape(rows.execution, 1, 0, 64, depth)
+        terms = evaluator.terms(shape, evaluator.links(shape)[0])
+        miss = evaluator.nearest(shape)
+        assert miss is not None
+        assert miss.memory_bytes == int(least_largest(terms.memory_bytes, terms.every_start))
 
 
 @given(chain=chains, depth=st.integers(1, 8), ceiling=st.integers(1, 60))
