@@ -1,6 +1,7 @@
 """One rank of `benchmarks.memory`: executes a job and looks at the heap between instructions."""
 
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -66,9 +67,10 @@ def warm_up(job: RunJob) -> None:
 def measured(job: RunJob, rank: int, device: torch.device) -> list[int]:
     """The rank's bytes before each instruction, and where backwards run blocks again after each block's forward."""
     warm_up(job)
+    gc.collect()  # its model is in cycles
     heap = Heap(job.directory.status(rank))
     program = program_of(job.plan, batches=job.batches)
-    chain = build_model(job.model, seed=0)
+    chain = build_model(job.model, seed=0, empty=True)
     if job.plan.recomputes_by_block:
         for block in chain.blocks:
             block.register_forward_hook(lambda *_: heap.note())
