@@ -1,4 +1,5 @@
-# `make demo` runs the main job on this machine, `make test` everything that the CI checks. Both install what they need, once.
+# `make demo` runs the main job on this machine. `make test` and `make test-all` are what the CI checks. All install what
+# they need, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,11 +7,12 @@ STAMP := $(VENV)/.installed
 # Another index for torch, a CUDA or CPU one: make demo TORCH_INDEX=https://...
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help setup demo test lint bench fuzz bench-service bench-mlflow gpu-check clean
+.PHONY: help setup demo test test-all lint bench fuzz bench-service bench-mlflow gpu-check clean
 
 help:
 	@echo "make demo    profile a model, plan, run the plan and compare, on this machine"
-	@echo "make test    linters, types, layering and tests (what the CI runs)"
+	@echo "make test    linters, types, layering, and every law and one case of each feature"
+	@echo "make test-all   the rest: campaigns, every case, the other database, browsers, environments of their own"
 	@echo "make fuzz    ten thousand generated requests against the API's description"
 	@echo "make bench   the measurements behind docs/benchmarks.md"
 	@echo "make bench-service, make bench-mlflow   the service under load; beside MLflow, which is installed apart"
@@ -34,8 +36,13 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	$(PYTEST) -m "not campaign" $(ARGS)
+
+test-all: $(STAMP)
+	$(PYTEST) -m campaign $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run $(ARGS)

@@ -34,6 +34,7 @@ def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {part["name"]: part for part in document["parts"]}
 
 
+@pytest.mark.campaign
 def test_every_part_runs_with_torch_numpy_and_safetensors_alone(tmp_path: Path) -> None:
     status, document, printed = check(tmp_path, path=(TORCH_ALONE,))
     assert status == 0, printed
@@ -69,6 +70,7 @@ def require_figures(parts: dict[str, dict[str, Any]]) -> None:
     assert parts["compile"]["figures"]["gpt2 layer"]["compiling_s"] > 0
 
 
+@pytest.mark.campaign
 def test_transformers_is_used_where_it_is_installed(tmp_path: Path) -> None:
     status, document, printed = check(tmp_path, "--only", "gpt2")
     assert status == 0, printed
@@ -95,6 +97,7 @@ def test_a_part_that_fails_is_reported_with_its_traceback_and_stops_no_other(tmp
     assert "failing: FAILED, ValueError: injected on purpose" in printed
 
 
+@pytest.mark.campaign
 def test_a_part_that_hangs_is_cut_off_and_what_it_had_found_is_kept(tmp_path: Path) -> None:
     names = [f"{PARTS_OF_OURS}:{name}" for name in ("hangs", "passes")]
     words = [word for name in names for word in ("--part", name)]

@@ -180,6 +180,7 @@ def test_stored_constants_cover_every_gpu_and_every_engine() -> None:
     assert all(Constants.read(each.document()) == each for each in (constants, *without.values()))
 
 
+@pytest.mark.campaign
 def test_a_fit_finds_the_constants_that_made_the_rows() -> None:
     start, _ = stored()
     a100 = replace(start.gpus["a100"], compute_efficiency=0.5, memory_efficiency=0.4)

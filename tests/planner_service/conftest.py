@@ -72,7 +72,7 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     return f"sqlite:///{copied}"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.campaign)])
 def database_url(request: pytest.FixtureRequest) -> str:
     """A new database's URL, on each kind of database."""
     url: str = request.getfixturevalue(f"{request.param}_url")

@@ -54,6 +54,7 @@ class _Unsteady:
         return AgentClient("http://127.0.0.1:1", transport=transport, clock=clock, patience_s=60.0)
 
 
+@pytest.mark.campaign
 def test_the_main_job_through_the_clients(tmp_path: Path) -> None:
     with serving(tmp_path / "service.sqlite3") as (url, _):
         service, agent = Client(url), AgentClient(url)

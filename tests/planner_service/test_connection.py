@@ -99,6 +99,7 @@ def test_who_asks_too_often_comes_back_when_it_is_told_to() -> None:
     assert caught.value.retry_after_s == 7
 
 
+@pytest.mark.campaign
 def test_the_commands_send_the_token_of_the_environment(tmp_path: Path) -> None:
     database = tmp_path / "service.sqlite3"
     made = pipeplan("token", "create", "--name", "ci", "--scope", "read", "--database", f"sqlite:///{database}")

@@ -75,12 +75,14 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.each_case
 def test_a_next_release_finds_everything_under_its_old_id(folder: Path, url: str, next_release: Path) -> None:
     command = (sys.executable, "-m", "tests.data.stored.read", str(folder), url)
     done = subprocess.run(command, cwd=next_release, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("next_one", [False, True], ids=["today", "next release"])
 def test_a_run_goes_on_from_an_earlier_checkpoint(folder: Path, next_one: bool, request: pytest.FixtureRequest) -> None:
     root = request.getfixturevalue("next_release") if next_one else ROOT

@@ -261,8 +261,9 @@ def _fold(
         best = []
         for first in range(begins.start, begins.stop, BAND):
             some = slice(first, min(first + BAND, begins.stop))
-            banded = limits is not None and ends.stop - ends.start > BAND
-            stops = _within_reach(limits[stage], some, ends) if banded else ends
+            stops = ends
+            if limits is not None and ends.stop - ends.start > BAND:
+                stops = _within_reach(limits[stage], some, ends)
             after = suffixes[-1][stops.start - ends.start : stops.stop - ends.start]
             table = combine(costs(stage, some, stops), after)
             best.append(np.minimum.reduce(table, axis=1, initial=inf))

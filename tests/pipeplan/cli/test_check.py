@@ -136,6 +136,7 @@ def test_a_plan_that_was_changed_is_not_proven(
     assert detail in failed(checked)[what]
 
 
+@pytest.mark.campaign
 def test_a_play_that_was_added_is_played_again_within_its_own_limit(tmp_path: Path) -> None:
     """Where planners play no longer than that, nothing can be said of what a longer play gave."""
     solved = Solved(tmp_path)

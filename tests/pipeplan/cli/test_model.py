@@ -143,6 +143,7 @@ def test_a_users_own_code_has_no_key() -> None:
     assert key_of(replace(ESTIMATE, model="preset:mlp")) is not None
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("changed", [("--batch-size", "8"), ("--no-cache",)])
 def test_another_question_is_not_answered_by_the_cache(
     place: Place, asked_once: list[Path], changed: tuple[str, ...]
@@ -151,6 +152,7 @@ def test_another_question_is_not_answered_by_the_cache(
     assert_profiler_started(place.solve(*LONG, *changed, broken=True))
 
 
+@pytest.mark.campaign
 def test_what_was_done_to_a_kept_file_is_seen_and_the_file_is_made_again(place: Place, asked_once: list[Path]) -> None:
     fill(place, asked_once)
     [kept] = place.kept
@@ -165,6 +167,7 @@ def test_what_was_done_to_a_kept_file_is_seen_and_the_file_is_made_again(place: 
     assert place.kept == [kept] and kept.read_text() == text
 
 
+@pytest.mark.campaign
 def test_a_cache_that_cannot_be_written_is_said_and_does_not_end_it(place: Place) -> None:
     place.cache.write_text("a file in its place")
     ended = place.solve(*LONG)
@@ -172,6 +175,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_not_end_it(place: Place
     assert f"not kept: {place.cache}/pipeplan/profiles cannot be written" in ended.err
 
 
+@pytest.mark.campaign
 def test_a_model_of_ones_own_code_is_estimated_each_time(place: Place) -> None:
     code = "import torch\ndef model(): return [torch.nn.Linear(8, 8) for _ in range(3)]\n"
     (place.work / "mine.py").write_text(code)
@@ -181,6 +185,7 @@ def test_a_model_of_ones_own_code_is_estimated_each_time(place: Place) -> None:
     assert "not kept" in ended.err and place.kept == []
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -268,6 +273,7 @@ def assert_profiler_started(ended: Ended) -> None:
     assert ended.err == "error: the profiler: RuntimeError: the profiler was started\n"
 
 
+@pytest.mark.campaign
 def test_another_engine_gets_the_forms_that_it_can_have(place: Place) -> None:
     asked = ("--sequence-length", "128", "--dtype", "bfloat16", "--optimizer", "adamw", "--engine", "megatron")
     plan = plan_of(place.solve(*ASKED, *asked, "--json"))

@@ -52,6 +52,7 @@ def test_a_driver_s_name_is_the_datasheet_s(tmp_path: Path, command: str) -> Non
     assert "warning" not in shown.out
 
 
+@pytest.mark.each_case
 def test_free_and_unknown_names_are_planned_with_a_warning(tmp_path: Path, command: str) -> None:
     free = ask(tmp_path, command, "gpu", "cpu")
     assert "warning: the profile is of 'gpu', the cluster of 'cpu': the figures are of 'gpu'" in free.out

@@ -5,6 +5,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from pipeplan.cli.solve import sentence
 from pipeplan.planners.problem import SearchProgress
 from tests.pipeplan.builders import Cell
@@ -39,6 +41,7 @@ def test_a_profile_for_each_type_of_device_makes_a_plan(tmp_path: Path) -> None:
     assert "must be one profile for each type of device, fast, slow" in missing.err
 
 
+@pytest.mark.campaign
 def test_or_tools_is_imported_by_the_planner_that_needs_it_only() -> None:
     loaded = "import sys, pipeplan.cli.app; raise SystemExit('ortools' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], check=False, timeout=60).returncode == 0

@@ -49,6 +49,7 @@ def test_a_token_is_made_used_and_revoked_beside_the_service(tmp_path: Path) -> 
     assert token not in pipeplan("token", "list", *database).stdout
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("options", "told"),
     [

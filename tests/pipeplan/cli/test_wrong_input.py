@@ -126,6 +126,7 @@ def test_largest_refuses_what_no_size_can_be_asked_with(
     refused(pipeplan("largest", *files, "--batch-size", "4", *arguments), sentence)
 
 
+@pytest.mark.campaign
 def test_largest_looks_only_at_the_recomputation_that_is_asked_for(files: tuple[str, ...]) -> None:
     asked = ("largest", *files, "--batch-size", "4", "--depths", "2", "--json")
     for flag, recompute in (("--recompute", True), ("--no-recompute", False)):

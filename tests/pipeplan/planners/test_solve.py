@@ -38,6 +38,7 @@ def test_an_unknown_planner_is_refused_by_name() -> None:
         solve("magic", problem)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "gnmt"])
 def test_public_profiles_are_planned_and_their_streams_run(planner: str, name: str) -> None:

@@ -103,6 +103,7 @@ def test_a_text_that_no_database_holds_is_refused(http: TestClient, text: str) -
     assert answer.status_code == 422
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("path", ["/v1/plans/{}", "/v1/jobs/{}", "/v1/aliases/{}", "/v1/runs/{}/trace", "/plans/{}"])
 def test_a_hostile_address_leads_nowhere(http: TestClient, path: str) -> None:
     for name in (*HOSTILE, *UNPRINTABLE):

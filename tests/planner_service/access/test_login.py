@@ -67,6 +67,7 @@ def test_over_https_the_cookie_is_never_sent_in_the_clear(guarded: TestClient) -
     assert answer.headers["Strict-Transport-Security"].startswith("max-age=")
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("scopes", [("read",), ("plan",), ("admin",)])
 def test_a_session_may_what_its_token_may(guarded: TestClient, scopes: tuple[str, ...]) -> None:
     login(guarded, made(context_of(guarded), *scopes))  # type: ignore[arg-type]
@@ -75,6 +76,7 @@ def test_a_session_may_what_its_token_may(guarded: TestClient, scopes: tuple[str
     assert guarded.get("/v1/tokens").status_code == (200 if scopes == ("admin",) else 403)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1.evil.example", "http://["])
 def test_what_another_sites_page_sends_with_the_cookie_changes_nothing(guarded: TestClient, origin: str | None) -> None:
     login(guarded, made(context_of(guarded), "admin"))
@@ -182,6 +184,7 @@ def test_what_leads_back_is_no_markup(guarded: TestClient) -> None:
     assert "<script>alert" not in shown.text
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("content", "kind", "status"),
     [

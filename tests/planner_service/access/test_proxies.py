@@ -13,6 +13,7 @@ from tests.planner_service.servers import serving
 FORWARDED = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("trusted", "believed"), [("10.0.0.0/8", False), ("10.0.0.0/8, 127.0.0.0/8", True)])
 def test_only_a_trusted_proxy_is_believed(tmp_path: Path, trusted: str, *, believed: bool) -> None:
     settings = {

@@ -78,6 +78,7 @@ def address(path: str) -> str:
     return re.sub(r"{[^}]*}", "0" * 32, path)
 
 
+@pytest.mark.each_case
 def test_without_a_token_every_route_answers_401_whatever_the_method(guarded: TestClient) -> None:
     walked = [(method, path) for method, path, _ in routes_of(guarded)]
     assert len(walked) > 50
@@ -91,6 +92,7 @@ def test_without_a_token_every_route_answers_401_whatever_the_method(guarded: Te
                 assert "WWW-Authenticate" in answer.headers
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     "path",
     ["/v1/nothing", "/docs", "/redoc", "/v1", "/v1/plans/", "//v1/plans", "/static", "/healthz/", "/V1/plans", "/%2e"],
@@ -115,6 +117,7 @@ def test_what_is_public_is_no_more_than_is_listed(guarded: TestClient) -> None:
     assert declared == PUBLIC
 
 
+@pytest.mark.each_case
 def test_every_route_lets_in_the_scopes_of_the_table_and_no_others(guarded: TestClient) -> None:
     tokens = {scope: made(context_of(guarded), scope, name=scope) for scope in SCOPES}
     for method, path, _ in routes_of(guarded):
@@ -192,6 +195,7 @@ SLIPPING = (
 )
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("slip", SLIPPING)
 def test_a_route_that_declares_no_scope_keeps_the_service_from_starting_and_is_closed_anyway(
     guarded: TestClient, slip: object

@@ -217,6 +217,7 @@ def test_processes_on_one_database_agree_on_its_key(context: Context, database_u
         assert self_status(other, text) == 200
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("beyond", [{"host": "0.0.0.0"}, {"host": "::"}, {"allowed_hosts": ("plans.example.org",)}])
 def test_the_service_does_not_start_where_others_reach_it_before_there_is_a_valid_token(
     database_url: str, clock: Clock, beyond: dict[str, object]

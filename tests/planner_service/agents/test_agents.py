@@ -203,6 +203,7 @@ def test_an_agent_for_a_gang_that_waits_takes_nothing_that_came_after_it(context
     assert _gets(context, "b").job.id == big.id
 
 
+@pytest.mark.each_case
 def test_two_gangs_never_hold_half_each(context: Context) -> None:
     for name in ("a", "b", "c"):
         _register(context, name)

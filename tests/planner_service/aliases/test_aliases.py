@@ -53,6 +53,7 @@ def test_the_history_tells_what_it_pointed_at_when_and_who_moved_it(
     assert http.get("/v1/aliases/gpt-prod").status_code == 404
 
 
+@pytest.mark.each_case
 def test_a_move_may_ask_that_nobody_else_has_moved_it(http: TestClient, two: tuple[str, str]) -> None:
     assert _put(http, two[0], If_Match="*") == 412
     assert _put(http, two[0], If_None_Match="*") == 201
@@ -85,6 +86,7 @@ def test_conditions_that_cannot_be_read_are_refused(
     assert _put(http, two[0], **header) == 422
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     "name", ["Prod", "a b", "-a", "a//b", "a/", "0" * 32, "team/plan", "x" * 201, "a%00", "%C3%A4", "a%2F..%2Fb"]
 )
@@ -94,6 +96,7 @@ def test_a_name_that_could_be_mistaken_is_refused(http: TestClient, two: tuple[s
     assert http.get("/v1/aliases").json()["items"] == []
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("name", ["a", "team/gpt-3.prod", "plan", "history", "v1.2_3"])
 def test_names_may_have_parts(http: TestClient, two: tuple[str, str], name: str) -> None:
     assert _put(http, two[0], name) == 201

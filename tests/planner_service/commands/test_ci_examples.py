@@ -109,6 +109,7 @@ def test_all_is_well_while_nothing_has_changed(project: Project) -> None:
     assert (project.folder / "pipeplan.lock").read_bytes() == lock, "the same alias gives the same lock"
 
 
+@pytest.mark.campaign
 def test_another_profile_fails_where_it_is_checked_alone(project: Project) -> None:
     heavier = replace(PROFILE.blocks[1], weight_bytes=2 * PROFILE.blocks[1].weight_bytes)
     changed = replace(PROFILE, blocks=(PROFILE.blocks[0], heavier, *PROFILE.blocks[2:]))
@@ -125,6 +126,7 @@ def test_another_profile_fails_where_it_is_checked_alone(project: Project) -> No
         assert f"~ {heavier.name}: weight_bytes: {bytes_then} -> {bytes_now} (+100.0 %)" in ended.stdout
 
 
+@pytest.mark.campaign
 def test_a_moved_alias_fails_where_it_is_asked_about_alone(project: Project) -> None:
     with Client(project.url, project.token) as service:
         first = service.alias("gpt-prod").plan_id

@@ -71,6 +71,7 @@ def _is_healthy(name: str, url: str) -> bool:
     )
 
 
+@pytest.mark.each_case
 def test_without_a_token_the_service_does_not_start(secrets: Path) -> None:
     with _started("service", secrets, PIPEPLAN_PORT="0") as process:
         _, stderr = process.communicate(timeout=60)
@@ -78,6 +79,7 @@ def test_without_a_token_the_service_does_not_start(secrets: Path) -> None:
     assert "token create" in stderr
 
 
+@pytest.mark.each_case
 def test_the_stack_comes_up_step_by_step_and_ends_in_good_order(secrets: Path) -> None:
     migrated = _migrate(secrets)
     assert migrated.returncode == 0, migrated.stderr

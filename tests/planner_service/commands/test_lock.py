@@ -174,6 +174,7 @@ def test_a_text_that_is_no_lock_is_one_sentence(run: Run, tmp_path: Path, text: 
     assert "as `pipeplan lock` writes it" in stderr
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("arguments", "status", "sentence"),
     [

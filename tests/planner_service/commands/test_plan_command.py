@@ -56,6 +56,7 @@ def _create(run: Run, folder: Path, *options: str, cluster: str = "cluster.json"
     return run("plan", "create", *files, *REQUEST, *options)
 
 
+@pytest.mark.campaign
 def test_plans_are_created_got_listed_and_compared(run: Run, folder: Path) -> None:
     status, stdout, stderr = _create(run, folder, "--json")
     assert status == 0, stderr
@@ -70,6 +71,7 @@ def test_plans_are_created_got_listed_and_compared(run: Run, folder: Path) -> No
     assert compared["plans"][0]["speed_against_first"] == 1.0
 
 
+@pytest.mark.campaign
 def test_people_get_tables(run: Run, folder: Path) -> None:
     status, stdout, _ = _create(run, folder)
     assert status == 0
@@ -87,6 +89,7 @@ def test_no_feasible_plan_is_status_3_with_the_reasons(run: Run, folder: Path) -
     assert "no feasible plan" in stderr
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("arguments", "status", "sentence"),
     [
@@ -107,6 +110,7 @@ def test_errors_are_one_sentence_with_the_status_of_their_kind(
     assert done[2].count("\n") == 1
 
 
+@pytest.mark.campaign
 def test_a_plan_for_another_type_of_device_is_refused_unless_as_if_and_says_so(run: Run, folder: Path) -> None:
     for noun, document, name in (("profile", PROFILE, "V100-SXM2-16GB"), ("cluster", CLUSTER, "H100-SXM5-80GB")):
         named = replace(document, device=replace(document.device, name=name))

@@ -75,6 +75,7 @@ def test_it_refuses_to_listen_beyond_this_machine_without_a_token(tmp_path: Path
     assert answer.stderr.count("\n") == 1
 
 
+@pytest.mark.campaign
 def test_it_ends_when_its_parent_has_ended(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'service.sqlite3'}"
     serve = [sys.executable, "-c", "from pipeplan.cli.app import main; main()", "serve", "--port", "0"]
@@ -87,6 +88,7 @@ def test_it_ends_when_its_parent_has_ended(tmp_path: Path) -> None:
     service.close()
 
 
+@pytest.mark.campaign
 def test_db_upgrade_makes_the_tables_and_may_be_repeated(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'service.sqlite3'}"
     first = pipeplan("db", "upgrade", "--database", database)

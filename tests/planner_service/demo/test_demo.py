@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 MAIN = "from pipeplan.cli.app import main; main()"
 
 
@@ -76,6 +78,7 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.campaign
 def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     with started(tmp_path) as (process, _):
         wait_for_process(f"--work-dir {tmp_path}")

@@ -21,6 +21,7 @@ def paths(http: TestClient, context: Context) -> list[str]:
     return [profile, cluster, f"/v1/plans/{store_plan(context)}"]
 
 
+@pytest.mark.each_case
 def test_documents_are_immutable_and_their_ids_are_their_tags(http: TestClient, paths: list[str]) -> None:
     for path in paths:
         read, ready = http.get(path), http.get(path)

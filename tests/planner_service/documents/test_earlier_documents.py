@@ -84,6 +84,7 @@ def test_an_earlier_plan_job_is_listed_with_its_calibrations_names_on_one_line(
     assert shown["device"] == r"c\u2028d"
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("field", ["model", "data", "loss"])
 def test_a_new_job_with_such_a_spec_is_refused_by_its_field(http: TestClient, context: Context, field: str) -> None:
     plan_id = store_plan(context)
@@ -94,6 +95,7 @@ def test_a_new_job_with_such_a_spec_is_refused_by_its_field(http: TestClient, co
     assert error["field"] == field and error["rule"].startswith(RULE)
 
 
+@pytest.mark.each_case
 def test_data_is_never_a_family(http: TestClient, context: Context) -> None:
     task = {"kind": "run", "plan_id": store_plan(context), "model": "hf:gpt2", "data": "hf:gpt2", "steps": 1}
     (error,) = http.post("/v1/jobs", json=task).json()["errors"]

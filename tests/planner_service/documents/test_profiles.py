@@ -47,6 +47,7 @@ def test_the_same_content_is_stored_once_however_it_is_written(http: TestClient)
     assert len(http.get("/v1/profiles").json()["items"]) == 1
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("document", "field", "rule"),
     [
@@ -69,12 +70,14 @@ def test_a_wrong_profile_is_refused_and_not_stored(http: TestClient, document: A
     assert http.get("/v1/profiles").json()["items"] == []
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"a": NaN}', b"[" * 100_000])
 def test_what_is_no_json_is_refused(http: TestClient, body: bytes) -> None:
     answer = http.post("/v1/profiles", content=body, headers={"Content-Type": "application/json"})
     assert len(_broken_rule(answer)["value"] or "") <= 200
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1e999"])
 def test_times_that_are_not_finite_are_refused(http: TestClient, number: str) -> None:
     text = json.dumps(profile_document()).replace('"forward_s": 0.004', f'"forward_s": {number}', 1)
@@ -82,6 +85,7 @@ def test_times_that_are_not_finite_are_refused(http: TestClient, number: str) ->
     assert _broken_rule(answer)["field"].endswith("forward_s")
 
 
+@pytest.mark.each_case
 def test_lists_come_newest_first_a_page_at_a_time(http: TestClient) -> None:
     ids = [http.post("/v1/profiles", json=profile_document(model={"name": f"model{i}"})).json()["id"] for i in range(5)]
     first = http.get("/v1/profiles", params={"limit": 2}).json()
@@ -91,11 +95,13 @@ def test_lists_come_newest_first_a_page_at_a_time(http: TestClient) -> None:
     assert third["next_cursor"] is None
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("cursor", ["x", "-1", "1.5", "9" * 40, "²"])
 def test_a_cursor_that_no_list_returned_is_refused(http: TestClient, cursor: str) -> None:
     assert _broken_rule(http.get("/v1/profiles", params={"cursor": cursor}))["field"] == "cursor"
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("limit", ["0", "201", "many"])
 def test_a_page_has_1_to_200_items(http: TestClient, limit: str) -> None:
     assert _broken_rule(http.get("/v1/profiles", params={"limit": limit}))["field"] == "limit"

@@ -82,6 +82,7 @@ def test_jobs_can_be_listed_by_state(http: TestClient) -> None:
     assert http.get("/v1/jobs", params={"state": "lost"}).status_code == 422
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -5,6 +5,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from benchmarks.leases import race
 from pipeplan.protocol.jobs import Completion, Heartbeat, LeaseRequest, Progress
 from planner_service.jobs import service as jobs
@@ -38,6 +40,7 @@ def _run_agents(contexts: list[Context]) -> Counter[str]:
         return Counter(job_id for worker in workers for job_id in worker.result())
 
 
+@pytest.mark.each_case
 def test_every_job_has_one_owner_among_threads(context: Context) -> None:
     expected = {jobs.enqueue(context, PROFILE_TASK).id for _ in range(JOBS)}
     owners = _run_agents([context])
@@ -46,6 +49,7 @@ def test_every_job_has_one_owner_among_threads(context: Context) -> None:
     assert {job.state for job in jobs.newest(context, Cut(limit=200)).items} == {"succeeded"}
 
 
+@pytest.mark.each_case
 def test_every_job_has_one_owner_among_services_on_one_database(
     context: Context, database_url: str, clock: Clock
 ) -> None:
@@ -58,6 +62,7 @@ def test_every_job_has_one_owner_among_services_on_one_database(
     assert set(owners.values()) == {1}
 
 
+@pytest.mark.each_case
 def test_processes_that_are_killed_at_any_moment_lose_no_job_and_none_has_two_owners(
     database_url: str, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def _enqueued(client: httpx.Client, plan_id: str) -> dict[str, str]:
     return job
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("width", "dark"), [(400, False), (1600, True)])
 def test_no_page_is_wider_than_the_screen_or_refused_anything(
     service: httpx.Client, tab: Tab, width: int, dark: bool
@@ -146,6 +147,7 @@ def test_a_job_is_cancelled_by_its_button(service: httpx.Client, tab: Tab) -> No
     assert service.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
 
 
+@pytest.mark.campaign
 def test_whoever_has_a_token_logs_in_presses_a_button_and_logs_out(
     tab: Tab, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

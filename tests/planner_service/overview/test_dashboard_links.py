@@ -2,6 +2,7 @@
 
 from urllib.parse import urldefrag
 
+import pytest
 from fastapi.testclient import TestClient
 
 from planner_service.platform.context import Context
@@ -35,6 +36,7 @@ def _walked(http: TestClient, start: str) -> dict[str, Page | None]:
     return seen
 
 
+@pytest.mark.each_case
 def test_every_link_leads_to_a_page_that_is_whole_and_runs_no_name(http: TestClient, context: Context) -> None:
     filled(context)
     pages = {address: page for address, page in _walked(http, "/").items() if page is not None}

@@ -170,6 +170,7 @@ def test_a_job_is_cancelled_and_tried_again_by_its_buttons(http: TestClient, con
     assert jobs.get(context, job.id).state == "queued"
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("headers", [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}])
 def test_a_button_of_another_sites_page_does_nothing(
     http: TestClient, context: Context, headers: dict[str, str]

@@ -12,6 +12,7 @@ from planner_service.platform.tables import clusters
 from tests.planner_service.examples import store_plan
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("length", [4, 10, 31, 32])
 @pytest.mark.parametrize("noun", ["plan", "profile", "cluster"])
 def test_an_id_is_found_by_its_head(http: TestClient, context: Context, noun: str, length: int) -> None:
@@ -35,6 +36,7 @@ def test_many_ids_of_one_head_are_the_first_in_order(http: TestClient, context: 
     assert http.get("/v1/ids", params={"noun": "cluster", "prefix": "abcdf"}).json()["ids"] == ids[-1:]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     "asked",
     [

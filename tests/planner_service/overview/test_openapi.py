@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 EXAMPLES_IN_ORDER = ("/v1/profiles", "/v1/clusters", "/v1/plans", "/v1/jobs")
@@ -17,6 +18,7 @@ def _examples(description: dict[str, Any], path: str) -> list[Any]:
     return [example["value"] for example in body["examples"].values()]
 
 
+@pytest.mark.each_case
 def test_the_examples_can_be_posted_in_order(http: TestClient) -> None:
     description = _description(http)
     for path in EXAMPLES_IN_ORDER:
@@ -48,6 +50,7 @@ def test_every_operation_tells_what_it_does_and_which_problems_it_answers_with(h
                     assert list(response["content"]) == ["application/problem+json"], f"{method} {path} {status}"
 
 
+@pytest.mark.each_case
 def test_every_post_with_a_body_describes_it(http: TestClient) -> None:
     description = _description(http)
     posts = {path for path, operations in description["paths"].items() if "post" in operations}

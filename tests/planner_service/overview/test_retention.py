@@ -86,6 +86,7 @@ def test_what_is_not_old_enough_stays(context: Context, clock: Clock) -> None:
     assert _rows(context) == before
 
 
+@pytest.mark.each_case
 def test_a_dry_run_says_the_same_and_removes_nothing(context: Context, clock: Clock) -> None:
     _run(context, store_plan(context))
     clock.advance(91 * DAY_S)
@@ -157,6 +158,7 @@ def test_a_profile_that_a_kept_plan_names_beside_its_own_stays(context: Context,
     assert not _is_there(profiles.document, context, content_id(PROFILE))
 
 
+@pytest.mark.each_case
 def test_more_than_one_transactions_worth_goes(context: Context, clock: Clock) -> None:
     for number in range(retention.ROWS + 1):
         clusters.create(context, replace(CLUSTER, device=replace(CLUSTER.device, name=f"device {number}")))
@@ -164,6 +166,7 @@ def test_more_than_one_transactions_worth_goes(context: Context, clock: Clock) -
     assert _prune(context, 1, dry_run=True) == _prune(context, 1) == NOTHING | {"clusters": retention.ROWS + 1}
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("table", [profile_rows, cluster_rows])
 def test_a_plan_whose_profile_or_cluster_is_removed_while_it_is_made_is_refused(context: Context, table: Table) -> None:
     """The plan is solved outside of any transaction; nothing is acknowledged that is not stored."""
@@ -181,18 +184,21 @@ def test_a_plan_whose_profile_or_cluster_is_removed_while_it_is_made_is_refused(
     assert _rows(context)["plans"] == 0
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("older_than_s", [0, -1, float("nan"), float("inf"), 1e15])
 def test_an_age_that_is_none_is_refused(context: Context, older_than_s: float) -> None:
     with pytest.raises(InvalidInputError, match="older_than"):
         retention.prune(context, older_than_s)
 
 
+@pytest.mark.each_case
 def test_the_command_says_what_it_removes(database_url: str) -> None:
     arguments = ("db", "prune", "--older-than", "90d", "--database", database_url)
     assert "would remove 0 runs, 0 jobs, 0 plans" in pipeplan(*arguments, "--dry-run").stderr
     assert pipeplan(*arguments, "--json").stdout.startswith('{"dry_run": false, "removed": {"runs": 0')
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("age", ["90", "d", "-1d", "1.5d", "90 days", "0d"])
 def test_an_age_that_cannot_be_read_is_a_sentence(sqlite_url: str, age: str) -> None:
     answer = pipeplan("db", "prune", "--older-than", age, "--database", sqlite_url)

@@ -37,6 +37,7 @@ def twice_as_slow(plan: Plan) -> Calibration:
     return calibrate(PROFILE, CLUSTER, [run])
 
 
+@pytest.mark.each_case
 def test_the_plan_is_made_with_the_corrected_costs_and_says_so(ready: TestClient) -> None:
     plain = parse_plan(ready.post("/v1/plans", json=request_document()).content)
     found = twice_as_slow(plain)
@@ -50,6 +51,7 @@ def test_the_plan_is_made_with_the_corrected_costs_and_says_so(ready: TestClient
         assert getattr(corrected, found_of).throughput_samples_per_s == pytest.approx(halved, rel=0.01)
 
 
+@pytest.mark.each_case
 def test_a_calibration_of_another_model_is_refused_by_field(ready: TestClient) -> None:
     plain = parse_plan(ready.post("/v1/plans", json=request_document()).content)
     calibration = json.loads(dump(asdict(twice_as_slow(plain)))) | {"device": "another"}
@@ -58,6 +60,7 @@ def test_a_calibration_of_another_model_is_refused_by_field(ready: TestClient) -
     assert answer.json()["errors"][0]["field"] == "calibration.device"
 
 
+@pytest.mark.each_case
 def test_a_calibration_with_an_unknown_key_is_refused(ready: TestClient) -> None:
     answer = ready.post("/v1/plans", json=request_document(calibration={"magic": 1.0}))
     assert answer.status_code == 422

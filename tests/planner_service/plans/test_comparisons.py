@@ -106,6 +106,7 @@ def test_alternatives_come_with_the_reason_that_each_lost(http: TestClient, cont
     assert [item["reason"] for item in answer["alternatives"]] == ["slower: 50 samples/s"]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("name", "media_type"),
     [

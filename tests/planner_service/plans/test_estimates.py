@@ -80,6 +80,7 @@ def test_the_job_goes_on_as_the_plan_and_ends_with_it(http: TestClient, context:
     assert [item.id for item in plans.page(context, PlanQuery()).items] == [ended.plan_id]
 
 
+@pytest.mark.each_case
 def test_a_report_that_is_repeated_is_taken_again_and_the_lease_is_over(http: TestClient, context: Context) -> None:
     job, lease, report = _estimated(context)
     assert jobs.complete(context, job.id, report).task == job.task
@@ -92,6 +93,7 @@ def test_a_report_that_is_repeated_is_taken_again_and_the_lease_is_over(http: Te
     assert jobs.complete(context, job.id, report) == ended
 
 
+@pytest.mark.each_case
 def test_what_fails_is_tried_again_where_it_failed(http: TestClient, context: Context) -> None:
     """The agent reports a profile of another device, with which no planner plans."""
     job = estimates.enqueue(context, ModelPlanRequest.model_validate(DOCUMENT | {"options": {}}))
@@ -148,6 +150,7 @@ def test_a_cluster_without_one_datasheet_is_refused(
     assert caught.value.field == field
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("engine", "options", "forms"),
     [
@@ -173,6 +176,7 @@ def test_forms_are_asked_for_that_the_engine_and_the_options_allow(
     assert isinstance(leased, EstimateTask) and leased.forms == forms
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -3,6 +3,7 @@
 from dataclasses import asdict, replace
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.documents.cluster import Cluster, Host, Level
@@ -47,6 +48,7 @@ def test_a_plan_for_another_engine_is_stored_shown_and_exported(database_url: st
         assert http.get(f"/v1/plans/{plan['id']}/exports/torchrun").status_code == 422
 
 
+@pytest.mark.each_case
 def test_what_a_plan_offloads_is_shown(database_url: str) -> None:
     app = create_app(Settings(database_url=database_url), solve=solve)
     host = Host(memory_bytes=10**11, bandwidth_bytes_per_s=1e10, update_bytes_per_s=1e10)

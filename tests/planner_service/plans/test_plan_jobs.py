@@ -43,6 +43,7 @@ def _enqueue(service: Client, request: PlanRequest) -> Job:
     return service.enqueue_job(PlanTask(request=request))
 
 
+@pytest.mark.each_case
 def test_a_service_that_is_killed_while_it_plans_ends_with_the_plan_after_its_start(database_url: str) -> None:
     with serving(database_url, **SHORT_LEASE) as (url, process), Client(url) as service:
         job = _enqueue(service, stored_request(service, SHORT_S))
@@ -63,6 +64,7 @@ def _is_alive(pid: int) -> bool:
     return subprocess.run(["ps", "-o", "pid=", "-p", str(pid)], capture_output=True).returncode == 0
 
 
+@pytest.mark.each_case
 def test_a_cancelled_plan_ends_its_process_through_whichever_service(database_url: str) -> None:
     one = {"PIPEPLAN_SOLVER_PROCESSES": "1"}
     with (
@@ -82,6 +84,7 @@ def test_a_cancelled_plan_ends_its_process_through_whichever_service(database_ur
         assert [event.kind for event in service.follow_job(made[0].id)][-1] == "cancelled"
 
 
+@pytest.mark.campaign
 def test_the_client_waits_for_a_long_plan_and_hears_how_far_it_is(sqlite_url: str) -> None:
     heard: list[Job] = []
     with serving(sqlite_url, PIPEPLAN_SOLVE_DEADLINE_S="0.2") as (url, process), Client(url) as service:
@@ -107,6 +110,7 @@ def test_an_interrupt_of_the_client_cancels_its_plan(sqlite_url: str) -> None:
         assert _within(lambda: _solvers(process.pid) == [])
 
 
+@pytest.mark.campaign
 def test_a_service_that_is_stopped_hands_its_plan_back_and_a_client_hears_of_it(sqlite_url: str) -> None:
     settings = {"PIPEPLAN_SHUTDOWN_S": "1"}
     with serving(sqlite_url, **settings) as (url, process), Client(url) as service:

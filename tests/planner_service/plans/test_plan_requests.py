@@ -102,6 +102,7 @@ def test_a_plan_as_a_job_is_a_202_with_its_place_and_ends_with_the_plans_id(data
     assert parse_plan(plan.content).batch_size == 16
 
 
+@pytest.mark.each_case
 def test_waiting_for_a_job_gives_the_plan_if_it_is_there_in_time(database_url: str, gate: Gate) -> None:
     with _service(database_url, gate, solver_processes=2) as http:
         late = http.post("/v1/plans", json=request_document(), headers={"Prefer": "respond-async, wait=1"})

@@ -60,6 +60,7 @@ def test_no_feasible_plan_is_an_answer_that_names_stage_and_bytes_and_stores_not
     assert ready.get("/v1/plans").json()["items"] == []
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -127,6 +127,7 @@ def test_lists_sort_and_filter_by_the_price_that_came_later(
     assert "closed form only" not in page and "played over" in page
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("alias", [False, True], ids=["by id", "by alias"])
 def test_whoever_has_the_plan_without_its_play_hears_of_it(
     http: TestClient, unplayed: str, runner: PriceRunner, alias: bool
@@ -185,6 +186,7 @@ def test_a_plan_of_the_first_release_gets_one_and_goes_back_without_it(
     assert http.get(f"/v1/plans/{unplayed}").json() == played
 
 
+@pytest.mark.each_case
 def test_what_is_too_long_stays_without_and_is_tried_again_with_a_larger_limit_only(
     context: Context, unplayed: str
 ) -> None:
@@ -202,6 +204,7 @@ def test_what_is_too_long_stays_without_and_is_tried_again_with_a_larger_limit_o
     large.close()
 
 
+@pytest.mark.each_case
 def test_a_play_that_ends_its_process_is_not_tried_again(context: Context, unplayed: str) -> None:
     runner = PriceRunner(context, lambda: PlaysHere(error=SolverError("out of memory")), instructions=ENOUGH)
     assert _play(runner)
@@ -287,6 +290,7 @@ def test_nothing_is_played_where_the_operator_wants_none(context: Context, unpla
         assert connection.execute(select(plans.c.throughput_samples_per_s)).scalar_one() is None
 
 
+@pytest.mark.each_case
 def test_a_service_that_starts_plays_what_has_no_price_in_a_process(
     context: Context, unplayed: str, database_url: str
 ) -> None:

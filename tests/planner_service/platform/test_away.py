@@ -112,6 +112,7 @@ def test_without_a_watchdog_nothing_is_noticed() -> None:
     assert absence.until < START
 
 
+@pytest.mark.campaign
 def test_a_service_that_is_stopped_and_continued_lets_no_lease_run_out_at_once(tmp_path: Path) -> None:
     lease_s = 2.0
     settings = {"PIPEPLAN_LEASE_S": str(lease_s)}

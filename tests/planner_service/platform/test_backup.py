@@ -52,6 +52,7 @@ def _writing(url: str, plan_id: str) -> Iterator[list[str]]:
             thread.join()
 
 
+@pytest.mark.each_case
 def test_a_backup_is_one_state_while_a_service_writes(context: Context, database_url: str, tmp_path: Path) -> None:
     plan_id = store_plan(context)
     file = tmp_path / "backup.sqlite3"
@@ -145,6 +146,7 @@ def test_what_is_no_backup_is_not_restored(empty_database_url: str, tmp_path: Pa
     database.close()
 
 
+@pytest.mark.each_case
 def test_the_command_goes_down_and_up(context: Context, database_url: str) -> None:
     _fill(context)
     down = pipeplan("db", "downgrade", "0001", "--database", database_url)

@@ -7,6 +7,7 @@ JSON = {"Content-Type": "application/json"}
 REQUEST = '{{"profile_id": "a", "cluster_id": "b", "planner": "gpipe", "batch_size": {}}}'
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("body", "field", "rule"),
     [

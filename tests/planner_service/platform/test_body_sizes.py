@@ -84,6 +84,7 @@ def test_one_function_alone_reads_bodies(roomy: FastAPI) -> None:
     assert not any(getattr(route, "body_field", None) for _, route in _writing(roomy))
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("name", sorted(LIMITS))
 @pytest.mark.parametrize("says_so", [True, False])
 def test_a_body_beyond_its_routes_limit_is_a_413_that_names_it(roomy: FastAPI, name: str, says_so: bool) -> None:
@@ -110,6 +111,7 @@ def test_the_description_names_every_limit(roomy: FastAPI) -> None:
     assert answers["413"]["description"].startswith("The body has more than 65536 bytes")
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("declared", [b"9" * 5000, b"\xb2", b"1e3", b"-1"])
 def test_a_length_that_is_no_number_is_no_fault_of_the_service(http: TestClient, declared: bytes) -> None:
     headers = {b"Content-Type": b"application/json", b"Content-Length": declared}

@@ -205,6 +205,7 @@ def _statuses(client: TestClient, requests: int) -> list[tuple[int, bool]]:
         return list(pool.map(ask, range(requests)))
 
 
+@pytest.mark.each_case
 def test_two_hundred_clients_on_a_pool_of_five_are_served_or_sent_away(database_url: str) -> None:
     settings = Settings(database_url=database_url, database_pool_size=5, database_pool_timeout_s=0.01)
     app = create_app(settings, solve=halve)
@@ -258,6 +259,7 @@ class _Load:
             assert self._news.wait_for(lambda: self.statuses.count(status) >= wanted, timeout=60)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_postgresql_restarted_under_load_is_away_for_a_while_and_loses_nothing(
     mode: Literal["fast", "immediate"],

@@ -134,6 +134,7 @@ def test_requests_without_any_token_are_no_guesses(guarded: TestClient) -> None:
     assert guarded.get("/v1/plans", headers=bearer(made(context_of(guarded), "read"))).status_code == 200
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [

@@ -56,6 +56,7 @@ def _refused(http: TestClient, path: str = "/v1/plans", **parameters: Any) -> di
     return dict(rule)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("limit", [1, 4, 200])
 def test_every_order_is_kept_over_pages_and_turned_round_by_a_minus(
     http: TestClient, stored: list[str], limit: int
@@ -92,6 +93,7 @@ def prices(context: Context, clock: Clock) -> list[str]:
     return ids
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 200])
 @pytest.mark.parametrize(
     ("parameters", "places"),
@@ -115,6 +117,7 @@ def test_plans_go_by_the_played_price_and_those_without_one_come_last_both_ways(
     assert _ids(http, limit=limit, **parameters) == [prices[place] for place in places]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("sort", ["throughput", "-throughput"])
 def test_plans_without_a_price_are_looked_for_a_few_rows_at_a_time_too(
     http: TestClient, prices: list[str], sort: str, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +144,7 @@ def test_the_pages_of_lists_name_both_figures(http: TestClient, prices: list[str
     assert order == sorted(order)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("parameters", "places"),
     [
@@ -181,6 +185,7 @@ def test_whole_plans_are_listed_as_they_are_sent_one_by_one(http: TestClient, st
     assert [item["id"] for item in rest["items"]] == [stored[1]]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("parameters", "field"),
     [
@@ -206,6 +211,7 @@ def test_what_is_not_known_is_refused_by_name(http: TestClient, parameters: dict
     assert _refused(http, **parameters)["field"] == field
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("path", ["/v1/profiles", "/v1/clusters", "/v1/jobs", "/v1/runs", "/v1/aliases", "/healthz"])
 def test_every_route_refuses_parameters_that_it_does_not_have(http: TestClient, path: str) -> None:
     assert _refused(http, path, surprise="1")["field"] == "surprise"
@@ -220,6 +226,7 @@ def test_a_cursor_goes_on_in_its_own_list_only(http: TestClient, stored: list[st
     assert _refused(http, "/v1/profiles", cursor=cursor)["field"] == "cursor"
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     "content",
     [
@@ -245,6 +252,7 @@ def test_a_cursor_that_was_made_by_hand_is_refused(http: TestClient, content: An
     assert _refused(http, cursor=cursor)["field"] == "cursor"
 
 
+@pytest.mark.each_case
 def test_a_page_looks_at_so_many_rows_and_its_cursor_goes_on_behind_them(
     http: TestClient, stored: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +282,7 @@ def _explained(context: Context, query: PlanQuery) -> list[str]:
     return explained
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     "query",
     [
@@ -295,6 +304,7 @@ def test_pages_are_read_off_an_index_without_sorting(context: Context, stored: l
     assert not any(step.startswith("SCAN plans") and "INDEX" not in step for step in explained), explained
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("sort", ["throughput", "-throughput"])
 @pytest.mark.parametrize("planner", [None, "gpipe"])
 def test_plans_without_a_price_are_read_off_an_index_too(

@@ -111,6 +111,7 @@ def test_an_unforeseen_failure_is_logged_with_traceback_and_id_and_answered_with
     assert "KeyError: 'inside'" in failure["traceback"]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("given", ["", "a b", "x" * 65, "-leading", "evil\\u000a", "{}", "é"])
 def test_an_id_that_is_no_plain_word_is_replaced(http: TestClient, given: str) -> None:
     assigned = http.get("/healthz", headers={b"X-Request-ID": given.encode()}).headers["x-request-id"]

@@ -93,6 +93,7 @@ def test_an_upgrade_of_what_is_up_to_date_changes_nothing(database: Database) ->
     database.close()
 
 
+@pytest.mark.each_case
 def test_several_processes_may_upgrade_at_once(empty_database_url: str) -> None:
     command = [*PIPEPLAN, "db", "upgrade", "--database", empty_database_url]
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) for _ in range(4)]

@@ -91,6 +91,7 @@ def _measured(instructions: int) -> TimelineDocument:
     return TimelineDocument(lanes=(lane,), batch_size=16, batches=instructions // 48)
 
 
+@pytest.mark.campaign
 def test_a_million_instructions_are_a_few_megabytes() -> None:
     timeline = _measured(MILLION)
     assert sum(len(chunk.content) for chunk in chunks_of(timeline)) < 5 * MEGABYTE
@@ -142,6 +143,7 @@ def test_the_whole_comes_back_as_it_was_sent(context: Context, run_id: str, resu
     assert runs.get(context, run_id).report == result.report
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("start", "stop"), [(0, 0.5), (50.0, 51.0), (77.7, None), (None, 0.02), (1e6, 2e6), (-5, 0)])
 def test_a_window_holds_what_has_a_share_in_it(
     http: TestClient, run_id: str, result: RunResult, start: float | None, stop: float | None
@@ -175,6 +177,7 @@ def test_a_window_reads_none_but_its_own_chunks(context: Context, run_id: str, r
     assert runs.timeline(context, run_id, window) == expected
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("start", "stop"), [(0, 5), (ROWS - 2, ROWS + 2), (2 * ROWS, None), (0, None), (10**9, None)])
 def test_losses_come_in_windows_of_steps(
     http: TestClient, run_id: str, result: RunResult, start: int, stop: int | None
@@ -198,6 +201,7 @@ def test_what_is_too_large_for_one_answer_is_one_refusal_that_says_how_to_ask(
     assert http.get(f"/v1/runs/{run_id}/trace").status_code == 200
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("start", "stop"), [("5", "5"), ("6", "5"), ("nan", "1"), ("inf", "inf"), ("x", "1")])
 def test_a_window_that_is_none_is_refused(http: TestClient, run_id: str, start: str, stop: str) -> None:
     answer = http.get(f"/v1/runs/{run_id}/timeline", params={"start": start, "stop": stop})

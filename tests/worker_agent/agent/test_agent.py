@@ -96,6 +96,7 @@ def test_an_agent_profiles_a_model_and_runs_the_plan_that_is_made_from_it(site: 
     assert ran.progress.message.startswith("training, loss ")
 
 
+@pytest.mark.campaign
 def test_a_cancelled_runs_processes_end(site: Site) -> None:
     job = site.service.enqueue_job(run_task(store_plan(site.service), model=SLEEP, steps=ENDLESS))
     wait_until(lambda: site.training(job))
@@ -106,6 +107,7 @@ def test_a_cancelled_runs_processes_end(site: Site) -> None:
     wait_until(lambda: f"job {job.id}: cancelled" in site.agent_log.read_text())
 
 
+@pytest.mark.campaign
 def test_a_job_whose_process_is_killed_fails_in_a_sentence_and_its_ranks_end(site: Site) -> None:
     job = site.service.enqueue_job(run_task(store_plan(site.service), model=SLEEP, steps=ENDLESS))
     wait_until(lambda: site.training(job))
@@ -115,6 +117,7 @@ def test_a_job_whose_process_is_killed_fails_in_a_sentence_and_its_ranks_end(sit
     wait_until(lambda: not processes(site.folder(job)))
 
 
+@pytest.mark.campaign
 def test_a_job_that_fails_leaves_the_agent_to_the_next_one(site: Site) -> None:
     for model, sentence in (
         ("worker_agent.models.presets:mlp?colour=red", "model: must fit the parameters of worker_agent.models"),
@@ -184,6 +187,7 @@ def do_task(folder: Path) -> RunResult:
     return parse(RunResult, (folder / "result.json").read_text())
 
 
+@pytest.mark.campaign
 def test_a_job_whose_last_checkpoint_was_written_goes_on_from_the_one_before(tmp_path: Path) -> None:
     """It once failed: steps: must be above the 4 steps that the checkpoint has done."""
     write_task(tmp_path, run_task("p", steps=4, checkpoint_every=2), dump(plan_document(PLAN)))

@@ -48,6 +48,7 @@ def pipeplan(folder: Path, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.campaign
 def test_an_agent_estimates_what_the_command_line_does_and_the_plan_is_the_same(tmp_path: Path) -> None:
     heard: list[Job] = []
     with (

@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from pipeplan.client.client import Client
 from pipeplan.errors import ServiceError
 from pipeplan.protocol.jobs import Job, LinksTask
@@ -66,6 +68,7 @@ def two_nodes(folder: Path, url: str) -> Iterator[Site]:
         yield Site(url, folder, service, agents)
 
 
+@pytest.mark.campaign
 def test_a_plan_of_two_stages_runs_on_two_nodes_and_a_links_job_measures_between_them(tmp_path: Path) -> None:
     with (
         serving(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S=LEASE_S) as (url, _),
@@ -106,6 +109,7 @@ def test_a_node_that_dies_ends_the_attempt_and_the_gang_goes_on_from_the_checkpo
         assert report.first_step + report.steps == 12
 
 
+@pytest.mark.campaign
 def test_a_gang_trains_on_while_the_service_restarts(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -127,6 +131,7 @@ def test_a_gang_trains_on_while_the_service_restarts(tmp_path: Path) -> None:
         assert (ended.state, ended.attempts, ended.fence) == ("succeeded", 1, 1), ended.error
 
 
+@pytest.mark.campaign
 def test_a_node_that_is_cut_off_stops_before_its_job_is_given_to_others(tmp_path: Path) -> None:
     """The service's process is stopped, not ended: connections are taken and nobody answers, as across a partition."""
     with (
@@ -145,6 +150,7 @@ def test_a_node_that_is_cut_off_stops_before_its_job_is_given_to_others(tmp_path
         site.service.cancel_job(job.id)
 
 
+@pytest.mark.campaign
 def test_cancelling_a_gang_ends_the_processes_on_all_of_its_nodes(tmp_path: Path) -> None:
     with (
         serving(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S=LEASE_S) as (url, _),

@@ -132,6 +132,7 @@ def _complete(spool: Spool, lease: Lease) -> None:
     spool.add(completion(lease, RESULT, report_id), report_id)
 
 
+@pytest.mark.campaign
 def test_after_an_hours_outage_and_with_faults_a_thousand_reports_arrive_exactly_once(
     tmp_path: Path, service: TestClient, transport: Faulty, client: AgentClient, time: Time
 ) -> None:

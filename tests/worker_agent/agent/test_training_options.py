@@ -46,6 +46,7 @@ def test_jobs_the_command_and_ranks_have_the_same_options_and_defaults() -> None
     assert task(**CHOSEN).training == TrainingOptions(**CHOSEN)
 
 
+@pytest.mark.campaign
 def test_an_agent_trains_as_its_job_says(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     write_task(folder, task(**CHOSEN), dump(plan_document(PLAN)))

@@ -320,12 +320,14 @@ def distance(one: list[Tensor | None], other: list[Tensor | None]) -> float:
     return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-300)) for a, b in pairs) if pairs else 0.0
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("name", ZOO)
 def test_split_gradients_equal_the_fused_ones_bit_for_bit(name: str) -> None:
     difference = distance(fused(name, 1), split(name, 1))
     assert difference < 1e-13 if name in REASSOCIATED else difference == 0.0
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("name", ZOO)
 def test_over_several_microbatches_a_loop_or_concatenated_they_are_equal_to_rounding(name: str) -> None:
     expected = fused(name, 3)

@@ -176,6 +176,7 @@ def test_gradients_are_on_their_way_while_weight_gradients_are_added(
         torch.testing.assert_close(gradient, leaf.grad, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "depth", "microbatches", "split_backward"),
     [
@@ -199,6 +200,7 @@ def test_gradients_of_several_buckets_equal_the_single_process_reference(
     assert distance(checkpoint_weights(tmp_path, STEPS), expected) < 1e-11
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["data-parallel", "pipedream-2bw"])
 def test_parameters_that_a_backward_reaches_twice_or_not_at_all_are_exchanged_whole(
     schedule: str, tmp_path: Path
@@ -213,6 +215,7 @@ def test_parameters_that_a_backward_reaches_twice_or_not_at_all_are_exchanged_wh
     assert distance(*found) < 1e-12
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "depth", "replicas"),
     [("data-parallel", 1, 2), ("pipedream-2bw", 1, 2), ("pipedream-2bw", 2, 2), (ASP, 1, 3)],

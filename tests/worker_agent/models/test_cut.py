@@ -31,6 +31,7 @@ def inputs_of(chain: Chain, samples: int) -> Tensor:
     return torch.randint(3, 50, (samples, 5 + samples), generator=generator)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("samples", [1, 4])
 @pytest.mark.parametrize("family", sorted(OTHERS))
 def test_the_blocks_in_order_give_exactly_the_models_outputs_and_gradients(family: str, samples: int) -> None:
@@ -47,6 +48,7 @@ def test_the_blocks_in_order_give_exactly_the_models_outputs_and_gradients(famil
         assert (one is None) is (other is None) and (one is None or other is None or torch.equal(one, other))
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("family", sorted(OTHERS | SPECS))
 def test_a_stage_needs_its_own_blocks_alone(family: str) -> None:
     """The other blocks stay on the meta device: nothing of them is looked at."""

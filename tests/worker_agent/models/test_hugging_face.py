@@ -47,6 +47,7 @@ def gradients(chain: Chain, logits: Tensor, targets: Tensor) -> dict[str, Tensor
     return {name: p.grad.clone() for name, p in chain.root.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", sorted(SPECS))
 def test_the_blocks_in_order_give_exactly_the_models_logits_and_gradients(family: str, attention: str) -> None:

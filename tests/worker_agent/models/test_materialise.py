@@ -76,6 +76,7 @@ def test_weights_have_the_spread_that_the_library_gives_them() -> None:
     assert not torch.equal(blocks[0]["layer.mlp.c_fc.weight"], blocks[1]["layer.mlp.c_fc.weight"])
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("size", ["5GB", "40KB"])
 @pytest.mark.parametrize("family", sorted(SPECS))
 def test_a_folders_weights_are_the_models_sharded_or_not(family: str, size: str, tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def test_a_folders_weights_are_the_models_sharded_or_not(family: str, size: str,
     assert torch.equal(in_order(_evaluating(chain), TOKENS), model.eval()(TOKENS).logits)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("family", sorted(SPECS))
 def test_a_stage_reads_its_own_tensors_and_no_others(family: str, tmp_path: Path) -> None:
     expected = written(tmp_path, SPECS[family]).state_dict()

@@ -127,6 +127,7 @@ def gradients(chain: Chain) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in chain.root.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("model", SMALL)
 def test_a_chain_cut_anywhere_equals_the_whole(model: str) -> None:
     """What crosses the cut is detached, as if it were sent: no block may reach around it."""
@@ -153,6 +154,7 @@ def test_a_chain_cut_anywhere_equals_the_whole(model: str) -> None:
             torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("model", SMALL)
 def test_estimates_need_no_data_and_no_device(model: str) -> None:
     """Of 2 images: of one that a network makes 1 x 1, batch norm has no variance."""

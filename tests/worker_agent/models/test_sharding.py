@@ -128,6 +128,7 @@ def fits(whole: Tensor, shares: Sequence[Tensor]) -> bool:
     return any(same(made, each) for made in put_together for each in (whole, whole.t() if whole.dim() == 2 else whole))
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("form", [Form(tensor=2), Form(tensor=4), Form(tensor=4, sequence_parallel=True)], ids=str)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_shares_compute_what_the_whole_model_does(family: str, form: Form) -> None:
@@ -151,6 +152,7 @@ def test_a_vocabulary_that_is_not_divisible_is_rounded_up() -> None:
         assert len(weight) == 33 and not weight[-1].any() and weight[:-1].any(dim=1).all()
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("spec", "form", "sentence"),
     [

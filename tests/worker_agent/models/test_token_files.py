@@ -252,6 +252,7 @@ def test_no_agent_reads_files_unless_its_operator_allows_it() -> None:
     assert not spec.is_built_in and not allows(BUILT_IN, spec.target)
 
 
+@pytest.mark.campaign
 def test_replicas_train_on_a_file_as_one_process_does(tmp_path: Path) -> None:
     """Two replicas of two stages: each reads the microbatches that are its own."""
     np.save(tmp_path / "t.npy", np.random.default_rng(0).integers(0, 20, 400).astype(np.uint16))

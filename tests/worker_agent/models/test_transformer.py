@@ -63,6 +63,7 @@ def test_without_positions_only_the_set_of_earlier_tokens_counts(spec: str) -> N
     torch.testing.assert_close(logits(plain)[:, -1], logits(plain, swapped)[:, -1])
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("split_backward", [False, True])
 @pytest.mark.parametrize("spec", [f"{GPT}&fused=true&tied=true", f"{LLAMA}&fused=true"])
 def test_the_runtime_trains_it_on_two_stages_as_on_one(spec: str, split_backward: bool, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_a_gpt2_layer_has_the_flops_of_the_closed_form_and_twice_as_many_backwar
     assert flops(layer.backward_input) == forward + 4 * b * s**2 * h  # both products of attention have two inputs
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", sorted(SPECS))
 def test_bytes_are_those_that_the_measuring_profiler_finds(family: str, attention: str) -> None:

@@ -68,6 +68,7 @@ def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     assert processes_about(tmp_path) == []
 
 
+@pytest.mark.campaign
 def test_a_factory_that_raises_ends_in_one_sentence_and_leaves_no_process(tmp_path: Path) -> None:
     spec = "tests.worker_agent.profiler.factories:raising_on_the_second_rank"
     done = agent("profile", "--model", spec, "--devices", "2", "--device", "cpu", directory=tmp_path)

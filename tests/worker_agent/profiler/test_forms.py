@@ -80,6 +80,7 @@ def test_only_language_models_have_forms() -> None:
         with_forms(profile, FormsAsked(), ProfileTask(model="preset:mlp?depth=3", microbatch_sizes=(1,)), SHEET)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("field", "options"),
     [

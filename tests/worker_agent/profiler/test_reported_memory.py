@@ -42,6 +42,7 @@ def _profile(hidden: int, layers: int, heads: int) -> Profile:
     return with_forms(estimate_profile(ProfileJob(task=task), sheet), FormsAsked(attention="unfused"), task, sheet)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("sizes", "devices", "fixed", "fits"),
     [

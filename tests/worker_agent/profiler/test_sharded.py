@@ -47,6 +47,7 @@ def exchanged(collectives: Sequence[Collective]) -> dict[tuple[str, str], tuple[
     return {(each.kind, each.axis): (each.count, each.size_bytes) for each in collectives}
 
 
+@pytest.mark.each_case
 @settings(max_examples=6, deadline=None)
 @given(b=st.integers(1, 3), width=st.sampled_from((8, 16)), per=st.integers(1, 2), s=st.sampled_from((8, 24)))
 @pytest.mark.parametrize("t", [1, 2, 4])
@@ -82,6 +83,7 @@ def test_selective_recomputation_runs_the_core_again() -> None:
     assert layer_of(gpt(h, a, s), Form(tensor=2), b=b, s=s).selective is None
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("spec", SMALL)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_on_one_device_counts_are_those_of_the_whole_blocks(spec: str, dtype: str) -> None:
@@ -96,6 +98,7 @@ def test_on_one_device_counts_are_those_of_the_whole_blocks(spec: str, dtype: st
     )
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("spec", SMALL)
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
 @pytest.mark.parametrize(
@@ -219,6 +222,7 @@ EXPERT_FORMS = [
 ]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("form", EXPERT_FORMS, ids=str)
 def test_experts_are_shared_and_work_on_as_many_tokens_everywhere(form: Form) -> None:
     h, ffn, experts = 64, 96, 8

@@ -63,6 +63,7 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("schedule", "depth", "options"), CASES)
 def test_running_statistics_are_those_of_whole_minibatches(
     schedule: str, depth: int, options: dict[str, Any], tmp_path: Path
@@ -73,6 +74,7 @@ def test_running_statistics_are_those_of_whole_minibatches(
     assert distance(weights, trained(plan, minibatch=False)) > 1e-3
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("schedule", "depth", "options"), [case for case in CASES if "replicas" not in case[2]])
 def test_running_statistics_see_every_microbatch_once(
     schedule: str, depth: int, options: dict[str, Any], tmp_path: Path
@@ -96,6 +98,7 @@ def test_minibatches_that_overlap_have_no_statistics_of_their_own(tmp_path: Path
         execute(make_plan("pipedream-2bw", CUTS[2]), tmp_path, batch_norm="minibatch")
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "replicas"),
     [

@@ -52,6 +52,7 @@ def reference(plan: Plan, *, masks_of: int = 0) -> Weights:
     return {name: p.detach() for name, p in chain.root.named_parameters()}
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(
     ("schedule", "depth", "options"),
@@ -81,6 +82,7 @@ def test_other_masks_would_train_to_something_else() -> None:
     assert distance(reference(plan), reference(plan, masks_of=1)) > 1e-3
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream-2bw"])
 def test_a_plan_that_cuts_a_graph_between_its_branches_trains_as_one_process_does(
@@ -106,6 +108,7 @@ def test_a_plan_that_cuts_a_graph_between_its_branches_trains_as_one_process_doe
     assert distance(checkpoint_weights(tmp_path, 3), reference) < 1e-12
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream-2bw"])
 def test_blocks_may_change_what_they_are_given_in_place(schedule: str, recompute: bool, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def expected(plan: Plan, clip_norm: float | None = CLIP_NORM) -> Weights:
     return train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE, clip_norm=clip_norm)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "depth", "replicas", "optimizer"),
     [

@@ -66,6 +66,7 @@ def expected(plan: Plan) -> Weights:
     return train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("depth", [2, 4])
@@ -142,6 +143,7 @@ def test_an_interleaved_run_resumes_on_every_chunk(tmp_path: Path) -> None:
     assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", sorted(V_SHAPED))
 @pytest.mark.parametrize(
     ("ranks", "width", "recompute", "optimizer"),
@@ -159,6 +161,7 @@ def test_weights_of_ranks_in_a_v_equal_the_single_process_reference(
         assert without_checkpoints(result.lane) == lane.instructions
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", sorted(V_SHAPED))
 def test_a_run_in_a_v_resumes_on_both_stages(schedule: str, tmp_path: Path) -> None:
     plan = make_plan(schedule, CUTS[4], chunks=2, optimizer="momentum")
@@ -194,6 +197,7 @@ def interleaved_plan(**options: Any) -> Plan:
     return make_plan("1f1b-interleaved", CUTS[4], chunks=2, **options)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", sorted(STASHING))
 @pytest.mark.parametrize("replicas", [(2, 1), (1, 2), (3, 1), (3, 2)])
 def test_pipedream_on_unequal_replicas_equals_its_formula(
@@ -206,6 +210,7 @@ def test_pipedream_on_unequal_replicas_equals_its_formula(
     assert distance(weights, reference) < 1e-12
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw", "pipedream", "pipedream-vertical-sync"])
 def test_stateful_optimizers_take_the_same_gradients(schedule: str, optimizer: str, tmp_path: Path) -> None:
@@ -215,6 +220,7 @@ def test_stateful_optimizers_take_the_same_gradients(schedule: str, optimizer: s
     assert distance(weights, expected(plan)) < 1e-11
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "microbatches"), [("pipedream-2bw", 4), ("pipedream", 1), ("pipedream-vertical-sync", 1)]
 )
@@ -233,6 +239,7 @@ def test_weight_stashing_alone_differs_from_vertical_sync(tmp_path: Path) -> Non
     assert distance(weights, expected(synchronised)) > 1e-6
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", sorted(STASHING))
 def test_a_resumed_run_finds_the_older_versions_that_it_needs(schedule: str, tmp_path: Path) -> None:
     plan = make_plan(schedule, CUTS[2], replicas=(2, 1), microbatches=1)
@@ -243,6 +250,7 @@ def test_a_resumed_run_finds_the_older_versions_that_it_needs(schedule: str, tmp
     assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "pipedream-2bw", "pipedream", "zb-h1"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_runtime_executes_exactly_the_streams_that_the_simulator_plays(
@@ -270,6 +278,7 @@ def test_a_lane_never_goes_back_in_time_and_counts_its_memory(tmp_path: Path) ->
     assert first.peak_memory_bytes > first.memory_bytes[-1]
 
 
+@pytest.mark.campaign
 def test_memory_does_not_grow_with_the_steps(tmp_path: Path) -> None:
     """Sends that were never waited for once kept every activation until the run's end."""
     plan = make_plan("1f1b", (0, 2, 4), microbatch_size=64)
@@ -288,6 +297,7 @@ def test_memory_does_not_grow_with_the_steps(tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] < 50 * 4 * message_bytes  # a leak keeps 95 steps of 4 messages or more
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(("replicas", "microbatches"), [(1, 2), (2, 2), (3, 1)])
 def test_asp_weights_equal_its_formula(replicas: int, microbatches: int, optimizer: str, tmp_path: Path) -> None:
@@ -307,6 +317,7 @@ def test_asp_differs_from_updates_on_the_newest_weights_and_from_means(tmp_path:
     assert min(distance(weights, fresh), distance(weights, together)) > 1e-6
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", [ASP, "pipedream-2bw"])
 def test_a_run_that_is_resumed_while_gradients_were_exchanged_is_the_same(schedule: str, tmp_path: Path) -> None:
     """The checkpoint lies in the middle of the next batch, whose gradients are computed again."""

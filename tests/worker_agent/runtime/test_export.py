@@ -42,6 +42,7 @@ def loaded(folder: Path) -> Any:
     return getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=config.dtype)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("family", ["mixtral", "bert"])
 def test_every_checkpoint_of_a_hugging_face_model_loads_as_it_was(family: str, tmp_path: Path) -> None:
     checkpoints = trained(tmp_path, SPECS[family], dtype="float32")
@@ -55,6 +56,7 @@ def test_every_checkpoint_of_a_hugging_face_model_loads_as_it_was(family: str, t
         before = found
 
 
+@pytest.mark.campaign
 def test_tied_weights_come_out_tied_and_in_the_type_of_the_plan(tmp_path: Path) -> None:
     checkpoints = trained(tmp_path, f"{SPECS['gpt2']}&tie_word_embeddings=true", dtype="bfloat16")
     assert export_checkpoint(checkpoints, tmp_path / "to") == 4
@@ -63,6 +65,7 @@ def test_tied_weights_come_out_tied_and_in_the_type_of_the_plan(tmp_path: Path) 
     assert torch.equal(model.lm_head.weight, checkpoint_weights(tmp_path, 4)["transformer.wte.weight"])
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("model", "cuts"),
     [

@@ -26,6 +26,7 @@ def execute(plan: Plan, out: Path, **options: Any) -> Weights:
     return checkpoint_weights(out, STEPS)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "depth", "options"),
     [

@@ -145,6 +145,7 @@ def test_a_rank_that_waits_for_others_or_its_disk_is_not(kind: type, node: Node)
     assert node.pass_time(60, node.place(kind)) is None
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("kind", [RecvGradient, SendActivation, ReduceTied, ReduceNorm])
 @pytest.mark.parametrize("device", [False, True])
 def test_whoever_waits_for_another_rank_is_not_to_blame_however_long(kind: type, device: bool, node: Node) -> None:
@@ -235,6 +236,7 @@ def test_a_slow_rank_whose_signs_of_life_come_late_is_not_hung(node: Node) -> No
         node.now_s += 0.25
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("place", [STARTING, MEETING, ENDING])
 def test_a_rank_that_is_silent_beside_its_stream_is_ended_soon_only_if_it_is_stopped(place: int, node: Node) -> None:
     """The import of a large library from a slow disk gives no sign of life either."""

@@ -56,6 +56,7 @@ def test_torchs_own_schedule_gives_the_same_cosine(tmp_path: Path) -> None:
         scheduler.step()
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "optimizer", "replicas"),
     [("1f1b", "adam", 1), ("pipedream-2bw", "momentum", 1), ("pipedream", "sgd", 1), ("gpipe", "adamw", 2)],
@@ -70,6 +71,7 @@ def test_every_update_takes_the_rate_of_its_step(schedule: str, optimizer: str, 
     assert distance(weights, train(plan, MODEL, DATA, **reference)) > 1e-4
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
 def test_a_resumed_run_goes_on_with_the_rate_that_it_would_have_had(schedule: str, tmp_path: Path) -> None:
     plan = make_plan(schedule, CUTS[2], microbatches=1 if schedule == "pipedream" else 4, optimizer="momentum")
@@ -79,6 +81,7 @@ def test_a_resumed_run_goes_on_with_the_rate_that_it_would_have_had(schedule: st
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
+@pytest.mark.campaign
 def test_the_commands_options_reach_the_ranks(tmp_path: Path) -> None:
     plan = make_plan("1f1b", CUTS[2], dtype="float32", optimizer="momentum")
     given = [

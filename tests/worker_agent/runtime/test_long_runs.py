@@ -40,6 +40,7 @@ def job_of(plan: Plan, out: Path, **options: Any) -> RunJob:
     return replace(job, **options)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "options"),
     [

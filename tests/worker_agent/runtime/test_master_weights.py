@@ -54,6 +54,7 @@ def equal(one: Weights, other: Weights) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw"])
 def test_weights_equal_the_single_process_reference_to_the_last_bit(
@@ -83,6 +84,7 @@ def one_at_a_time(plan: Plan, *, kept: torch.dtype) -> Weights:
     return {name: (p.detach().float() - RATE * sums[name].float()).bfloat16() for name, p in parameters.items()}
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("options", [{}, {"split_backward": True}, {"recompute": True}], ids=str)
 def test_gradients_of_many_microbatches_add_up_in_float32(options: dict[str, Any], tmp_path: Path) -> None:
     plan = make_plan("1f1b", (0, 2, 4), microbatches=64, dtype="bfloat16", master_weights=True, **options)
@@ -100,6 +102,7 @@ def test_without_master_weights_small_updates_are_lost(tmp_path: Path) -> None:
     assert not equal(checkpoint_weights(tmp_path, STEPS), expected)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw"])
 def test_a_resumed_run_ends_on_the_same_weights_masters_and_states(schedule: str, tmp_path: Path) -> None:
     plan = bfloat16_plan(schedule, "adam")

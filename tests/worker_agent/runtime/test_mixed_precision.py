@@ -43,6 +43,7 @@ def expected(plan: Plan, **options: Any) -> Weights:
     return train(plan, MODEL, DATA, steps=STEPS, seed=SEED, learning_rate=RATE, **options)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "depth", "options"),
     [
@@ -71,6 +72,7 @@ def test_blocks_that_autocast_by_themselves_see_every_update(schedule: str, tmp_
     assert distance(checkpoint_weights(tmp_path, STEPS), wanted) < 1e-6
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "depth", "options"),
     [("1f1b", 4, {}), ("gpipe", 2, {"replicas": 2}), ("pipedream-2bw", 4, {"optimizer": "momentum"})],

@@ -20,6 +20,7 @@ MODELS = {
 }
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("split_backward", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_two_stages_equal_one_process(name: str, split_backward: bool, tmp_path: Path) -> None:

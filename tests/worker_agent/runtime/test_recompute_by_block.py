@@ -46,6 +46,7 @@ def plan_of(schedule: str, cuts: tuple[int, ...], **options: Any) -> Plan:
     return make_plan(schedule, cuts, microbatches=1 if schedule in STASHING else 4, **options)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("schedule", "cuts", "options"), CASES)
 def test_a_run_by_block_has_the_weights_of_one_that_keeps_all_to_the_last_bit(
     schedule: str, cuts: tuple[int, ...], options: dict[str, Any], tmp_path: Path
@@ -62,6 +63,7 @@ def test_a_run_by_block_has_the_weights_of_one_that_keeps_all_to_the_last_bit(
     assert distance(*found) == 0.0
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "cuts", "options"),
     [

@@ -69,6 +69,7 @@ def test_what_fits_its_checkpoint_goes_on_from_it(options: dict[str, Any], tmp_p
     assert resumed(job_in(tmp_path, **options)).first_step == 6
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "replicas"),
     [("1f1b", (2, 2)), ("pipedream-2bw", (1, 1)), ("pipedream", (2, 1)), ("pipedream", (1, 2))],

@@ -39,6 +39,7 @@ def finish(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("schedule", "optimizer"), [("pipedream-2bw", "adam"), ("pipedream", "momentum")])
 def test_a_run_resumed_from_a_checkpoint_ends_bit_for_bit_like_one_that_never_stopped(
     schedule: str, optimizer: str, tmp_path: Path
@@ -78,6 +79,7 @@ def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_for_bit_like_one_t
     assert all((weights[name] == whole[name]).all() for name in whole)
 
 
+@pytest.mark.campaign
 def test_a_run_that_loses_ranks_twice_starts_again_by_itself_and_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
     """Once before there is a checkpoint, once after."""
     slow = f"{SLEEP}&forward_s=0.002&backward_s=0.004"
@@ -102,6 +104,7 @@ def test_a_run_that_loses_ranks_twice_starts_again_by_itself_and_ends_bit_for_bi
     assert all((weights[name] == whole[name]).all() for name in whole)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named_with_its_last_instruction_and_leaves_no_process(victim: int, tmp_path: Path) -> None:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=SLEEP, steps=1000)
@@ -118,6 +121,7 @@ def test_a_killed_rank_is_named_with_its_last_instruction_and_leaves_no_process(
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("at", [-1, 40])
 def test_a_rank_that_is_stopped_is_named_within_15_s_and_leaves_no_process(at: int, tmp_path: Path) -> None:
     """In its start as well as in its steps; the rank that waits for it is not blamed."""
@@ -133,6 +137,7 @@ def test_a_rank_that_is_stopped_is_named_within_15_s_and_leaves_no_process(at: i
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
+@pytest.mark.campaign
 def test_a_rank_that_is_lost_in_its_model_is_named(tmp_path: Path) -> None:
     """It gives signs of life; the plan says that an instruction takes no time."""
     plan = make_plan("1f1b", (0, 2, 4))
@@ -144,6 +149,7 @@ def test_a_rank_that_is_lost_in_its_model_is_named(tmp_path: Path) -> None:
     assert "rank 0 (stage 0, replica 0) hung: 10 s in one instruction at F20@4 after 4 of 1000 steps" in result.stderr
 
 
+@pytest.mark.campaign
 def test_when_the_command_itself_is_killed_its_ranks_end(tmp_path: Path) -> None:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=SLEEP, steps=1000)
     with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
@@ -153,6 +159,7 @@ def test_when_the_command_itself_is_killed_its_ranks_end(tmp_path: Path) -> None
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
 
 
+@pytest.mark.campaign
 def test_a_model_that_fails_is_named_with_instruction_and_error(tmp_path: Path) -> None:
     result = finish(command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=MLP.replace("width=8", "width=9")))
     assert result.returncode == 1
@@ -163,6 +170,7 @@ def test_a_model_that_fails_is_named_with_instruction_and_error(tmp_path: Path) 
     assert "at F1 after 0 of 6 steps; log: " in result.stderr
 
 
+@pytest.mark.campaign
 def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
     result = finish(command(make_plan("1f1b", (0, 1)), tmp_path, "--learning-rate", "1000", steps=400, model=LINEAR))
     assert result.returncode == 1
@@ -170,6 +178,7 @@ def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
     assert "rank 0 (stage 0, replica 0) failed (the loss is " in result.stderr
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -193,6 +202,7 @@ def test_wrong_input_is_one_sentence_and_exit_status_2(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.campaign
 def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run.json").write_text("{}")
@@ -201,6 +211,7 @@ def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path: Path) -> None:
     assert "out: must be a new folder, or be given with --resume" in result.stderr
 
 
+@pytest.mark.campaign
 def test_another_plan_cannot_resume_a_checkpoint(tmp_path: Path) -> None:
     assert finish(command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--checkpoint-every", "3")).returncode == 0
     result = finish(command(make_plan("gpipe", (0, 2, 4)), tmp_path, "--resume", steps=9))

@@ -52,6 +52,7 @@ def test_two_nodes_take_one_nodes_options_write_checkpoints_and_resume(tmp_path:
     assert all((weights[name] == whole[name]).all() for name in whole)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

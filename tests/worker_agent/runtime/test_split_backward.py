@@ -81,6 +81,7 @@ def reference(plan: Plan, model: str = MODEL) -> Weights:
     return {name: p.detach() for name, p in chain.root.named_parameters()}
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("depth", "recompute", "concatenate"), [(2, True, True), (4, False, True), (4, True, False)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_weights_equal_the_fused_reference(
@@ -91,6 +92,7 @@ def test_weights_equal_the_fused_reference(
     assert distance(weights, reference(plan)) < 1e-13
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("name", "depth"), [("gpipe", 2), ("1f1b-1", 2), ("1f1b-2", 2), ("1f1b-2", 4)])
 def test_weights_with_p2_half_way_equal_the_fused_reference(name: str, depth: int, tmp_path: Path) -> None:
     plan = plan_of(name, depth, half_way=True, replicas=2 if depth == 2 else 1, recompute=name == "1f1b-1")
@@ -100,6 +102,7 @@ def test_weights_with_p2_half_way_equal_the_fused_reference(name: str, depth: in
         assert without_checkpoints(result.lane) == lane.instructions
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("name", ["gpipe", "1f1b-2"])
 def test_weights_of_replicas_equal_the_fused_reference(name: str, tmp_path: Path) -> None:
     plan = plan_of(name, 2, replicas=2, optimizer="adam")
@@ -113,6 +116,7 @@ def test_data_parallel_weights_equal_the_fused_reference(tmp_path: Path) -> None
     assert distance(weights, reference(plan)) < 1e-13
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("name", ["gpipe", "1f1b-2"])
 def test_the_runtime_executes_exactly_the_split_streams_that_the_simulator_plays(name: str, tmp_path: Path) -> None:
     plan = plan_of(name, 4)
@@ -122,6 +126,7 @@ def test_the_runtime_executes_exactly_the_split_streams_that_the_simulator_plays
         assert without_checkpoints(result.lane) == lane.instructions
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("concatenate", [False, True])
 def test_a_run_resumed_between_checkpoints_ends_bit_for_bit_like_one_that_never_stopped(
     concatenate: bool, tmp_path: Path
@@ -164,6 +169,7 @@ def run_alone(program: Program, model: str = MODEL) -> tuple[Weights, Lane]:
     return weights.version_tensors(STEPS), recorder.lane(rank=0, stage=0, replica=0)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("depth", "recompute"), [(2, True), (4, False)])
 def test_zb_h1s_weights_equal_the_fused_reference(depth: int, recompute: bool, tmp_path: Path) -> None:
     plan = make_plan("zb-h1", CUTS[depth], microbatches=6, recompute=recompute, optimizer="adam")
@@ -224,6 +230,7 @@ def test_half_way_half_of_what_waits_for_p2_is_held() -> None:
     assert saved[BackwardWeight((1, 2))] == empty
 
 
+@pytest.mark.campaign
 def test_the_command_runs_a_plan_with_a_split_backward(tmp_path: Path) -> None:
     plan = plan_of("1f1b-1", 2)
     arguments = command(plan, tmp_path, "--lr", str(RATE), "--concatenate", "--json", model=MODEL, steps=STEPS)

@@ -195,6 +195,7 @@ def pass_microbatches(
     return found
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("statistics", [False, True])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("first", [False, True])

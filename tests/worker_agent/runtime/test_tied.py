@@ -42,6 +42,7 @@ def copies(out: Path, name: str, step: int = STEPS) -> list[torch.Tensor]:
     return [tensors[name] for tensors in map(load_file, files) if name in tensors]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "depth", "options"),
     [
@@ -90,6 +91,7 @@ def test_a_resumed_run_ends_on_the_same_copies(tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
+@pytest.mark.campaign
 def test_gpt2_with_tied_embeddings_trains_on_two_stages_as_on_one(tmp_path: Path) -> None:
     options = {"model": GPT2, "data": TOKENS}
     one = execute(make_plan("1f1b", (0, 4)), tmp_path / "one", **options)
@@ -100,6 +102,7 @@ def test_gpt2_with_tied_embeddings_trains_on_two_stages_as_on_one(tmp_path: Path
     assert not any("lm_head" in name for name in two)
 
 
+@pytest.mark.campaign
 def test_the_run_command_follows_the_streams_that_its_ranks_execute(tmp_path: Path) -> None:
     result = finish(command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--json", model=TIED))
     assert result.returncode == 0, result.stderr
@@ -108,6 +111,7 @@ def test_the_run_command_follows_the_streams_that_its_ranks_execute(tmp_path: Pa
         assert "T1:0,1 U1" in format_stream(lane.instructions)
 
 
+@pytest.mark.campaign
 def test_pipedream_refuses_stages_that_share_weights(tmp_path: Path) -> None:
     plan = make_plan("pipedream", CUTS[2], microbatches=1)
     result = finish(command(plan, tmp_path, model=TIED))

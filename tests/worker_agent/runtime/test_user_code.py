@@ -18,6 +18,7 @@ def run(folder: Path, *arguments: str, model: str = SLEEP, **options: int) -> su
     return finish(command(make_plan("1f1b", (0, 2, 4)), folder, *arguments, model=model, **options))
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("how", "block", "sentence"),
     [
@@ -50,6 +51,7 @@ def test_what_a_block_does_wrong_is_told_whole(how: str, block: int, sentence: s
     assert how == "exit" or "Traceback" in log.read_text()
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("how", "code", "block"), [("gone", 0, 1), ("gone", 0, 3), ("gone with 3", 3, 1)])
 def test_a_rank_that_leaves_is_to_blame_and_nobody_else(how: str, code: int, block: int, tmp_path: Path) -> None:
     result = run(tmp_path, model=f"{FAULTY}:failing?how={how.replace(' ', '%20')}&block={block}")
@@ -60,6 +62,7 @@ def test_a_rank_that_leaves_is_to_blame_and_nobody_else(how: str, code: int, blo
     assert "at F3 after 0 of 6 steps" in result.stderr
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("block", [0, 3])
 def test_the_block_whose_backward_fails_is_named(block: int, tmp_path: Path) -> None:
     result = run(tmp_path, model=f"{FAULTY}:failing?how=backward&block={block}")
@@ -68,6 +71,7 @@ def test_the_block_whose_backward_fails_is_named(block: int, tmp_path: Path) -> 
     assert where in result.stderr
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -96,6 +100,7 @@ def test_what_goes_wrong_beside_the_blocks_is_told_whole(
     assert "log: " in result.stderr
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
@@ -113,6 +118,7 @@ def test_what_no_stage_can_train_is_refused_at_the_start(kind: str, sentence: st
     assert "'3." in result.stderr
 
 
+@pytest.mark.campaign
 def test_one_folder_takes_one_run_at_a_time(tmp_path: Path) -> None:
     """Two once trained into it together, and mixed their checkpoints; so did one that resumed a live one."""
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--checkpoint-every", "2", model=SLEEP, steps=1000)

@@ -43,6 +43,7 @@ def planned(schedule: str, depth: int = 4, **options: Any) -> Plan:
     return make_plan(schedule, CUTS[depth], microbatches=microbatches, chunks=chunks_of(schedule), **options)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("kind", ["plain", "conjugate", "negative", "transposed"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_complex_tensors_and_lazy_views_cross_a_cut_with_their_gradients(
@@ -57,6 +58,7 @@ def test_complex_tensors_and_lazy_views_cross_a_cut_with_their_gradients(
     assert all(float((weights[name] - start[name]).abs().max()) > 1e-6 for name in weights)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -67,6 +69,7 @@ def test_microbatches_of_other_shapes_train_to_the_same(schedule: str, kind: str
     assert distance(execute(plan, tmp_path, model, data), expected(plan, model, data)) < 1e-12
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("kind", ["shorter and shorter", "longer and longer"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream-2bw"])
 def test_messages_may_hold_another_number_of_tensors(schedule: str, kind: str, tmp_path: Path) -> None:
@@ -85,6 +88,7 @@ def test_modules_stay_in_the_mode_that_their_maker_chose(tmp_path: Path) -> None
     assert torch.equal(weights["1.1.running_mean"], torch.linspace(-1.0, 1.0, 8).double())
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("split_backward", [False, True])
@@ -107,6 +111,7 @@ def test_what_no_stage_uses_of_what_they_share_is_left_alone(width: int, tmp_pat
     assert torch.equal(weights["0.idle"], torch.ones(8).double())
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("model", ["spectral", "moving?way=in_place", "moving?way=uncounted", "moving?way=replaced"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream-2bw", "pipedream"])
 def test_a_forward_that_changes_buffers_is_recomputed_with_what_they_were(
@@ -118,6 +123,7 @@ def test_a_forward_that_changes_buffers_is_recomputed_with_what_they_were(
     assert distance(kept, recomputed) < 1e-13
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("way", ["in_place", "uncounted", "replaced"])
 def test_a_checkpoint_holds_the_buffers_that_modules_have_put_in_place_of_others(way: str, tmp_path: Path) -> None:
     model, plan = f"{HERE}:moving?way={way}", make_plan("1f1b", CUTS[2])

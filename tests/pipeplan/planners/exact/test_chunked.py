@@ -213,6 +213,7 @@ def unequal(count: int) -> list[Cell]:
     ]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", sorted(CHUNKED))
 def test_a_deep_model_on_sixteen_ranks_is_proven(schedule: str) -> None:
     answer = plan_of(problem_of(unequal(96), cluster((16, 1e7)), schedule, 64, stages=16, chunks=2))

@@ -40,6 +40,7 @@ def test_a_request_names_a_profile_for_each_type_of_device(http: TestClient) -> 
     assert (again.status_code, again.json()["id"]) == (200, created.json()["id"])
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("changed", "field"),
     [

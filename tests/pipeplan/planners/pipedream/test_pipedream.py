@@ -142,6 +142,7 @@ def test_blocks_that_take_no_time_are_refused() -> None:
         plan_of([Cell(forward_s=0.0, backward_s=0.0)], cluster((1, 1.0)))
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("case", RELEASED, ids=lambda case: f"{case['profile']}-{case['levels']}")
 def test_release_gives_what_the_authors_program_prints(case: dict[str, Any]) -> None:
     machines = cluster(*((size, bandwidth) for size, bandwidth in case["levels"]))

@@ -50,6 +50,7 @@ def problems(draw: st.DrawFn) -> PlanningProblem:
     return problem_of(draw(graphs(blocks_at_most=8)), draw(clusters(8)), options)
 
 
+@pytest.mark.campaign
 @given(problems())
 @settings(max_examples=60, deadline=None)
 def test_the_optimum_over_all_cuts_lies_between_bound_and_plan(problem: PlanningProblem) -> None:

@@ -175,6 +175,7 @@ def test_whole_blocks_and_states_play_as_our_own_stages_do() -> None:
         )
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     "fixed",
     [
