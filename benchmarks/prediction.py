@@ -4,18 +4,23 @@ The demo's model is profiled once; every case is planned and run on 2 processes.
 the runs, and from all but one in turn, and predicts the others. Runs whose ranks hold several stages teach none: what
 each of the stages costs cannot be told apart. A run during which other programs took more than a
 tenth of a core is repeated, a few times at most; what was taken in the end stands in the table.
+
+The cores' own speed (`benchmarks.speed`) is taken before and after the profile and every run: what a run measured is
+stated at the speed that the cores had for the profile.
 """
 
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.idle import busy_cores, watched_others
+from benchmarks.speed import passes_per_s
 from pipeplan.calibration.calibrate import calibrate, predicted_samples_per_s
 from pipeplan.documents.calibration import Calibration, apply
 from pipeplan.documents.cluster import Cluster
@@ -55,11 +60,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A run of a plan; its folder holds what a calibration reads."""
+    """A run of a plan; its folder holds what a calibration reads. `speed` is that of the cores, 1 for the profile."""
 
     plan: Plan
     timeline: Timeline
     folder: Path
+    speed: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """Measured, at the profile's speed."""
+        return throughput_samples_per_s(self.timeline) / self.speed
 
 
 QUARTERS = (2, 4, 6, BLOCKS)
@@ -96,24 +107,34 @@ def main() -> None:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else name)
         folder.mkdir(parents=True, exist_ok=True)
         print(f"{busy_cores():.2f} cores were busy before")
-        profile, cluster = _profiled(folder)
+        profile, cluster, profiled_at = _profiled(folder)
         runs, others = {}, {}
         for case in CASES:
-            runs[case.name], others[case.name] = _measured(case, profile, cluster, folder)
+            runs[case.name], others[case.name] = _measured(case, profile, cluster, folder, profiled_at)
         _print_tables(profile, cluster, runs, others)
 
 
-def _profiled(folder: Path) -> tuple[Profile, Cluster]:
+def _profiled(folder: Path) -> tuple[Profile, Cluster, float]:
+    """The profile, the cluster, and the cores' speed meanwhile."""
     profile, cluster = folder / "profile.json", folder / "cluster.json"
     if not profile.exists():
         _wait_for_quiet()
         sizes = ("--devices", "2", "--microbatch-sizes", str(MICROBATCH_SIZE), "--rounds", "10")
         files = ("-o", str(profile), "--cluster-output", str(cluster), "--json")
-        _call("profile", "--model", MODEL, "--data", DATA, "--optimizer", OPTIMIZER, *sizes, *files)
-    return read(Profile, profile), read(Cluster, cluster)
+        with _at_speed(folder / "speed.txt"):
+            _call("profile", "--model", MODEL, "--data", DATA, "--optimizer", OPTIMIZER, *sizes, *files)
+    return read(Profile, profile), read(Cluster, cluster), float((folder / "speed.txt").read_text())
 
 
-def _measured(case: Case, profile: Profile, cluster: Cluster, folder: Path) -> tuple[Timed, float]:
+@contextmanager
+def _at_speed(path: Path) -> Iterator[None]:
+    """Writes down the cores' speed, the mean of what it is before the body and after it."""
+    before = passes_per_s()
+    yield
+    path.write_text(str((before + passes_per_s()) / 2))
+
+
+def _measured(case: Case, profile: Profile, cluster: Cluster, folder: Path, profiled_at: float) -> tuple[Timed, float]:
     """The run that was disturbed the least, and how many cores others used meanwhile."""
     plan = plan_for(case, profile, cluster)
     out = folder / case.name.replace(", ", "-").replace(" ", "-")
@@ -123,13 +144,14 @@ def _measured(case: Case, profile: Profile, cluster: Cluster, folder: Path) -> t
         if not (attempt / "run.json").exists():
             (folder / "plan.json").write_text(dump(plan_document(plan)))
             _wait_for_quiet()
-            with watched_others() as others:
+            with _at_speed(attempt.with_suffix(".speed")), watched_others() as others:
                 steps = str(SAMPLES // plan.batch_size)
                 chosen = ("--plan", str(folder / "plan.json"), "--model", MODEL, "--data", DATA, "--steps", steps)
                 _call("run", *chosen, "--lr", "0.001", "--checkpoint-every", "0", "--out", str(attempt), "--json")
             (attempt / "others.txt").write_text(str(others[0]))
         timeline = read(TimelineDocument, attempt / TIMELINE).timeline()
-        timed = Timed(plan=read(Plan, attempt / PLAN), timeline=timeline, folder=attempt)
+        speed = float(attempt.with_suffix(".speed").read_text()) / profiled_at
+        timed = Timed(plan=read(Plan, attempt / PLAN), timeline=timeline, folder=attempt, speed=speed)
         found.append((float((attempt / "others.txt").read_text()), timed))
     busy, run = min(found, key=lambda pair: pair[0])
     return run, busy
@@ -177,17 +199,18 @@ def _print_tables(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed],
         for name, run in runs.items()
     }
     taught["on all but this one"] = ()
-    print(f"\n| | measured samples/s | others' cores | {' | '.join(columns)} |\n|---|---|---|{'---|' * len(columns)}")
+    print(f"\n| | measured samples/s | speed | others' cores | {' | '.join(columns)} |")
+    print(f"|---|---|---|---|{'---|' * len(columns)}")
     for name, run in runs.items():
         cells = [_cell(errors[name], known=name in taught[title]) for title, errors in columns.items()]
-        print(f"| {name} | {throughput_samples_per_s(run.timeline):.1f} | {others[name]:.2f} | {' | '.join(cells)} |")
+        print(f"| {name} | {run.samples_per_s:.1f} | {run.speed:.2f} | {others[name]:.2f} | {' | '.join(cells)} |")
     means, regrets = [], []
     for title, errors in columns.items():
         held = {name: error for name, error in errors.items() if name not in taught[title]}
         means.append(f"{fmean(abs(error) for error in held.values()):.1%}")
         regrets.append(f"{_regret(runs, errors):.1%}")
-    print(f"| mean absolute error | | | {' | '.join(means)} |")
-    print(f"| regret | | | {' | '.join(regrets)} |")
+    print(f"| mean absolute error | | | | {' | '.join(means)} |")
+    print(f"| regret | | | | {' | '.join(regrets)} |")
 
 
 def _cell(error: float, *, known: bool) -> str:
@@ -203,16 +226,14 @@ def _calibration(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed], 
 def _errors(runs: Mapping[str, Timed], profile: Profile, cluster: Cluster) -> Errors:
     """(predicted - measured) / measured by case."""
     return {
-        name: predicted_samples_per_s(run.plan, profile, cluster, batches=run.timeline.batches)
-        / throughput_samples_per_s(run.timeline)
-        - 1
+        name: predicted_samples_per_s(run.plan, profile, cluster, batches=run.timeline.batches) / run.samples_per_s - 1
         for name, run in runs.items()
     }
 
 
 def _regret(runs: Mapping[str, Timed], errors: Errors) -> float:
     """What the case that is predicted to be the fastest measured less than the one that was."""
-    measured = {name: throughput_samples_per_s(run.timeline) for name, run in runs.items()}
+    measured = {name: run.samples_per_s for name, run in runs.items()}
     chosen = max(runs, key=lambda name: measured[name] * (1 + errors[name]))
     return 1 - measured[chosen] / max(measured.values())
 
