@@ -175,6 +175,105 @@ def test_whoever_has_a_token_logs_in_presses_a_button_and_logs_out(
         assert tab.evaluate("location.pathname") == "/login"
 
 
+def _drawn(service: httpx.Client, tab: Tab, *, width: int = 1280, dark: bool = False) -> str:
+    """Shows the oldest plan and waits until its timeline is drawn; the plan's id."""
+    plan_id = str(service.get("/v1/plans").json()["items"][-1]["id"])
+    tab.show(f"{service.base_url}/plans/{plan_id}", width=width, dark=dark)
+    tab.evaluate(UNTIL % "document.querySelector('[data-drawn]')")
+    return plan_id
+
+
+@pytest.mark.parametrize(("width", "dark"), [(375, False), (768, True), (1920, False)])
+def test_a_timeline_is_drawn_in_the_colours_of_its_kinds(
+    service: httpx.Client, tab: Tab, width: int, dark: bool
+) -> None:
+    plan_id = _drawn(service, tab, width=width, dark=dark)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    timeline = service.get(f"/v1/plans/{plan_id}/timeline?batches=2").json()
+    label = tab.evaluate("document.querySelector('canvas').getAttribute('aria-label')")
+    assert f"{len(timeline['lanes'])} ranks" in label
+    assert {"Forward", "Backward"} <= set(tab.evaluate(LEGEND))
+    colours = tab.evaluate(COLOURS)
+    assert colours["forward"] > 100
+    assert colours["backward"] > 100
+
+
+def test_keys_zoom_a_timeline_and_go_from_instruction_to_instruction(service: httpx.Client, tab: Tab) -> None:
+    plan_id = _drawn(service, tab)
+    timeline = service.get(f"/v1/plans/{plan_id}/timeline?batches=2").json()
+    lane = next(lane for lane in timeline["lanes"] if lane["rank"] == tab.evaluate(f"{VIEW}.chosen.lane"))
+    takes_time = [
+        text
+        for text, start, end in zip(lane["instructions"], lane["start_s"], lane["end_s"], strict=True)
+        if end > start
+    ]
+    tab.evaluate("document.querySelector('canvas').focus()")
+    for text in takes_time[:3]:
+        tab.press(".", 190)
+        assert f"Rank {lane['rank']}, {text}: " in tab.evaluate(WORDS)
+        assert tab.evaluate("document.querySelector('.mark').hidden") is False
+    tab.press(",", 188)
+    assert f", {takes_time[1]}: " in tab.evaluate(WORDS)
+
+    span_s = tab.evaluate(f"{VIEW}.to - {VIEW}.from")
+    tab.press("+", 187)
+    assert tab.evaluate(f"{VIEW}.to - {VIEW}.from") == pytest.approx(span_s / 2)
+    tab.press("ArrowRight", 39)
+    assert tab.evaluate(f"{VIEW}.from") > 0
+    tab.press("0", 48)
+    assert tab.evaluate(f"{VIEW}.to - {VIEW}.from") == pytest.approx(span_s)
+
+
+def test_what_the_pointer_is_over_is_named_with_its_times(service: httpx.Client, tab: Tab) -> None:
+    plan_id = _drawn(service, tab)
+    lane = service.get(f"/v1/plans/{plan_id}/timeline?batches=2").json()["lanes"][0]
+    tab.evaluate(f"{VIEW}.point({VIEW}.x({lane['end_s'][0]} / 2), 24)")
+    assert lane["instructions"][0] == "F1"
+    assert "Rank 0, F1: Forward of microbatch 1 on weight version 0; " in tab.evaluate(WORDS)
+    assert tab.evaluate("document.querySelector('.tip').textContent") == tab.evaluate(WORDS)
+    tab.evaluate(f"{VIEW}.point(1, 1)")
+    assert tab.evaluate("document.querySelector('.tip').hidden")
+
+
+def test_the_browser_reads_columns_as_they_are_written(service: httpx.Client, tab: Tab) -> None:
+    plan_id = _drawn(service, tab)
+    timeline = service.get(f"/v1/plans/{plan_id}/timeline?batches=2").json()
+    read = tab.evaluate(READ % f"/v1/plans/{plan_id}/timeline/columns?batches=2")
+    for lane, (texts, starts, ends, held) in zip(timeline["lanes"], read, strict=True):
+        assert texts == lane["instructions"]
+        assert held == lane["memory_bytes"]
+        assert starts == pytest.approx(lane["start_s"], rel=1e-6, abs=1e-9)
+        assert ends == pytest.approx(lane["end_s"], rel=1e-6, abs=1e-9)
+
+
+VIEW = "document.querySelector('[data-timeline]').view"
+WORDS = "document.querySelector('.words').textContent"
+LEGEND = "[...document.querySelectorAll('.timeline .legend li')].map((entry) => entry.textContent)"
+
+READ = """(async () => {
+  const { textOf, unpacked } = await import("/static/columns.js");
+  const timeline = unpacked(await (await fetch("%s")).json());
+  return timeline.lanes.map((lane) => [
+    lane.words.map((_, i) => textOf(timeline, lane, i)), [...lane.start], [...lane.end], [...lane.held],
+  ]);
+})()"""
+
+COLOURS = """(() => {
+  const canvas = document.querySelector(".timeline canvas");
+  const named = (name) => getComputedStyle(canvas).getPropertyValue(name).trim();
+  const cells = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const counted = (colour) => {
+    const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+    let count = 0;
+    for (let i = 0; i < cells.length; i += 4) {
+      count += cells[i] === red && cells[i + 1] === green && cells[i + 2] === blue;
+    }
+    return count;
+  };
+  return { forward: counted(named("--forward")), backward: counted(named("--backward")) };
+})()"""
+"""How many points of the timeline's picture have the colour of each kind."""
+
 UNTIL = """new Promise((resolve, reject) => {
   const give = setTimeout(() => reject(new Error("never")), 20000);
   const look = () => { if (%s) { clearTimeout(give); resolve(true); } else setTimeout(look, 20); };
