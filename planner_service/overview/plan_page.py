@@ -14,10 +14,17 @@ from pipeplan.protocol.runs import RunSummary
 from planner_service.aliases import service as aliases
 from planner_service.plans import exports
 from planner_service.plans import service as plans
+from planner_service.plans.charts import (
+    DEGREES,
+    FrontChart,
+    MemoryChart,
+    SearchMap,
+    front_chart,
+    memory_chart,
+    search_map,
+)
 from planner_service.plans.drawings import (
-    ParetoChart,
     StageDrawing,
-    pareto_chart,
     stage_drawing,
 )
 from planner_service.plans.exports import Offer
@@ -62,7 +69,9 @@ class PlanView:
     memory: tuple[tuple[str, tuple[int, ...]], ...]
     host_bytes: int
     layout: str
-    front: ParetoChart | None
+    front: FrontChart | None
+    stacks: MemoryChart
+    search: SearchMap
     busy: tuple[float | None, ...]
     ranks: tuple[RankRow, ...]
     capacity_bytes: int
@@ -77,15 +86,26 @@ class PlanView:
 
 @router.get("/plans/{plan_id}")
 def show_plan(services: Services, request: Request, plan_id: str) -> HTMLResponse:
-    """One plan; with `alternatives=all`, all that were considered, as far as a page can hold them."""
+    """One plan; with `alternatives=all`, all that were considered, as far as a page can hold them.
+
+    `across` and `down` name the degrees of the search's map.
+    """
     shown = MOST_ALTERNATIVES if request.query_params.get("alternatives") == "all" else SHOWN_ALTERNATIVES
-    view = plan_view(services, plan_id, shown)
-    return page(request, "overview/plan.html", view=view, most_alternatives=MOST_ALTERNATIVES)
+    asked = request.query_params
+    view = plan_view(services, plan_id, shown, asked.get("across") or None, asked.get("down") or None)
+    return page(request, "overview/plan.html", view=view, most_alternatives=MOST_ALTERNATIVES, degrees=tuple(DEGREES))
 
 
-def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_ALTERNATIVES) -> PlanView:
-    """Gathers the page's content. Raises NotFoundError."""
+def plan_view(
+    context: Context,
+    plan_id: str,
+    shown_alternatives: int = SHOWN_ALTERNATIVES,
+    across: str | None = None,
+    down: str | None = None,
+) -> PlanView:
+    """Gathers the page's content; `across` and `down` are the degrees of the search's map. Raises NotFoundError."""
     plan = plans.get(context, plan_id)
+    capacities = plans.capacities(context, plan)
     # Enough batches to show the steady state, and no more than the service plays.
     enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
     batches = min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
@@ -98,10 +118,12 @@ def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_AL
         memory=tuple((name, tuple(held)) for name, held in memory_items(plan)),
         host_bytes=max(rank_host_bytes(plan)),
         layout=layout(plan),
-        front=pareto_chart(plan),
+        front=front_chart(plan),
+        stacks=memory_chart(plan, capacities),
+        search=search_map(plan, across, down),
         busy=_busy_by_stage(plan),
         ranks=_ranks(plan),
-        capacity_bytes=min(plans.capacities(context, plan)),
+        capacity_bytes=min(capacities),
         streams=plans.streams(context, plan_id, 1) if batches and short else None,
         alternatives=plan.alternatives[:shown_alternatives],
         hidden_alternatives=max(len(plan.alternatives) - shown_alternatives, 0),
