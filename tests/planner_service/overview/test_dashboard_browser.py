@@ -246,6 +246,42 @@ def test_the_browser_reads_columns_as_they_are_written(service: httpx.Client, ta
         assert ends == pytest.approx(lane["end_s"], rel=1e-6, abs=1e-9)
 
 
+def test_every_chart_becomes_a_picture_in_the_colours_of_the_page(service: httpx.Client, tab: Tab) -> None:
+    _drawn(service, tab)
+    named = tab.evaluate("[...document.querySelectorAll('[data-png]')].map((link) => link.dataset.png)")
+    names = [name.rpartition("-")[2] for name in named]
+    blue, orange = 0x3D7FF5, 0xE0912F  # what is drawn of this plan: its slowest stages and its place are orange
+    expected = {"stages": orange, "memory": blue, "front": blue, "search": orange}
+    assert names == list(expected)
+    for name, colour in expected.items():
+        width, height, colours = tab.evaluate(PICTURE % name)
+        assert width == 2 * 1200
+        assert height > 2 * 46
+        assert colour in colours, name
+        assert 0xFFFFFF in colours
+
+
+def test_the_search_is_shown_by_the_degrees_that_are_chosen(service: httpx.Client, tab: Tab) -> None:
+    _drawn(service, tab)
+    before = tab.loads
+    tab.evaluate("document.querySelector('[name=across]').value = 'microbatch_size'")
+    tab.evaluate("document.querySelector('[name=down]').value = 'schedule'")
+    tab.evaluate("document.querySelector('#search button').click()")
+    tab.wait_for_load(before)
+    label = tab.evaluate("document.querySelector('#search svg').getAttribute('aria-label')")
+    assert label.endswith("by microbatch size and schedule")
+    assert tab.evaluate("document.querySelectorAll('#search .cell.chosen').length") == 1
+
+
+PICTURE = """(async () => {
+  const { drawn } = await import("/static/charts.js");
+  const canvas = await drawn(document.querySelector("[data-png$='-%s']").href);
+  const cells = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const colours = new Set();
+  for (let i = 0; i < cells.length; i += 4) colours.add((cells[i] << 16) + (cells[i + 1] << 8) + cells[i + 2]);
+  return [canvas.width, canvas.height, [...colours]];
+})()"""
+
 VIEW = "document.querySelector('[data-timeline]').view"
 WORDS = "document.querySelector('.words').textContent"
 LEGEND = "[...document.querySelectorAll('.timeline .legend li')].map((entry) => entry.textContent)"
