@@ -76,6 +76,7 @@ class View {
     const held = new Map();
     this.canvas.addEventListener("pointerdown", (event) => {
       held.set(event.pointerId, event.offsetX);
+      this.pressed = event.offsetX;
       this.canvas.setPointerCapture(event.pointerId);
     });
     const release = (event) => held.delete(event.pointerId);
@@ -96,7 +97,9 @@ class View {
       }
     });
     this.canvas.addEventListener("pointerleave", () => this.unmark());
-    this.canvas.addEventListener("click", (event) => this.choose(event.offsetX, event.offsetY));
+    this.canvas.addEventListener("click", (event) => {
+      if (Math.abs(event.offsetX - this.pressed) < 4) this.choose(event.offsetX, event.offsetY); // else it was moved
+    });
     this.canvas.addEventListener("dblclick", (event) => this.zoom(0.25, event.offsetX));
     this.canvas.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return; // the page scrolls
@@ -375,9 +378,10 @@ class View {
     pen.fillText(near ? text : `${text}, far above`, this.full - 4, near ? y(this.capacity) + 13 : ceiling + 8);
   }
 
-  // A line of steps: in each column of points from the least to the most that is held in it.
+  // A line of steps: in each column of points from the least to the most that is held in it. A rank holds its states
+  // from the start: before its first instruction is done, the line is where that leaves it.
   drawLine(pixels, lane, y, colour, thick) {
-    let [column, low, high, last] = [0, Infinity, -Infinity, 0];
+    let [column, low, high, last] = [0, Infinity, -Infinity, lane.held[0] ?? 0];
     const flush = (next) => {
       pixels.fill(column, column + thick, y(high), y(low) + thick, colour);
       if (next > column + 1) pixels.fill(column + 1, next, y(last), y(last) + thick, colour);

@@ -235,6 +235,16 @@ def test_what_the_pointer_is_over_is_named_with_its_times(service: httpx.Client,
     assert tab.evaluate("document.querySelector('.tip').hidden")
 
 
+def test_a_drag_moves_the_timeline_and_chooses_nothing(service: httpx.Client, tab: Tab) -> None:
+    _drawn(service, tab)
+    tab.evaluate(f"{VIEW}.zoom(0.1, 92)")
+    tab.evaluate(DRAG)
+    assert tab.evaluate(f"{VIEW}.from / ({VIEW}.to - {VIEW}.from)") == pytest.approx(
+        tab.evaluate(f"200 / {VIEW}.width"), rel=1e-3
+    )
+    assert tab.evaluate(f"{VIEW}.chosen.event") is None
+
+
 def test_the_browser_reads_columns_as_they_are_written(service: httpx.Client, tab: Tab) -> None:
     plan_id = _drawn(service, tab)
     timeline = service.get(f"/v1/plans/{plan_id}/timeline?batches=2").json()
@@ -285,6 +295,19 @@ PICTURE = """(async () => {
 VIEW = "document.querySelector('[data-timeline]').view"
 WORDS = "document.querySelector('.words').textContent"
 LEGEND = "[...document.querySelectorAll('.timeline .legend li')].map((entry) => entry.textContent)"
+
+DRAG = """(() => {
+  const canvas = document.querySelector(".timeline canvas");
+  const box = canvas.getBoundingClientRect();
+  const at = (kind, x, made = PointerEvent) =>
+    canvas.dispatchEvent(new made(kind, { pointerId: 1, clientX: box.left + x, clientY: box.top + 30, bubbles: true }));
+  canvas.setPointerCapture = () => {};
+  at("pointerdown", 400);
+  at("pointermove", 300);
+  at("pointermove", 200);
+  at("pointerup", 200);
+  at("click", 200, MouseEvent);
+})()"""
 
 READ = """(async () => {
   const { textOf, unpacked } = await import("/static/columns.js");
