@@ -24,6 +24,7 @@ from planner_service.jobs.measurements import LINKS, PROFILE
 from planner_service.overview import openapi
 from planner_service.overview import routes as overview
 from planner_service.overview import service as stored_metrics
+from planner_service.plans import chart_routes
 from planner_service.plans import routes as plans
 from planner_service.plans.background import Background, WorkBounds
 from planner_service.plans.estimates import ESTIMATE
@@ -47,6 +48,7 @@ ROUTERS = (
     documents.profile_router,
     documents.cluster_router,
     plans.router,
+    chart_routes.router,
     aliases.router,
     jobs.router,
     events.router,

@@ -5,7 +5,7 @@ from typing import Protocol
 from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.plan import Alternative, Reason
 
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def slower(throughput_samples_per_s: float) -> str:
@@ -86,8 +86,8 @@ def memory_reason(what: str, *, stage: int, missing_bytes: int, device_bytes: in
 
 
 def readable(size_bytes: int) -> str:
-    """Bytes to three or four digits in the largest decimal unit below them."""
+    """Bytes to three or four digits in the largest unit below them, powers of 1024 as all sizes of memory."""
     size, unit = float(size_bytes), 0
-    while size >= 1000 and unit < len(_UNITS) - 1:
-        size, unit = size / 1000, unit + 1
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
     return f"{size:.4g} {_UNITS[unit]}"

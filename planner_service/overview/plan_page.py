@@ -7,22 +7,24 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from pipeplan.costs.memory import rank_host_bytes, stages_by_rank
-from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.documents.plan import Alternative, Plan, Worker
 from pipeplan.formats import layout, memory_items
 from pipeplan.protocol.plans import Alias, AliasQuery, PlanRequest, PlanSummary, Streams
 from pipeplan.protocol.runs import RunSummary
-from pipeplan.simulation.predict import predict
 from planner_service.aliases import service as aliases
 from planner_service.plans import exports
 from planner_service.plans import service as plans
+from planner_service.plans.charts import (
+    DEGREES,
+    FrontChart,
+    MemoryChart,
+    SearchMap,
+    front_chart,
+    memory_chart,
+    search_map,
+)
 from planner_service.plans.drawings import (
-    Drawing,
-    ParetoChart,
     StageDrawing,
-    draw,
-    last_batches,
-    pareto_chart,
-    readable_s,
     stage_drawing,
 )
 from planner_service.plans.exports import Offer
@@ -39,13 +41,26 @@ MOST_ALTERNATIVES = 2_000
 SHOWN_RUNS = Cut(limit=20)
 SHOWN_ALIASES = 20
 MOST_SHOWN_WORKERS = 32
+MOST_SHOWN_MICROBATCHES = 1_024
+"""Of all workers together, where their instructions are written out."""
+MOST_SHOWN_RANKS = 256
 
 router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """What a rank comes to when the plan is played; None where it was not."""
+
+    rank: int
+    worker: Worker
+    busy_fraction: float | None
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """What the page shows. Without drawings, the plan is too large to be played for a page."""
+    """What the page shows. With 0 batches, the plan is too large to be played for a page."""
 
     summary: PlanSummary
     plan: Plan
@@ -54,9 +69,12 @@ class PlanView:
     memory: tuple[tuple[str, tuple[int, ...]], ...]
     host_bytes: int
     layout: str
-    front: ParetoChart | None
+    front: FrontChart | None
+    stacks: MemoryChart
+    search: SearchMap
     busy: tuple[float | None, ...]
-    drawings: tuple[Drawing, ...]
+    ranks: tuple[RankRow, ...]
+    capacity_bytes: int
     streams: Streams | None
     alternatives: tuple[Alternative, ...]
     hidden_alternatives: int
@@ -68,27 +86,30 @@ class PlanView:
 
 @router.get("/plans/{plan_id}")
 def show_plan(services: Services, request: Request, plan_id: str) -> HTMLResponse:
-    """One plan; with `alternatives=all`, all that were considered, as far as a page can hold them."""
+    """One plan; with `alternatives=all`, all that were considered, as far as a page can hold them.
+
+    `across` and `down` name the degrees of the search's map.
+    """
     shown = MOST_ALTERNATIVES if request.query_params.get("alternatives") == "all" else SHOWN_ALTERNATIVES
-    view = plan_view(services, plan_id, shown)
-    return page(request, "overview/plan.html", view=view, most_alternatives=MOST_ALTERNATIVES)
+    asked = request.query_params
+    view = plan_view(services, plan_id, shown, asked.get("across") or None, asked.get("down") or None)
+    return page(request, "overview/plan.html", view=view, most_alternatives=MOST_ALTERNATIVES, degrees=tuple(DEGREES))
 
 
-def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_ALTERNATIVES) -> PlanView:
-    """Gathers the page's content. Raises NotFoundError."""
+def plan_view(
+    context: Context,
+    plan_id: str,
+    shown_alternatives: int = SHOWN_ALTERNATIVES,
+    across: str | None = None,
+    down: str | None = None,
+) -> PlanView:
+    """Gathers the page's content; `across` and `down` are the degrees of the search's map. Raises NotFoundError."""
     plan = plans.get(context, plan_id)
+    capacities = plans.capacities(context, plan)
     # Enough batches to show the steady state, and no more than the service plays.
     enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
     batches = min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
-    drawings: tuple[Drawing, ...] = ()
-    if batches:
-        timeline = predict(plan, batches=batches)
-        window = last_batches(timeline, batches)
-        drawings = (draw(timeline, window, title=f"The first {batches} batches"),)
-        beginning_s = readable_s(timeline, window)
-        if beginning_s < window.span_s:  # the whole one's bars are too narrow to tell apart
-            drawings = (draw(timeline, window.head(beginning_s), title="How it begins"), *drawings)
-
+    short = plan.microbatches * plan.workers <= MOST_SHOWN_MICROBATCHES and plan.workers <= MOST_SHOWN_WORKERS
     return PlanView(
         summary=plans.summary(context, plan_id),
         plan=plan,
@@ -97,16 +118,34 @@ def plan_view(context: Context, plan_id: str, shown_alternatives: int = SHOWN_AL
         memory=tuple((name, tuple(held)) for name, held in memory_items(plan)),
         host_bytes=max(rank_host_bytes(plan)),
         layout=layout(plan),
-        front=pareto_chart(plan),
+        front=front_chart(plan),
+        stacks=memory_chart(plan, capacities),
+        search=search_map(plan, across, down),
         busy=_busy_by_stage(plan),
-        drawings=drawings,
-        streams=plans.streams(context, plan_id, 1) if batches and plan.workers <= MOST_SHOWN_WORKERS else None,
+        ranks=_ranks(plan),
+        capacity_bytes=min(capacities),
+        streams=plans.streams(context, plan_id, 1) if batches and short else None,
         alternatives=plan.alternatives[:shown_alternatives],
         hidden_alternatives=max(len(plan.alternatives) - shown_alternatives, 0),
         runs=runs.newest(context, SHOWN_RUNS, plan_id).items,
         aliases=aliases.page(context, AliasQuery(plan_id=plan_id, limit=SHOWN_ALIASES)).items,
         request=plans.request(context, plan_id),
         exports=exports.offers(context, plan_id, plan),
+    )
+
+
+def _ranks(plan: Plan) -> tuple[RankRow, ...]:
+    """The plan's first ranks, each with its play's figures."""
+    played = plan.simulated
+    known = played is not None and len(played.busy_fraction) == len(played.peak_memory_bytes) == len(plan.placement)
+    return tuple(
+        RankRow(
+            rank=rank,
+            worker=worker,
+            busy_fraction=played.busy_fraction[rank] if played and known else None,
+            peak_memory_bytes=played.peak_memory_bytes[rank] if played and known else None,
+        )
+        for rank, worker in enumerate(plan.placement[:MOST_SHOWN_RANKS])
     )
 
 

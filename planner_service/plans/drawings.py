@@ -2,18 +2,17 @@
 
 memory_bar     what a worker holds, as one bar of parts
 stage_drawing  the model's blocks in a row, cut into stages
-pareto_chart   throughput against memory, the plans of the front as dots
 draw           a timeline as rows of bars, a row a rank
 """
 
 from dataclasses import dataclass, fields
 
 from pipeplan.documents.plan import Plan, Stage, StageMemory
-from pipeplan.formats import price_of, seconds, size
+from pipeplan.formats import seconds, size
 from pipeplan.programs.instructions import Instruction, StartReduce, is_compute, microbatches_of
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane, Timeline, TimelineEvent
-from planner_service.platform.axes import Tick, memory_ticks, ticks, time_ticks
+from planner_service.platform.axes import Tick, time_ticks
 
 WIDTH = 1160.0
 
@@ -124,63 +123,6 @@ def _fitting(text: str, width: float) -> str:
     return text if LETTER_WIDTH * len(text) + 4 <= width else ""
 
 
-LEFT, RIGHT, TOP, BOTTOM = 92.0, 1140.0, 14.0, 206.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dot:
-    """A plan of the front; `chosen` is the answer."""
-
-    x: float
-    y: float
-    title: str
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParetoChart:
-    """The dots, the line through them as SVG has it, and the axes."""
-
-    dots: tuple[Dot, ...]
-    points: str
-    memory: tuple[Tick, ...]
-    rates: tuple[Tick, ...]
-
-
-def pareto_chart(plan: Plan) -> ParetoChart | None:
-    """The chart; None where the answer stands alone. A plan that was not played stands by its closed form."""
-    front = [
-        (each, each.memory_bytes or 0, each.throughput_samples_per_s or each.closed_form_samples_per_s or 0.0)
-        for each in plan.pareto
-    ]
-    if len(front) < 2:
-        return None
-    most_bytes, most_rate = 1.05 * max(held for _, held, _ in front), 1.1 * max(fast for _, _, fast in front)
-
-    def x(held_bytes: float) -> float:
-        return LEFT + (RIGHT - LEFT) * held_bytes / most_bytes
-
-    def y(samples_per_s: float) -> float:
-        return BOTTOM - (BOTTOM - TOP) * samples_per_s / most_rate
-
-    dots = tuple(
-        Dot(
-            x=x(held),
-            y=y(fast),
-            title=f"{each.schedule}, {each.depth} × {each.width or 'mixed'}, microbatches of {each.microbatch_size}"
-            f"{', recomputing' if each.recompute else ''}: {price_of(each)}, {size(held)} a device",
-            chosen=index == 0,
-        )
-        for index, (each, held, fast) in enumerate(front)
-    )
-    return ParetoChart(
-        dots=dots,
-        points=" ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in dots),
-        memory=memory_ticks(most_bytes, start=LEFT, end=RIGHT, most=8),
-        rates=ticks(0.0, most_rate, start=BOTTOM, end=TOP, most=5, label=lambda value: f"{value:g}"),
-    )
-
-
 LABEL_WIDTH = 92.0
 ROW_HEIGHT = 28.0
 AXIS_HEIGHT = 26.0
@@ -281,8 +223,8 @@ def readable_s(timeline: Timeline, window: DrawnWindow) -> float:
     return window.span_s * min(1.0, READABLE_BARS / max(1, *bars))
 
 
-def draw(timeline: Timeline, window: DrawnWindow, *, title: str) -> Drawing:
-    """The part of the timeline that the window shows."""
+def draw(timeline: Timeline, window: DrawnWindow, *, title: str, most_rows: int = MAX_ROWS) -> Drawing:
+    """The part of the timeline that the window shows, of so many ranks."""
     replicated = any(lane.replica for lane in timeline.lanes)
     rows = tuple(
         ScheduleRow(
@@ -290,7 +232,7 @@ def draw(timeline: Timeline, window: DrawnWindow, *, title: str) -> Drawing:
             label=f"{lane.rank}: stage {lane.stage}" + (f".{lane.replica}" if replicated else ""),
             bars=_bars(lane, window),
         )
-        for i, lane in enumerate(timeline.lanes[:MAX_ROWS])
+        for i, lane in enumerate(timeline.lanes[:most_rows])
     )
     kinds = {bar.kind for row in rows for bar in row.bars}
     return Drawing(
@@ -299,7 +241,7 @@ def draw(timeline: Timeline, window: DrawnWindow, *, title: str) -> Drawing:
         rows=rows,
         ticks=time_ticks(window.span_s, start=LABEL_WIDTH, end=WIDTH),
         legend=tuple((kind, name) for kind, name in KINDS.items() if kind in kinds),
-        hidden_rows=max(len(timeline.lanes) - MAX_ROWS, 0),
+        hidden_rows=max(len(timeline.lanes) - most_rows, 0),
     )
 
 

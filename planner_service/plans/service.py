@@ -1,18 +1,20 @@
 """Plans: asked for by request, stored by content, played again as instruction streams."""
 
+import gzip
 import time
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import parse_plan
+from pipeplan.documents.files import parse, parse_plan
 from pipeplan.documents.identity import canonical_json, content_id
 from pipeplan.documents.named_clusters import is_named, named_cluster
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.text import format_stream
 from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_columns import timeline_columns
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import PlanQuery, PlanQuestion, PlanRequest, PlanSummary, Streams, StreamText
 from pipeplan.simulation.predict import predict, program_of
@@ -189,9 +191,27 @@ def timeline(context: Context, plan_id: str, batches: int) -> Timeline:
     return predict(plan, batches=batches)
 
 
+def timeline_packed(context: Context, plan_id: str, batches: int) -> bytes:
+    """The predicted timeline's columns as JSON, compressed by gzip; played once, then cached. Raises NotFoundError."""
+    identity = f"{plan_id}.{batches}"
+    ready = context.documents.get("timelines", identity)
+    if ready is None:
+        columns = timeline_columns(timeline(context, plan_id, batches))
+        ready = gzip.compress(canonical_json(columns).encode(), mtime=0)
+        context.documents.put("timelines", identity, ready)
+    return ready
+
+
 def trace(context: Context, plan_id: str, batches: int) -> str:
     """The predicted timeline as a Chrome trace."""
     return chrome_trace({"predicted": timeline(context, plan_id, batches)})
+
+
+def capacities(context: Context, plan: Plan) -> tuple[int, ...]:
+    """The bytes that tensors may take on the devices of every stage."""
+    cluster = parse(Cluster, cluster_text(context, plan.cluster_id))
+    usable = {device.name: device.usable_bytes for device in cluster.types}
+    return tuple(usable.get(stage.device or cluster.device.name, cluster.device.usable_bytes) for stage in plan.stages)
 
 
 def playable_batches(plan: Plan) -> int:

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from pipeplan.documents.names import on_one_line
 
 T = TypeVar("T")
-Noun = Literal["profiles", "clusters", "plans"]
+Noun = Literal["profiles", "clusters", "plans", "timelines"]
+"""What the cache holds. Timelines are what the columns of played plans are, compressed."""
 
 MAX_BYTES = 32 * 2**20
 MAX_AGE_S = 30.0

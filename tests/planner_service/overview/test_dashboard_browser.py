@@ -177,6 +177,164 @@ def test_whoever_has_a_token_logs_in_presses_a_button_and_logs_out(
         assert tab.evaluate("location.pathname") == "/login"
 
 
+def _drawn(service: httpx.Client, tab: Tab, *, width: int = 1280, dark: bool = False) -> str:
+    """Shows the oldest plan and waits until its timeline is drawn; the plan's id."""
+    plan_id = str(service.get("/v1/plans").json()["items"][-1]["id"])
+    tab.show(f"{service.base_url}/plans/{plan_id}", width=width, dark=dark)
+    tab.evaluate(UNTIL % "document.querySelector('[data-drawn]')")
+    return plan_id
+
+
+@pytest.mark.parametrize(("width", "dark"), [(375, False), (768, True), (1920, False)])
+def test_a_timeline_is_drawn_in_the_colours_of_its_kinds(
+    service: httpx.Client, tab: Tab, width: int, dark: bool
+) -> None:
+    plan_id = _drawn(service, tab, width=width, dark=dark)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    timeline = service.get(f"/v1/plans/{plan_id}/timeline?batches=2").json()
+    label = tab.evaluate("document.querySelector('canvas').getAttribute('aria-label')")
+    assert f"{len(timeline['lanes'])} ranks" in label
+    assert {"Forward", "Backward"} <= set(tab.evaluate(LEGEND))
+    colours = tab.evaluate(COLOURS)
+    assert colours["forward"] > 100
+    assert colours["backward"] > 100
+
+
+def test_keys_zoom_a_timeline_and_go_from_instruction_to_instruction(service: httpx.Client, tab: Tab) -> None:
+    plan_id = _drawn(service, tab)
+    timeline = service.get(f"/v1/plans/{plan_id}/timeline?batches=2").json()
+    lane = next(lane for lane in timeline["lanes"] if lane["rank"] == tab.evaluate(f"{VIEW}.chosen.lane"))
+    takes_time = [
+        text
+        for text, start, end in zip(lane["instructions"], lane["start_s"], lane["end_s"], strict=True)
+        if end > start
+    ]
+    tab.evaluate("document.querySelector('canvas').focus()")
+    for text in takes_time[:3]:
+        tab.press(".", 190)
+        assert f"Rank {lane['rank']}, {text}: " in tab.evaluate(WORDS)
+        assert tab.evaluate("document.querySelector('.mark').hidden") is False
+    tab.press(",", 188)
+    assert f", {takes_time[1]}: " in tab.evaluate(WORDS)
+
+    span_s = tab.evaluate(f"{VIEW}.to - {VIEW}.from")
+    tab.press("+", 187)
+    assert tab.evaluate(f"{VIEW}.to - {VIEW}.from") == pytest.approx(span_s / 2)
+    tab.press("ArrowRight", 39)
+    assert tab.evaluate(f"{VIEW}.from") > 0
+    tab.press("0", 48)
+    assert tab.evaluate(f"{VIEW}.to - {VIEW}.from") == pytest.approx(span_s)
+
+
+def test_what_the_pointer_is_over_is_named_with_its_times(service: httpx.Client, tab: Tab) -> None:
+    plan_id = _drawn(service, tab)
+    lane = service.get(f"/v1/plans/{plan_id}/timeline?batches=2").json()["lanes"][0]
+    tab.evaluate(f"{VIEW}.point({VIEW}.x({lane['end_s'][0]} / 2), 24)")
+    assert lane["instructions"][0] == "F1"
+    assert "Rank 0, F1: Forward of microbatch 1 on weight version 0; " in tab.evaluate(WORDS)
+    assert tab.evaluate("document.querySelector('.tip').textContent") == tab.evaluate(WORDS)
+    tab.evaluate(f"{VIEW}.point(1, 1)")
+    assert tab.evaluate("document.querySelector('.tip').hidden")
+
+
+def test_a_drag_moves_the_timeline_and_chooses_nothing(service: httpx.Client, tab: Tab) -> None:
+    _drawn(service, tab)
+    tab.evaluate(f"{VIEW}.zoom(0.1, 92)")
+    tab.evaluate(DRAG)
+    assert tab.evaluate(f"{VIEW}.from / ({VIEW}.to - {VIEW}.from)") == pytest.approx(
+        tab.evaluate(f"200 / {VIEW}.width"), rel=1e-3
+    )
+    assert tab.evaluate(f"{VIEW}.chosen.event") is None
+
+
+def test_the_browser_reads_columns_as_they_are_written(service: httpx.Client, tab: Tab) -> None:
+    plan_id = _drawn(service, tab)
+    timeline = service.get(f"/v1/plans/{plan_id}/timeline?batches=2").json()
+    read = tab.evaluate(READ % f"/v1/plans/{plan_id}/timeline/columns?batches=2")
+    for lane, (texts, starts, ends, held) in zip(timeline["lanes"], read, strict=True):
+        assert texts == lane["instructions"]
+        assert held == lane["memory_bytes"]
+        assert starts == pytest.approx(lane["start_s"], rel=1e-6, abs=1e-9)
+        assert ends == pytest.approx(lane["end_s"], rel=1e-6, abs=1e-9)
+
+
+def test_every_chart_becomes_a_picture_in_the_colours_of_the_page(service: httpx.Client, tab: Tab) -> None:
+    _drawn(service, tab)
+    named = tab.evaluate("[...document.querySelectorAll('[data-png]')].map((link) => link.dataset.png)")
+    names = [name.rpartition("-")[2] for name in named]
+    blue, orange = 0x3D7FF5, 0xE0912F  # what is drawn of this plan: its slowest stages and its place are orange
+    expected = {"stages": orange, "memory": blue, "front": blue, "search": orange}
+    assert names == list(expected)
+    for name, colour in expected.items():
+        width, height, colours = tab.evaluate(PICTURE % name)
+        assert width == 2 * 1200
+        assert height > 2 * 46
+        assert colour in colours, name
+        assert 0xFFFFFF in colours
+
+
+def test_the_search_is_shown_by_the_degrees_that_are_chosen(service: httpx.Client, tab: Tab) -> None:
+    _drawn(service, tab)
+    before = tab.loads
+    tab.evaluate("document.querySelector('[name=across]').value = 'microbatch_size'")
+    tab.evaluate("document.querySelector('[name=down]').value = 'schedule'")
+    tab.evaluate("document.querySelector('#search button').click()")
+    tab.wait_for_load(before)
+    label = tab.evaluate("document.querySelector('#search svg').getAttribute('aria-label')")
+    assert label.endswith("by microbatch size and schedule")
+    assert tab.evaluate("document.querySelectorAll('#search .cell.chosen').length") == 1
+
+
+PICTURE = """(async () => {
+  const { drawn } = await import("/static/charts.js");
+  const canvas = await drawn(document.querySelector("[data-png$='-%s']").href);
+  const cells = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const colours = new Set();
+  for (let i = 0; i < cells.length; i += 4) colours.add((cells[i] << 16) + (cells[i + 1] << 8) + cells[i + 2]);
+  return [canvas.width, canvas.height, [...colours]];
+})()"""
+
+VIEW = "document.querySelector('[data-timeline]').view"
+WORDS = "document.querySelector('.words').textContent"
+LEGEND = "[...document.querySelectorAll('.timeline .legend li')].map((entry) => entry.textContent)"
+
+DRAG = """(() => {
+  const canvas = document.querySelector(".timeline canvas");
+  const box = canvas.getBoundingClientRect();
+  const at = (kind, x, made = PointerEvent) =>
+    canvas.dispatchEvent(new made(kind, { pointerId: 1, clientX: box.left + x, clientY: box.top + 30, bubbles: true }));
+  canvas.setPointerCapture = () => {};
+  at("pointerdown", 400);
+  at("pointermove", 300);
+  at("pointermove", 200);
+  at("pointerup", 200);
+  at("click", 200, MouseEvent);
+})()"""
+
+READ = """(async () => {
+  const { textOf, unpacked } = await import("/static/columns.js");
+  const timeline = unpacked(await (await fetch("%s")).json());
+  return timeline.lanes.map((lane) => [
+    lane.words.map((_, i) => textOf(timeline, lane, i)), [...lane.start], [...lane.end], [...lane.held],
+  ]);
+})()"""
+
+COLOURS = """(() => {
+  const canvas = document.querySelector(".timeline canvas");
+  const named = (name) => getComputedStyle(canvas).getPropertyValue(name).trim();
+  const cells = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const counted = (colour) => {
+    const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+    let count = 0;
+    for (let i = 0; i < cells.length; i += 4) {
+      count += cells[i] === red && cells[i + 1] === green && cells[i + 2] === blue;
+    }
+    return count;
+  };
+  return { forward: counted(named("--forward")), backward: counted(named("--backward")) };
+})()"""
+"""How many points of the timeline's picture have the colour of each kind."""
+
 UNTIL = """new Promise((resolve, reject) => {
   const give = setTimeout(() => reject(new Error("never")), 20000);
   const look = () => { if (%s) { clearTimeout(give); resolve(true); } else setTimeout(look, 20); };

@@ -1,5 +1,6 @@
 """Plans over HTTP: stored by content, played again, or no answer but reasons."""
 
+import gzip
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.programs.timeline_columns import TimelineColumns
 from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.simulation.predict import predict
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
@@ -126,6 +128,36 @@ def test_the_timeline_is_the_prediction(http: TestClient, context: Context) -> N
     assert timeline.timeline() == predict(plan, batches=3)
 
 
+def test_the_columns_are_the_prediction_compressed_for_whoever_takes_gzip(http: TestClient, context: Context) -> None:
+    plan_id = store_plan(context)
+    path = f"/v1/plans/{plan_id}/timeline/columns?batches=3"
+    packed = http.get(path, headers={"Accept-Encoding": "br, gzip"})
+    assert packed.headers["Content-Encoding"] == "gzip"
+    plain = http.get(path, headers={"Accept-Encoding": "gzip;q=0"})
+    assert "Content-Encoding" not in plain.headers
+    assert packed.content == plain.content
+    assert packed.headers["Vary"] == plain.headers["Vary"] == "Accept-Encoding"
+    assert packed.headers["ETag"] != plain.headers["ETag"]
+    again = http.get(path, headers={"Accept-Encoding": "gzip", "If-None-Match": packed.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+    played = predict(plans.get(context, plan_id), batches=3)
+    timeline = parse(TimelineColumns, packed.content).timeline()
+    assert [lane.instructions for lane in timeline.lanes] == [lane.instructions for lane in played.lanes]
+    assert timeline.makespan_s == pytest.approx(played.makespan_s)
+
+
+def test_a_timeline_that_was_played_is_sent_from_the_cache(http: TestClient, context: Context) -> None:
+    plan_id = store_plan(context)
+    path = f"/v1/plans/{plan_id}/timeline/columns"
+    first = http.get(path).content
+    kept = context.documents.get("timelines", f"{plan_id}.2")
+    assert kept is not None
+    assert gzip.decompress(kept) == first
+    context.documents.put("timelines", f"{plan_id}.2", gzip.compress(b"{}"))
+    assert http.get(path).json() == {}
+
+
 def test_more_batches_than_can_be_played_are_refused(http: TestClient, context: Context) -> None:
     plan_id = store_plan(context, batch_size=100_000)
     answer = http.get(f"/v1/plans/{plan_id}/timeline", params={"batches": 1000})
@@ -134,7 +166,7 @@ def test_more_batches_than_can_be_played_are_refused(http: TestClient, context: 
 
 
 def test_a_plan_that_does_not_exist_is_a_404(http: TestClient) -> None:
-    for path in ("", "/streams", "/timeline", "/trace"):
+    for path in ("", "/streams", "/timeline", "/timeline/columns", "/trace"):
         assert http.get(f"/v1/plans/nothing{path}").status_code == 404
 
 

@@ -1,0 +1,152 @@
+"""Routes of a plan's charts, as files: CSV for spreadsheets, SVG that stands by itself."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+
+from pipeplan.documents.plan import Plan
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.programs.text import format_instruction
+from pipeplan.programs.timeline import Timeline
+from planner_service.access.auth import scope
+from planner_service.documents.caching import REVALIDATE, UNCHANGED, derived_tag, document_response
+from planner_service.plans import charts
+from planner_service.plans import service as plans
+from planner_service.plans.drawings import draw, last_batches, stage_drawing
+from planner_service.platform.context import Context
+from planner_service.platform.pages import FOLDER, templates
+from planner_service.platform.requests import Batches, Services
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"])
+
+Chart = Literal["stages", "memory", "front", "search", "schedule"]
+Format = Literal["csv", "svg"]
+Degree = Annotated[str | None, Query(json_schema_extra={"enum": [*charts.DEGREES, None]}, description="of search only")]
+
+STYLE = (FOLDER / "static" / "pipeplan.css").read_text(encoding="utf-8")
+STAGES_HEIGHT, HEIGHT = 46.0, 240.0
+MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
+FILES: dict[str, Any] = {media_type: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}
+
+
+@router.get(
+    "/{plan_id}/charts/{chart}.{kind}",
+    dependencies=[scope("read")],
+    response_class=Response,
+    responses=UNCHANGED | {200: {"description": "The chart", "content": FILES}},
+)
+def get_plan_chart(
+    services: Services,
+    request: Request,
+    plan_id: str,
+    chart: Chart,
+    kind: Format,
+    across: Degree = None,
+    down: Degree = None,
+    batches: Batches = 2,
+) -> Response:
+    """A chart of a plan's page, as a table or as a picture. `across` and `down` are the degrees of the search's map,
+    `batches` those that the schedule shows.
+    """
+    plan = plans.get(services, plan_id)
+    made = _csv if kind == "csv" else _svg
+    text = made(services, plan_id, plan, chart, across, down, batches)
+    tag = derived_tag(plan_id, chart, kind, across or "", down or "", batches, "played" if plan.simulated else "")
+    response = document_response(request, tag, lambda: text, cache_control=REVALIDATE, media_type=MEDIA_TYPES[kind])
+    response.headers["Content-Disposition"] = f'attachment; filename="plan-{plan_id[:8]}-{chart}.{kind}"'
+    return response
+
+
+def _csv(
+    context: Context, plan_id: str, plan: Plan, chart: Chart, across: str | None, down: str | None, batches: int
+) -> str:
+    rows: Sequence[charts.Row]
+    if chart == "stages":
+        rows = stage_rows(plan)
+    elif chart == "schedule":
+        rows = event_rows(plans.timeline(context, plan_id, batches))
+    else:
+        rows = _drawn(context, plan, chart, across, down).rows
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
+
+
+def _svg(
+    context: Context, plan_id: str, plan: Plan, chart: Chart, across: str | None, down: str | None, batches: int
+) -> str:
+    drawn: object
+    height = HEIGHT
+    if chart == "stages":
+        drawn, height = stage_drawing(plan), STAGES_HEIGHT
+        require(drawn is not None, "chart", "cannot be drawn: the plan has too many stages", chart)
+    elif chart == "schedule":
+        timeline = plans.timeline(context, plan_id, batches)
+        window = last_batches(timeline, batches)
+        drawn = schedule = draw(timeline, window, title=f"The first {batches} batches", most_rows=len(timeline.lanes))
+        height = schedule.height
+    else:
+        drawn = found = _drawn(context, plan, chart, across, down)
+        height = found.height if isinstance(found, charts.SearchMap) else HEIGHT
+    title = f"{chart} of plan {plan_id}"
+    return templates.get_template("plans/chart.svg").render(
+        name=chart, chart=drawn, height=height, style=STYLE, title=title
+    )
+
+
+def _drawn(
+    context: Context, plan: Plan, chart: Chart, across: str | None, down: str | None
+) -> charts.MemoryChart | charts.FrontChart | charts.SearchMap:
+    if chart == "memory":
+        return charts.memory_chart(plan, plans.capacities(context, plan))
+    if chart == "search":
+        return charts.search_map(plan, across, down)
+    front = charts.front_chart(plan)
+    if front is None:
+        raise InvalidInputError("chart", "cannot be drawn: the plan states no throughput or no memory", chart)
+    return front
+
+
+def stage_rows(plan: Plan) -> list[charts.Row]:
+    """A row a stage."""
+    heads = ("stage", "start", "stop", "replicas", "recompute", "time_s", "forward_s", "backward_s", "memory_bytes")
+    return [
+        heads,
+        *(
+            (
+                index,
+                stage.start,
+                stage.stop,
+                stage.replicas,
+                stage.recomputes,
+                stage.time_s,
+                costs.forward_s,
+                costs.backward_s,
+                stage.memory_bytes,
+            )
+            for index, (stage, costs) in enumerate(zip(plan.stages, plan.costs, strict=True))
+        ),
+    ]
+
+
+def event_rows(timeline: Timeline) -> list[charts.Row]:
+    """A row an instruction."""
+    return [
+        ("rank", "stage", "replica", "instruction", "start_s", "end_s", "memory_bytes"),
+        *(
+            (
+                lane.rank,
+                lane.stage,
+                lane.replica,
+                format_instruction(event.instruction),
+                event.start_s,
+                event.end_s,
+                event.memory_bytes,
+            )
+            for lane in timeline.lanes
+            for event in lane.events()
+        ),
+    ]
