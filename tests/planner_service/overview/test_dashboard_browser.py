@@ -50,7 +50,8 @@ def _fill(client: httpx.Client) -> None:
         profile = document | {"model": {"name": name}}
         profile_id = client.post("/v1/profiles", json=profile).raise_for_status().json()["id"]
         request = PLAN_REQUEST.model_dump(mode="json") | {"profile_id": profile_id}
-        client.post("/v1/plans", json=request).raise_for_status()
+        plan_id = client.post("/v1/plans", json=request).raise_for_status().json()["id"]
+    _enqueued(client, plan_id)
 
 
 def _addresses(client: httpx.Client) -> list[str]:
@@ -84,6 +85,22 @@ def test_no_page_is_wider_than_the_screen_or_refused_anything(
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, address
         assert tab.evaluate("getComputedStyle(document.body).fontSize") == "14px", address
         tab.complaints[:] = [each for each in tab.complaints if "404" not in each or address != "/nothing"]
+
+
+@pytest.mark.parametrize("width", [375, 768, 1024, 1280, 1440, 1920])
+def test_no_list_is_wider_than_its_frame(service: httpx.Client, tab: Tab, width: int) -> None:
+    for address in ("/", "/plans", "/profiles", "/clusters", "/jobs", "/runs"):
+        tab.show(f"{service.base_url}{address}", width=width)
+        assert tab.evaluate("document.querySelectorAll('.fits').length") > 0, address
+        assert tab.evaluate(OVERFLOWING) == [], address
+
+
+def test_a_narrow_list_labels_its_fields_and_can_still_be_sorted(service: httpx.Client, tab: Tab) -> None:
+    tab.show(f"{service.base_url}/plans", width=375)
+    label = "getComputedStyle(document.querySelector('.fits td:nth-child(5)'), '::before').content"
+    assert tab.evaluate(label) == '"Throughput"'
+    sorts = "[...document.querySelectorAll('.fits th a')].filter((a) => a.checkVisibility()).map((a) => a.textContent)"
+    assert tab.evaluate(sorts) == ["Throughput", "Memory", "Made ↓"]
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -174,6 +191,11 @@ def test_whoever_has_a_token_logs_in_presses_a_button_and_logs_out(
         tab.wait_for_load(before)
         assert tab.evaluate("location.pathname") == "/login"
 
+
+OVERFLOWING = """[...document.querySelectorAll(".fits")]
+  .filter((list) => list.scrollWidth > list.clientWidth)
+  .map((list) => `${list.getAttribute("aria-label")} ${list.scrollWidth} > ${list.clientWidth}`)"""
+"""The lists that can be scrolled sideways."""
 
 UNTIL = """new Promise((resolve, reject) => {
   const give = setTimeout(() => reject(new Error("never")), 20000);
