@@ -1,4 +1,5 @@
 // Live progress: where a page follows a job or a run, its events move the bar; a change of state shows the page anew.
+// A part of a page with `data-refresh` is read again every so many seconds, unless it has the focus or is not looked at.
 "use strict";
 const KINDS = ["queued", "leased", "succeeded", "failed", "cancelled", "dead", "progress"];
 const QUIET_MS = 400; // What happened before comes first, all at once: only the state after it counts.
@@ -31,4 +32,19 @@ function show(element, progress) {
   element.querySelector(".progress-text").textContent = `${progress.done} of ${progress.total}${message}`;
 }
 
+function refresh(element) {
+  const again = async () => {
+    const rest = document.hidden || element.contains(document.activeElement) || String(getSelection()) !== "";
+    const answer = rest ? null : await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
+    if (answer && answer.ok) {
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const newer = page.getElementById(element.id);
+      if (newer && newer.innerHTML !== element.innerHTML) element.innerHTML = newer.innerHTML;
+    }
+    setTimeout(again, element.dataset.refresh * 1000);
+  };
+  setTimeout(again, element.dataset.refresh * 1000);
+}
+
 document.querySelectorAll("[data-events]").forEach(follow);
+document.querySelectorAll("[data-refresh]").forEach(refresh);

@@ -154,6 +154,16 @@ def test_progress_moves_and_the_end_is_shown_without_a_hand(service: httpx.Clien
     assert tab.evaluate("document.querySelector('h1 .state').textContent") == "cancelled"
 
 
+def test_the_first_page_reads_itself_again(service: httpx.Client, tab: Tab) -> None:
+    tab.show(f"{service.base_url}/")
+    job = _enqueued(service, service.get("/v1/plans").json()["items"][-1]["id"])
+    before = tab.loads
+    tab.evaluate(UNTIL % f"document.querySelector('a[href=\"/jobs/{job['id']}\"]')")
+    service.post(f"/v1/jobs/{job['id']}/cancel").raise_for_status()
+    tab.evaluate(UNTIL % f"!document.querySelector('#now a[href=\"/jobs/{job['id']}\"]')")
+    assert tab.loads == before
+
+
 def test_a_job_is_cancelled_by_its_button(service: httpx.Client, tab: Tab) -> None:
     job = _enqueued(service, service.get("/v1/plans").json()["items"][-1]["id"])
     tab.show(f"{service.base_url}/jobs/{job['id']}")
