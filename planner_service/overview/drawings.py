@@ -17,7 +17,7 @@ LEAST_SCALE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Spot:
     """A dot of a chart, and what it stands for."""
 
     x: float
@@ -29,7 +29,7 @@ class Mark:
 class History:
     """Plans in the order in which they were made, and the best so far as a line. The axis begins at 0."""
 
-    dots: tuple[Mark, ...]
+    dots: tuple[Spot, ...]
     best: str
     highest_samples_per_s: float
     start: datetime
@@ -40,7 +40,7 @@ class History:
 class Errors:
     """Runs in their order, by how far they were off. `median` is of the errors without their signs."""
 
-    dots: tuple[Mark, ...]
+    dots: tuple[Spot, ...]
     zero_y: float
     scale: float
     median: float
@@ -51,8 +51,11 @@ class Errors:
 
 def history(plans: Sequence[PlanSummary]) -> History | None:
     """The throughputs of played plans, whatever their order; None where there are none."""
-    played = [(plan.created_at, plan.throughput_samples_per_s, plan) for plan in plans]
-    known = sorted((at, rate_, plan) for at, rate_, plan in played if rate_ is not None)
+    known = [
+        (plan.created_at, plan.throughput_samples_per_s, plan)
+        for plan in sorted(plans, key=lambda plan: (plan.created_at, plan.id))
+        if plan.throughput_samples_per_s is not None
+    ]
     if not known:
         return None
     start, stop, most = known[0][0], known[-1][0], max(rate_ for _, rate_, _ in known)
@@ -66,7 +69,7 @@ def history(plans: Sequence[PlanSummary]) -> History | None:
         return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (samples_per_s / most if most else 0.0)
 
     dots = tuple(
-        Mark(x=x(at), y=y(rate_), title=f"plan {plan.id[:10]}, {minute(at)}: {rate(rate_)}")
+        Spot(x=x(at), y=y(rate_), title=f"plan {plan.id[:10]}, {minute(at)}: {rate(rate_)}")
         for at, rate_, plan in known
     )
     # The best so far is a stair: it stays until a better plan is made.
@@ -91,7 +94,7 @@ def errors(runs: Sequence[RunSummary]) -> Errors | None:
     scale, middle = max(LEAST_SCALE, *sizes), HEIGHT / 2
     distance = (WIDTH - 2 * MARGIN) / max(len(known) - 1, 1)
     dots = tuple(
-        Mark(
+        Spot(
             x=MARGIN + distance * place if len(known) > 1 else WIDTH / 2,
             y=middle - (middle - MARGIN) * error / scale,
             title=f"run {run.id[:10]} of {run.model[:100]}, {minute(run.created_at)}: "

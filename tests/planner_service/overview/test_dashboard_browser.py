@@ -59,7 +59,19 @@ def _addresses(client: httpx.Client) -> list[str]:
     plans = [plan["id"] for plan in client.get("/v1/plans").json()["items"]]
     job = _enqueued(client, plans[-1])
     one_each = [f"/{noun}/{client.get(f'/v1/{noun}').json()['items'][0]['id']}" for noun in ("profiles", "clusters")]
-    lists = ["/", "/plans", "/aliases", "/profiles", "/clusters", "/runs", "/jobs", "/agents", "/login", "/nothing"]
+    lists = [
+        "/",
+        "/plans",
+        "/plans/new",
+        "/aliases",
+        "/profiles",
+        "/clusters",
+        "/runs",
+        "/jobs",
+        "/agents",
+        "/login",
+        "/nothing",
+    ]
     compared = "/compare?" + "&".join(f"plan={plan}" for plan in plans[:4])
     return [*lists, compared, *one_each, *(f"/plans/{plan}" for plan in plans[:3]), f"/jobs/{job['id']}"]
 
@@ -105,7 +117,7 @@ def test_a_narrow_list_labels_its_fields_and_can_still_be_sorted(service: httpx.
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_stands_out_from_what_is_behind_it(service: httpx.Client, tab: Tab, dark: bool) -> None:
-    for address in ("plans", "jobs", "compare"):
+    for address in ("", "plans", "plans/new", "jobs", "compare"):
         tab.show(f"{service.base_url}/{address}", dark=dark)
         assert tab.evaluate(CONTRASTS) == [], address
 
@@ -162,6 +174,24 @@ def test_the_first_page_reads_itself_again(service: httpx.Client, tab: Tab) -> N
     service.post(f"/v1/jobs/{job['id']}/cancel").raise_for_status()
     tab.evaluate(UNTIL % f"!document.querySelector('#now a[href=\"/jobs/{job['id']}\"]')")
     assert tab.loads == before
+
+
+def test_the_form_is_checked_as_one_types_and_makes_a_plan(service: httpx.Client, tab: Tab) -> None:
+    tab.show(f"{service.base_url}/plans/new")
+    enter = """(text) => {
+      const field = document.querySelector("input[name=batch_size]");
+      field.value = text;
+      field.dispatchEvent(new Event("input", { bubbles: true }));
+    }"""
+    tab.evaluate(f"({enter})('0')")
+    tab.evaluate(UNTIL % "document.querySelector('#checked .error')?.textContent.includes('batch_size: ')")
+    tab.evaluate(f"({enter})('96')")
+    tab.evaluate(UNTIL % "document.querySelector('#checked pre')?.textContent.includes('--batch-size 96')")
+    before = tab.loads
+    tab.evaluate("document.querySelector('button.main').click()")
+    tab.wait_for_load(before)
+    plan_id = tab.evaluate("location.pathname").removeprefix("/plans/")
+    assert service.get(f"/v1/plans/{plan_id}").raise_for_status().json()["batch_size"] == 96
 
 
 def test_a_job_is_cancelled_by_its_button(service: httpx.Client, tab: Tab) -> None:

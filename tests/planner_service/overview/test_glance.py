@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy import event, insert, select
 
@@ -31,7 +31,11 @@ MOMENTS = st.integers(0, 10**8).map(lambda seconds: START + timedelta(seconds=se
 
 
 def _plan(at: datetime, rate: float | None) -> PlanSummary:
-    known = dict.fromkeys(PlanSummary.model_fields, 1) | {"id": "f" * 32, "model": "m", "created_at": at}
+    known: dict[str, Any] = dict.fromkeys(PlanSummary.model_fields, 1) | {
+        "id": "f" * 32,
+        "model": "m",
+        "created_at": at,
+    }
     return PlanSummary.model_construct(**(known | {"throughput_samples_per_s": rate}))
 
 
@@ -43,6 +47,7 @@ def _run(at: datetime, predicted: float | None, measured: float | None) -> RunSu
 
 
 @given(st.lists(st.tuples(MOMENTS, RATES), max_size=30))
+@example([(START, 1.0), (START, 1.0), (START, 0.5)])
 def test_a_history_has_a_dot_for_every_played_plan_and_a_line_that_never_falls(
     made: list[tuple[datetime, float | None]],
 ) -> None:
