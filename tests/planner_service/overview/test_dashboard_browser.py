@@ -117,7 +117,7 @@ def test_a_narrow_list_labels_its_fields_and_can_still_be_sorted(service: httpx.
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_stands_out_from_what_is_behind_it(service: httpx.Client, tab: Tab, dark: bool) -> None:
-    for address in ("", "plans", "plans/new", "jobs", "compare"):
+    for address in ("", "plans", "plans/new", "runs", "jobs", "compare"):
         tab.show(f"{service.base_url}/{address}", dark=dark)
         assert tab.evaluate(CONTRASTS) == [], address
 
