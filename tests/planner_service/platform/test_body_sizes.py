@@ -18,7 +18,7 @@ from planner_service.platform.settings import Settings
 from tests.planner_service.answers import halve
 
 JSON = {"Content-Type": "application/json"}
-FORM = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://127.0.0.1", "Origin": "http://127.0.0.1"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded", "Origin": "http://127.0.0.1"}
 KIB = 1024
 LIMITS = {
     "POST /login": 8 * KIB,
