@@ -12,12 +12,13 @@ from planner_service.documents import page as documents
 from planner_service.jobs import page as jobs
 from planner_service.overview import page as overview
 from planner_service.overview import plan_page as plan
+from planner_service.plans import form_page as form
 from planner_service.plans import page as plans
 from planner_service.platform.pages import FOLDER, page
 from planner_service.runs import page as runs
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[scope("read")])
-for view in (overview, plans, plan, documents, runs, jobs, agents, aliases):
+for view in (overview, plans, form, plan, documents, runs, jobs, agents, aliases):
     router.include_router(view.router)
 
 

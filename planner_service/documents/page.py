@@ -1,6 +1,7 @@
 """Pages of the profiles and the clusters.
 
-A profile's page shows the times and the memory of its blocks, as charts and as a table. A cluster's page shows its
+A profile's page shows the times and the memory of its blocks, as charts and as a table. Two profiles are compared block
+by block. A cluster's page shows its
 levels, as a drawing and as a table.
 """
 
@@ -17,6 +18,7 @@ from pipeplan.documents.profile import Block, Device, Measurement, Method, Model
 from pipeplan.errors import require
 from pipeplan.protocol.documents import ClusterQuery, ProfileQuery
 from planner_service.documents.drawings import BlockChart, BlockColumn, cluster_drawing, memory_chart, time_chart
+from planner_service.documents.pairs import pair_of
 from planner_service.documents.service import clusters, profiles
 from planner_service.platform.context import Context
 from planner_service.platform.pages import page, query_of
@@ -61,6 +63,17 @@ class ProfileView:
     weight_bytes: int
     activation_bytes: int
     spread: float | None
+
+
+@router.get("/profiles/compare")
+def compare_profiles(services: Services, request: Request) -> HTMLResponse:
+    """The two profiles that the address names with `profile`, in that order."""
+    chosen = list(dict.fromkeys(filter(None, request.query_params.getlist("profile"))))
+    require(len(chosen) == 2, "profile", "must name two profiles to compare", len(chosen))
+    contents = (profiles.document(services, chosen[0]), profiles.document(services, chosen[1]))
+    wanted = request.query_params.get("microbatch_size", "")
+    view = services.parsing.read_stored(partial(pair_of, wanted), contents, sum(map(len, contents)))
+    return page(request, "documents/compared.html", ids=chosen, view=view)
 
 
 @router.get("/profiles/{profile_id}")

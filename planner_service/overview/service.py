@@ -1,17 +1,26 @@
-"""Overview: the metrics that live in the database, ids by their heads, and retention of what is old and not pinned."""
+"""Overview: what the first page shows, the metrics that live in the database, ids by their heads, and retention of what
+is old and not pinned.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, QueuePool, event
 from sqlalchemy.engine import ExceptionContext
 
 from pipeplan.errors import ConflictError, PipeplanError, UnavailableError, require
+from pipeplan.protocol.jobs import Job, JobState
 from pipeplan.protocol.listing import IdQuery, Matches
+from pipeplan.protocol.plans import PlanQuery, PlanSummary
+from pipeplan.protocol.runs import RunSummary
+from planner_service.jobs import service as jobs
 from planner_service.overview import store as storage
 from planner_service.overview.store import REMOVERS, Remove
+from planner_service.plans import service as plans
 from planner_service.platform.context import Context
+from planner_service.platform.listing import Cut
 from planner_service.platform.metrics import Stored
 
 ALIVE_S = 90.0
@@ -27,6 +36,63 @@ YEAR_S = 365 * 86_400
 MAX_AGE_S = 1000 * YEAR_S
 
 Begin = Callable[[], AbstractContextManager[Connection]]
+
+
+MODELS = 6
+PLANS_A_MODEL = 20
+MEASURED = 40
+JOBS = 5
+"""What the first page shows at most: models, the newest plans of each, measured runs, and jobs of a kind of state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlans:
+    """A model's best plan, which is the one with the highest played throughput, and its newest plans."""
+
+    best: PlanSummary
+    newest: tuple[PlanSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """What the first page shows. `queued` and `leased` count all jobs; `under_way` and `failed` are the newest ones."""
+
+    models: tuple[ModelPlans, ...]
+    measured: tuple[RunSummary, ...]
+    under_way: tuple[Job, ...]
+    failed: tuple[Job, ...]
+    queued: int
+    leased: int
+    agents_alive: int
+
+
+def glance(context: Context) -> Glance:
+    """The best plans, the measured runs, what runs now, and what failed. Every query reads rows that an index finds."""
+    with context.database.read() as connection:
+        names = storage.newest_models(connection, MODELS)
+        measured = storage.measured_runs(connection, MEASURED)
+        pending = storage.jobs_by_kind_and_state(connection)
+        alive = storage.agents_alive(connection, context.now() - timedelta(seconds=ALIVE_S))
+    models = []
+    for name in names:
+        newest = plans.page(context, PlanQuery(model=name, limit=PLANS_A_MODEL)).items
+        best = plans.page(context, PlanQuery(model=name, sort="-throughput", limit=1)).items
+        models += [ModelPlans(best=one, newest=newest) for one in best]
+    failed = (*_newest(context, "failed"), *_newest(context, "dead"))
+    return Glance(
+        models=tuple(models),
+        measured=measured,
+        under_way=(*_newest(context, "leased"), *_newest(context, "queued"))[:JOBS],
+        failed=tuple(sorted(failed, key=lambda job: job.updated_at, reverse=True)[:JOBS]),
+        queued=sum(count for (_, state), count in pending.items() if state == "queued"),
+        leased=sum(count for (_, state), count in pending.items() if state == "leased"),
+        agents_alive=alive,
+    )
+
+
+def _newest(context: Context, state: JobState) -> tuple[Job, ...]:
+    # One state at a time: an index has the jobs of each in their order.
+    return jobs.newest(context, Cut(limit=JOBS), (state,)).items
 
 
 MOST_IDS = 10

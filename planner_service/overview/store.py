@@ -1,4 +1,5 @@
-"""Store of the overview: counts for the metrics, ids by their heads, and the removers of retention.
+"""Store of the overview: counts for the metrics, ids by their heads, what the first page shows, and the removers of
+retention.
 
 Counts are of rows that an index finds, never of a whole table. A remover removes what is older than a moment and nobody
 needs. It removes at most `limit` rows and returns how many. A plan goes after its runs, a profile and a cluster after
@@ -9,12 +10,13 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, literal, select
 
 from pipeplan.protocol.estimates import EstimateTask
 from pipeplan.protocol.jobs import PlanTask
 from pipeplan.protocol.listing import Noun
 from pipeplan.protocol.plans import PlanRequest
+from pipeplan.protocol.runs import RunSummary
 from planner_service.platform.stored import read_stored
 from planner_service.platform.tables import UtcTime, agents, alias_moves, aliases, clusters, jobs, plans, profiles, runs
 
@@ -22,6 +24,12 @@ PENDING = ("queued", "leased")
 """The states of jobs that have not ended: these rows stay few, however many have ended."""
 
 ENDED = ("succeeded", "failed", "cancelled", "dead")
+
+MOST_MODELS = 200
+"""The most models among which the newest are looked for."""
+
+LONGEST_NAME = 500
+"""The longest name that a list can be asked for."""
 
 Remove = Callable[[Connection, datetime, int], int]
 """Removes rows from before a moment, at most so many; returns how many."""
@@ -38,6 +46,43 @@ def ids_beginning(connection: Connection, noun: Noun, prefix: str, limit: int) -
     column = NOUNS[noun].c.id
     query = select(column).where(column >= prefix, column < prefix + "g").order_by(column).limit(limit)
     return tuple(connection.execute(query).scalars())
+
+
+def newest_models(connection: Connection, limit: int) -> tuple[str, ...]:
+    """The models for which plans were made last, among the first MOST_MODELS names that are not too long.
+
+    Every step finds the next name in an index: the plans of a model are not read, however many there are.
+    """
+    found = select(func.min(plans.c.model_name).label("name"), literal(1).label("place")).cte("found", recursive=True)
+    name = select(func.min(plans.c.model_name)).where(plans.c.model_name > found.c.name).scalar_subquery()
+    found = found.union_all(
+        select(name, found.c.place + 1).where(found.c.name.is_not(None), found.c.place < MOST_MODELS)
+    )
+    newest = select(func.max(plans.c.created_at)).where(plans.c.model_name == found.c.name).scalar_subquery()
+    asked_for = func.length(found.c.name) <= LONGEST_NAME
+    query = (
+        select(found.c.name)
+        .where(found.c.name.is_not(None), asked_for)
+        .order_by(newest.desc(), found.c.name)
+        .limit(limit)
+    )
+    return tuple(connection.execute(query).scalars())
+
+
+def measured_runs(connection: Connection, limit: int) -> tuple[RunSummary, ...]:
+    """The newest runs that have succeeded, by the index of jobs in a state."""
+    ended = (
+        select(jobs.c.id, jobs.c.sequence, jobs.c.state, jobs.c.updated_at)
+        .where(jobs.c.state == "succeeded", jobs.c.kind == "run")
+        .order_by(jobs.c.sequence.desc())
+        .limit(limit)
+        .subquery()
+    )
+    joined = ended.join(runs, runs.c.job_id == ended.c.id).join(plans, plans.c.id == runs.c.plan_id)
+    own = [runs.c[name] for name in RunSummary.model_fields if name in runs.c]
+    query = select(*own, plans.c.model_name.label("model"), plans.c.schedule, ended.c.state, ended.c.updated_at)
+    rows = connection.execute(query.select_from(joined).order_by(ended.c.sequence.desc()))
+    return tuple(RunSummary.model_construct(**row._mapping) for row in rows)
 
 
 def jobs_by_kind_and_state(connection: Connection) -> dict[tuple[str, str], int]:

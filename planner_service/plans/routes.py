@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from http import HTTPStatus
+from math import inf
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
@@ -122,13 +123,20 @@ async def create_plan(
 
 
 async def plan_answer(
-    request: Request, context: Context, asked: PlanRequest | ModelPlanRequest, key: Key | None, preference: Preference
+    request: Request,
+    context: Context,
+    asked: PlanRequest | ModelPlanRequest,
+    key: Key | None,
+    preference: Preference,
+    *,
+    patience_s: float = inf,
 ) -> Response:
-    """The answer to a request for a plan."""
+    """The answer to a request for a plan. Raises DeadlineError after `patience_s`, or the service's own limit."""
     background: Background = request.app.state.background
+    deadline_s = min(background.bounds.deadline_s, patience_s)
     if preference.respond_async or isinstance(asked, ModelPlanRequest):
         return await _by_job(request, context, asked, key, preference)
-    held_s = background.bounds.deadline_s + HELD_S
+    held_s = deadline_s + HELD_S
     if key is not None and (known := await in_writer(idempotency.hold, context, key, held_s)) is not None:
         return once_response(known)
 
@@ -137,7 +145,7 @@ async def plan_answer(
         posed = await run_in_threadpool(plans.posed, context, asked)
         ticket = background.pool.submit(PlannerQuestion(planner=asked.planner, pose=posed.problem))
         try:
-            answered = await _answer_of(request, ticket, asked.planner, background.bounds.deadline_s)
+            answered = await _answer_of(request, ticket, asked.planner, deadline_s)
         finally:
             ticket.cancel()
         reply = await in_writer(_keep, context, asked, answered, key, (await caller(request)).name)

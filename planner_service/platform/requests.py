@@ -37,7 +37,7 @@ CALIBRATED = 4 * 2**20
 """The limit of requests that may hold a calibration: four factors a block."""
 
 MAX_FORM_BYTES = 8 * 1024
-MAX_FORM_FIELDS = 10
+MAX_FORM_FIELDS = 64
 FORM = "application/x-www-form-urlencoded"
 
 T = TypeVar("T")

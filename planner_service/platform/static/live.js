@@ -1,4 +1,6 @@
 // Live progress: where a page follows a job or a run, its events move the bar; a change of state shows the page anew.
+// A part of a page with `data-refresh` is read again every so many seconds, unless it has the focus or is not looked at.
+// A form with `data-checked` shows there, as one types, what the same form would show that was sent to be checked.
 "use strict";
 const KINDS = ["queued", "leased", "succeeded", "failed", "cancelled", "dead", "progress"];
 const QUIET_MS = 400; // What happened before comes first, all at once: only the state after it counts.
@@ -31,4 +33,34 @@ function show(element, progress) {
   element.querySelector(".progress-text").textContent = `${progress.done} of ${progress.total}${message}`;
 }
 
+// Shows a part of the page as the page at an address has it now.
+async function renew(element, address) {
+  const answer = await fetch(address, { headers: { Accept: "text/html" } }).catch(() => null);
+  if (!answer || !answer.ok) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const newer = page.getElementById(element.id);
+  if (newer && newer.innerHTML !== element.innerHTML) element.innerHTML = newer.innerHTML;
+}
+
+function refresh(element) {
+  const again = async () => {
+    const rest = document.hidden || element.contains(document.activeElement) || String(getSelection()) !== "";
+    if (!rest) await renew(element, location.href);
+    setTimeout(again, element.dataset.refresh * 1000);
+  };
+  setTimeout(again, element.dataset.refresh * 1000);
+}
+
+function check(form) {
+  let settled;
+  form.addEventListener("input", () => {
+    clearTimeout(settled);
+    settled = setTimeout(() => {
+      renew(document.getElementById(form.dataset.checked), `${form.action}?${new URLSearchParams(new FormData(form))}`);
+    }, QUIET_MS);
+  });
+}
+
+document.querySelectorAll("[data-checked]").forEach(check);
 document.querySelectorAll("[data-events]").forEach(follow);
+document.querySelectorAll("[data-refresh]").forEach(refresh);

@@ -59,7 +59,7 @@ def test_the_first_page_lists_plans_runs_and_jobs_in_progress(http: TestClient, 
     assert f"/runs/{run_id}" in page
     assert "60 samples/s" in page
     assert "48 samples/s" in page
-    assert "In progress" in page
+    assert "Jobs in progress" in page
 
 
 def test_a_plans_page_shows_stages_prediction_schedule_and_alternatives(http: TestClient, context: Context) -> None:

@@ -10,6 +10,7 @@ from pipeplan.documents.files import dump
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from tests.planner_service.chromium import Tab, browsing, found
 from tests.planner_service.dashboard_content import NAMES
+from tests.planner_service.overview.page_scripts import COLOURS, CONTRASTS, LEGEND, OVERFLOWING, UNTIL, VIEW, WORDS
 from tests.planner_service.servers import pipeplan, serving
 
 PROGRAM = found()
@@ -50,7 +51,8 @@ def _fill(client: httpx.Client) -> None:
         profile = document | {"model": {"name": name}}
         profile_id = client.post("/v1/profiles", json=profile).raise_for_status().json()["id"]
         request = PLAN_REQUEST.model_dump(mode="json") | {"profile_id": profile_id}
-        client.post("/v1/plans", json=request).raise_for_status()
+        plan_id = client.post("/v1/plans", json=request).raise_for_status().json()["id"]
+    _enqueued(client, plan_id)
 
 
 def _addresses(client: httpx.Client) -> list[str]:
@@ -58,7 +60,19 @@ def _addresses(client: httpx.Client) -> list[str]:
     plans = [plan["id"] for plan in client.get("/v1/plans").json()["items"]]
     job = _enqueued(client, plans[-1])
     one_each = [f"/{noun}/{client.get(f'/v1/{noun}').json()['items'][0]['id']}" for noun in ("profiles", "clusters")]
-    lists = ["/", "/plans", "/aliases", "/profiles", "/clusters", "/runs", "/jobs", "/agents", "/login", "/nothing"]
+    lists = [
+        "/",
+        "/plans",
+        "/plans/new",
+        "/aliases",
+        "/profiles",
+        "/clusters",
+        "/runs",
+        "/jobs",
+        "/agents",
+        "/login",
+        "/nothing",
+    ]
     compared = "/compare?" + "&".join(f"plan={plan}" for plan in plans[:4])
     return [*lists, compared, *one_each, *(f"/plans/{plan}" for plan in plans[:3]), f"/jobs/{job['id']}"]
 
@@ -87,9 +101,25 @@ def test_no_page_is_wider_than_the_screen_or_refused_anything(
         tab.complaints[:] = [each for each in tab.complaints if "404" not in each or address != "/nothing"]
 
 
+@pytest.mark.parametrize("width", [375, 768, 1024, 1280, 1440, 1920])
+def test_no_list_is_wider_than_its_frame(service: httpx.Client, tab: Tab, width: int) -> None:
+    for address in ("/", "/plans", "/profiles", "/clusters", "/jobs", "/runs"):
+        tab.show(f"{service.base_url}{address}", width=width)
+        assert tab.evaluate("document.querySelectorAll('.fits').length") > 0, address
+        assert tab.evaluate(OVERFLOWING) == [], address
+
+
+def test_a_narrow_list_labels_its_fields_and_can_still_be_sorted(service: httpx.Client, tab: Tab) -> None:
+    tab.show(f"{service.base_url}/plans", width=375)
+    label = "getComputedStyle(document.querySelector('.fits td:nth-child(5)'), '::before').content"
+    assert tab.evaluate(label) == '"Throughput"'
+    sorts = "[...document.querySelectorAll('.fits th a')].filter((a) => a.checkVisibility()).map((a) => a.textContent)"
+    assert tab.evaluate(sorts) == ["Throughput", "Memory", "Made ↓"]
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_stands_out_from_what_is_behind_it(service: httpx.Client, tab: Tab, dark: bool) -> None:
-    for address in ("plans", "jobs", "compare"):
+    for address in ("", "plans", "plans/new", "runs", "jobs", "compare"):
         tab.show(f"{service.base_url}/{address}", dark=dark)
         assert tab.evaluate(CONTRASTS) == [], address
 
@@ -136,6 +166,34 @@ def test_progress_moves_and_the_end_is_shown_without_a_hand(service: httpx.Clien
     service.post(f"/v1/jobs/{job['id']}/cancel").raise_for_status()
     tab.wait_for_load(before)
     assert tab.evaluate("document.querySelector('h1 .state').textContent") == "cancelled"
+
+
+def test_the_first_page_reads_itself_again(service: httpx.Client, tab: Tab) -> None:
+    tab.show(f"{service.base_url}/")
+    job = _enqueued(service, service.get("/v1/plans").json()["items"][-1]["id"])
+    before = tab.loads
+    tab.evaluate(UNTIL % f"document.querySelector('a[href=\"/jobs/{job['id']}\"]')")
+    service.post(f"/v1/jobs/{job['id']}/cancel").raise_for_status()
+    tab.evaluate(UNTIL % f"!document.querySelector('#now a[href=\"/jobs/{job['id']}\"]')")
+    assert tab.loads == before
+
+
+def test_the_form_is_checked_as_one_types_and_makes_a_plan(service: httpx.Client, tab: Tab) -> None:
+    tab.show(f"{service.base_url}/plans/new")
+    enter = """(text) => {
+      const field = document.querySelector("input[name=batch_size]");
+      field.value = text;
+      field.dispatchEvent(new Event("input", { bubbles: true }));
+    }"""
+    tab.evaluate(f"({enter})('0')")
+    tab.evaluate(UNTIL % "document.querySelector('#checked .error')?.textContent.includes('batch_size: ')")
+    tab.evaluate(f"({enter})('96')")
+    tab.evaluate(UNTIL % "document.querySelector('#checked pre')?.textContent.includes('--batch-size 96')")
+    before = tab.loads
+    tab.evaluate("document.querySelector('button.main').click()")
+    tab.wait_for_load(before)
+    plan_id = tab.evaluate("location.pathname").removeprefix("/plans/")
+    assert service.get(f"/v1/plans/{plan_id}").raise_for_status().json()["batch_size"] == 96
 
 
 def test_a_job_is_cancelled_by_its_button(service: httpx.Client, tab: Tab) -> None:
@@ -294,10 +352,6 @@ PICTURE = """(async () => {
   return [canvas.width, canvas.height, [...colours]];
 })()"""
 
-VIEW = "document.querySelector('[data-timeline]').view"
-WORDS = "document.querySelector('.words').textContent"
-LEGEND = "[...document.querySelectorAll('.timeline .legend li')].map((entry) => entry.textContent)"
-
 DRAG = """(() => {
   const canvas = document.querySelector(".timeline canvas");
   const box = canvas.getBoundingClientRect();
@@ -318,50 +372,3 @@ READ = """(async () => {
     lane.words.map((_, i) => textOf(timeline, lane, i)), [...lane.start], [...lane.end], [...lane.held],
   ]);
 })()"""
-
-COLOURS = """(() => {
-  const canvas = document.querySelector(".timeline canvas");
-  const named = (name) => getComputedStyle(canvas).getPropertyValue(name).trim();
-  const cells = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-  const counted = (colour) => {
-    const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-    let count = 0;
-    for (let i = 0; i < cells.length; i += 4) {
-      count += cells[i] === red && cells[i + 1] === green && cells[i + 2] === blue;
-    }
-    return count;
-  };
-  return { forward: counted(named("--forward")), backward: counted(named("--backward")) };
-})()"""
-"""How many points of the timeline's picture have the colour of each kind."""
-
-UNTIL = """new Promise((resolve, reject) => {
-  const give = setTimeout(() => reject(new Error("never")), 20000);
-  const look = () => { if (%s) { clearTimeout(give); resolve(true); } else setTimeout(look, 20); };
-  look();
-})"""
-
-CONTRASTS = """(() => {
-  const parsed = (colour) => {
-    const [r, g, b, a] = colour.match(/[\\d.]+/g).map(Number);
-    return { rgb: [r, g, b], opaque: (a ?? 1) === 1 };
-  };
-  const light = (rgb) => {
-    const [r, g, b] = rgb.map((c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (element) => {
-    const back = parsed(getComputedStyle(element).backgroundColor);
-    return back.opaque ? back.rgb : behind(element.parentElement);
-  };
-  const written = (element) => [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-  const ratio = (element) => {
-    const colour = parsed(getComputedStyle(element).color).rgb;
-    const [less, more] = [light(colour), light(behind(element))].sort((x, y) => x - y);
-    return (more + 0.05) / (less + 0.05);
-  };
-  return [...document.querySelectorAll("body *:not(svg, svg *)")]
-    .filter((element) => written(element) && element.checkVisibility() && ratio(element) < 4.5)
-    .map((element) => `${element.tagName}.${element.className} ${ratio(element).toFixed(2)}`);
-})()"""
-"""What has text of less contrast than WCAG 2.1's 4.5 to 1."""

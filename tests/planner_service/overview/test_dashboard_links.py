@@ -1,6 +1,6 @@
 """Every page that can be gone to: it is there, it is whole, it holds nothing that runs, whatever the names are."""
 
-from urllib.parse import urldefrag
+from urllib.parse import parse_qsl, urldefrag, urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
@@ -11,6 +11,7 @@ from tests.planner_service.html_pages import Page, internal
 
 HTML = {"Accept": "text/html"}
 MOST_PAGES = 400
+AXES = ("across", "down")
 RUNS_SOMETHING = ("style", "srcdoc", "onerror", "onload", "onclick")
 
 
@@ -22,13 +23,17 @@ def _read(http: TestClient, address: str) -> Page | None:
 
 
 def _walked(http: TestClient, start: str) -> dict[str, Page | None]:
-    """All that can be gone to from a page, by address."""
+    """All that can be gone to from a page, by address; of the maps of a search one."""
     seen: dict[str, Page | None] = {}
+    mapped: set[tuple[str, tuple[str, ...]]] = set()
     ahead = [start]
     while ahead:
         address = ahead.pop()
-        if address in seen:
+        parts = urlsplit(address)
+        place = parts.path, tuple(key for key, _ in parse_qsl(parts.query) if key in AXES)
+        if address in seen or (place[1] and place in mapped):
             continue
+        mapped.add(place)
         assert len(seen) < MOST_PAGES
         seen[address] = page = _read(http, address)
         if page is not None:

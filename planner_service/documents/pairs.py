@@ -1,0 +1,119 @@
+"""Pairs: two profiles side by side, block by block, at a microbatch size that both were measured at.
+
+Blocks belong together by their names, which a profile has once. A block that the other profile does not have stands
+alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.documents.alike import alike
+from pipeplan.documents.files import parse
+from pipeplan.documents.profile import Block, Profile
+from pipeplan.errors import require
+from pipeplan.formats import NONE, seconds, size, times
+
+MOST_ROWS = 300
+"""Rows in the table of a pair."""
+
+Quantities = tuple[float, float, float, float, float]
+"""Of a block: forward_s, backward_s, weight_bytes, activation_bytes, output_bytes."""
+
+LABELS = ("Forward", "Backward", "Weights", "Activations", "Output")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedCell:
+    """A quantity of both: the second as a multiple of the first, and what each is."""
+
+    label: str
+    ratio: str
+    values: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedRow:
+    """A block, or several in a row that are equal in both. `only` says which profile alone has it: 1 or 2."""
+
+    name: str
+    blocks: int
+    only: int | None
+    cells: tuple[PairedCell, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePair:
+    """What the page shows of two profiles; `totals` are over the blocks that both have."""
+
+    names: tuple[str, str]
+    microbatch_size: int
+    sizes: tuple[int, ...]
+    totals: tuple[PairedCell, ...]
+    rows: tuple[PairedRow, ...]
+    hidden_rows: int
+
+
+def pair_of(wanted: str, contents: tuple[str, str]) -> ProfilePair:
+    """The pair of the profiles that the texts hold. Raises InvalidInputError for a size that not both have.
+
+    The parser's process imports this by its name.
+    """
+    first, second = (parse(Profile, content) for content in contents)
+    sizes = tuple(sorted(set(first.microbatch_sizes) & set(second.microbatch_sizes)))
+    rule = f"must share a size that was measured: {first.microbatch_sizes} and {second.microbatch_sizes} do not"
+    require(len(sizes) > 0, "profile", rule, first.model.name)
+    rule = f"must be one that both were measured at: {', '.join(map(str, sizes))}"
+    require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
+    microbatch_size = int(wanted) if wanted else sizes[-1]
+
+    pairs = _paired(first, second, microbatch_size)
+    both = [(a, b) for _, a, b in pairs if a is not None and b is not None]
+    sums = [_sum(side) for side in zip(*both, strict=True)]
+    runs = list(alike([name for name, _, _ in pairs], [(a, b) for _, a, b in pairs]))
+    rows = [
+        PairedRow(
+            name=name,
+            blocks=stop - start,
+            only=2 if pairs[start][1] is None else 1 if pairs[start][2] is None else None,
+            cells=_cells(pairs[start][1], pairs[start][2]),
+        )
+        for start, stop, name in runs
+    ]
+    named = [f"{profile.model.name} on {profile.device.name}" for profile in (first, second)]
+    return ProfilePair(
+        names=(named[0], named[1]),
+        microbatch_size=microbatch_size,
+        sizes=sizes,
+        totals=_cells(sums[0], sums[1]) if sums else (),
+        rows=tuple(rows[:MOST_ROWS]),
+        hidden_rows=max(0, len(rows) - MOST_ROWS),
+    )
+
+
+def _paired(
+    first: Profile, second: Profile, microbatch_size: int
+) -> list[tuple[str, Quantities | None, Quantities | None]]:
+    """By name, what each has: in the first profile's order, then what the second alone has."""
+    a = {block.name: _quantities(block, microbatch_size) for block in first.blocks}
+    b = {block.name: _quantities(block, microbatch_size) for block in second.blocks}
+    return [(name, a.get(name), b.get(name)) for name in a | b]
+
+
+def _sum(blocks: Sequence[Quantities]) -> Quantities:
+    forward_s, backward_s, weight_bytes, activation_bytes, output_bytes = map(sum, zip(*blocks, strict=True))
+    return forward_s, backward_s, weight_bytes, activation_bytes, output_bytes
+
+
+def _quantities(block: Block, microbatch_size: int) -> Quantities:
+    at = block.at(microbatch_size)
+    return at.forward_s, at.backward_s, block.weight_bytes, at.activation_bytes, at.output_bytes
+
+
+def _cells(first: Quantities | None, second: Quantities | None) -> tuple[PairedCell, ...]:
+    cells = []
+    for place, label in enumerate(LABELS):
+        a, b = (None if side is None else side[place] for side in (first, second))
+        shown = seconds if place < 2 else size
+        ratio = times(b / a) if a and b is not None else times(1) if a == b == 0 else NONE
+        cells.append(PairedCell(label=label, ratio=ratio, values=f"{shown(a)}, {shown(b)}"))
+    return tuple(cells)

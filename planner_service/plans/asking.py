@@ -1,0 +1,175 @@
+"""Asking by a form: its fields, the API's request that they stand for, and the same request as two commands.
+
+    fields of the form ──document_of──▶ document ──checked──▶ refused, or right
+                                           ├──curl_of──▶ curl ... -d DOCUMENT
+                                           └──command_of──▶ pipeplan plan create ...
+
+Every option of a request is a field. A field left empty is not in the document. What a field holds is checked by
+nothing but what checks the API's requests.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
+
+from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
+from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
+from pipeplan.documents.identity import canonical_json
+from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS
+from pipeplan.planners.problem import ACCOUNTINGS, CUTS, SEMANTICS, SYNCHRONISATIONS, Options
+from pipeplan.protocol.estimates import ModelPlanRequest, parse_plan_request
+from pipeplan.protocol.plans import PlanRequest
+from pipeplan.schedules.registry import schedule_names
+from planner_service.plans import estimates
+from planner_service.plans import service as plans
+from planner_service.plans.questions import Posed
+from planner_service.platform.context import Context
+
+YES, NO = "true", "false"
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": tuple(schedule_names()),
+    "synchronisation": SYNCHRONISATIONS,
+    "memory": ACCOUNTINGS,
+    "optimizer": tuple(OPTIMIZERS),
+    "semantics": SEMANTICS,
+    "cuts": CUTS,
+    "engine": tuple(ENGINES),
+    "sharding": tuple(SHARDINGS),
+    "offload": (*OFFLOADS, ANY_OFFLOAD),
+    "recompute_unit": tuple(RECOMPUTE_UNITS),
+}
+"""The options that are one of a few names."""
+
+FIRST = ("microbatch_size", "schedule", "optimizer", "engine")
+"""The options that are asked for most."""
+
+SWITCHES = {"split_backward": ("--two-bp", "--no-two-bp"), "split_backward_half_way": ("--two-bp-half-way", "")}
+CUT_FLAGS = {"forced_cuts": "--force-cut", "forbidden_cuts": "--forbid-cut"}
+"""The command's flags that are not named as their options are."""
+
+WHEN_LEFT_OUT = {
+    "synchronisation": "all-reduce",
+    "semantics": "played",
+    "cuts": "any",
+    "engine": OUR_RUNTIME,
+    "recompute_factor": "from the profile",
+    "compression_ratio": "none",
+    "master_weights": "for 16 bits",
+    "sequence_parallel": "with tensor",
+    "offload": "nothing, where anything fits",
+    "time_limit_s": "none",
+}
+"""What options are when they are left out, of those that no planner chooses."""
+
+Kind = Literal["number", "text", "choice", "numbers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option as a field: what it may hold (`choices` with their texts), and what it is when left out."""
+
+    name: str
+    kind: Kind
+    choices: tuple[tuple[str, str], ...]
+    default: str
+
+    @property
+    def label(self) -> str:
+        """The name in words."""
+        return self.name.replace("_", " ").capitalize()
+
+
+@cache
+def options() -> tuple[Option, ...]:
+    """All options of a request, those first that are asked for most."""
+    hints = get_type_hints(Options)
+    found = [_option(field.name, hints[field.name], field.default) for field in fields(Options)]
+    return tuple(sorted(found, key=lambda option: FIRST.index(option.name) if option.name in FIRST else len(FIRST)))
+
+
+def _option(name: str, hint: Any, default: Any) -> Option:
+    kinds = {kind for kind in get_args(hint) or (hint,) if kind is not NoneType}
+    choices = tuple((each, each) for each in CHOICES.get(name, ()))
+    kind: Kind = "choice" if choices else "text"
+    if bool in kinds:
+        kind, choices = "choice", ((YES, "yes"), (NO, "no")) if default is None else ((YES, "yes"),)
+    elif kinds & {int, float}:
+        kind = "numbers" if isinstance(default, tuple) else "number"
+    shown = default if isinstance(default, str) else {False: "no", (): "none"}.get(default, "the best")
+    return Option(name=name, kind=kind, choices=choices, default=WHEN_LEFT_OUT.get(name, shown))
+
+
+def document_of(given: Mapping[str, str]) -> dict[str, Any]:
+    """The request's document that a form's fields stand for, checked by nobody yet."""
+    by_name = {option.name: option for option in options()}
+    document: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
+    for name, text in ((name, text.strip()) for name, text in given.items()):
+        if not text:
+            continue
+        if name in by_name:
+            chosen[name] = _value(text, by_name[name].kind, by_name[name].choices)
+        elif name == "other_profile_ids":
+            document[name] = text.replace(",", " ").split()
+        else:
+            document[name] = _value(text, "number" if name in ("batch_size", "sequence_length") else "text", ())
+    return document | ({"options": chosen} if chosen else {})
+
+
+def _value(text: str, kind: Kind, choices: tuple[tuple[str, str], ...]) -> Any:
+    """What the text stands for; the text itself where it stands for nothing: the API then says what is wrong."""
+    if kind == "numbers":
+        return [_value(part, "number", ()) for part in text.replace(",", " ").split()]
+    if kind == "choice" and (YES, "yes") in choices:
+        return {YES: True, NO: False}.get(text, text)
+    if kind != "number":
+        return text
+    try:
+        number = json.loads(text)
+    except ValueError:
+        return text
+    return number if type(number) in (int, float) else text
+
+
+def checked(context: Context, document: Mapping[str, Any]) -> PlanRequest | ModelPlanRequest:
+    """The request of the document. Raises InvalidInputError for whatever the API refuses before it asks a planner."""
+    asked = parse_plan_request(canonical_json(document).encode())
+    if isinstance(asked, ModelPlanRequest):
+        estimates.check(context, estimates.task_of(context, asked))
+    else:
+        posed = plans.posed(context, asked)
+        context.parsing.read_stored(Posed.check, posed, posed.size)
+    return asked
+
+
+def curl_of(document: Mapping[str, Any], origin: str, *, token: bool) -> str:
+    """The request as a `curl` command for a shell; with `token` it sends the one in PIPEPLAN_TOKEN."""
+    bearer = ' \\\n  -H "Authorization: Bearer $PIPEPLAN_TOKEN"' if token else ""
+    body = shlex.quote(json.dumps(document))
+    return f"curl -s {shlex.quote(origin + '/v1/plans')} -H 'Content-Type: application/json'{bearer} \\\n  -d {body}"
+
+
+def command_of(document: Mapping[str, Any], origin: str) -> str:
+    """The request as a `pipeplan` command for a shell; the client finds a token in PIPEPLAN_TOKEN by itself."""
+    words = ["--url", origin]
+    names = {"profile_id": "profile", "cluster_id": "cluster"}
+    for name, value in document.items():
+        if name == "other_profile_ids":
+            words += [word for each in value for word in ("--profile", str(each))]
+        elif name != "options":
+            words += [f"--{names.get(name, name).replace('_', '-')}", str(value)]
+    for name, value in document.get("options", {}).items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in CUT_FLAGS:
+            words += [word for cut in value for word in (CUT_FLAGS[name], str(cut))]
+        elif isinstance(value, bool):
+            words.append(SWITCHES.get(name, (flag, f"--no-{flag[2:]}"))[0 if value else 1])
+        else:
+            words += [flag, str(value)]
+    pairs = " ".join(map(shlex.quote, words)).replace(" --", " \\\n  --")
+    return f"pipeplan plan create {pairs}"
