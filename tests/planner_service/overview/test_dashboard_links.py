@@ -10,7 +10,7 @@ from tests.planner_service.dashboard_content import NAMES, filled
 from tests.planner_service.html_pages import Page, internal
 
 HTML = {"Accept": "text/html"}
-MOST_PAGES = 400
+MOST_PAGES = 600
 AXES = ("across", "down")
 RUNS_SOMETHING = ("style", "srcdoc", "onerror", "onload", "onclick")
 
