@@ -6,6 +6,7 @@ from pipeplan.cli.console import EPILOG, VersionAsked, run_app
 from worker_agent.commands.export import export
 from worker_agent.commands.models import models
 from worker_agent.commands.profile import profile
+from worker_agent.commands.prune import prune
 from worker_agent.commands.run import run
 from worker_agent.commands.start import start
 
@@ -23,6 +24,7 @@ app.command()(profile)
 app.command()(run)
 app.command()(start)
 app.command()(export)
+app.command()(prune)
 
 
 @app.callback()

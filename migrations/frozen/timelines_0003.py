@@ -245,3 +245,32 @@ def _columns(chunks: Sequence[Rows]) -> Document:
         "end_s": [moment_s for rows in chunks for moment_s in rows.end_s.tolist()],
         "memory_bytes": [held for rows in chunks for held in rows.memory_bytes.tolist()],
     }
+
+
+def pack_all(connection: sa.Connection) -> None:
+    """Timelines and losses of all runs out of their documents and into chunks, a run at a time."""
+    for run_id in _measured_runs(connection):
+        query = sa.text("SELECT report, timeline FROM runs WHERE id = :id")
+        row = connection.execute(query, {"id": run_id}).one()
+        report, timeline = json.loads(row.report), json.loads(row.timeline)
+        store(connection, run_id, timeline, report["losses"])
+        values = {"id": run_id, "report": canonical_json({**report, "losses": []}), "head": head(timeline)}
+        connection.execute(sa.text("UPDATE runs SET report = :report, timeline_head = :head WHERE id = :id"), values)
+
+
+def unpack_all(connection: sa.Connection) -> None:
+    """The same back into the documents."""
+    for run_id in _measured_runs(connection):
+        query = sa.text("SELECT report, timeline_head FROM runs WHERE id = :id")
+        row = connection.execute(query, {"id": run_id}).one()
+        report = canonical_json({**json.loads(row.report), "losses": read_losses(connection, run_id)})
+        values = {
+            "id": run_id,
+            "report": report,
+            "timeline": canonical_json(read(connection, run_id, row.timeline_head)),
+        }
+        connection.execute(sa.text("UPDATE runs SET report = :report, timeline = :timeline WHERE id = :id"), values)
+
+
+def _measured_runs(connection: sa.Connection) -> list[str]:
+    return list(connection.execute(sa.text("SELECT id FROM runs WHERE report IS NOT NULL")).scalars())

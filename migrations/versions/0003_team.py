@@ -252,6 +252,10 @@ def _add_agents() -> None:
     op.add_column("jobs", sa.Column("gang", sa.Text(), nullable=True))
     op.add_column("jobs", _time("not_before", nullable=True))
     op.create_index("ix_jobs_state_needs_id_sequence", "jobs", ["state", "needs_id", "sequence"])
+    _create_agents()
+
+
+def _create_agents() -> None:
     op.create_table(
         "agents",
         _sequence(),
@@ -269,6 +273,11 @@ def _add_agents() -> None:
         sa.UniqueConstraint("name", name=op.f("uq_agents_name")),
     )
     op.create_index("ix_agents_last_seen_at_sequence", "agents", ["last_seen_at", "sequence"])
+    _create_reports()
+
+
+def _create_reports() -> None:
+    """The members of gangs, and the ids of the reports that were taken."""
     op.create_table(
         "members",
         _sequence(),
@@ -346,15 +355,7 @@ def _pack_timelines() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_chunks_run_id_runs"), ondelete="CASCADE"),
     )
     op.add_column("runs", sa.Column("timeline_head", sa.Text(), nullable=True))
-    connection = op.get_bind()
-    for run_id in _measured_runs(connection):
-        read = sa.text("SELECT report, timeline FROM runs WHERE id = :id")
-        row = connection.execute(read, {"id": run_id}).one()
-        report, timeline = json.loads(row.report), json.loads(row.timeline)
-        timelines.store(connection, run_id, timeline, report["losses"])
-        emptied = timelines.canonical_json({**report, "losses": []})
-        values = {"id": run_id, "report": emptied, "head": timelines.head(timeline)}
-        connection.execute(sa.text("UPDATE runs SET report = :report, timeline_head = :head WHERE id = :id"), values)
+    timelines.pack_all(op.get_bind())
     op.drop_column("runs", "timeline")
     op.drop_index("ix_runs_plan_id", "runs")
     op.create_index("ix_runs_plan_id_sequence", "runs", ["plan_id", "sequence"])
@@ -364,21 +365,9 @@ def _unpack_timelines() -> None:
     op.drop_index("ix_runs_plan_id_sequence", "runs")
     op.create_index("ix_runs_plan_id", "runs", ["plan_id"])
     op.add_column("runs", sa.Column("timeline", sa.Text(), nullable=True))
-    connection = op.get_bind()
-    for run_id in _measured_runs(connection):
-        read = sa.text("SELECT report, timeline_head FROM runs WHERE id = :id")
-        row = connection.execute(read, {"id": run_id}).one()
-        losses = timelines.read_losses(connection, run_id)
-        timeline = timelines.canonical_json(timelines.read(connection, run_id, row.timeline_head))
-        report = timelines.canonical_json({**json.loads(row.report), "losses": losses})
-        values = {"id": run_id, "report": report, "timeline": timeline}
-        connection.execute(sa.text("UPDATE runs SET report = :report, timeline = :timeline WHERE id = :id"), values)
+    timelines.unpack_all(op.get_bind())
     op.drop_column("runs", "timeline_head")
     op.drop_table("run_chunks")
-
-
-def _measured_runs(connection: sa.Connection) -> list[str]:
-    return list(connection.execute(sa.text("SELECT id FROM runs WHERE report IS NOT NULL")).scalars())
 
 
 NOUNS: tuple[tuple[Callable[[], None], Callable[[], None]], ...] = (

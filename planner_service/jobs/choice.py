@@ -22,8 +22,8 @@ from planner_service.agents import service as agents
 from planner_service.agents import store as known_agents
 from planner_service.agents.needs import Needs, read
 from planner_service.agents.store import KnownAgent
-from planner_service.jobs import store as storage
-from planner_service.jobs.store import QueuedJob
+from planner_service.jobs import queue
+from planner_service.jobs.queue import QueuedJob
 from planner_service.platform.context import Context
 
 JOBS = 50
@@ -82,9 +82,9 @@ CURSORS = Cursors()
 def look(context: Context, connection: Connection, request: LeaseRequest, now: datetime) -> Chosen:
     """What the agent may take now. Its cost does not grow with the queue."""
     judge = _Judge(context, connection, request, now)
-    oldest = storage.waiting(connection, request.kinds, now, JOBS)
+    oldest = queue.waiting(connection, request.kinds, now, JOBS)
     if not judge.decided_by(oldest) and len(oldest) == JOBS:
-        seen = storage.needs_waiting(connection, CURSORS.of(request.agent), NEEDS)
+        seen = queue.needs_waiting(connection, CURSORS.of(request.agent), NEEDS)
         if not judge.decided_by(judge.first_of(seen)):
             CURSORS.keep(request.agent, seen[-1][0] if len(seen) == NEEDS else "")
     return judge.choice()
@@ -130,7 +130,7 @@ class _Judge:
         for needs_id, text in waiting:
             if self._verdict(needs_id, needs_of(text)) == "cannot":
                 continue
-            place = storage.oldest_of_needs(self.connection, self.request.kinds, self.now, needs_id)
+            place = queue.oldest_of_needs(self.connection, self.request.kinds, self.now, needs_id)
             if place is not None:
                 found.append(QueuedJob(needs_id=needs_id, needs=text, place=place))
                 if len(found) == SUITABLE:

@@ -77,7 +77,6 @@ def enqueue(context: Context, task: Task, *, asked_by: str | None = None) -> Job
 
 def get(context: Context, job_id: str) -> Job:
     """The job; one that waits says what for, where that is known. Raises NotFoundError."""
-    settle(context)
     with context.database.read() as connection:
         job = found("job", job_id, storage.get(connection, job_id))
         if job.state != "queued" or kind_of(job.task.kind).by_service:
@@ -89,14 +88,12 @@ def get(context: Context, job_id: str) -> Job:
 
 def newest(context: Context, cut: Cut, states: tuple[JobState, ...] = ()) -> Page[Job]:
     """A page of jobs, newest first."""
-    settle(context)
     with context.database.read() as connection:
         return storage.page(connection, cut, states)
 
 
 def page(context: Context, query: JobQuery) -> Page[Job]:
     """The jobs that the query asks for."""
-    settle(context)
     with context.database.read() as connection:
         return storage.asked_for(connection, query)
 
@@ -260,15 +257,19 @@ def retry(context: Context, job_id: str) -> Job:
 
 
 def settle(context: Context) -> None:
-    """Deals with leases that have run out, so that what is read next is true. Writes only where there are any."""
+    """Deals with leases that have run out; writes only where there are any.
+
+    Requests for work do it, and every process of the service once a second. What only reads never does.
+    """
     now = context.now()
     if _in_grace(context, now):
         return
-    with context.database.read() as connection:
-        if not storage.any_expired(connection, now):
-            return
-    with context.database.write() as connection:
-        _settle(context, connection, now)
+    with _noticing(context):
+        with context.database.read() as connection:
+            if not storage.any_expired(connection, now):
+                return
+        with context.database.write() as connection:
+            _settle(context, connection, now)
 
 
 def _in_grace(context: Context, now: datetime) -> bool:

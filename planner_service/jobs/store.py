@@ -12,16 +12,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from sqlalchemy import (
-    BindParameter,
-    ColumnElement,
     Connection,
     Row,
-    Select,
     bindparam,
     func,
     insert,
-    literal,
-    or_,
     select,
     update,
 )
@@ -29,6 +24,7 @@ from sqlalchemy import (
 from pipeplan.protocol.jobs import Job, JobQuery, JobState, Progress, Task
 from pipeplan.protocol.listing import Page
 from planner_service.agents.needs import NO_NEEDS
+from planner_service.jobs.queue import due
 from planner_service.platform import listing
 from planner_service.platform.listing import Cut, Listing, created, cut_of, equal, newest, one_of
 from planner_service.platform.stored import read_stored
@@ -44,15 +40,6 @@ class Claim:
     job: Job
     token: str | None
     result_id: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedJob:
-    """A job in the queue: what it needs, and its place."""
-
-    needs_id: str
-    needs: str
-    place: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,26 +136,6 @@ def claim(connection: Connection, job_id: str) -> Claim | None:
     return None if row is None else Claim(job=_job(row), token=row.token, result_id=row.result_id)
 
 
-def waiting(connection: Connection, kinds: Sequence[str], now: datetime, limit: int) -> list[QueuedJob]:
-    """The oldest jobs of these kinds that may be tried now: an index for each kind gives its own."""
-    found: list[QueuedJob] = []
-    for kind in kinds:
-        rows = connection.execute(_WAITING, {"kind": kind, "moment": now, "most": limit})
-        found += [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
-    return sorted(found, key=lambda one: one.place)[:limit]
-
-
-def needs_waiting(connection: Connection, after: str, limit: int) -> list[tuple[str, str]]:
-    """So many needs of jobs in the queue, ids and texts, by their ids: a step in an index each, from `after` on."""
-    return [(row.needs_id, row.needs) for row in connection.execute(_NEEDS, {"after": after, "most": limit})]
-
-
-def oldest_of_needs(connection: Connection, kinds: Sequence[str], now: datetime, needs_id: str) -> int | None:
-    """The place of the oldest job of these kinds that needs this and may be tried now."""
-    found = [connection.execute(_OLDEST, {"kind": kind, "needs": needs_id, "moment": now}) for kind in kinds]
-    return min((place for rows in found for place in rows.scalars()), default=None)
-
-
 def needing(connection: Connection, needs_id: str, limit: int) -> list[Job]:
     """The oldest jobs in the queue that need this."""
     query = select(jobs).where(jobs.c.state == "queued", jobs.c.needs_id == needs_id)
@@ -190,7 +157,7 @@ def take(connection: Connection, places: Sequence[int], taking: Taking) -> Job |
         return None
     first = (
         select(jobs.c.sequence)
-        .where(jobs.c.sequence.in_(places), jobs.c.state == "queued", _due(taking.now))
+        .where(jobs.c.sequence.in_(places), jobs.c.state == "queued", due(taking.now))
         .order_by(jobs.c.sequence)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -340,10 +307,6 @@ def take_report(connection: Connection, report_id: str | None, job_id: str, now:
         connection.execute(insert(reports).values(id=report_id, job_id=job_id, created_at=now))
 
 
-def _due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
-    return or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now)
-
-
 def _set(connection: Connection, job_id: str, **values: Any) -> None:
     connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
@@ -373,41 +336,3 @@ def _job(row: Row[Any]) -> Job:
 
 
 _LISTING = Listing(table=jobs, query=select(jobs), item=_job, sorts={"created_at": jobs.c.sequence})
-
-_WAITING = (
-    select(jobs.c.sequence, jobs.c.needs_id, jobs.c.needs)
-    .where(
-        jobs.c.state == "queued",
-        jobs.c.kind == bindparam("kind"),
-        _due(bindparam("moment", type_=jobs.c.not_before.type)),
-    )
-    .order_by(jobs.c.sequence)
-    .limit(bindparam("most"))
-)
-
-_OLDEST = (
-    select(jobs.c.sequence)
-    .where(
-        jobs.c.state == "queued",
-        jobs.c.needs_id == bindparam("needs"),
-        jobs.c.kind == bindparam("kind"),
-        _due(bindparam("moment", type_=jobs.c.not_before.type)),
-    )
-    .order_by(jobs.c.sequence)
-    .limit(1)
-)
-
-
-def _needs_in_the_queue() -> Select[Any]:
-    """Steps from one need in the queue to the next: a loose scan of the index, however many jobs need the same."""
-    least = select(func.min(jobs.c.needs_id)).where(jobs.c.state == "queued")
-    first = least.where(jobs.c.needs_id > bindparam("after")).scalar_subquery()
-    steps = select(first.label("needs_id"), literal(1).label("step")).cte("steps", recursive=True)
-    following = least.where(jobs.c.needs_id > steps.c.needs_id).scalar_subquery()
-    again = select(following, steps.c.step + 1)
-    steps = steps.union_all(again.where(steps.c.needs_id.is_not(None), steps.c.step < bindparam("most")))
-    text = select(jobs.c.needs).where(jobs.c.state == "queued", jobs.c.needs_id == steps.c.needs_id).limit(1)
-    return select(steps.c.needs_id, text.scalar_subquery().label("needs")).where(steps.c.needs_id.is_not(None))
-
-
-_NEEDS = _needs_in_the_queue()

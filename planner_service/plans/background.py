@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pipeplan.errors import ServiceError
 from planner_service.access import idempotency
 from planner_service.events.feed import Feed
+from planner_service.jobs import service as jobs
 from planner_service.plans.jobs import PlanRunner
 from planner_service.plans.prices import PriceRunner, PriceWorker
 from planner_service.plans.solver import Solver, solver_pool
@@ -16,6 +17,9 @@ from planner_service.platform.context import Context, utc_now
 
 TIDY_S = 600.0
 """How often the answers that are kept for repeated requests are pruned."""
+
+SETTLE_S = 1.0
+"""How often leases that have run out are looked for."""
 
 LOOK_S = 0.05
 
@@ -56,7 +60,7 @@ class Background:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Works until the block ends."""
-        works = [self.runner.run(), self.prices.run(), self._tidy()]
+        works = [self.runner.run(), self.prices.run(), self._tidy(), self._settle()]
         if self._context.now is utc_now:  # a clock that a test sets has no watchdog
             works.append(self._watch())
         tasks = [asyncio.create_task(work) for work in works]
@@ -92,6 +96,13 @@ class Background:
             await asyncio.sleep(TIDY_S)
             with suppress(ServiceError):
                 await asyncio.to_thread(idempotency.prune, self._context)
+
+    async def _settle(self) -> None:
+        """Deals with leases that have run out: reading a job does not."""
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            with suppress(ServiceError):
+                await asyncio.to_thread(jobs.settle, self._context)
 
     async def _watch(self) -> None:
         """The watchdog of the loop: notices when the process stood still, or its clock was set."""

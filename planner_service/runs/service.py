@@ -12,7 +12,6 @@ from pipeplan.protocol.listing import Page
 from pipeplan.protocol.runs import Losses, Run, RunQuery, RunSummary
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.trace import chrome_trace
-from planner_service.jobs.service import settle
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
@@ -25,14 +24,12 @@ MAX_INSTRUCTIONS = 250_000
 
 def get(context: Context, run_id: str) -> Run:
     """The run. Raises NotFoundError."""
-    settle(context)
     with context.database.read() as connection:
         return found("run", run_id, storage.get(connection, run_id))
 
 
 def page(context: Context, query: RunQuery) -> Page[RunSummary]:
     """The runs that the query asks for."""
-    settle(context)
     with context.database.read() as connection:
         return storage.page(connection, query)
 

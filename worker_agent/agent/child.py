@@ -73,6 +73,12 @@ def kill_left_behind(work_dir: Path) -> int:
     return len(found)
 
 
+def lives(work_dir: Path, job_id: str) -> bool:
+    """Whether a process of a job, started by an agent on this folder, lives on this node."""
+    begin, job, end = f"{VARIABLE}=".encode(), f":{job_id}:".encode(), f":{work_dir}".encode()
+    return bool(_marked(lambda value: value.startswith(begin) and job in value and value.endswith(end)))
+
+
 @dataclass(slots=True)
 class JobProcess:
     """A job's process, with its newest progress, its last lines on standard error, and how much it printed in all."""

@@ -81,6 +81,10 @@ class AgentClient:
         release = Release(token=lease.token)
         return parse(Job, self._connection.post(f"/v1/jobs/{lease.job.id}/release", dump(release)))
 
+    def job(self, job_id: str) -> Job:
+        """A job as it is now. Raises NotFoundError where the service does not know it."""
+        return parse(Job, self._connection.get(f"/v1/jobs/{job_id}"))
+
     def plan(self, plan_id: str) -> Plan:
         """A stored plan."""
         return parse_plan(self._connection.get(f"/v1/plans/{plan_id}"))

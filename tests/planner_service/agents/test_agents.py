@@ -227,6 +227,7 @@ def test_a_member_whose_lease_runs_out_ends_the_attempt_for_all(context: Context
         _beat(context, first)
     with pytest.raises(LeaseLostError):
         _complete(context, first, LINKS)
+    jobs.settle(context)
     waiting = jobs.get(context, job.id)
     assert (waiting.state, waiting.attempts) == ("queued", 1)
     assert _beat_is_refused(context, second)

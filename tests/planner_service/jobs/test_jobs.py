@@ -1,10 +1,23 @@
 """Jobs: their states, their leases, and what is never overwritten. The clock is set by hand."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from pipeplan.documents.identity import content_id
 from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError, NotFoundError
-from pipeplan.protocol.jobs import Completion, Failure, Heartbeat, Lease, LeaseRequest, ProfileResult, Progress
+from pipeplan.protocol.jobs import (
+    Completion,
+    Failure,
+    Heartbeat,
+    JobQuery,
+    Lease,
+    LeaseRequest,
+    ProfileResult,
+    Progress,
+)
+from pipeplan.protocol.runs import RunQuery
 from planner_service.documents.service import profiles
 from planner_service.jobs import service as jobs
 from planner_service.overview.openapi import CLUSTER, PROFILE
@@ -16,6 +29,8 @@ from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import ANY_WORK, PROFILE_RESULT, PROFILE_TASK, run_result, run_task, store_plan
 
 LEASE_S = 30.0
+READ_S = 20.0
+"""More than any read takes; a writer's turn would not come within it."""
 
 
 def _leased(context: Context) -> Lease:
@@ -109,9 +124,36 @@ def test_work_that_is_done_after_the_lease_ran_out_is_taken_while_nobody_else_ha
 ) -> None:
     lease = _leased(context)
     clock.advance(10 * LEASE_S)
+    jobs.settle(context)
     assert jobs.get(context, lease.job.id).state == "queued"
     _complete(context, lease)
     assert jobs.get(context, lease.job.id).state == "succeeded"
+
+
+def test_to_read_jobs_never_waits_for_a_writer_even_when_a_lease_has_run_out(context: Context, clock: Clock) -> None:
+    store_plan(context)
+    lease = _leased(context)
+    clock.advance(LEASE_S)
+    with ThreadPoolExecutor(1) as readers, context.database.write():
+        seen = readers.submit(_all_reads, context, lease.job.id).result(READ_S)
+    assert seen == {lease.job.id}
+
+
+def _all_reads(context: Context, job_id: str) -> set[str]:
+    runs.page(context, RunQuery())
+    listed = jobs.page(context, JobQuery()).items + jobs.newest(context, Cut()).items
+    return {jobs.get(context, job_id).id, *(job.id for job in listed)}
+
+
+def test_a_service_puts_back_a_job_whose_lease_has_run_out_though_nobody_asks_for_work(
+    context: Context, clock: Clock
+) -> None:
+    lease = _leased(context)
+    clock.advance(LEASE_S)
+    deadline_s = time.monotonic() + READ_S
+    while jobs.get(context, lease.job.id).state == "leased" and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert jobs.get(context, lease.job.id).state == "queued"
 
 
 def test_a_heartbeat_takes_back_a_job_that_nobody_else_has_taken(context: Context, clock: Clock) -> None:

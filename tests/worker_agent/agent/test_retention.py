@@ -1,0 +1,158 @@
+"""Retention: folders of ended jobs go by age, number and bytes; nothing that a job may resume from ever does."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeplan.client.client import Client
+from pipeplan.errors import NotFoundError, ServiceError
+from pipeplan.protocol.jobs import JobState
+from tests.planner_service.servers import environment, serving
+from tests.worker_agent.agent.nodes import run_task, store_plan
+from worker_agent.agent.child import Mark
+from worker_agent.agent.limits import folder_bytes
+from worker_agent.agent.retention import Bounds, JobFolder, finish, remove, surplus
+
+NOW_S = 1_000_000.0
+STATES: tuple[JobState | None, ...] = ("queued", "leased", "succeeded", "failed", "cancelled", "dead", None)
+"""What a service may say of a job; None: it does not know the job."""
+
+
+def _id(number: int) -> str:
+    return f"{number:032x}"
+
+
+def _made(work_dir: Path, name: str, *, age_s: float = 0.0, size: int = 1) -> Path:
+    folder = work_dir / name
+    (folder / "out").mkdir(parents=True)
+    (folder / "out" / "weights").write_bytes(b"x" * size)
+    for path in (folder / "out" / "weights", folder / "out", folder):
+        os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+    return folder
+
+
+def _asking(states: Mapping[str, JobState | None], job_id: str) -> JobState:
+    state = states[job_id]
+    if state is None:
+        raise NotFoundError(f"there is no job {job_id}")
+    return state
+
+
+def _names(folders: list[JobFolder]) -> list[str]:
+    return [folder.path.name for folder in folders]
+
+
+@given(
+    found=st.lists(st.tuples(st.sampled_from(STATES), st.integers(0, 9)), max_size=8),
+    age_s=st.none() | st.integers(0, 9),
+    most=st.none() | st.integers(0, 8),
+    abandons=st.booleans(),
+)
+def test_what_goes_has_ended_for_good_and_what_stays_fits_the_bounds(
+    tmp_path_factory: pytest.TempPathFactory,
+    found: list[tuple[JobState | None, int]],
+    age_s: int | None,
+    most: int | None,
+    abandons: bool,
+) -> None:
+    work_dir = tmp_path_factory.mktemp("work")
+    states = {_id(number): state for number, (state, _) in enumerate(found)}
+    ages = {_id(number): age for number, (_, age) in enumerate(found)}
+    for name, age in ages.items():
+        _made(work_dir, name, age_s=age)
+    kept = Bounds(age_s=age_s, folders=most, abandons=abandons)
+    remove(surplus(work_dir, lambda job_id: _asking(states, job_id), kept, NOW_S))
+    left = {path.name for path in work_dir.iterdir()}
+    gone = ("succeeded", "failed", "cancelled", "dead", None) if abandons else ("succeeded",)
+    over = {name for name, state in states.items() if state in gone}
+    assert states.keys() - over <= left
+    newest = sorted(over, key=lambda name: (ages[name], name))[: len(over) if most is None else most]
+    assert left & over == {name for name in newest if age_s is None or ages[name] <= age_s}
+    shutil.rmtree(work_dir)
+
+
+def test_the_newest_folders_stay_that_together_fit_the_bytes(tmp_path: Path) -> None:
+    for number in range(4):
+        _made(tmp_path, _id(number), age_s=number, size=100_000)
+    most = 2 * folder_bytes(tmp_path / _id(0))
+    going = surplus(tmp_path, lambda _: "succeeded", Bounds(bytes=most), NOW_S)
+    assert _names(going) == [_id(2), _id(3)]
+    assert sum(folder.bytes for folder in going) == most
+
+
+def test_a_gangs_attempts_go_with_their_job_and_what_is_no_jobs_folder_stays(tmp_path: Path) -> None:
+    _made(tmp_path, f"{_id(1)}-1")
+    _made(tmp_path, f"{_id(2)}-7")
+    _made(tmp_path, "spool")
+    elsewhere = _made(tmp_path, "elsewhere")
+    (tmp_path / _id(3)).symlink_to(elsewhere)
+    (tmp_path / _id(4)).write_text("a file")
+    states: dict[str, JobState | None] = {_id(1): "succeeded", _id(2): "leased"}
+    assert _names(surplus(tmp_path, lambda job_id: _asking(states, job_id), Bounds(folders=0), NOW_S)) == [
+        f"{_id(1)}-1"
+    ]
+
+
+def test_a_folder_stays_while_a_process_of_its_job_lives(tmp_path: Path) -> None:
+    folder = _made(tmp_path, _id(1))
+    mark = Mark(work_dir=tmp_path, agent=os.getpid(), job=_id(1), fence=1)
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **mark.environment()}
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert surplus(tmp_path, lambda _: "succeeded", Bounds(folders=0), NOW_S) == []
+        process.communicate(b"\n")
+    assert [found.path for found in surplus(tmp_path, lambda _: "succeeded", Bounds(folders=0), NOW_S)] == [folder]
+
+
+def test_nothing_goes_while_the_service_does_not_answer(tmp_path: Path) -> None:
+    def away(_job_id: str) -> JobState:
+        raise ServiceError("away")
+
+    _made(tmp_path, _id(1), age_s=9)
+    with pytest.raises(ServiceError):
+        surplus(tmp_path, away, Bounds(folders=0), NOW_S)
+
+
+def test_a_removal_that_was_killed_in_the_middle_leaves_no_half_folder_and_is_ended_later(tmp_path: Path) -> None:
+    folder, other = _made(tmp_path, _id(1)), _made(tmp_path, ".removed-notes")
+    killed = (
+        "import os, shutil, sys; from pathlib import Path\n"
+        "from worker_agent.agent import retention as r\n"
+        "def die(out): out.exists() and ((out / 'weights').unlink(), os._exit(9))\n"
+        "shutil.rmtree = lambda path, **_: die(Path(path) / 'out')\n"
+        "r.remove([r.JobFolder(path=Path(sys.argv[1]), bytes=1, written_s=0.0)])"
+    )
+    assert subprocess.run([sys.executable, "-c", killed, str(folder)], check=False).returncode == 9
+    assert not folder.exists()
+    assert (tmp_path / f".removed-{_id(1)}" / "out").exists()
+    assert finish(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_the_command_asks_the_service_and_keeps_what_waits(tmp_path: Path) -> None:
+    work_dir = tmp_path / "work"
+    command = (sys.executable, "-c", "from worker_agent.cli import main; main()", "prune", "--work-dir", str(work_dir))
+    with serving(tmp_path / "service.sqlite3") as (url, _), Client(url) as service:
+        plan_id = store_plan(service)
+        waits, over = (service.enqueue_job(run_task(plan_id)) for _ in range(2))
+        service.cancel_job(over.id)
+        for job in (waits, over):
+            _made(work_dir, job.id)
+        for options, left in ((["--dry-run"], {waits.id, over.id}), ([], {waits.id})):
+            asked = [*command, "--url", url, "--keep", "0", "--abandoned", *options]
+            done = subprocess.run(asked, capture_output=True, text=True, env=environment(), check=False)
+            assert done.returncode == 0, done.stderr
+            assert {path.name for path in work_dir.iterdir()} == left
+    unbounded = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert unbounded.returncode == 2
+    assert "--older-than-days" in unbounded.stderr

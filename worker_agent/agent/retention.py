@@ -1,0 +1,106 @@
+"""Retention: which folders of ended jobs an agent's disk need not keep, and their removal.
+
+    work_dir/<job id>             a job's folder; work_dir/<job id>-<fence> one attempt of a job over several nodes
+    work_dir/.removed-<name>      one on its way out: renamed first, then deleted
+
+A folder goes only where the service says that its job has succeeded. One that has failed, was given up or cancelled may
+be tried again, and goes on from its checkpoints; one that the service does not know may be another service's. These go
+where the operator abandons them. A job that waits, or of which a process lives on this node, always keeps its folder.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeplan.errors import NotFoundError
+from pipeplan.protocol.jobs import JobState
+from worker_agent.agent.child import lives
+from worker_agent.agent.limits import folder_bytes
+
+ASIDE = ".removed-"
+_FOLDER = re.compile(r"([0-9a-f]{32})(-\d+)?")
+_LIVE: frozenset[JobState] = frozenset({"queued", "leased"})
+
+StateOf = Callable[[str], JobState]
+"""The state of a job by its id, from the service. Raises NotFoundError where it does not know the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What may stay of ended jobs: none older than `age_s`, at most so many folders and bytes. None: no such bound.
+
+    `abandons`: the bounds hold for jobs, too, that ended without a result or that the service does not know.
+    """
+
+    age_s: float | None = None
+    folders: int | None = None
+    bytes: int | None = None
+    abandons: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFolder:
+    """A folder of an ended job, its bytes on the disk, and when something was last written to it."""
+
+    path: Path
+    bytes: int
+    written_s: float
+
+
+def surplus(work_dir: Path, state_of: StateOf, kept: Bounds, now_s: float) -> list[JobFolder]:
+    """The folders to remove: of ended jobs all but the newest that the bounds leave.
+
+    Raises ServiceError where the service does not answer: then nothing is known to have ended.
+    """
+    ended = []
+    for path, job_id in _job_folders(work_dir):
+        if _is_over(state_of, job_id, abandons=kept.abandons) and not lives(work_dir, job_id):
+            ended.append(_measured(path))
+    ended.sort(key=lambda folder: (-folder.written_s, folder.path))
+    left_bytes, surplus = 0, list[JobFolder]()
+    for place, folder in enumerate(ended):
+        left_bytes += folder.bytes
+        too_old = kept.age_s is not None and now_s - folder.written_s > kept.age_s
+        too_many = kept.folders is not None and place >= kept.folders
+        too_large = kept.bytes is not None and left_bytes > kept.bytes
+        if too_old or too_many or too_large:
+            surplus.append(folder)
+    return surplus
+
+
+def remove(folders: Sequence[JobFolder]) -> None:
+    """Removes folders. One whose removal was interrupted is out of every job's way, and `finish` ends it."""
+    for folder in folders:
+        aside = folder.path.with_name(ASIDE + folder.path.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.path.rename(aside)
+        shutil.rmtree(aside)
+
+
+def finish(work_dir: Path) -> int:
+    """Ends removals that were interrupted; returns how many there were."""
+    left = [path for path in work_dir.glob(f"{ASIDE}*") if _FOLDER.fullmatch(path.name.removeprefix(ASIDE))]
+    for path in left:
+        shutil.rmtree(path)
+    return len(left)
+
+
+def _job_folders(work_dir: Path) -> list[tuple[Path, str]]:
+    """The folders that are named as jobs are, no links among them, and the jobs' ids."""
+    named = ((path, _FOLDER.fullmatch(path.name)) for path in work_dir.glob("*"))
+    return [(path, name[1]) for path, name in named if name and path.is_dir() and not path.is_symlink()]
+
+
+def _is_over(state_of: StateOf, job_id: str, *, abandons: bool) -> bool:
+    try:
+        state = state_of(job_id)
+    except NotFoundError:
+        return abandons
+    return state == "succeeded" or (abandons and state not in _LIVE)
+
+
+def _measured(path: Path) -> JobFolder:
+    written_s = max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
+    return JobFolder(path=path, bytes=folder_bytes(path), written_s=written_s)

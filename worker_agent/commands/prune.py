@@ -1,0 +1,66 @@
+"""`pipeplan-agent prune`: removes folders of ended jobs from this node's disk."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeplan.cli.console import require_extra
+from pipeplan.errors import require
+
+DAY_S = 86_400
+
+
+def prune(
+    older_than_days: Annotated[
+        float | None, typer.Option(min=0, help="Folders to which nothing was written for so many days go.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(min=0, help="At most so many folders of ended jobs stay.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=0, help="They take at most so many bytes together.")] = None,
+    abandoned: Annotated[
+        bool,
+        typer.Option(
+            "--abandoned", help="Also of jobs that failed, were cancelled, or that the service does not know."
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    url: Annotated[str | None, typer.Option(help="The service. [PIPEPLAN_AGENT_URL]")] = None,
+    work_dir: Annotated[
+        Path | None, typer.Option(help="Where jobs keep their files. [PIPEPLAN_AGENT_WORK_DIR]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Removes folders of jobs that have succeeded, the oldest first.
+
+    Those that may be tried again keep theirs, because a run goes on from its checkpoints, unless they are abandoned;
+    those that wait or run always do. The service is asked for each; while it does not answer, nothing goes.
+    """
+    require_extra("worker")
+    from worker_agent.agent import retention
+    from worker_agent.agent.client import AgentClient
+    from worker_agent.agent.settings import load_settings
+
+    bounds = (older_than_days, keep, max_bytes)
+    rule = "must be bounded: give --older-than-days, --keep or --max-bytes"
+    require(any(bound is not None for bound in bounds), "retention", rule, None)
+    settings = load_settings(url=url, work_dir=None if work_dir is None else work_dir.absolute())
+    kept = retention.Bounds(
+        age_s=None if older_than_days is None else older_than_days * DAY_S,
+        folders=keep,
+        bytes=max_bytes,
+        abandons=abandoned,
+    )
+    with AgentClient(settings.url, settings.token) as client:
+        going = retention.surplus(settings.work_dir, lambda job_id: client.job(job_id).state, kept, time.time())
+    if not dry_run:
+        retention.finish(settings.work_dir)
+        retention.remove(going)
+    total_bytes = sum(folder.bytes for folder in going)
+    if as_json:
+        names = [folder.path.name for folder in going]
+        typer.echo(json.dumps({"dry_run": dry_run, "removed": names, "bytes": total_bytes}))
+        return
+    verb = "would remove" if dry_run else "removed"
+    typer.echo(f"{settings.work_dir}: {verb} {len(going)} folders of ended jobs ({total_bytes} bytes)", err=True)
