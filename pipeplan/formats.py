@@ -1,6 +1,6 @@
 """Formats: seconds, bytes, rates and moments, as people read them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import datetime
 
@@ -37,6 +37,22 @@ def size(value_bytes: float | None) -> str:
         if abs(value_bytes) >= unit_bytes:
             return f"{_number(value_bytes / unit_bytes)} {name}"
     return f"{_number(value_bytes)} B"
+
+
+def all_seconds(values_s: Sequence[float]) -> tuple[str, ...]:
+    """The values in the unit of the largest, to compare them: `0.5 ms`, `12.5 ms`."""
+    return _in_one_unit(values_s, _TIMES)
+
+
+def all_sizes(values_bytes: Sequence[float]) -> tuple[str, ...]:
+    """The values in the unit of the largest: `0.25 GiB`, `12 GiB`."""
+    return _in_one_unit(values_bytes, (*_SIZES, (1.0, "B")))
+
+
+def _in_one_unit(values: Sequence[float], units: Sequence[tuple[float, str]]) -> tuple[str, ...]:
+    unit, name = next((one for one in units if max(values) >= one[0]), units[-1])
+    least = 1e-3 * unit
+    return tuple(f"under 0.001 {name}" if 0 < value < least else f"{_number(value / unit)} {name}" for value in values)
 
 
 def rate(value: float | None) -> str:

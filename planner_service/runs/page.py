@@ -1,11 +1,13 @@
 """Pages of the runs: their list, and one run with what was predicted and what was measured, side by side."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.programs.timeline import Timeline
 from pipeplan.protocol.jobs import JobState
 from pipeplan.protocol.runs import Run, RunQuery
 from pipeplan.simulation.report import RunReport
@@ -63,15 +65,7 @@ def run_view(context: Context, run_id: str) -> RunView:
     run = runs.get(context, run_id)
     timelines = runs.timelines(context, run_id) if run.report is not None else {}
 
-    # Both at their ends, where the pipeline is warm, on one scale: the longer one is drawn longer.
-    windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
-    readable = [readable_s(timeline, windows[name]) for name, timeline in timelines.items()]
-    dense = any(span_s < windows[name].span_s for name, span_s in zip(windows, readable, strict=True))
-    if dense:  # bars would be too narrow to tell apart: as much of both ends as can be read
-        windows = {name: window.tail(max(readable)) for name, window in windows.items()}
-    else:
-        longest_s = max((window.span_s for window in windows.values()), default=0.0)
-        windows = {name: DrawnWindow(start_s=window.start_s, span_s=longest_s) for name, window in windows.items()}
+    windows = windows_of(timelines)
     drawings = [draw(timeline, windows[name], title=name.capitalize()) for name, timeline in timelines.items()]
 
     return RunView(
@@ -80,6 +74,16 @@ def run_view(context: Context, run_id: str) -> RunView:
         drawings=tuple(drawings),
         losses=None if run.report is None else loss_chart(run.report),
     )
+
+
+def windows_of(timelines: Mapping[str, Timeline]) -> dict[str, DrawnWindow]:
+    """What to draw of each timeline: its end, where the pipeline is warm. All windows are equally long: one scale.
+
+    Where bars would be too narrow to tell apart, that is as much as can be read of one of them at least.
+    """
+    windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
+    shown_s = max((readable_s(timeline, windows[name]) for name, timeline in timelines.items()), default=0.0)
+    return {name: replace(window.tail(shown_s), span_s=shown_s) for name, window in windows.items()}
 
 
 def loss_chart(report: RunReport) -> LossChart | None:
