@@ -7,6 +7,7 @@ from datetime import datetime
 from pipeplan.documents.coordinates import GROUPS, group_of
 from pipeplan.documents.plan import Alternative, Certificate, Plan, StageMemory
 from pipeplan.planners.problem import Options
+from pipeplan.simulation.report import Compared, Missed
 
 NONE = "–"
 
@@ -70,6 +71,21 @@ def price_of(other: Alternative) -> str:
     if other.throughput_samples_per_s is not None or other.closed_form_samples_per_s is None:
         return rate(other.throughput_samples_per_s)
     return f"{rate(other.closed_form_samples_per_s)} in closed form"
+
+
+def why_missed(throughput: Compared, found: Missed) -> str:
+    """One sentence: how far a run was from its prediction, and what each cause adds, which sums to the difference."""
+    causes = [("compute", found.compute), ("link", found.link), ("waiting", found.waiting)]
+    if found.other_programs is not None:
+        causes.append(("other programs", found.other_programs))
+    parts = ", ".join(f"{name} {part or 0.0:+.3g}" for name, part in sorted(causes, key=lambda each: -abs(each[1])))
+    gap = f"{throughput.measured - throughput.predicted:+.3g} samples/s ({change(throughput.error)})"
+    sentence = f"measured against predicted: {gap}, of which {parts}"
+    if found.other_programs is None:
+        return f"{sentence}; what other programs took is in these parts"
+    if found.other_programs == min(part for _, part in causes) < 0:
+        return f"{sentence}; before calibrating, run it again without the other programs"
+    return sentence
 
 
 def percent(value: float | None) -> str:

@@ -156,7 +156,7 @@ class PlanFacts(WireModel):
     slowest_stage: int = Field(description="the stage whose replicas together take longest for a sample")
     slowest_stage_time_s: float = Field(description="a microbatch's, as the planner has it")
     slowest_s_per_sample: float = Field(description="compute a sample of the rank with that stage, shared by replicas")
-    exchange_s_per_sample: float = Field(description="its gradient exchange that no backward hides, and its update")
+    exchange_s_per_sample: float = Field(description="its update, and with a flush the exchange that no backward hides")
     memory_bytes: int = Field(description="of a worker of the fullest stage")
     compute_s_per_sample: float = Field(description="forward, backward and recomputation on all stages together")
     device_s_per_sample: float = Field(description="the same, times the devices that share the blocks of a stage")

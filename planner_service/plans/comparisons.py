@@ -10,7 +10,8 @@ All workers of a plan together compute for `compute_s_per_sample` each sample. T
 
 The ratio of two plans' speeds is the product of the ratios of these five. Speeds are those of the streams when they are
 played. A plan whose streams were not is compared by the closed form, and so is the plan beside it: like with like. An
-exchange counts as far as no backward hides it by the plan's costs, and never for more than the time that is left.
+exchange counts where a schedule has a flush, as far as no backward hides it by the plan's costs and never for more than
+the time that is left. Without a flush the microbatches that follow hide it, and what they do not is waiting.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,15 @@ from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor
 from pipeplan.schedules.registry import schedule_named
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context
+
+_WHAT = {
+    "workers": "workers",
+    "compute": "compute a sample",
+    "balance": "the slowest stage's compute a sample, all its replicas together",
+    "exchange": "its exchange and update a sample",
+    "waiting": "its waiting",
+}
+"""The factors of a speed, in words."""
 
 _NOT_COMPARED = ("id", "stages", "simulated_samples_per_s", "simulated_bubble_fraction")
 
@@ -97,7 +107,7 @@ def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
         Factor(
             name=name,
             ratio=its[name] / others[name],
-            text=texts[name] if texts[name] == against[name] else f"{texts[name]} against {against[name]}",
+            text=f"{_WHAT[name]}: {texts[name]} against {against[name]}",
         )
         for name in its
     )
@@ -112,7 +122,7 @@ def _shares(plan: PlanFacts, samples_per_s: float) -> tuple[dict[str, float], di
     mean_s = plan.device_s_per_sample / plan.workers
     again = f", recomputing on {several(len(plan.recomputing_stages), 'stage')}" if plan.recomputing_stages else ""
     width = f"{several(plan.replicas[0], 'replica')}" if len(set(plan.replicas)) == 1 else "mixed replicas"
-    slowest = f"{plan.slowest_stage} on {several(plan.replicas[plan.slowest_stage], 'replica')}"
+    slowest = f"stage {plan.slowest_stage}, {several(plan.replicas[plan.slowest_stage], 'replica')}"
     batch = f"batches of {plan.batch_size}, {plan.microbatches} x {plan.microbatch_size} a replica"
     shares = {
         "workers": float(plan.workers),
@@ -121,14 +131,12 @@ def _shares(plan: PlanFacts, samples_per_s: float) -> tuple[dict[str, float], di
         "exchange": slowest_s / (slowest_s + exchange_s),
         "waiting": (slowest_s + exchange_s) / sample_s,
     }
-    compute = f"{_ms(plan.device_s_per_sample)} of compute a sample in microbatches of {plan.microbatch_size}{again}"
-    balance = f"its slowest stage takes {_ms(slowest_s)} a sample, {slowest_s / mean_s:.3g} x the mean ({slowest})"
     words = {
-        "workers": f"{several(plan.workers, 'worker')} ({several(plan.depth, 'stage')}, {width})",
-        "compute": compute,
-        "balance": balance,
-        "exchange": f"its exchange and update take {_ms(exchange_s)} a sample",
-        "waiting": f"it waits for {1 - shares['waiting']:.1%} of the time ({batch})",
+        "workers": f"{plan.workers} ({several(plan.depth, 'stage')}, {width})",
+        "compute": f"{_ms(plan.device_s_per_sample)} in microbatches of {plan.microbatch_size}{again}",
+        "balance": f"{_ms(slowest_s)} ({slowest}), {slowest_s / mean_s:.3g} x the mean,",
+        "exchange": f"{_ms(exchange_s)}",
+        "waiting": f"{1 - shares['waiting']:.1%} of the time ({batch})",
     }
     return shares, words
 
@@ -154,11 +162,12 @@ def _splits_backward(plan: Plan) -> bool:
 
 
 def _facts(plan_id: str, plan: Plan) -> PlanFacts:
-    split = _splits_backward(plan)
+    laws, split = schedule_named(plan.schedule), _splits_backward(plan)
     paces, exchange_s = paces_s(plan), []
     for stage, costs in zip(plan.stages, plan.costs, strict=True):
         between_updates = plan.microbatch_size * plan.microbatches * stage.replicas
-        exchange_s.append((costs.exchange_tail_s(split=split) + costs.update_s) / between_updates)
+        waited_s = costs.exchange_tail_s(split=split) if laws.flushes else 0.0
+        exchange_s.append((waited_s + costs.update_s) / between_updates)
     compute_s = sum(pace_s * stage.replicas for pace_s, stage in zip(paces, plan.stages, strict=True))
     ranks = stages_by_rank(plan)
     of_ranks_s = [sum(paces[stage] for stage in held) for held in ranks]

@@ -7,6 +7,8 @@ from typing import get_args
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.documents.plan import Plan
+from pipeplan.formats import why_missed
 from pipeplan.programs.timeline import Timeline
 from pipeplan.protocol.jobs import JobState
 from pipeplan.protocol.runs import Run, RunQuery
@@ -43,7 +45,7 @@ class RunView:
     """What the page shows; drawings and losses are there once the run has succeeded."""
 
     run: Run
-    schedule: str
+    plan: Plan
     drawings: tuple[Drawing, ...]
     losses: LossChart | None
 
@@ -57,7 +59,7 @@ def list_runs(services: Services, request: Request) -> HTMLResponse:
 @router.get("/runs/{run_id}")
 def show_run(services: Services, request: Request, run_id: str) -> HTMLResponse:
     """One run."""
-    return page(request, "runs/run.html", view=run_view(services, run_id))
+    return page(request, "runs/run.html", view=run_view(services, run_id), why_missed=why_missed)
 
 
 def run_view(context: Context, run_id: str) -> RunView:
@@ -70,7 +72,7 @@ def run_view(context: Context, run_id: str) -> RunView:
 
     return RunView(
         run=run,
-        schedule=plans.summary(context, run.plan_id).schedule,
+        plan=plans.get(context, run.plan_id),
         drawings=tuple(drawings),
         losses=None if run.report is None else loss_chart(run.report),
     )

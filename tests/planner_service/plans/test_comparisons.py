@@ -88,7 +88,7 @@ def test_a_speed_is_explained_by_what_its_slowest_stage_does(
 
 
 def test_each_cause_alone_is_named_alone() -> None:
-    plan = _solved(2, stages=2)
+    plan = _solved(2, stages=2, schedule="1f1b")
     assert plan.simulated is not None
     rate = plan.simulated.throughput_samples_per_s
     pace_s = comparison([("plan", plan)] * 2).plans[0].slowest_s_per_sample
