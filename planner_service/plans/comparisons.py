@@ -19,7 +19,7 @@ from typing import Literal
 
 from pipeplan.costs.memory import rank_bytes, stages_by_rank
 from pipeplan.documents.plan import Plan
-from pipeplan.formats import several
+from pipeplan.formats import clip, several
 from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
 from pipeplan.schedules.registry import schedule_named
 from planner_service.plans import service as plans
@@ -87,9 +87,9 @@ def _caveats(compared: Sequence[PlanFacts]) -> tuple[str, ...]:
     )
     found = []
     for field, sentence in sentences:
-        values = dict.fromkeys(str(getattr(one, field)) for one in compared)
+        values = dict.fromkeys(getattr(one, field) for one in compared)
         if len(values) > 1:
-            found.append(sentence.format(" and ".join(values)))
+            found.append(sentence.format(" and ".join(clip(str(value), 40) for value in values)))
     return tuple(found)
 
 
