@@ -70,7 +70,7 @@ class Recorder:
         self._closes = closes
         self._on_batch = on_batch
         self._keep = keep
-        self._processor = processor
+        self._processor_now = processor
         self._began_s = self._processor_s = 0.0
         self._open: _Batch = _Batch()
         self._unread: deque[_Batch] = deque()
@@ -79,15 +79,15 @@ class Recorder:
 
     def begin(self) -> None:
         """The next instruction starts."""
-        if self._processor is not None:
-            self._began_s = self._processor()
+        if self._processor_now is not None:
+            self._began_s = self._processor_now()
         self._clock.mark()
 
     def end(self, instruction: Instruction, memory_bytes: int) -> None:
         """It is done, and so much is held now."""
         self._clock.mark()
-        if self._processor is not None and is_compute(instruction):
-            self._processor_s += self._processor() - self._began_s
+        if self._processor_now is not None and is_compute(instruction):
+            self._processor_s += self._processor_now() - self._began_s
         batch = self._open
         batch.instructions.append(instruction)
         batch.memory_bytes.append(memory_bytes)
@@ -120,7 +120,7 @@ class Recorder:
     @property
     def processor_s(self) -> float | None:
         """Processor time of all compute, kept or not; None where it is not measured."""
-        return None if self._processor is None else self._processor_s
+        return None if self._processor_now is None else self._processor_s
 
     @property
     def first_instructions(self) -> int:
