@@ -1,12 +1,13 @@
 """Formats: seconds, bytes, rates and moments, as people read them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import datetime
 
 from pipeplan.documents.coordinates import GROUPS, group_of
 from pipeplan.documents.plan import Alternative, Certificate, Plan, StageMemory
 from pipeplan.planners.problem import Options
+from pipeplan.simulation.report import Compared, Missed
 
 NONE = "–"
 
@@ -39,6 +40,22 @@ def size(value_bytes: float | None) -> str:
     return f"{_number(value_bytes)} B"
 
 
+def all_seconds(values_s: Sequence[float]) -> tuple[str, ...]:
+    """The values in the unit of the largest, to compare them: `0.5 ms`, `12.5 ms`."""
+    return _in_one_unit(values_s, _TIMES)
+
+
+def all_sizes(values_bytes: Sequence[float]) -> tuple[str, ...]:
+    """The values in the unit of the largest: `0.25 GiB`, `12 GiB`."""
+    return _in_one_unit(values_bytes, (*_SIZES, (1.0, "B")))
+
+
+def _in_one_unit(values: Sequence[float], units: Sequence[tuple[float, str]]) -> tuple[str, ...]:
+    unit, name = next((one for one in units if max(values) >= one[0]), units[-1])
+    least = 1e-3 * unit
+    return tuple(f"under 0.001 {name}" if 0 < value < least else f"{_number(value / unit)} {name}" for value in values)
+
+
 def rate(value: float | None) -> str:
     """`1,250 samples/s`."""
     return NONE if value is None else f"{_number(value)} samples/s"
@@ -54,6 +71,21 @@ def price_of(other: Alternative) -> str:
     if other.throughput_samples_per_s is not None or other.closed_form_samples_per_s is None:
         return rate(other.throughput_samples_per_s)
     return f"{rate(other.closed_form_samples_per_s)} in closed form"
+
+
+def why_missed(throughput: Compared, found: Missed) -> str:
+    """One sentence: how far a run was from its prediction, and what each cause adds, which sums to the difference."""
+    causes = [("compute", found.compute), ("link", found.link), ("waiting", found.waiting)]
+    if found.other_programs is not None:
+        causes.append(("other programs", found.other_programs))
+    parts = ", ".join(f"{name} {part or 0.0:+.3g}" for name, part in sorted(causes, key=lambda each: -abs(each[1])))
+    gap = f"{throughput.measured - throughput.predicted:+.3g} samples/s ({change(throughput.error)})"
+    sentence = f"measured against predicted: {gap}, of which {parts}"
+    if found.other_programs is None:
+        return f"{sentence}; what other programs took is in these parts"
+    if found.other_programs == min(part for _, part in causes) < 0:
+        return f"{sentence}; before calibrating, run it again without the other programs"
+    return sentence
 
 
 def percent(value: float | None) -> str:

@@ -5,7 +5,7 @@ executing them, and a plan's costs have no other place for it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
@@ -92,10 +92,10 @@ StageSamples = Mapping[tuple[int, str], Sample]
 """By stage and kind of instruction."""
 
 
-def sample(values: Sequence[float]) -> Sample:
-    """The median of one value or more, and the interquartile range."""
+def sample(values: Sequence[float], typical: Callable[[Sequence[float]], float] = median) -> Sample:
+    """The median of one value or more, or another typical one, and the interquartile range."""
     lower, _, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (0.0, 0.0, 0.0)
-    return Sample(value=median(values), spread=upper - lower, count=len(values))
+    return Sample(value=typical(values), spread=upper - lower, count=len(values))
 
 
 def steps(lane: Lane) -> list[SampledStep]:
@@ -122,8 +122,8 @@ def _updates(lane: Lane) -> int:
     return sum(isinstance(instruction, Update) for instruction in lane.instructions)
 
 
-def stage_samples(run: MeasuredRun) -> StageSamples:
-    """The durations of every stage's computing and updating, all its replicas together, by kind:
+def stage_samples(run: MeasuredRun, typical: Callable[[Sequence[float]], float] = median) -> StageSamples:
+    """The typical durations of every stage's computing and updating, all its replicas together, by kind:
 
     forward, forward-after-update (an update has just been through the caches), forward-without-graph (of a stage that
     recomputes), recompute, backward, backward-by-block (with the forward that it runs again), backward-input,
@@ -153,7 +153,7 @@ def stage_samples(run: MeasuredRun) -> StageSamples:
                 case _:
                     continue
             found[lane.stage, kind].append(duration_s)
-    return {key: sample(values) for key, values in sorted(found.items())}
+    return {key: sample(values, typical) for key, values in sorted(found.items())}
 
 
 def exchange_samples(run: MeasuredRun) -> Mapping[int, Sample]:

@@ -230,13 +230,15 @@ def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def show_reasons_of_speed(comparison: Comparison) -> None:
-    """A line a factor, of every plan but the first."""
+    """A line a factor, of every plan but the first, and where the plans are not comparable."""
     console = _console()
     for speed in comparison.speeds[1:]:
         ratio = "" if speed.ratio is None else f" {speed.ratio:.2f}x"
         console.print(f"{speed.id[:10]}{ratio}" + ("" if speed.because else ": nothing in it differs"))
         for factor in speed.because:
             console.print(f"  {factor.ratio:.2f}x {factor.name}: {factor.text}")
+    for caveat in comparison.caveats:
+        console.print(f"note: {caveat}")
 
 
 def show_alternatives(found: Alternatives) -> None:

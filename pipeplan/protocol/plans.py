@@ -153,10 +153,13 @@ class PlanFacts(WireModel):
     bubble_fraction: float | None = Field(description=PLAYED)
     simulated_bubble_fraction: float | None = Field(description="the same as bubble_fraction")
     closed_form_bubble_fraction: float = Field(description=CLOSED_FORM)
-    slowest_stage: int
-    slowest_stage_time_s: float
+    slowest_stage: int = Field(description="the stage whose replicas together take longest for a sample")
+    slowest_stage_time_s: float = Field(description="a microbatch's, as the planner has it")
+    slowest_s_per_sample: float = Field(description="compute a sample of the rank with that stage, shared by replicas")
+    exchange_s_per_sample: float = Field(description="its update, and with a flush the exchange that no backward hides")
     memory_bytes: int = Field(description="of a worker of the fullest stage")
     compute_s_per_sample: float = Field(description="forward, backward and recomputation on all stages together")
+    device_s_per_sample: float = Field(description="the same, times the devices that share the blocks of a stage")
     busy_fraction: float = Field(
         description="the workers' share of time that this compute takes, by the played throughput; the closed form's "
         "where the streams were not played"
@@ -192,12 +195,16 @@ class Speed(WireModel):
 
 
 class Comparison(WireModel):
-    """Plans side by side. The fastest is that of the played ones; where none was played, the closed form's."""
+    """Plans side by side. The fastest is that of the played ones; where none was played, the closed form's.
+
+    `caveats`: sentences that say where the plans are not comparable as they are, of another model or batch, say.
+    """
 
     plans: tuple[PlanFacts, ...]
     differences: tuple[Difference, ...]
     speeds: tuple[Speed, ...]
     fastest: str
+    caveats: tuple[str, ...] = ()
 
 
 class Alternatives(WireModel):

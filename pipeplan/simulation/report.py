@@ -46,6 +46,8 @@ class RankReport:
     """One process: bytes of tensors held at the peak, as the runtime counts them, and its largest resident size.
 
     That is the host's memory. `device_memory` is what it took of a GPU of its own, None where it had none.
+    `off_processor_fraction`: the share of its compute time in which the process was not on a processor, because others
+    were; None of a GPU, and of a process that computes with several threads.
     """
 
     rank: int
@@ -54,6 +56,36 @@ class RankReport:
     peak_memory_bytes: int
     peak_resident_bytes: int
     device_memory: DeviceMemory | None = None
+    off_processor_fraction: float | None = None
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindReport:
+    """One kind of instruction, the mean over the ranks: forward, recompute, backward, update, send, receive (with
+    waiting for what it receives), exchange, and idle, the time in none of them. All together are a batch's time.
+    """
+
+    kind: str
+    s_per_batch: Compared
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """Why a run's throughput is not the predicted one: what each cause added, in samples/s, below 0 where it took.
+
+    The parts sum to measured - predicted (`calibration.missed` says how they are found). `other_programs` is None where
+    no rank knows how long it was on a processor; what they took is then in the other parts.
+    """
+
+    compute: float
+    link: float
+    waiting: float
+    other_programs: float | None
+    kinds: tuple[KindReport, ...]
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -72,6 +104,7 @@ class RunReport:
     bubble_fraction: Compared
     stages: tuple[StageReport, ...]
     ranks: tuple[RankReport, ...]
+    missed: Missed | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from pipeplan.cli.plan_tables import picture
 from pipeplan.documents.files import answer_document
 from pipeplan.documents.plan import Infeasible
+from pipeplan.formats import why_missed
 from pipeplan.simulation.report import Compared
 from planner_service.demo.main_job import BATCH_SIZE, DemoOutcome
 
@@ -73,6 +74,8 @@ def show_run(console: Console, outcome: DemoOutcome, url: str) -> None:
         _compared_row(table, f"stage {stage.stage}: busy, ms a step", stage.busy_s_per_batch, 1e3)
         _compared_row(table, f"stage {stage.stage}: peak memory, MiB", stage.peak_memory_bytes, 1 / MIB)
     console.print(table)
+    if report.missed is not None:
+        console.print(why_missed(report.throughput_samples_per_s, report.missed), soft_wrap=True, highlight=False)
     console.print(f"loss  {report.losses[0]:.3f} first, {report.losses[-1]:.3f} last", highlight=False)
     console.print(f"plan  {url}/plans/{outcome.chosen.plan_id}", soft_wrap=True)
     console.print(f"run   {url}/runs/{outcome.run_id}", soft_wrap=True)

@@ -1,23 +1,38 @@
 """Comparisons: what differs between plans, and why one is faster.
 
-All workers of a plan together compute for `compute_s_per_sample` each sample, and are busy with it for a share of their
-time:
+All workers of a plan together compute for `compute_s_per_sample` each sample. Those of the slowest stage compute for
+`slowest_s_per_sample`, all replicas of it together, and that is a share of the time in which a sample is through:
 
-    samples/s = workers x busy share / compute seconds a sample
+    samples/s = workers / device_s_per_sample: were every worker always at work
+              x balance     mean over slowest: the mean worker's seconds a sample by those of the slowest
+              x exchange    of the slowest stage's time without waiting, the share that is compute
+              x waiting     the share of the time in which the slowest stage computes, exchanges or updates
 
-The ratio of two plans' speeds is the product of the ratios of these three. Speeds are those of the streams when they
-are played. A plan whose streams were not is compared by the closed form, and so is the plan beside it: like with like.
+The ratio of two plans' speeds is the product of the ratios of these five. Speeds are those of the streams when they are
+played. A plan whose streams were not is compared by the closed form, and so is the plan beside it: like with like. An
+exchange counts where a schedule has a flush, as far as no backward hides it by the plan's costs and never for more than
+the time that is left. Without a flush the microbatches that follow hide it, and what they do not is waiting.
 """
 
 from collections.abc import Sequence
 from typing import Literal
 
-from pipeplan.costs.memory import rank_bytes
+from pipeplan.costs.memory import rank_bytes, stages_by_rank
 from pipeplan.documents.plan import Plan
+from pipeplan.formats import clip, several
 from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
 from pipeplan.schedules.registry import schedule_named
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context
+
+_WHAT = {
+    "workers": "workers",
+    "compute": "compute a sample",
+    "balance": "the slowest stage's compute a sample, all its replicas together",
+    "exchange": "its exchange and update a sample",
+    "waiting": "its waiting",
+}
+"""The factors of a speed, in words."""
 
 _NOT_COMPARED = ("id", "stages", "simulated_samples_per_s", "simulated_bubble_fraction")
 
@@ -50,56 +65,114 @@ def comparison(compared: Sequence[tuple[str, Plan]]) -> Comparison:
         plans=tuple(facts),
         differences=tuple(differences),
         speeds=tuple(_speed(one, facts[0]) for one in facts),
+        caveats=_caveats(facts),
         fastest=max(facts, key=lambda one: (one.throughput_samples_per_s or 0.0, one.closed_form_samples_per_s)).id,
     )
 
 
+def _caveats(compared: Sequence[PlanFacts]) -> tuple[str, ...]:
+    """Where the plans are not comparable as they are: a sentence for each fact that differs and should not."""
+    sentences = (
+        ("model", "The models differ ({}): a sample is not the same work."),
+        ("cluster_id", "The clusters differ: part of the speed is the hardware's, not the plan's."),
+        ("profile_id", "The profiles differ: compute was not measured by the same profile."),
+        ("dtype", "The numbers differ ({}): a sample is not the same arithmetic."),
+        (
+            "batch_size",
+            "The batches differ ({}): at equal samples a second the weights are updated more or less often.",
+        ),
+        ("optimizer", "The optimizers differ ({}): updates and memory are not the same."),
+        ("memory_accounting", "Memory is accounted in different ways ({}): its sizes are not comparable."),
+        ("estimated", "Some costs are estimated, others measured."),
+    )
+    found = []
+    for field, sentence in sentences:
+        values = dict.fromkeys(getattr(one, field) for one in compared)
+        if len(values) > 1:
+            found.append(sentence.format(" and ".join(clip(str(value), 40) for value in values)))
+    return tuple(found)
+
+
 def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
-    """How many times as fast as the first the plan is, and which of the three factors make it so."""
+    """How many times as fast as the first the plan is, and which factors make it so. Their product is the ratio."""
     price: Literal["played", "closed form"] = "played"
     rate, first_rate = plan.throughput_samples_per_s, first.throughput_samples_per_s
     if rate is None or first_rate is None:
         price, rate, first_rate = "closed form", plan.closed_form_samples_per_s, first.closed_form_samples_per_s
-    busy, first_busy = _busy_fraction(rate, plan), _busy_fraction(first_rate, first)
-    if not first_rate or not plan.compute_s_per_sample or not first_busy:
+    if not first_rate or not rate or not plan.slowest_s_per_sample or not first.slowest_s_per_sample:
         return Speed(id=plan.id, ratio=None, price=price, because=())
 
-    shares = f"workers compute for {busy:.1%} of the time against {first_busy:.1%}"
-    slowest = f"the slowest stage, {plan.slowest_stage}, takes {1e3 * plan.slowest_stage_time_s:.4g} ms a microbatch"
-    shares = f"{shares}; {slowest} against {1e3 * first.slowest_stage_time_s:.4g} ms"
-
-    plan_ms, first_ms = 1e3 * plan.compute_s_per_sample, 1e3 * first.compute_s_per_sample
-    compute = f"{plan_ms:.4g} ms of compute a sample against {first_ms:.4g}"
-    if plan.recomputing_stages != first.recomputing_stages:
-        counts = f"{len(plan.recomputing_stages)} stages recompute against {len(first.recomputing_stages)}"
-        compute = f"{compute}; {counts}"
-
+    (its, texts), (others, against) = _shares(plan, rate), _shares(first, first_rate)
     factors = (
         Factor(
-            name="workers",
-            ratio=plan.workers / first.workers,
-            text=f"{plan.workers} workers against {first.workers}",
-        ),
-        Factor(name="busy", ratio=busy / first_busy, text=shares),
-        Factor(name="compute", ratio=first.compute_s_per_sample / plan.compute_s_per_sample, text=compute),
+            name=name,
+            ratio=its[name] / others[name],
+            text=f"{_WHAT[name]}: {texts[name]} against {against[name]}",
+        )
+        for name in its
     )
     kept = tuple(factor for factor in factors if abs(factor.ratio - 1.0) > 1e-9)
     return Speed(id=plan.id, ratio=rate / first_rate, price=price, because=kept)
 
 
-def _busy_fraction(samples_per_s: float, plan: PlanFacts) -> float:
-    return samples_per_s * plan.compute_s_per_sample / plan.workers
+def _shares(plan: PlanFacts, samples_per_s: float) -> tuple[dict[str, float], dict[str, str]]:
+    """The five factors of a plan's speed by name, and each in words."""
+    slowest_s, sample_s = plan.slowest_s_per_sample, 1 / samples_per_s
+    exchange_s = min(plan.exchange_s_per_sample, max(sample_s - slowest_s, 0.0))
+    mean_s = plan.device_s_per_sample / plan.workers
+    again = f", recomputing on {several(len(plan.recomputing_stages), 'stage')}" if plan.recomputing_stages else ""
+    width = f"{several(plan.replicas[0], 'replica')}" if len(set(plan.replicas)) == 1 else "mixed replicas"
+    slowest = f"stage {plan.slowest_stage}, {several(plan.replicas[plan.slowest_stage], 'replica')}"
+    batch = f"batches of {plan.batch_size}, {plan.microbatches} x {plan.microbatch_size} a replica"
+    shares = {
+        "workers": float(plan.workers),
+        "compute": 1 / plan.device_s_per_sample,
+        "balance": mean_s / slowest_s,
+        "exchange": slowest_s / (slowest_s + exchange_s),
+        "waiting": (slowest_s + exchange_s) / sample_s,
+    }
+    words = {
+        "workers": f"{plan.workers} ({several(plan.depth, 'stage')}, {width})",
+        "compute": f"{_ms(plan.device_s_per_sample)} in microbatches of {plan.microbatch_size}{again}",
+        "balance": f"{_ms(slowest_s)} ({slowest}), {slowest_s / mean_s:.3g} x the mean,",
+        "exchange": f"{_ms(exchange_s)}",
+        "waiting": f"{1 - shares['waiting']:.1%} of the time ({batch})",
+    }
+    return shares, words
 
 
-def _facts(plan_id: str, plan: Plan) -> PlanFacts:
-    split = plan.split_backward or schedule_named(plan.schedule).splits_backward
-    compute_of_stages_s = []
+def _ms(value_s: float) -> str:
+    """All times of a comparison are in one unit."""
+    return f"{1e3 * value_s:.4g} ms"
+
+
+def paces_s(plan: Plan) -> tuple[float, ...]:
+    """Every stage's compute seconds a sample, shared by its replicas, which take the work in turn."""
+    split = _splits_backward(plan)
+    found = []
     for stage, costs in zip(plan.stages, plan.costs, strict=True):
         backward_s = costs.backward_input_s + costs.backward_weight_s if split else costs.backward_s
         recompute_s = costs.recompute_s if stage.recompute else 0.0
-        compute_of_stages_s.append((costs.forward_s + backward_s + recompute_s) / costs.microbatch_size)
-    compute_s = sum(compute_of_stages_s)
-    slowest = max(range(plan.depth), key=lambda index: plan.stages[index].time_s)
+        found.append((costs.forward_s + backward_s + recompute_s) / costs.microbatch_size / stage.replicas)
+    return tuple(found)
+
+
+def _splits_backward(plan: Plan) -> bool:
+    return plan.split_backward or schedule_named(plan.schedule).splits_backward
+
+
+def _facts(plan_id: str, plan: Plan) -> PlanFacts:
+    laws, split = schedule_named(plan.schedule), _splits_backward(plan)
+    paces, exchange_s = paces_s(plan), []
+    for stage, costs in zip(plan.stages, plan.costs, strict=True):
+        between_updates = plan.microbatch_size * plan.microbatches * stage.replicas
+        waited_s = costs.exchange_tail_s(split=split) if laws.flushes else 0.0
+        exchange_s.append((waited_s + costs.update_s) / between_updates)
+    compute_s = sum(pace_s * stage.replicas for pace_s, stage in zip(paces, plan.stages, strict=True))
+    ranks = stages_by_rank(plan)
+    of_ranks_s = [sum(paces[stage] for stage in held) for held in ranks]
+    slowest = max(range(len(ranks)), key=of_ranks_s.__getitem__)
+    device_s = compute_s * plan.form.devices
     form, played = plan.closed_form, plan.throughput_samples_per_s
     rate = form.throughput_samples_per_s if played is None else played
     return PlanFacts(
@@ -128,10 +201,13 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         bubble_fraction=plan.bubble_fraction,
         simulated_bubble_fraction=plan.bubble_fraction,
         closed_form_bubble_fraction=form.bubble_fraction,
-        slowest_stage=slowest,
-        slowest_stage_time_s=plan.stages[slowest].time_s,
+        slowest_stage=ranks[slowest][0],
+        slowest_stage_time_s=plan.stages[ranks[slowest][0]].time_s,
+        slowest_s_per_sample=of_ranks_s[slowest],
+        exchange_s_per_sample=sum(exchange_s[stage] for stage in ranks[slowest]),
         memory_bytes=max(rank_bytes(plan)),
         compute_s_per_sample=compute_s,
-        busy_fraction=rate * compute_s / plan.workers,
+        device_s_per_sample=device_s,
+        busy_fraction=rate * device_s / plan.workers,
         stages=plan.stages,
     )

@@ -5,6 +5,7 @@ stage_drawing  the model's blocks in a row, cut into stages
 draw           a timeline as rows of bars, a row a rank
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from pipeplan.documents.plan import Plan, Stage, StageMemory
@@ -68,7 +69,7 @@ MAX_DRAWN = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One stage; `slowest` is the one that sets the pace, `share` its part of that one's time."""
+    """One stage; `slowest` is the one that sets the pace, `share` its part of the time at which the scale ends."""
 
     x: float
     width: float
@@ -86,12 +87,20 @@ class StageDrawing:
     pieces: tuple[Piece, ...]
 
 
-def stage_drawing(plan: Plan) -> StageDrawing | None:
-    """The drawing; None where there are too many stages for one."""
+def stage_drawing(
+    plan: Plan, times_s: Sequence[float] | None = None, full_s: float | None = None
+) -> StageDrawing | None:
+    """The drawing; None where there are too many stages for one.
+
+    Stages are compared by `times_s`, on a scale that ends at `full_s`: by default by the planner's time a microbatch,
+    up to the slowest.
+    """
     if plan.depth > MAX_DRAWN:
         return None
     blocks = plan.stages[-1].stop
-    slowest_s = max(stage.time_s for stage in plan.stages)
+    compared_s = [stage.time_s for stage in plan.stages] if times_s is None else times_s
+    slowest_s = max(compared_s)
+    end_s = slowest_s if full_s is None else full_s
     pieces = []
     for index, stage in enumerate(plan.stages):
         x, end = WIDTH * stage.start / blocks, WIDTH * stage.stop / blocks
@@ -111,8 +120,8 @@ def stage_drawing(plan: Plan) -> StageDrawing | None:
                 title=title,
                 blocks=_fitting(shown, end - x),
                 replicas=_fitting(f"× {stage.replicas}" if stage.replicas > 1 else "", end - x),
-                slowest=stage.time_s == slowest_s > 0,
-                share=stage.time_s / slowest_s if slowest_s > 0 else 0.0,
+                slowest=compared_s[index] == slowest_s > 0,
+                share=compared_s[index] / end_s if end_s > 0 else 0.0,
             )
         )
     return StageDrawing(pieces=tuple(pieces))

@@ -1,6 +1,6 @@
 """Pages of the plans: their history, and plans side by side: what differs, why one is faster, stages and memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import inf, log
 
@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Plan, StageMemory
 from pipeplan.errors import require
-from pipeplan.formats import NONE, count, percent, price, rate, seconds, shape, size, times
+from pipeplan.formats import NONE, all_seconds, all_sizes, count, percent, price, rate, shape, times
 from pipeplan.protocol.plans import PlanFacts, PlanQuery, PlanSummary
 from pipeplan.schedules.registry import schedule_names
 from planner_service.plans import comparisons
@@ -75,16 +75,20 @@ class ComparisonView:
     stages: tuple[StageDrawing | None, ...]
     memory: tuple[MemoryBar, ...]
     memory_rows: tuple[ComparedRow, ...]
-    one_model: bool
+    caveats: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantity:
-    """A row before it is filled in: what to show of a plan, and what to rank by, the smallest first."""
+    """A row before it is filled in: what to show of a plan, and what to rank by, the smallest first.
+
+    With `in_one_unit` that shows the ranked amounts of all plans at once, and `shown` is not asked.
+    """
 
     label: str
-    shown: Callable[[Plan, PlanFacts], str]
+    shown: Callable[[Plan, PlanFacts], str] = lambda plan, facts: ""
     rank: Callable[[Plan, PlanFacts], float] | None = None
+    in_one_unit: Callable[[Sequence[float]], tuple[str, ...]] | None = None
 
 
 _QUANTITIES = (
@@ -109,18 +113,23 @@ _QUANTITIES = (
     ),
     _Quantity(
         label="Compute a sample",
-        shown=lambda plan, facts: seconds(facts.compute_s_per_sample),
         rank=lambda plan, facts: facts.compute_s_per_sample,
+        in_one_unit=all_seconds,
+    ),
+    _Quantity(
+        label="Slowest stage a sample, its replicas together",
+        rank=lambda plan, facts: facts.slowest_s_per_sample,
+        in_one_unit=all_seconds,
+    ),
+    _Quantity(
+        label="Its exchange and update a sample",
+        rank=lambda plan, facts: facts.exchange_s_per_sample,
+        in_one_unit=all_seconds,
     ),
     _Quantity(
         label="Memory of the fullest device",
-        shown=lambda plan, facts: size(max(rank_bytes(plan))),
         rank=lambda plan, facts: max(rank_bytes(plan)),
-    ),
-    _Quantity(label="Time a microbatch", shown=lambda plan, facts: seconds(plan.time_per_microbatch_s)),
-    _Quantity(
-        label="Time a microbatch in closed form",
-        shown=lambda plan, facts: seconds(plan.closed_form.time_per_microbatch_s),
+        in_one_unit=all_sizes,
     ),
     _Quantity(label="Workers", shown=lambda plan, facts: count(plan.workers), rank=lambda plan, facts: plan.workers),
     _Quantity(label="Stages × replicas", shown=lambda plan, facts: shape(plan.depth, plan.width)),
@@ -167,6 +176,8 @@ def comparison(context: Context, plan_ids: tuple[str, ...]) -> ComparisonView:
             place for place, rank in enumerate(ranks) if rank <= min(ranks) + NEAR * abs(min(ranks)) < max(ranks)
         )
         values = tuple(quantity.shown(*pair) for pair in pairs)
+        if quantity.in_one_unit is not None:
+            values = quantity.in_one_unit(ranks)
         rows.append(ComparedRow(label=quantity.label, values=values, best=best))
 
     held = [plan.stages[fullest(plan)].memory or StageMemory() for plan in found]
@@ -175,8 +186,9 @@ def comparison(context: Context, plan_ids: tuple[str, ...]) -> ComparisonView:
         sizes = [getattr(memory, item.name) for memory in held]
         if any(sizes):
             label = item.name.replace("_", " ").capitalize()
-            memory_rows.append(ComparedRow(label=label, values=tuple(size(value) for value in sizes)))
+            memory_rows.append(ComparedRow(label=label, values=all_sizes(sizes)))
 
+    paces_s = [comparisons.paces_s(plan) for plan in found]
     most_bytes = max(plan.stages[fullest(plan)].memory_bytes for plan in found)
     return ComparisonView(
         summaries=tuple(plans.summary(context, plan_id) for plan_id in plan_ids),
@@ -184,10 +196,12 @@ def comparison(context: Context, plan_ids: tuple[str, ...]) -> ComparisonView:
         against=tuple(_against(identified[fastest], one) for place, one in enumerate(identified) if place != fastest),
         differing=tuple(row for row in rows if row.differs),
         equal=tuple(row for row in rows if not row.differs),
-        stages=tuple(stage_drawing(plan) for plan in found),
+        stages=tuple(
+            stage_drawing(plan, its_s, max(map(max, paces_s))) for plan, its_s in zip(found, paces_s, strict=True)
+        ),
         memory=tuple(memory_bar(plan, most_bytes) for plan in found),
         memory_rows=tuple(memory_rows),
-        one_model=len({plan.model.name for plan in found}) == 1,
+        caveats=compared.caveats,
     )
 
 

@@ -1,11 +1,15 @@
 """Pages of the runs: their list, and one run with what was predicted and what was measured, side by side."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.documents.plan import Plan
+from pipeplan.formats import why_missed
+from pipeplan.programs.timeline import Timeline
 from pipeplan.protocol.jobs import JobState
 from pipeplan.protocol.runs import Run, RunQuery
 from pipeplan.simulation.report import RunReport
@@ -41,7 +45,7 @@ class RunView:
     """What the page shows; drawings and losses are there once the run has succeeded."""
 
     run: Run
-    schedule: str
+    plan: Plan
     drawings: tuple[Drawing, ...]
     losses: LossChart | None
 
@@ -55,7 +59,7 @@ def list_runs(services: Services, request: Request) -> HTMLResponse:
 @router.get("/runs/{run_id}")
 def show_run(services: Services, request: Request, run_id: str) -> HTMLResponse:
     """One run."""
-    return page(request, "runs/run.html", view=run_view(services, run_id))
+    return page(request, "runs/run.html", view=run_view(services, run_id), why_missed=why_missed)
 
 
 def run_view(context: Context, run_id: str) -> RunView:
@@ -63,23 +67,25 @@ def run_view(context: Context, run_id: str) -> RunView:
     run = runs.get(context, run_id)
     timelines = runs.timelines(context, run_id) if run.report is not None else {}
 
-    # Both at their ends, where the pipeline is warm, on one scale: the longer one is drawn longer.
-    windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
-    readable = [readable_s(timeline, windows[name]) for name, timeline in timelines.items()]
-    dense = any(span_s < windows[name].span_s for name, span_s in zip(windows, readable, strict=True))
-    if dense:  # bars would be too narrow to tell apart: as much of both ends as can be read
-        windows = {name: window.tail(max(readable)) for name, window in windows.items()}
-    else:
-        longest_s = max((window.span_s for window in windows.values()), default=0.0)
-        windows = {name: DrawnWindow(start_s=window.start_s, span_s=longest_s) for name, window in windows.items()}
+    windows = windows_of(timelines)
     drawings = [draw(timeline, windows[name], title=name.capitalize()) for name, timeline in timelines.items()]
 
     return RunView(
         run=run,
-        schedule=plans.summary(context, run.plan_id).schedule,
+        plan=plans.get(context, run.plan_id),
         drawings=tuple(drawings),
         losses=None if run.report is None else loss_chart(run.report),
     )
+
+
+def windows_of(timelines: Mapping[str, Timeline]) -> dict[str, DrawnWindow]:
+    """What to draw of each timeline: its end, where the pipeline is warm. All windows are equally long: one scale.
+
+    Where bars would be too narrow to tell apart, that is as much as can be read of one of them at least.
+    """
+    windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
+    shown_s = max((readable_s(timeline, windows[name]) for name, timeline in timelines.items()), default=0.0)
+    return {name: replace(window.tail(shown_s), span_s=shown_s) for name, window in windows.items()}
 
 
 def loss_chart(report: RunReport) -> LossChart | None:

@@ -1,8 +1,9 @@
 """Documents that the service's tests send, and short cuts to what is stored."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from pipeplan.calibration.missed import missed
 from pipeplan.documents.plan import Plan
 from pipeplan.programs.timeline import Lane, Timeline
 from pipeplan.programs.timeline_document import timeline_document
@@ -82,6 +83,7 @@ def run_result(plan: Plan, *, slower: float = 1.25) -> RunResult:
             for lane in measured.lanes
         ),
     )
+    report = replace(report, missed=missed(plan, predicted, measured, report.throughput_samples_per_s))
     return RunResult(report=report, timeline=timeline_document(measured))
 
 

@@ -259,6 +259,8 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from pipeplan.formats import why_missed
+
     report = outcome.report
     title = f"{report.schedule}, {job.plan.depth} stages, {report.steps} steps of {report.batch_size} samples"
     table = Table(title=title)
@@ -271,6 +273,9 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
         _row(table, f"stage {stage.stage} peak MiB", stage.peak_memory_bytes, 2**-20)
     console = Console()
     console.print(table)
+    if report.missed is not None:
+        console.print(why_missed(report.throughput_samples_per_s, report.missed), soft_wrap=True, highlight=False)
+        console.print(f"calibrate: pipeplan calibrate --profile P --cluster C --run {job.out}", soft_wrap=True)
     console.print(f"loss {report.losses[0]:.4f} -> {report.losses[-1]:.4f}; everything in {job.out}")
 
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from platform import node
@@ -192,6 +192,11 @@ CLOCK_NAMES: dict[type[Clock], str] = {
     HostClock: "wall clock",
 }
 """What a profile's `method.clock` says."""
+
+
+def processor_time(device: torch.device) -> Callable[[], float] | None:
+    """Reads the processor time of compute on a device; None of a GPU, and where the times of several threads add up."""
+    return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else None
 
 
 def choose_clock(name: str, device: torch.device) -> type[Clock]:

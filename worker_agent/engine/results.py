@@ -20,8 +20,8 @@ class RankResult:
     """What one rank measured: its lane, totals over its batches, its largest resident size, its GPU's memory.
 
     The lane of a long run holds only the first and the last batches. `first_instructions` is the index at which the
-    last ones begin; 0 where all batches are there. `busy_s` are seconds of compute. The figures of each batch are in a
-    file of their own (`batches`).
+    last ones begin; 0 where all batches are there. `busy_s` are seconds of compute, `processor_s` the processor time in
+    them (None: not known). The figures of each batch are in a file of their own (`batches`).
     """
 
     lane: LaneDocument
@@ -30,8 +30,16 @@ class RankResult:
     peak_memory_bytes: int
     peak_resident_bytes: int
     device_memory: DeviceMemory | None = None
+    processor_s: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
+
+    @property
+    def off_processor_fraction(self) -> float | None:
+        """The share of the compute time in which the process was not on a processor."""
+        if self.processor_s is None or self.busy_s <= 0:
+            return None
+        return max(1.0 - self.processor_s / self.busy_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

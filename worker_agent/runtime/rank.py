@@ -26,7 +26,7 @@ from pipeplan.programs.repeating import shortened
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline_document import lane_document
 from worker_agent.engine import results
-from worker_agent.engine.clocks import clock_for, common_start_s
+from worker_agent.engine.clocks import clock_for, common_start_s, processor_time
 from worker_agent.engine.devices import device_memory, place_process
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.engine.replicas import ExchangeError, open_replica_group
@@ -153,6 +153,7 @@ class Rank:
             closes=self._closes_batch,
             on_batch=log.add,
             keep=self.job.window(self.program),
+            processor=processor_time(self.device),
         )
         hooks = self._hooks(status, log, feeds, late)
         executors = self._executors(mails, replicas, groups, recorder, hooks, feeds, late)
@@ -174,6 +175,7 @@ class Rank:
             peak_memory_bytes=log.peak_memory_bytes,
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             device_memory=device_memory(self.device, self.processes),
+            processor_s=recorder.processor_s,
         )
 
     def _executors(

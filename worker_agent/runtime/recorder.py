@@ -53,7 +53,8 @@ class Recorder:
     """Records two marks and a memory figure for every instruction.
 
     `closes` says which instruction is a batch's last; `on_batch` hears what each batch came to, `clock.lag` batches
-    later. With `keep` no more than that many batches are kept at the start, and as many at the end.
+    later. With `keep` no more than that many batches are kept at the start, and as many at the end. `processor` reads
+    the processor time of the process, where that is of its compute.
     """
 
     def __init__(
@@ -63,11 +64,14 @@ class Recorder:
         closes: Callable[[Instruction], bool] = lambda _: False,
         on_batch: Callable[[Spent], None] = lambda _: None,
         keep: int | None = None,
+        processor: Callable[[], float] | None = None,
     ) -> None:
         self._clock = clock
         self._closes = closes
         self._on_batch = on_batch
         self._keep = keep
+        self._processor_now = processor
+        self._began_s = self._processor_s = 0.0
         self._open: _Batch = _Batch()
         self._unread: deque[_Batch] = deque()
         self._first: list[_Kept] = []
@@ -75,11 +79,15 @@ class Recorder:
 
     def begin(self) -> None:
         """The next instruction starts."""
+        if self._processor_now is not None:
+            self._began_s = self._processor_now()
         self._clock.mark()
 
     def end(self, instruction: Instruction, memory_bytes: int) -> None:
         """It is done, and so much is held now."""
         self._clock.mark()
+        if self._processor_now is not None and is_compute(instruction):
+            self._processor_s += self._processor_now() - self._began_s
         batch = self._open
         batch.instructions.append(instruction)
         batch.memory_bytes.append(memory_bytes)
@@ -108,6 +116,11 @@ class Recorder:
     def finished(self) -> int:
         """How many instructions the device has finished. Any thread may ask."""
         return self._clock.passed() // 2
+
+    @property
+    def processor_s(self) -> float | None:
+        """Processor time of all compute, kept or not; None where it is not measured."""
+        return None if self._processor_now is None else self._processor_s
 
     @property
     def first_instructions(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pipeplan.calibration.missed import missed
 from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.errors import InvalidInputError, RunFailedError, require
@@ -62,6 +63,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
             peak_memory_bytes=result.peak_memory_bytes,
             peak_resident_bytes=result.peak_resident_bytes,
             device_memory=result.device_memory,
+            off_processor_fraction=result.off_processor_fraction,
         )
         for result in results
     )
@@ -74,10 +76,24 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
         ranks=tuple(ranks),
     )
 
+    timeline = measured.timeline()
+    if window is not None:  # of both ends only the last one is compared by kind
+        last = first + begun.batches - window
+        played = predict(begun.plan, batches=window, first_batch=last, among_stages=begun.among_stages)
+    else:
+        played = predicted
+    causes = missed(
+        begun.plan,
+        played,
+        timeline,
+        report.throughput_samples_per_s,
+        off_processor=[rank.off_processor_fraction for rank in report.ranks],
+    )
+    report = replace(report, missed=causes)
+
     document = {"plan_id": content_id(job.plan), "model": job.model, "data": job.data, "seed": job.seed}
     root = job.directory.root
     _write(root / PLAN, dump(plan_document(job.plan)))
-    timeline = measured.timeline()
     _write(root / TIMELINE, dump(timeline_document(timeline)))
     _written(root / STEPS, measured.write_steps)
     _write(root / TRACE, chrome_trace({"measured": measured.ends(), "predicted": predicted}))

@@ -31,6 +31,11 @@ def test_the_main_job_runs_from_profile_to_comparison_and_lowers_the_loss() -> N
     assert report["losses"][-1] < 0.8 * report["losses"][0]
     assert len(report["ranks"]) == 2
     assert report["throughput_samples_per_s"]["measured"] > 0
+    throughput, missed = report["throughput_samples_per_s"], report["missed"]
+    gap = throughput["measured"] - throughput["predicted"]
+    parts = [missed[cause] for cause in ("compute", "link", "waiting", "other_programs")]
+    assert abs(sum(parts) - gap) < 1e-6 * throughput["predicted"]
+    assert all(0 <= rank["off_processor_fraction"] < 1 for rank in report["ranks"])
     for stage in report["stages"]:
         memory = stage["peak_memory_bytes"]
         assert abs(memory["measured"] - memory["predicted"]) < 0.1 * memory["predicted"]

@@ -94,6 +94,8 @@ def test_a_runs_page_shows_predicted_and_measured_side_by_side(http: TestClient,
     page = _page(http, f"/runs/{_run(context)}")
     for text in ("48 samples/s", "-20.0 %", "+25.0 %", "<h3>Predicted</h3>", "<h3>Measured</h3>", "polyline", "3.1"):
         assert text in page
+    assert "Measured against predicted: -12 samples/s (-20.0 %), of which compute " in page
+    assert "pipeplan calibrate --profile profile.json" in page
 
 
 def test_a_run_under_way_and_one_that_failed_say_so(http: TestClient, context: Context) -> None:

@@ -5,12 +5,15 @@ from math import prod
 
 import pytest
 from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Level
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import Answer, Plan
+from pipeplan.documents.plan import Answer, Plan, Worker
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
+from pipeplan.protocol.plans import Factor
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from planner_service.plans import service as plans
 from planner_service.plans.comparisons import comparison
@@ -39,7 +42,87 @@ def test_the_factors_of_a_speed_multiply_to_the_ratio() -> None:
     assert "workers" in [factor.name for factor in compared.speeds[1].because]
     recomputing = {factor.name: factor for factor in compared.speeds[2].because}
     assert recomputing["compute"].ratio < 1
-    assert "2 stages recompute against 0" in recomputing["compute"].text
+    assert "recomputing on 2 stages against" in recomputing["compute"].text
+
+
+SHARES = st.floats(0.05, 1.0)
+TIMES = st.floats(1e-4, 1.0)
+
+
+@st.composite
+def _priced(draw: st.DrawFn) -> tuple[Plan, float]:
+    """A plan of two stages with any costs and replicas, and the share of the time in which its slowest stage works."""
+    plan = _solved(2, stages=2)
+    assert plan.simulated is not None
+    replicas = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    costs = [
+        replace(cost, forward_s=draw(TIMES), backward_s=draw(TIMES), reduce_s=draw(TIMES), reduce_tail_s=None)
+        for cost in plan.costs
+    ]
+    slowest_s = max(
+        (cost.forward_s + cost.backward_s) / cost.microbatch_size / count
+        for cost, count in zip(costs, replicas, strict=True)
+    )
+    share = draw(SHARES)
+    placement = tuple(Worker(stage=i, replica=r) for i, count in enumerate(replicas) for r in range(count))
+    stages = [replace(stage, replicas=count) for stage, count in zip(plan.stages, replicas, strict=True)]
+    simulated = replace(plan.simulated, throughput_samples_per_s=share / slowest_s)
+    priced = replace(
+        plan, stages=tuple(stages), costs=tuple(costs), placement=placement, simulated=simulated, schedule="pipedream"
+    )
+    return priced, share
+
+
+@given(_priced(), _priced())
+def test_a_speed_is_explained_by_what_its_slowest_stage_does(
+    one: tuple[Plan, float], other: tuple[Plan, float]
+) -> None:
+    (plan, share), (first, first_share) = one, other
+    compared = comparison([("first", first), ("plan", plan)])
+    speed, its = compared.speeds[1], compared.plans[1]
+    ratios = {factor.name: factor.ratio for factor in speed.because}
+    assert prod(ratios.values()) == pytest.approx(speed.ratio)
+    assert ratios.get("exchange", 1.0) * ratios.get("waiting", 1.0) == pytest.approx(share / first_share)
+    assert its.slowest_s_per_sample >= its.device_s_per_sample / its.workers * (1 - 1e-9)
+    assert ratios.get("workers", 1.0) == pytest.approx(plan.workers / first.workers)
+
+
+def test_each_cause_alone_is_named_alone() -> None:
+    plan = _solved(2, stages=2, schedule="1f1b")
+    assert plan.simulated is not None
+    rate = plan.simulated.throughput_samples_per_s
+    pace_s = comparison([("plan", plan)] * 2).plans[0].slowest_s_per_sample
+
+    # Half as fast for nothing but waiting.
+    waiting = replace(plan, simulated=replace(plan.simulated, throughput_samples_per_s=rate / 2))
+    # Half as fast because every exchange takes what all else does.
+    exchange_s = plan.batch_size * (2 / rate - pace_s)
+    costs = tuple(replace(cost, reduce_s=exchange_s - cost.update_s, reduce_tail_s=None) for cost in plan.costs)
+    exchanging = replace(waiting, costs=costs)
+    # Twice the compute on every stage, and twice the time.
+    doubled = replace(
+        waiting,
+        costs=tuple(replace(c, forward_s=2 * c.forward_s, backward_s=2 * c.backward_s) for c in plan.costs),
+    )
+    for changed, name in ((waiting, "waiting"), (exchanging, "exchange"), (doubled, "compute")):
+        (factor,) = _strong(comparison([("plan", plan), ("changed", changed)]).speeds[1].because)
+        assert factor.name == name
+        assert factor.ratio == pytest.approx(0.5, rel=0.2)
+
+
+def _strong(factors: tuple[Factor, ...]) -> list[Factor]:
+    return [factor for factor in factors if abs(factor.ratio - 1) > 0.1]
+
+
+def test_what_makes_plans_incomparable_is_said(http: TestClient, context: Context) -> None:
+    plan = _solved(2)
+    assert comparison([("one", plan), ("same", plan)]).caveats == ()
+    other = replace(plan, model=replace(plan.model, name="another"), batch_size=32, cluster_id="elsewhere")
+    caveats = comparison([("one", plan), ("other", other)]).caveats
+    assert [sentence.split(" differ")[0] for sentence in caveats] == ["The models", "The clusters", "The batches"]
+    assert "16 and 32" in caveats[2]
+    stored = store_plan(context), store_plan(context, batch_size=32)
+    assert "The batches differ (16 and 32)" in http.get("/compare", params={"plan": stored}).text
 
 
 def test_a_plan_that_was_not_played_is_compared_by_the_closed_forms_of_both_and_is_not_the_fastest() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.programs.instructions import is_compute
 from pipeplan.programs.text import parse_instruction, parse_stream
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
@@ -123,6 +124,16 @@ def test_on_a_processor_an_instruction_is_finished_at_its_end() -> None:
         found.append(recorder.finished())
         recorder.end(instruction, 0)
     assert [*found, recorder.finished()] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_processor_time_is_that_of_compute_alone() -> None:
+    ticks = iter(range(100))
+    recorder = Recorder(HostClock(), processor=lambda: float(next(ticks)))
+    for instruction in STREAM:
+        recorder.begin()
+        recorder.end(instruction, 0)
+    assert recorder.processor_s == sum(is_compute(instruction) for instruction in STREAM) > 0
+    assert Recorder(HostClock()).processor_s is None
 
 
 def test_a_status_says_what_a_host_does_instead_of_its_instruction(tmp_path: Path) -> None:

@@ -1,0 +1,196 @@
+"""Missed: why a run was slower or faster than its plan predicted, in samples a second by cause.
+
+The plan's streams are played again and again, each time with one more of its costs as measured:
+
+    predicted        the plan's own costs
+    compute          forwards, backwards, recomputation and updates as long as the run's, less what other programs took
+    link             and what passes between stages, and gradient exchanges, as long as the run's
+    other programs   and the time in which a computing process was not on a processor
+    waiting          what is left of the gap: single delays that other ranks waited for, which no typical duration shows
+
+Each play's batch takes so much longer than the one before it: that is the cause's part. The parts sum to the gap. A
+duration is the median of its kind, as in calibration, so what a few disturbances took counts as waiting, or, where
+processor time was measured, as other programs'.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+
+from pipeplan.calibration.samples import MeasuredRun, exchange_samples, stage_samples, transfer_samples
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.programs.instructions import (
+    Forward,
+    Instruction,
+    Recompute,
+    RecvActivation,
+    RecvGradient,
+    SendActivation,
+    SendGradient,
+    Update,
+    is_compute,
+)
+from pipeplan.programs.timeline import Timeline, batch_s
+from pipeplan.simulation.play import simulate
+from pipeplan.simulation.predict import program_of
+from pipeplan.simulation.report import Compared, KindReport, Missed
+
+_COST_OF = {
+    "forward": "forward_s",
+    "forward-after-update": "forward_s",
+    "forward-without-graph": "forward_s",
+    "recompute": "recompute_s",
+    "backward": "backward_s",
+    "backward-by-block": "backward_s",
+    "backward-input": "backward_input_s",
+    "backward-weight": "backward_weight_s",
+    "update": "update_s",
+}
+"""Which of a stage's costs a kind of sample is an instance of."""
+
+Differences = dict[tuple[int, str], float]
+"""By stage and cost, how many seconds longer it took than predicted."""
+
+
+def missed(
+    plan: Plan,
+    predicted: Timeline,
+    measured: Timeline,
+    throughput: Compared,
+    *,
+    off_processor: Sequence[float | None] = (),
+) -> Missed | None:
+    """The gap between predicted and measured throughput, by cause.
+
+    `predicted` is the plan's play, whose first batch and number of batches the other plays share. `off_processor` is
+    by rank the share of its compute time in which its process was not on a processor. None where ranks hold several
+    stages, whose durations cannot be told apart. Plays three times at most.
+    """
+    if plan.chunks > 1:
+        return None
+    expected, seen = (MeasuredRun(plan=plan, timeline=timeline) for timeline in (predicted, measured))
+    lost = _lost_by_stage(measured, off_processor)
+    whole, own = _compute(expected, seen, lost)
+    link = _link(expected, seen)
+
+    plays = [plan.costs, *(_changed(plan.costs, each) for each in (own, own | link, whole | link))]
+    took_s = [batch_s(predicted)]
+    for before, costs in pairwise(plays):
+        if costs == before:
+            took_s.append(took_s[-1])
+        else:
+            took_s.append(batch_s(simulate(program_of(plan, batches=predicted.batches), costs)))
+
+    # In samples a second: the gap is shared out as its seconds a batch are.
+    gap, size = throughput.measured - throughput.predicted, plan.batch_size
+    gap_s = size / throughput.measured - size / throughput.predicted
+    a_second = gap / gap_s if gap_s else -(throughput.predicted**2) / size
+    compute, between, others = (a_second * (later - sooner) for sooner, later in pairwise(took_s))
+    return Missed(
+        compute=compute,
+        link=between,
+        waiting=gap - compute - between - others,
+        other_programs=others if lost else None,
+        kinds=kinds(predicted, measured),
+    )
+
+
+def kinds(predicted: Timeline, measured: Timeline) -> tuple[KindReport, ...]:
+    """Seconds a batch of each kind of instruction, the mean over the ranks. What is in none is the last kind."""
+    before, after = _seconds_by_kind(predicted), _seconds_by_kind(measured)
+    return tuple(
+        KindReport(kind=kind, s_per_batch=Compared(predicted=before[kind], measured=after[kind]))
+        for kind in before
+        if before[kind] or after[kind]
+    )
+
+
+def _seconds_by_kind(timeline: Timeline) -> dict[str, float]:
+    found = dict.fromkeys(("forward", "recompute", "backward", "update", "send", "receive", "exchange"), 0.0)
+    share = 1 / len(timeline.lanes) / timeline.batches
+    for lane in timeline.lanes:
+        for event in lane.events():
+            found[_kind(event.instruction)] += share * (event.end_s - event.start_s)
+    return found | {"idle": max(timeline.makespan_s / timeline.batches - sum(found.values()), 0.0)}
+
+
+def _kind(instruction: Instruction) -> str:
+    match instruction:
+        case Forward():
+            return "forward"
+        case Recompute():
+            return "recompute"
+        case _ if is_compute(instruction):
+            return "backward"
+        case SendActivation() | SendGradient():
+            return "send"
+        case RecvActivation() | RecvGradient():
+            return "receive"
+        case Update():
+            return "update"
+        case _:
+            return "exchange"
+
+
+def _lost_by_stage(measured: Timeline, off_processor: Sequence[float | None]) -> dict[int, float]:
+    """By stage the mean share of compute time that its replicas were off the processor; empty where one is unknown."""
+    shares = defaultdict(list)
+    for lane, share in zip(measured.lanes, off_processor, strict=bool(off_processor)):
+        if share is None:
+            return {}
+        shares[lane.stage].append(share)
+    return {stage: fmean(its) for stage, its in shares.items()}
+
+
+def _compute(expected: MeasuredRun, seen: MeasuredRun, lost: dict[int, float]) -> tuple[Differences, Differences]:
+    """By how much compute took longer than predicted: with what other programs took of it, and without.
+
+    What a stage's own work took is never more than the median: where other programs took a lot of a few instructions,
+    the median shows none of it.
+    """
+    typical, usual = stage_samples(expected), stage_samples(seen)
+    mean = stage_samples(seen, typical=fmean)
+    whole: Differences = {}
+    own: Differences = {}
+    weights: dict[tuple[int, str], int] = defaultdict(int)
+    for (stage, kind), sampled in usual.items():
+        weights[stage, _COST_OF[kind]] += sampled.count
+    for (stage, kind), sampled in usual.items():
+        if (stage, kind) not in typical:
+            continue
+        key = stage, _COST_OF[kind]
+        taken_s = lost.get(stage, 0.0) * mean[stage, kind].value if kind != "update" else 0.0
+        own_s = min(sampled.value, mean[stage, kind].value - taken_s) if lost else sampled.value
+        share = sampled.count / weights[key]
+        own[key] = own.get(key, 0.0) + share * (own_s - typical[stage, kind].value)
+        whole[key] = whole.get(key, 0.0) + share * (own_s + taken_s - typical[stage, kind].value)
+    return whole, own
+
+
+def _link(expected: MeasuredRun, seen: MeasuredRun) -> Differences:
+    """By how much transfers between stages and exchanges took longer than predicted."""
+    found: Differences = {}
+    known, delays = transfer_samples(expected).delays_s, transfer_samples(seen).delays_s
+    for boundary in known.keys() & delays.keys():
+        longer_s = delays[boundary].value - known[boundary].value
+        found[boundary, "activation_transfer_s"] = longer_s
+        found[boundary + 1, "gradient_transfer_s"] = longer_s
+    predicted, exchanged = exchange_samples(expected), exchange_samples(seen)
+    for stage in predicted.keys() & exchanged.keys():
+        longer_s = exchanged[stage].value - predicted[stage].value
+        found[stage, "reduce_s"] = longer_s
+        found[stage, "reduce_tail_s"] = longer_s
+    return found
+
+
+def _changed(costs: Sequence[StageCosts], differences: Differences) -> tuple[StageCosts, ...]:
+    """The costs, each longer by its difference; none falls below 0."""
+    found = list(costs)
+    for (stage, name), longer_s in sorted(differences.items()):
+        value_s = getattr(found[stage], name)
+        if value_s is not None:
+            found[stage] = replace(found[stage], **{name: max(value_s + longer_s, 0.0)})
+    return tuple(found)

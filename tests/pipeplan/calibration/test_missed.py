@@ -1,0 +1,105 @@
+"""Why a run missed its prediction: the parts sum to the gap, and a single cause is found as that one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.calibration.missed import kinds, missed
+from pipeplan.documents.plan import Plan
+from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
+from pipeplan.simulation.predict import predict
+from pipeplan.simulation.report import Compared, Missed
+from tests.pipeplan.calibration.measured import CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
+
+PLANS = [
+    plan_for("1f1b", (2, 4, 6), 1),
+    plan_for("gpipe", (3, 6), 1, recompute=True),
+    plan_for("pipedream-2bw", (3, 6), 2),
+    plan_for("pipedream", (2, 4, 6), 1),
+]
+ONES = (1.0,) * len(PROFILE.blocks)
+
+
+def _missed(plan: Plan, measured: Timeline, off_processor: Sequence[float | None] = ()) -> tuple[Missed, Compared]:
+    predicted = predict(plan, batches=batches_of(plan))
+    throughput = Compared(predicted=throughput_samples_per_s(predicted), measured=throughput_samples_per_s(measured))
+    found = missed(plan, predicted, measured, throughput, off_processor=off_processor)
+    assert found is not None
+    return found, throughput
+
+
+def _sum(found: Missed) -> float:
+    return found.compute + found.link + found.waiting + (found.other_programs or 0.0)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+@pytest.mark.parametrize("slower", [1.5, 0.7])
+def test_compute_that_alone_is_slower_is_the_whole_gap(plan: Plan, slower: float) -> None:
+    factors = tuple(slower for _ in ONES)
+    found, throughput = _missed(plan, executed(plan, (scaled(factors, factors), CLUSTER)).timeline)
+    gap = throughput.measured - throughput.predicted
+    assert (gap < 0) is (slower > 1)
+    assert found.compute == pytest.approx(gap, rel=0.02)
+    assert found.other_programs is None
+
+
+@pytest.mark.parametrize("plan", PLANS[:2], ids=lambda plan: plan.schedule)
+def test_a_link_that_alone_is_slower_is_the_whole_gap(plan: Plan) -> None:
+    found, throughput = _missed(plan, executed(plan, (PROFILE, network(2e4, 1e-4))).timeline)
+    gap = throughput.measured - throughput.predicted
+    assert gap < -0.01 * throughput.predicted
+    assert found.link == pytest.approx(gap, rel=0.1)
+    assert abs(found.compute) < 1e-9
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+def test_time_off_the_processor_is_other_programs(plan: Plan) -> None:
+    """Everything takes twice as long, and half of the time the processes were not running."""
+    twice = (2.0,) * len(ONES)
+    measured = executed(plan, (scaled(twice, twice), CLUSTER)).timeline
+    found, throughput = _missed(plan, measured, [0.5] * plan.workers)
+    gap = throughput.measured - throughput.predicted
+    assert found.other_programs == pytest.approx(gap, rel=0.05)
+    assert abs(found.compute) < 0.02 * abs(gap)
+    assert _missed(plan, measured, [0.0] * plan.workers)[0].compute == pytest.approx(gap, rel=0.02)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(PLANS),
+    st.tuples(*(st.floats(0.3, 3.0) for _ in ONES)),
+    st.floats(1e4, 1e7),
+    st.floats(0.0, 0.9),
+)
+def test_the_parts_sum_to_the_gap(plan: Plan, factors: tuple[float, ...], bandwidth: float, off: float) -> None:
+    measured = executed(plan, (scaled(factors, factors[::-1]), network(bandwidth, 1e-4))).timeline
+    for lost in ((), [off] * plan.workers, [off] * (plan.workers - 1) + [None]):
+        found, throughput = _missed(plan, measured, lost)
+        assert _sum(found) == pytest.approx(throughput.measured - throughput.predicted)
+        assert (found.other_programs is None) is (not lost or None in lost)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
+def test_the_kinds_of_instruction_are_all_of_a_batch(plan: Plan) -> None:
+    predicted = predict(plan, batches=batches_of(plan))
+    twice = (2.0,) * len(ONES)
+    measured = executed(plan, (scaled(twice, ONES), CLUSTER)).timeline
+    rows = {row.kind: row.s_per_batch for row in kinds(predicted, measured)}
+    assert sum(row.predicted for row in rows.values()) == pytest.approx(predicted.makespan_s / predicted.batches)
+    assert sum(row.measured for row in rows.values()) == pytest.approx(measured.makespan_s / measured.batches)
+    assert rows["forward"].measured > 1.8 * rows["forward"].predicted
+    assert rows["backward"].measured == pytest.approx(rows["backward"].predicted)
+
+
+def test_a_run_that_went_as_predicted_missed_nothing() -> None:
+    found, _ = _missed(PLANS[0], predict(PLANS[0], batches=batches_of(PLANS[0])))
+    assert (found.compute, found.link, found.waiting) == (0.0, 0.0, 0.0)
+
+
+def test_ranks_of_several_stages_are_not_told_apart() -> None:
+    plan = replace(PLANS[0], chunks=3, placement=PLANS[0].placement[:1], schedule="interleaved-1f1b")
+    timeline = predict(PLANS[0], batches=4)
+    assert missed(plan, timeline, timeline, Compared(predicted=1.0, measured=1.0)) is None
