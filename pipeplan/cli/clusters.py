@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pipeplan.cli import completion
 from pipeplan.cli.console import show_table
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
@@ -14,7 +15,12 @@ from pipeplan.documents.named_clusters import SERVERS, named_cluster
 from pipeplan.formats import size
 
 ClusterName = Annotated[
-    str, typer.Option("--cluster", help="A file, or a name as dgx-h100:4, four servers: `pipeplan clusters` has them.")
+    str,
+    typer.Option(
+        "--cluster",
+        help="A file, or a name as dgx-h100:4, four servers: `pipeplan clusters` has them.",
+        autocompletion=completion.clusters,
+    ),
 ]
 
 

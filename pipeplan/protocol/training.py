@@ -31,8 +31,9 @@ BATCH_NORMS = ("microbatch", "minibatch")
 class TrainingOptions:
     """How a plan is trained.
 
-    `learning_rate` is the largest one, by default the optimizer's in `DEFAULT_RATES`: it rises in `warmup_steps`, and `lr_schedule` says how it decays from there to
-    step `decay_steps` (None: the last). `clip_norm` is the largest norm that the whole model's mean gradient may have.
+    `learning_rate` is the largest one, by default the optimizer's in `DEFAULT_RATES`: it rises in `warmup_steps`, and
+    `lr_schedule` says how it decays from there to step `decay_steps` (None: the last).
+    `clip_norm` is the largest norm that the whole model's mean gradient may have.
     `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
     With `autocast` the blocks of a float32 plan compute in that type; `loss_scale` is where a dynamic scale of the loss
     begins, by default torch's own for float16, and none for others.
