@@ -2,7 +2,7 @@
 
 import typer
 
-from pipeplan.cli.console import EPILOG, VersionAsked, run_app
+from pipeplan.cli.console import EPILOG, GroupedCommand, VersionAsked, run_app
 from worker_agent.commands.export import export
 from worker_agent.commands.models import models
 from worker_agent.commands.profile import profile
@@ -15,13 +15,13 @@ app = typer.Typer(
     help="Measures models on this node, runs plans on it, and exports what they trained.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    rich_markup_mode=None,
     epilog=EPILOG,
 )
 
 app.command()(models)
-app.command()(profile)
-app.command()(run)
+app.command(cls=GroupedCommand)(profile)
+app.command(cls=GroupedCommand)(run)
 app.command()(start)
 app.command()(export)
 app.command()(prune)

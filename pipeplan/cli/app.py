@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 import typer
 
 from pipeplan.cli import agents, alias, calibrate, check, clusters, lock, plan, profile, questions, simulate, solve
-from pipeplan.cli.console import EPILOG, VersionAsked, run_app
+from pipeplan.cli.console import EPILOG, GroupedCommand, VersionAsked, run_app
 from pipeplan.errors import MissingDependencyError
 
 GROUP = "pipeplan.commands"
@@ -23,7 +23,7 @@ def build_app() -> typer.Typer:
         help="Finds the fastest pipeline-parallel configuration that fits, and says why.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
+        rich_markup_mode=None,
         epilog=EPILOG,
     )
 
@@ -42,7 +42,7 @@ def build_app() -> typer.Typer:
         questions.largest,
         questions.sweep,
     ):
-        app.command()(command)
+        app.command(cls=GroupedCommand)(command)
     app.add_typer(profile.app, name="profile")
     app.add_typer(plan.app, name="plan")
     app.add_typer(agents.app, name="agents")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pipeplan.cli import completion
 from pipeplan.cli.console import show_table
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
@@ -14,8 +15,16 @@ from pipeplan.documents.named_clusters import SERVERS, named_cluster
 from pipeplan.formats import size
 
 ClusterName = Annotated[
-    str, typer.Option("--cluster", help="A file, or a name as dgx-h100:4, four servers: `pipeplan clusters` has them.")
+    str,
+    typer.Option(
+        "--cluster",
+        help="A file, or a name as dgx-h100:4, four servers: `pipeplan clusters` has them.",
+        autocompletion=completion.clusters,
+    ),
 ]
+
+LEAST_PLAUSIBLE = 10_000
+"""Fewer bytes, or bytes a second, are most likely meant as GB, and the command warns of them."""
 
 
 def is_file(given: str) -> bool:
@@ -25,8 +34,22 @@ def is_file(given: str) -> bool:
 
 
 def read_cluster(given: str) -> Cluster:
-    """The cluster in a file, or that a name stands for. Raises InvalidInputError where it is neither."""
-    return read(Cluster, Path(given)) if is_file(given) else named_cluster(given)
+    """The cluster in a file, or that a name stands for. Raises InvalidInputError where it is neither.
+
+    Warns of a file whose figures look like gigabytes, on standard error.
+    """
+    if not is_file(given):
+        return named_cluster(given)
+    cluster = read(Cluster, Path(given))
+    for index, level in enumerate(cluster.levels):
+        if level.bandwidth_bytes_per_s < LEAST_PLAUSIBLE:
+            field, value = f"levels.{index}.bandwidth_bytes_per_s", level.bandwidth_bytes_per_s
+            typer.echo(f"warning: {given}: {field}: {value:g} bytes a second; GB/s are {value:g}e9", err=True)
+    for device in cluster.types:
+        if device.memory_bytes < LEAST_PLAUSIBLE:
+            field, value = f"memory_bytes of {device.name}", device.memory_bytes
+            typer.echo(f"warning: {given}: {field}: {value} bytes; GB are {value}e9", err=True)
+    return cluster
 
 
 def clusters(

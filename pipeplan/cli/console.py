@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+import typer.core
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +72,22 @@ PIPED_WIDTH = 200
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a command line that it cannot read. Typer exports only kinds of it, not the class itself."""
+
+
+class GroupedCommand(typer.core.TyperCommand):
+    """A command whose help has its options in groups: an option's `rich_help_panel` is the heading that it is under."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes a section for every group, in the order of their first options; names are never cut."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or heading, []).append(record)
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 def _show_version(asked: bool) -> None:

@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import is_file
-from pipeplan.cli.console import INFEASIBLE
+from pipeplan.cli.console import INFEASIBLE, GroupedCommand
 from pipeplan.cli.model import ModelDtype, SequenceLength, model_asked
 from pipeplan.cli.plan_formats import GET_FORMATS, as_env, as_yaml
 from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at
-from pipeplan.cli.solve import takes_options, waiting
+from pipeplan.cli.solve import PlannerName, takes_options, waiting
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import answer_document, invalid_input, plan_document, read, write_document
 from pipeplan.documents.plan import Infeasible
@@ -37,11 +37,11 @@ PlanId = Annotated[str, typer.Argument(metavar="ID_OR_ALIAS", help="The plan's i
 Source = "The id of a stored one, or a file, which is stored first."
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @takes_options
 def create(
     cluster: Annotated[str, typer.Option(help=f"{Source[:-1]}; or a name, as dgx-h100:4.")],
-    planner: Annotated[str, typer.Option(help="pipedream, pipedream-2bw, gpipe, ...")],
+    planner: PlannerName,
     batch_size: Annotated[int, typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a batch.")],
     options: Options,
     profile: Annotated[list[str] | None, typer.Option(help=f"{Source} For unequal devices one for each type.")] = None,

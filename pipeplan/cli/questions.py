@@ -18,7 +18,7 @@ import typer
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import INFEASIBLE, show_table
-from pipeplan.cli.solve import takes_options
+from pipeplan.cli.solve import PlannerName, takes_options
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.files import dump, plan_document, read
 from pipeplan.documents.profile import Profile
@@ -35,7 +35,6 @@ from pipeplan.questions.sweep import VARIED, SweepRow
 from pipeplan.questions.sweep import sweep as ask_sweep
 
 ProfileFile = Annotated[Path, typer.Option("--profile", help="The profile's file.")]
-PlannerName = Annotated[str, typer.Option("--planner", help=", ".join(PLANNERS))]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Samples in a batch.")]
 CalibrationFile = Annotated[
     Path | None, typer.Option("--calibration", help="Corrects the costs: `pipeplan calibrate` wrote it.")

@@ -11,10 +11,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
+from pipeplan.cli import completion
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import INFEASIBLE
@@ -22,13 +23,17 @@ from pipeplan.cli.model import ModelDtype, ModelSpec, NoCache, SequenceLength, e
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, write_document
-from pipeplan.documents.plan import Infeasible
+from pipeplan.documents.plan import OPTIMIZERS, Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress, unobserved
 from pipeplan.planners.solve import PLANNERS
 from pipeplan.planners.solve import solve as ask
 from pipeplan.protocol.jobs import Job
-from pipeplan.schedules.registry import schedule_asked
+from pipeplan.schedules.registry import schedule_asked, schedule_names
+
+PlannerName = Annotated[
+    str, typer.Option("--planner", help=", ".join(PLANNERS), autocompletion=completion.names(PLANNERS))
+]
 
 _FLAGS: dict[str, Any] = {
     "microbatch_size": Annotated[int | None, typer.Option(help="Samples in a microbatch; default: the best.")],
@@ -107,6 +112,24 @@ _FLAGS: dict[str, Any] = {
     ],
     "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
 }
+
+"""The flag of each field of `Options`."""
+
+_GROUPS = {
+    "Pipeline": "microbatch_size schedule stages chunks safe_batch semantics straight fewer_machines split_backward "
+    "split_backward_half_way synchronisation compression_ratio as_if time_limit_s",
+    "Memory": "recompute recompute_unit recompute_factor memory optimizer master_weights",
+    "Cuts": "cuts forced_cuts forbidden_cuts",
+    "Other engines": "engine tensor sequence_parallel context expert data sharding offload",
+}
+"""The headings of these flags in the help."""
+
+for _heading, _names in _GROUPS.items():
+    for _name in _names.split():
+        get_args(_FLAGS[_name])[1].rich_help_panel = _heading
+_NAMES = {"schedule": schedule_names(), "optimizer": OPTIMIZERS, "engine": ENGINES, "sharding": SHARDINGS}
+for _name, _known in _NAMES.items():
+    get_args(_FLAGS[_name])[1].autocompletion = completion.names(_known)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -195,7 +218,7 @@ def solve(
     sequence_length: SequenceLength = None,
     dtype: ModelDtype = None,
     no_cache: NoCache = False,
-    planner: Annotated[str, typer.Option(help=", ".join(PLANNERS))] = "auto",
+    planner: PlannerName = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +47,9 @@ MAX_NESTING = 200
 _OWN_KEYS = {"profile": "blocks", "cluster": "levels", "plan": "stages", "calibration": "runs"}
 """A required key of each kind of document that the others do not have."""
 
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""Pydantic's findings for a key that is not known."""
+
 _NULL = re.compile(rb"(?<!\\)(?:\\\\)*+\\u0000")
 """The escape itself, and not a backslash that happens to stand before such a text."""
 
@@ -57,10 +61,10 @@ _MISTYPED: dict[str, tuple[type, ...]] = {
 """By pydantic's finding: a text or a truth value in place of a number, a text or a number in place of a truth value."""
 
 _UNREADABLE: dict[type[Exception], str] = {
-    FileNotFoundError: "does not exist",
-    NotADirectoryError: "does not exist",
-    IsADirectoryError: "is a folder",
-    PermissionError: "may not be read by this user",
+    FileNotFoundError: "there is none of this name",
+    NotADirectoryError: "there is none of this name",
+    IsADirectoryError: "this is a folder",
+    PermissionError: "this user may not read it",
 }
 
 
@@ -91,8 +95,8 @@ def parse_sent(kind: type[T], content: bytes) -> T:
 
 
 def read(kind: type[T], path: Path) -> T:
-    """The document in a file; its errors name the file."""
-    text = read_text(path)
+    """The document in a file; its errors name the file, or where there is none, the kind that was wanted."""
+    text = read_text(path, field=kind.__name__.lower())
     try:
         if kind is Plan:
             _require_plain_keys(text, None, repeated=False)
@@ -103,15 +107,15 @@ def read(kind: type[T], path: Path) -> T:
         raise InvalidInputError(f"{path}: {error.field}", error.rule, error.value) from error
 
 
-def read_text(path: Path) -> str:
-    """A file's text, without a byte order mark. Raises InvalidInputError where there is none to be read."""
+def read_text(path: Path, *, field: str = "file") -> str:
+    """A file's text, without a byte order mark. Raises InvalidInputError for `field` where there is none to be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidInputError("file", "must be a readable text file, and is not one in UTF-8", str(path)) from error
+        raise InvalidInputError(field, "must be a text file, and this one is not in UTF-8", str(path)) from error
     except (OSError, ValueError) as error:
-        reason = _UNREADABLE.get(type(error), "cannot be read")
-        raise InvalidInputError("file", f"must be a readable text file, and {reason}", str(path)) from error
+        reason = _UNREADABLE.get(type(error), "this one cannot be read")
+        raise InvalidInputError(field, f"must be a file that can be read: {reason}", str(path)) from error
 
 
 def write_document(path: Path, text: str) -> None:
@@ -192,7 +196,7 @@ def _refuse_another_kind(wanted: str, text: str, path: Path) -> None:
         return
     for other, key in _OWN_KEYS.items():
         if key in document:
-            rule = f"must be a {wanted}, and has the {key} of a {other}"
+            rule = f"must be a {wanted}, and this is a {other}: it has {key}"
             raise InvalidInputError(f"{path}: document", rule, list(document))
 
 
@@ -232,15 +236,16 @@ def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) 
 
 
 def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
-    """The first finding, and how many more there are."""
-    first = findings[0]
+    """The first finding, and how many more there are. A key that is not known goes before the missing one."""
+    unknown = [one for one in findings if one["type"] in _UNKNOWN and _meant(one, findings)]
+    first = (unknown or findings)[0]
     kind, rule, value = first["type"], first["msg"], first["input"]
     field, inner = ".".join(str(part) for part in first["loc"]), ""
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInputError):
         inner, rule, value = cause.field, cause.rule, cause.value
-    elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        rule = "is not a known key"
+    elif kind in _UNKNOWN:
+        rule = f"is not a known key{_meant(first, findings)}"
     elif value is MISSING or kind in ("missing", "missing_argument"):
         rule, value = "is required", None
     elif kind == "union_tag_not_found":
@@ -255,3 +260,16 @@ def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
     field = ".".join(filter(None, (field, inner)))
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return InvalidInputError(str(excerpt(field)) or "document", f"{excerpt(rule)}{more}", excerpt(value))
+
+
+def _meant(unknown: ErrorDetails, findings: Sequence[ErrorDetails]) -> str:
+    """The missing key that an unknown one stands for, as a rule's end: it is spelt otherwise, or has another unit."""
+    *place, key = map(str, unknown["loc"])
+    lacking = [one for one in findings if one["input"] is MISSING or one["type"].startswith("missing")]
+    missing = sorted(str(one["loc"][-1]) for one in lacking if [*map(str, one["loc"][:-1])] == place)
+    stem = key.partition("_")[0]
+    same = [name for name in missing if "_" in key and name.partition("_")[0] == stem]
+    if same:
+        return f": {same[0]} is meant, in the unit that its name ends with"
+    near = get_close_matches(key, missing, n=1)
+    return f": {near[0]} is meant" if near else ""

@@ -28,7 +28,8 @@ _NO_MODEL = """if [ -z "${{MODEL:-}}" ]; then
 fi"""
 
 RUN = """--plan "$PLAN_FILE" --model "$MODEL" --data "$DATA" --steps "$STEPS" \\
-  --seed "${SEED:-0}" --learning-rate "${LEARNING_RATE:-0.1}" --out "$OUT\""""
+  --seed "${SEED:-0}" --out "$OUT" \\
+  ${LEARNING_RATE:+--learning-rate "$LEARNING_RATE"}"""
 """The arguments of `pipeplan-agent run` that the settings make."""
 
 _TOGETHER = """: "${{MASTER_ADDR:?name the node of rank 0}}"

@@ -24,7 +24,7 @@ from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.estimates import Dtype, EstimateResult, EstimateTask, SequenceLength
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
 from pipeplan.protocol.plans import PlanRequest
-from pipeplan.protocol.training import TrainingOptions
+from pipeplan.protocol.training import DESCRIBED_RATES, TrainingOptions
 from pipeplan.simulation.report import RunReport
 
 RULE = "must be a factory that this agent's operator allows (pipeplan-agent start --allow; --models-dir for paths)"
@@ -157,7 +157,7 @@ class RunTask(WireModel):
     loss: str | None = Field(default=None, max_length=2000)
     steps: int = Field(ge=1, le=10_000_000)
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
-    learning_rate: float = Field(default=0.1, gt=0, le=1000)
+    learning_rate: float | None = Field(default=None, gt=0, le=1000, description=f"by default {DESCRIBED_RATES}")
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0, le=10_000_000)
     decay_steps: int | None = Field(default=None, ge=1, le=10_000_000, description="by default the run's steps")

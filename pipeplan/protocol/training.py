@@ -1,5 +1,6 @@
 """Training: what a run needs beside its plan, its model and its data. The command, jobs and ranks all take this."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,6 +9,16 @@ from pipeplan.errors import require, require_amount, require_count
 
 LEARNING_RATES = ("constant", "linear", "cosine")
 """How a learning rate decays after its warm-up."""
+
+DEFAULT_RATES: Mapping[str, float] = {"sgd": 0.1, "momentum": 0.01, "adam": 0.001, "adamw": 0.001}
+"""By optimizer, the learning rate of a run that names none.
+
+Adam's is its authors' (Kingma and Ba 2015, algorithm 1), which AdamW shares. A momentum of 0.9 moves ten times as far
+as plain SGD in the long run, and has a tenth of its rate.
+"""
+
+DESCRIBED_RATES = ", ".join(f"{rate:g} for {name}" for name, rate in DEFAULT_RATES.items())
+"""The same in words."""
 
 AUTOCASTS = ("bfloat16", "float16")
 """What blocks with float32 weights may compute in."""
@@ -20,8 +31,9 @@ BATCH_NORMS = ("microbatch", "minibatch")
 class TrainingOptions:
     """How a plan is trained.
 
-    `learning_rate` is the largest one: it rises in `warmup_steps`, and `lr_schedule` says how it decays from there to
-    step `decay_steps` (None: the last). `clip_norm` is the largest norm that the whole model's mean gradient may have.
+    `learning_rate` is the largest one, by default the optimizer's in `DEFAULT_RATES`: it rises in `warmup_steps`, and
+    `lr_schedule` says how it decays from there to step `decay_steps` (None: the last).
+    `clip_norm` is the largest norm that the whole model's mean gradient may have.
     `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
     With `autocast` the blocks of a float32 plan compute in that type; `loss_scale` is where a dynamic scale of the loss
     begins, by default torch's own for float16, and none for others.
@@ -31,7 +43,7 @@ class TrainingOptions:
 
     loss: str | None = None
     seed: int = 0
-    learning_rate: float = 0.1
+    learning_rate: float | None = None
     lr_schedule: str = "constant"
     warmup_steps: int = 0
     decay_steps: int | None = None
@@ -46,12 +58,11 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         require_count("seed", self.seed, at_least=0)
-        require_amount("learning_rate", self.learning_rate, positive=True)
         require_count("warmup_steps", self.warmup_steps, at_least=0)
         require_count("checkpoint_every", self.checkpoint_every, at_least=0)
         if self.decay_steps is not None:
             require_count("decay_steps", self.decay_steps)
-        for field in ("clip_norm", "loss_scale"):
+        for field in ("learning_rate", "clip_norm", "loss_scale"):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field), positive=True)
         for field, names in (

@@ -18,6 +18,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.names import parse_spec
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, require
+from pipeplan.protocol.training import DESCRIBED_RATES
 from pipeplan.schedules.registry import schedule_asked
 from pipeplan.simulation.report import Compared
 
@@ -50,7 +51,9 @@ def run(
     out: Annotated[Path, typer.Option(help="The run's folder: run.json, trace.json, checkpoints, logs.")],
     seed: Annotated[int, typer.Option(help="For the weights, the dropout and the data's order.")] = 0,
     loss: Annotated[str | None, typer.Option(help="The loss: package.module:function.")] = None,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="The optimizer's.")] = 0.1,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", "--lr", help=f"The largest one; default: {DESCRIBED_RATES}.")
+    ] = None,
     lr_schedule: Annotated[
         str, typer.Option(help="How the learning rate decays after the warm-up: constant, linear or cosine.")
     ] = "constant",

@@ -41,7 +41,7 @@ from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, RunFailedError, require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.program import Program, settled_batches
-from pipeplan.protocol.training import TrainingOptions
+from pipeplan.protocol.training import DEFAULT_RATES, TrainingOptions
 from pipeplan.schedules.registry import schedule_asked, schedule_named
 from pipeplan.simulation.predict import long_program_of
 from worker_agent.runtime.manifest import Manifest, describe
@@ -131,10 +131,15 @@ class RunJob(TrainingOptions):
             self.batch_norm is None and schedule_named(self.plan.schedule).minibatch_statistics
         )
 
+    @property
+    def largest_learning_rate(self) -> float:
+        """The learning rate after the warm-up: the one that was asked for, or the optimizer's own."""
+        return DEFAULT_RATES[self.plan.optimizer] if self.learning_rate is None else self.learning_rate
+
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of the update of a step (from 0)."""
         decay_steps = self.steps if self.decay_steps is None else self.decay_steps
-        return self.learning_rate * share(
+        return self.largest_learning_rate * share(
             self.lr_schedule, step, warmup_steps=self.warmup_steps, decay_steps=decay_steps
         )
 

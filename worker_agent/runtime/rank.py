@@ -87,7 +87,7 @@ class RankPart:
         names = chain.names()
         self.weights = Weights(
             find_slots(self.blocks, names),
-            lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.learning_rate),
+            lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.largest_learning_rate),
             version=max(first_versions(instructions)),
             master_weights=job.plan.master_weights,
             learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),

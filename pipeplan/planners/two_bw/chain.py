@@ -126,8 +126,9 @@ def profiled(problem: PlanningProblem) -> MeasuredBlocks:
 
     dividing = [size for size in sizes if problem.options.safe_batch or problem.batch_size % size == 0]
     if not dividing or min(dividing) > problem.batch_size:
-        others = f", or of one between them (at most {MAX_INTERPOLATED} are tried)" if asked is None else ""
-        rule = f"must be a multiple of a measured microbatch size {list(profile.microbatch_sizes)}{others}"
+        others = f"a measured one of {list(profile.microbatch_sizes)}, or of one between (at most {MAX_INTERPOLATED})"
+        wanted = others if asked is None else f"{asked}, as was asked for"
+        rule = f"must be a multiple of the microbatch size: {wanted}"
         raise InvalidInputError("batch_size", rule, problem.batch_size)
     found = measured(profile).at(sizes)
     total_s = float((found.forward_s + found.backward_s).sum(axis=1).min())

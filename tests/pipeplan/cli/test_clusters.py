@@ -77,8 +77,8 @@ def test_check_takes_a_name(profile: Path, tmp_path: Path) -> None:
     [
         ("dgx-h10", "cluster: must be a file, or NAME or NAME:NODES of a known cluster (near: dgx-h100"),
         ("dgx-h100:0", "cluster: must have from 1 to 16384 nodes"),
-        ("missing.json", "file: must be a readable text file, and does not exist"),
-        ("folder/missing", "file: must be a readable text file, and does not exist"),
+        ("missing.json", "cluster: must be a file that can be read: there is none of this name"),
+        ("folder/missing", "cluster: must be a file that can be read: there is none of this name"),
     ],
 )
 @pytest.mark.parametrize("command", ["solve", "calibrate"])

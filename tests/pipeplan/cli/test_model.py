@@ -213,7 +213,7 @@ def test_without_the_extra_the_sentence_says_how_to_install_it(place: Place) -> 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--model", "hf:missing.json"), "file: must be a readable text file, and does not exist"),
+        (("--model", "hf:missing.json"), "file: must be a file that can be read: there is none of this name"),
         (("--model", "nonsense"), "model: must be hf:FAMILY?key=value"),
         (("--model", "hf:gpt2", "--profile", "P.json"), "model: must not be given beside --profile"),
         ((), "profile: is required, unless there is a --model to estimate"),

@@ -173,7 +173,7 @@ def test_a_file_that_is_wrong_is_named_with_the_field(tmp_path: Path) -> None:
         "solve", "--profile", tmp_path / "none.json", "--cluster", cluster, "--planner", "gpipe", "--batch-size", "2"
     )
     assert missing.status == 2
-    assert "must be a readable text file" in missing.err
+    assert "must be a file that can be read" in missing.err
 
 
 def test_the_installed_command_ends_as_the_application_does(tmp_path: Path) -> None:

@@ -48,15 +48,15 @@ def with_profile(folder: Path, content: bytes) -> Ended:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (bytes(range(256)), "file: must be a readable text file, and is not one in UTF-8, got "),
+        (bytes(range(256)), "profile: must be a text file, and this one is not in UTF-8, got "),
         (b"", "{}: document: must be a JSON document, and is empty, got ''"),
         (b"[1]", "{}: document: Input should be an object, got [1]"),
         (b'{"a": %s}' % (b"9" * 5000), "{}: document: Invalid JSON: number out of range"),
         (
             json.dumps(cluster_document()).encode(),
-            "{}: document: must be a profile, and has the levels of a cluster, got ['device', 'levels']",
+            "{}: document: must be a profile, and this is a cluster: it has levels, got ['device', 'levels']",
         ),
-        (b'{"stages": []}', "{}: document: must be a profile, and has the stages of a plan, got ['stages']"),
+        (b'{"stages": []}', "{}: document: must be a profile, and this is a plan: it has stages, got ['stages']"),
         (b"{}", "{}: model: is required (and 3 more), got None"),
     ],
 )
@@ -66,9 +66,9 @@ def test_a_file_that_is_no_profile_is_refused_with_what_is_wrong(tmp_path: Path,
 
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
     cluster = write(tmp_path / "cluster.json", cluster_document())
-    for path, reason in ((tmp_path / "none", "does not exist"), (tmp_path, "is a folder")):
+    for path, reason in ((tmp_path / "none", "there is none of this name"), (tmp_path, "this is a folder")):
         ended = pipeplan("solve", "--profile", path, "--cluster", cluster, *SOLVE)
-        refused(ended, f"file: must be a readable text file, and {reason}, got '{path}'")
+        refused(ended, f"profile: must be a file that can be read: {reason}, got '{path}'")
 
 
 def test_a_value_that_is_no_number_is_named(files: tuple[str, ...]) -> None:
@@ -178,3 +178,33 @@ def test_every_kind_of_error_has_its_exit_status(
         run_command(fail)
     assert ended.value.code == status
     assert capsys.readouterr().err == f"error: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "sentence"),
+    [
+        ("memory_bytes", "memory_gb", "device.memory_gb: is not a known key: memory_bytes is meant, in the unit"),
+        ("bandwidth_bytes_per_s", "bandwidth_gb_per_s", "levels.0.bandwidth_gb_per_s: is not a known key: bandwidth_"),
+        ("levels", "level", "level: is not a known key: levels is meant"),
+    ],
+)
+def test_a_misspelt_key_names_the_one_that_is_meant(tmp_path: Path, right: str, wrong: str, sentence: str) -> None:
+    profile = write(tmp_path / "profile.json", profile_document(4))
+    cluster = tmp_path / "cluster.json"
+    cluster.write_text(json.dumps(cluster_document()).replace(f'"{right}"', f'"{wrong}"'))
+    refused(pipeplan("solve", "--profile", profile, "--cluster", cluster, *SOLVE), f"{cluster}: {sentence}")
+
+
+def test_a_bandwidth_that_looks_like_gigabytes_is_warned_of(tmp_path: Path) -> None:
+    profile = write(tmp_path / "profile.json", profile_document(4))
+    document = cluster_document()
+    document["levels"][0]["bandwidth_bytes_per_s"] = 300
+    cluster = write(tmp_path / "cluster.json", document)
+    ended = pipeplan("solve", "--profile", profile, "--cluster", cluster, *SOLVE)
+    assert f"warning: {cluster}: levels.0.bandwidth_bytes_per_s: 300 bytes a second; GB/s are 300e9" in ended.err
+
+
+def test_a_batch_that_the_microbatch_asked_for_does_not_divide_names_that_one(files: tuple[str, ...]) -> None:
+    """The sentence listed all measured sizes, of some of which the batch was a multiple."""
+    ended = pipeplan("solve", *files, "--planner", "gpipe", "--batch-size", "3", "--microbatch-size", "2")
+    refused(ended, "batch_size: must be a multiple of the microbatch size: 2, as was asked for, got 3")

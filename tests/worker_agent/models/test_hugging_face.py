@@ -160,7 +160,7 @@ def test_a_config_that_no_spec_can_hold_keeps_its_path(tmp_path: Path) -> None:
         ("{", "model: must name a file with a JSON document ("),
         ('{"model_type": "gpt2", "n_head": 5}', "model: must be possible for gpt2 (`embed_dim` must be divisible"),
         ('{"model_type": "gpt2", "n_layer": "two"}', "model: must be possible for gpt2 (Validation error for"),
-        (None, "file: must be a readable text file, and does not exist, got"),
+        (None, "file: must be a file that can be read: there is none of this name, got"),
     ],
 )
 def test_a_config_file_that_cannot_be_is_refused(content: str | None, sentence: str, tmp_path: Path) -> None:
