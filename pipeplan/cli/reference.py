@@ -41,8 +41,8 @@ def _apps() -> Iterator[tuple[str, typer.Typer]]:
     yield "pipeplan", build_app()
     for entry in distribution("pipeplan").entry_points:
         if entry.group == "console_scripts" and entry.name == "pipeplan-agent":
-            module = __import__(entry.module, fromlist=["app"])
-            yield entry.name, module.app
+            entry.load()
+            yield entry.name, sys.modules[entry.module].app
 
 
 def _commands(path: str, group: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
