@@ -14,7 +14,7 @@ help:
 	@echo "make test    linters, types, layering, and every law and one case of each feature"
 	@echo "make test-all   the rest: campaigns, every case, the other database, browsers, environments of their own"
 	@echo "make fuzz    ten thousand generated requests against the API's description"
-	@echo "make bench   the measurements behind docs/benchmarks.md"
+	@echo "make bench   the measurements of docs/benchmarks.md"
 	@echo "make bench-service, make bench-mlflow   the service under load; beside MLflow, which is installed apart"
 	@echo "make gpu-check   what a machine with a GPU shows, within nine minutes; PYTHON has torch, numpy and safetensors"
 	@echo "make setup   only install, into $(VENV)"

@@ -161,7 +161,7 @@ class Near:
 
 
 def weights_of(rows: Sequence[Row], without: str | None = None) -> FloatArray:
-    """What every row counts, so that a source counts by the cube root of its rows; 0 for those of a model left out.
+    """The weight of every row: a source counts by the cube root of its rows, a model that is left out counts 0.
 
     A source of many rows counts for more than one of few, and for less than all of its rows.
     """

@@ -19,6 +19,7 @@ from pipeplan.programs.timeline import Timeline
 from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.schedules.registry import build, schedule_asked, schedule_named, schedule_names
 from pipeplan.simulation.draw import draw
+from pipeplan.simulation.picture import draw_svg
 from pipeplan.simulation.play import simulate as play
 from pipeplan.simulation.split_backward import split_backward
 from pipeplan.simulation.trace import chrome_trace
@@ -45,6 +46,7 @@ def simulate(
     chunks: Annotated[int | None, typer.Option(help="1f1b-interleaved: parts of a stage; default 2.")] = None,
     batches: Annotated[int, typer.Option(help="Batches one after the other.")] = 1,
     trace: Annotated[Path | None, typer.Option(help="Writes a Chrome trace, for Perfetto.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Writes the timeline as a picture.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
@@ -72,6 +74,8 @@ def simulate(
     timeline = play(program, costs)
     if trace is not None:
         write_document(trace, chrome_trace({"predicted": timeline}))
+    if svg is not None:
+        write_document(svg, draw_svg(timeline))
     if as_json:
         typer.echo(dump(_document(program, timeline, microbatches=microbatches, batches=batches)))
     else:

@@ -60,8 +60,8 @@ def written() -> str:
     parts.append(f"## Lists\n\n{inspect.getdoc(Items)}\n")
     parts += [f"- `{name}()`: {inspect.getdoc(method)}" for name, method in _own(Items)]
     tree = (inspect.getdoc(pipeplan.errors) or "").split("\n\n")[1]
-    told = "The same as those of the commands, from `pipeplan.errors`:"
-    parts.append(f"\n## Errors\n\n{told}\n\n```\n{inspect.cleandoc(tree)}\n```\n")
+    same = "The same as those of the commands, from `pipeplan.errors`:"
+    parts.append(f"\n## Errors\n\n{same}\n\n```\n{inspect.cleandoc(tree)}\n```\n")
     return "\n".join(parts)
 
 

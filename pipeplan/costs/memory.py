@@ -147,10 +147,10 @@ def training_copies(
     A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs. Where its unit
     is a block it keeps the inputs of every block, and one block's activations (Chen et al. 2016, section 4.1).
 
-    `held_before` are those in flight on the stage before, None where there is none; `sends_on` says that a stage
-    follows. Buffers: a message that was sent is counted until it has surely arrived. That is so once its edge has
-    carried as many later messages as the earlier stage of the edge has microbatches in flight. Receives are posted
-    ahead, and a received gradient is held while its backward runs. A received input counts among the stage's own.
+    `held_before` are the microbatches in flight on the stage before; None on the first stage. `sends_on` says that a
+    stage follows. Buffers hold a sent message until it has surely arrived: until its edge has carried as many later
+    messages as the edge's earlier stage has microbatches in flight. They hold receives that are posted ahead, and a
+    received gradient while its backward runs. A received input counts among the stage's own.
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     by_block = recompute and unit == "block"

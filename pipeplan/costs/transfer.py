@@ -21,9 +21,9 @@ def boundary_bytes(output_bytes: float) -> float:
 
 
 class Bandwidths:
-    """`Cluster.link` for many pairs of devices at once: the bandwidth between devices, from a table by level.
+    """Bandwidths between many pairs of devices at once, as `Cluster.link` gives them for one pair.
 
-    `units` are the devices below one unit of each level but the outermost.
+    `units` are the devices in one unit of each level, without the outermost level.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -33,7 +33,7 @@ class Bandwidths:
         self._by_level = np.minimum.accumulate(speeds)
 
     def levels(self, low: IntArray, high: IntArray) -> IntArray:
-        """The level (from 0) that the devices low..high, both included, reach up to."""
+        """The outermost level (from 0) that the devices low..high, both included, span."""
         crossed = np.zeros(np.broadcast(low, high).shape, dtype=np.int64)
         for unit in self.units:
             crossed += low // unit != high // unit

@@ -143,17 +143,16 @@ class Block:
 class Overheads:
     """What a step costs beside the blocks, measured.
 
-    `update_s_per_byte` is the optimizer's update by byte of weights, `version_s_per_byte` what it takes longer where
-    the version before it is still needed and must not be written to. `instruction_s` comes on top of every forward,
-    backward, send and receive. `exchange_factor` says how many times longer gradients take to exchange than their bytes
-    take over the slowest link.
+    `update_s_per_byte` is the time of the optimizer's update for each byte of weights. `version_s_per_byte` is added
+    where the update must leave the version before it intact. `instruction_s` is added to every forward, backward, send
+    and receive. `exchange_factor` is the time of a gradient exchange over that of its bytes on the slowest link.
 
-    The other three are shares of what the blocks take:
+    The other three are shares of the blocks' own times:
 
-    - `forward_without_graph`: of a forward, where it keeps nothing for a backward (on a stage that recomputes);
-    - `recompute`: of a forward, where it is run again;
-    - `backward_after_forward`: of a backward right after its microbatch's forward (on last stages, and where that is
-      run again), which finds what it reads in caches.
+    - `forward_without_graph`: of a forward that keeps nothing for a backward (on a stage that recomputes);
+    - `recompute`: of a forward that runs again;
+    - `backward_after_forward`: of a backward right after its microbatch's forward, whose data is still in caches (on
+      last stages, and after a recomputation).
     """
 
     update_s_per_byte: float = 0.0

@@ -61,7 +61,7 @@ def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
 def checkpoint(
     instructions: Iterable[Instruction], schedule: Schedule, pipeline: Pipeline, stage: int, every: int
 ) -> Iterator[Instruction]:
-    """Adds a checkpoint after each `every`-th batch, and after the pipeline's last, behind its last update."""
+    """Adds a checkpoint after each `every`-th batch, and after the pipeline's last update."""
     updates = schedule.updates_a_batch(pipeline, stage)
     behind = schedule.versions_behind(pipeline, stage)
     for instruction in instructions:

@@ -186,7 +186,7 @@ def by_chunk(instructions: Sequence[Instruction], chunks: int) -> Sequence[Seque
 
 
 def counted(instructions: Sequence[Instruction]) -> Iterable[tuple[Instruction, int]]:
-    """The instructions, each with how often it comes with other numbers; of a repeating stream not its checkpoints."""
+    """Each instruction and how often it occurs under other numbers; checkpoints of a repeating stream are left out."""
     return instructions.counts() if isinstance(instructions, Repeating) else ((i, 1) for i in instructions)
 
 

@@ -2,8 +2,8 @@
 
 Every worker executes its stream in order. A send hands its tensor to the link and goes on; a receive waits for the
 arrival. A gradient exchange waits for all replicas, an exchange among stages for all of them. An exchange that was
-begun earlier runs beside its workers' other work, on a link of its own. The runtime does the same, so that its timeline
-holds the same instructions.
+begun earlier runs beside its workers' other work, on a link of its own. The runtime does the same: its timeline holds
+the same instructions.
 
 Network levels have ports, and a level's bandwidth is that of its ports. What crosses a level leaves one unit of devices
 through that unit's port and enters the other through its own. Between one sender and one receiver tensors follow each
@@ -11,8 +11,8 @@ other, and so do the exchanges of one stage; whatever else passes a port at the 
 exchange passes the ports of every unit once. Where the costs name no port, every sender, receiver and direction has a
 link of its own, as in the papers' pictures.
 
-The engine plays columns (`compile`). Workers run ahead as far as they can. Once nobody can, time passes on the network
-up to its next moment: nothing that is handed over later can come before it.
+The engine plays columns (`compile`). Every worker runs ahead as far as it can. When all of them wait, the network's
+time advances to its next event; no later send can come before that.
 """
 
 from collections import deque

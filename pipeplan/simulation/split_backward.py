@@ -23,13 +23,13 @@ def split_backward(
     program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]] = (), *, half_way: bool = False
 ) -> Program:
     """2BP (2024, section 3): 1F1B does p2 in its idle gaps and the rest at the end of a batch; the other schedules
-    with a flush do all of it there. `half_way` is the memory-saving variant (figure 5): what is left of the first half
-    of a batch is done half-way through it.
+    with a flush do all of it there. `half_way` is the memory-saving variant (figure 5): half-way through a batch it
+    does what is left of the first half.
 
-    The gaps are those of the stream with all of p2 at the end (or in the blocks), played with `costs`, an entry a
-    stage, on `devices` as `simulate` takes them. A gap counts for as long as it is in the batch in which it is
-    shortest, so that filling gaps delays nothing, and a batch's instructions are the same wherever a run starts, ends
-    or writes a checkpoint. Raises InvalidInputError for a schedule without a flush.
+    The gaps are those of the stream with all of p2 at the end (or in the blocks), played with `costs`, one entry for
+    each stage, on `devices` as `simulate` takes them. Of all batches the shortest length of a gap counts: filling it
+    delays nothing. A batch's instructions are the same wherever a run starts, ends or writes a checkpoint. Raises
+    InvalidInputError for a schedule without a flush.
     """
     inputs_only = without_weight_gradients(program)
     if half_way:

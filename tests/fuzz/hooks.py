@@ -1,4 +1,4 @@
-"""What Schemathesis is told of our answers, and of its own token.
+"""What Schemathesis knows of our answers, and of its own token.
 
 YAML may hold several documents, which its own reader does not take. The token that it asks with must last: a run that
 revokes it sees nothing but 401 from then on, and would call that a success.

@@ -187,7 +187,7 @@ def read_array(path: Path, dtype: str | None) -> tuple[NDArray[Any], NDArray[np.
 
 
 def read_numbers(path: Path, dtype: str | None, size: int) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
-    """A .bin's tokens, and its documents where an .idx lies beside it."""
+    """A .bin's tokens, and its documents where an .idx is beside it."""
     index = path.with_suffix(".idx")
     documents = None
     if index.exists():

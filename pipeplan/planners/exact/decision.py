@@ -1,9 +1,9 @@
 """Decision: whether any stages stay within a limit of time, asked of OR-tools CP-SAT.
 
 The solver sees no seconds and no bytes. For every stage and every kind of place (a branch) it gets the intervals of
-blocks that take at most the limit and fit, which the tables of `kinds` say exactly. What is left is what a recurrence
-cannot express: where the cuts lie, which type of device each stage takes and how many of them, and what lies between
-them. The constraints, as the comments number them:
+blocks that take at most the limit and fit, from the exact tables of `kinds`. It decides what a recurrence cannot
+express: the places of the cuts, the type and number of devices of each stage, and the network levels between them.
+The constraints, as the comments number them:
 
 1. The cuts ascend from 0 to the number of blocks.
 2. Every stage takes exactly one of its branches.
@@ -29,16 +29,16 @@ from pipeplan.planners.exact.places import Places, Team
 _SEED = 1
 
 _EACH_MODEL, _EACH_ENTRY = 0.002, 2e-5
-"""Deterministic seconds for making and presolving a model, and for each entry of its tables: measured, because the
+"""Deterministic seconds for making and presolving a model, and for each entry of its tables. They are measured: the
 solver's own count leaves them out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Branch:
-    """A way for a stage to be: on this team, with these intervals allowed.
+    """One kind of place for a stage: a team of devices, and the intervals of blocks that it may take.
 
-    `workers` is the range of how many there may be from this stage on. `own` is the outermost level between its
-    replicas, `before` and `after` those across its boundaries; None where they do not matter.
+    `workers` is the allowed range of workers from this stage on. `own` is the outermost level between its replicas,
+    `before` and `after` are those across its boundaries; None where they do not matter.
     """
 
     team: Team

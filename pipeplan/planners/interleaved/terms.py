@@ -315,11 +315,11 @@ class ChunkedTerms:
 
     @property
     def weight_copies(self) -> int:
-        """Copies of the weights that a stage has, with all that is as large."""
+        """Copies of the weights that a stage holds: one version, gradients, master weights and optimizer states."""
         return 1 + sum(self._fixed)
 
     def buffers(self, stage: int) -> tuple[int, int]:
-        """Messages under way as large as a stage's input and as its output (`costs.memory.training_copies`)."""
+        """Buffers of a stage's input size and of its output size (`costs.memory.training_copies`)."""
         if stage not in self._buffers:
             ends = (None, *self.edges, None)
             copies = training_copies(

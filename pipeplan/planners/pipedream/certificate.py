@@ -117,7 +117,7 @@ def _check_witness(check: "_Check", held: Certificate, *, fewer: bool) -> None:
     _require(len(rows[0]) == count and len(rows[1]) in (0, count), "its witness has not a number for every cut")
     _require(held.bound <= refuted_s * (1 + _EQUAL), "its witness is about less than its bound")
     least, replicated = rows
-    _require(least[-1] == 0, "no machines are needed behind the end")
+    _require(least[-1] == 0, "no machines are needed after the end")
     for j, k in check.stages(refuted_s):
         need, two = check.needs(j, k, refuted_s, wanted=inf if replicated else least[j] - least[k])
         _require(least[j] <= least[k] + need, f"machines_needed[{j}] is above what a stage to {k} gives")

@@ -1,9 +1,9 @@
 """Fitting: what a stage holds, and the search for stages that fit on one level.
 
 A stage on r devices has ceil(devices from this stage on / r) minibatches in flight (PipeDream 2018, section 3.3), which
-is 1 + ceil(devices behind / r). Fewer devices behind a stage, or more on it, never make it hold more. So the fewest
+is 1 + ceil(devices downstream / r). Fewer devices downstream, or more on it, never make it hold more. So the fewest
 devices from each state to the end are the best for memory as well: the closed form of `probe` serves here too, from
-the end, where the devices behind a stage are known. Devices that are left over go to the first stage, as it is behind
+the end, where the devices downstream are known. Devices that are left over go to the first stage, as it is behind
 no other. That argument does not reach a first stage of one device that may not have two: `memory_recurrence` does.
 """
 
@@ -152,7 +152,7 @@ class FittingSearch:
     def needs_of_row(
         self, needs: UnitsNeeded, states: IntArray, here: int, least: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """The least devices of a stage that fits, and of two and more, with the fewest devices behind it."""
+        """The least devices of a stage that fits, and of two and more, with the fewest devices downstream."""
         row, columns = states[here : here + 1], states[here + 1 :]
         need, two = (table[0] for table in needs.block(row, columns))
         most = self.memory.most_in_flight(row, columns)[0]

@@ -19,7 +19,7 @@ recurrence at one bottleneck, with these bounds in place of the terms.
 The same holds on several levels of network if all links count as fast as the fastest: a stage on n devices takes at
 least compute / n, and its slowest exchange at least (n - 1)/n |w| factor / (n B). And it holds for the units of an
 outer level, each as fast as all its devices together, joined by the fastest links from that level on. A stage of m
-devices, with at least r devices behind it, has ceil((m + r) / m) minibatches in flight, whose weights and activations
+devices, with at least r devices downstream, has ceil((m + r) / m) minibatches in flight, whose weights and activations
 must fit.
 """
 
@@ -74,7 +74,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Blocks:
-    """A graph whose blocks stand behind what they read, with what they take and put out.
+    """A graph whose blocks stand after what they read, with what they take and put out.
 
     Seconds are on a grid (`grid_s`), so that sums are exact in any order.
     """
@@ -116,7 +116,7 @@ def windows_of(blocks: Blocks, sides: "Sides", limit_bytes: float, places_s: Flo
 
 
 class Sides:
-    """Which blocks are certainly before or behind a cut, by the compute before it."""
+    """Which blocks are certainly before or after a cut, by the compute before it."""
 
     def __init__(self, blocks: Blocks) -> None:
         graph = blocks.graph
@@ -130,7 +130,7 @@ class Sides:
         self._sinks = [block for block, readers in enumerate(graph.read_by) if not readers]
 
     def certain(self, low_s: FloatArray, high_s: FloatArray) -> tuple[BoolArray, BoolArray]:
-        """By window and block: before, and behind. Every cut has something before it, and something behind."""
+        """By window and block: before, and after. Every cut has something before it, and something after it."""
         inside = (self._total_s - self._dependent_s) < low_s[:, None]
         outside = self._needed_s > high_s[:, None]
         if len(self._sources) == 1 and len(self._sinks) == 1 and self._sources != self._sinks:

@@ -25,7 +25,7 @@ class LeastCrossing:
 
 @dataclass(slots=True)
 class _Network:
-    """Arcs by number: an even one and the odd one behind it are each other's reverse."""
+    """Arcs by number: an even one and the odd one after it are each other's reverse."""
 
     heads: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _Network:
 def least_crossing(
     graph: Graph, output_bytes: Sequence[int], inside: Sequence[bool], outside: Sequence[bool], limit_bytes: float
 ) -> LeastCrossing:
-    """The least over all cuts with `inside` before and `outside` behind them, if it is within the limit.
+    """The least over all cuts with `inside` before and `outside` after them, if it is within the limit.
 
     `inside` holds all that its members read, `outside` all that reads its members. O(augmenting paths x arcs).
     """

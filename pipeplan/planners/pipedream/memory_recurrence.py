@@ -2,23 +2,23 @@
 
 It is the exact partition where memory decides and the closed form of `fitting` is not enough. Where we differ from the
 papers (`space` has their formulas and the numbers of the steps): the papers take the last stage off and never look at
-memory. How many minibatches a stage has in flight depends on the devices behind it. So we take the first stage off, and
-what is behind it is known:
+memory. How many minibatches a stage has in flight depends on the devices downstream. So we take the first stage off:
+the devices downstream are then known.
 
     step 2   T^k(a..s, m)     = 1/m max(V^{k-1}(a..s, all units | ((p - m) U + d) / m), W_k(m))
     step 3   V^k(a..b, p | d) = T^k(a..b, p)                                                            one stage
     step 4   V^k(a..b, p | d) = min over s, m of max(T^k(a..s, m), 2 a_s / B_k, V^k(s..b, p - m | d))   several
 
-V is the smaller of steps 3 and 4. p units are left for a..b, d devices are behind them for each replica of all that
-they are part of, and a unit of level k has U devices. A stage of r devices has 1 + ceil(devices behind / r) minibatches
-in flight (2018, section 3.3); a stage that does not fit its device takes forever. As ceil(d / r) = ceil(ceil(d) / r), d
-is rounded up wherever it is handed on, and there are no more tables than devices. O(n^2 M^2) on one level; every level
-around another adds a factor n and the numbers d.
+V is the smaller of steps 3 and 4. p units are left for a..b, d devices are downstream for each replica of all that
+they are part of, and a unit of level k has U devices. A stage of r devices has 1 + ceil(devices downstream / r)
+minibatches in flight (2018, section 3.3); a stage that does not fit its device takes forever. As ceil(d / r) =
+ceil(ceil(d) / r), d is rounded up wherever it is handed on, and there are no more tables than devices. O(n^2 M^2) on
+one level; every level around another adds a factor n and the numbers d.
 
 Few states are looked at. With a limit on the bottleneck, p devices compute no more than p times the limit: so much is
-before a state, and so much behind it, at most. The caller raises the limit until what it finds is within it. On one
+before a state, and so much after it, at most. The caller raises the limit until what it finds is within it. On one
 level, memory keeps the states before p devices near as well: the devices before them reach only so far, and those
-behind them hold only so much.
+downstream hold only so much.
 """
 
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Recurrence:
     _reach: dict[int, IntArray] = field(default_factory=dict)
 
     def work(self) -> float:
-        """Entries that the outermost level compares, and inside as many for each number of devices behind."""
+        """Entries that the outermost level compares, and inside as many for each number of devices downstream."""
         states, (*inside, outermost) = len(self.space), self.space.levels
         work = states**2 * outermost.units**2 / 4.0 + CALL_ENTRIES * outermost.units**2
         tables, around = 1.0, outermost.units
@@ -67,7 +67,7 @@ class Recurrence:
     def stage_s(
         self, level: int, units: int, behind: int, beyond: int, rows: slice = EVERY, columns: slice = EVERY
     ) -> FloatArray:
-        """T^k of the stages between two ranges of states on so many units, with units behind and devices beyond.
+        """T^k of the stages between two ranges of states on so many units, with units downstream and devices beyond.
 
         It is infinite where there is no stage, or none that fits.
         """
@@ -127,7 +127,7 @@ class Recurrence:
             return self._values[key]
         tables: list[FloatArray] = []
         for units in range(1, self.space.levels[level].units + 1):
-            # step 3: one stage, nothing of this level behind it
+            # step 3: one stage, nothing of this level downstream
             best = self.stage_s(level, units, 0, beyond)
             # step 4: a first stage up to the cut, the boundary, and the rest
             for first in range(1, units):
@@ -158,7 +158,7 @@ def _joined(stage_s: FloatArray, later: FloatArray) -> FloatArray:
 
 
 def behind_each(devices: int, replicas: int) -> int:
-    """Devices behind for each replica, rounded up."""
+    """Devices downstream for each replica, rounded up."""
     return -(-devices // replicas)
 
 

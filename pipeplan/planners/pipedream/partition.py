@@ -59,12 +59,12 @@ class LevelShare:
 class Proof:
     """Why nothing is better: no plan is below `bound_s`.
 
-    By `method`: not even one without regard to memory (`probe`); every plan was compared (`recurrence`); or what fits
-    would need more devices than there are (`fewest that fit`).
+    `method` is `probe` (no plan is, even without limits of memory), `recurrence` (every plan was compared) or
+    `fewest that fit` (plans that fit need more devices than there are).
 
-    `rows` belong to the bottleneck `refuted_s`: by state, the least units of the outermost level that are needed from
-    there to the end; from the first state, more than there are. A second row says the same of plans of which at least
-    one stage has two units or more; the first row then only supports the second.
+    `rows` prove that no plan has the bottleneck `refuted_s`. A row gives, by state, the least units of the outermost
+    level that the rest of the model needs; from the first state that is more than there are. A second row counts only
+    plans with a stage on two units or more. The first row then only supports it.
     """
 
     method: str
@@ -317,7 +317,7 @@ def _one_level(space: PartitionSpace) -> tuple[LevelLinks, ...]:
 
 
 def _parts_by_recurrence(problem: MemoryProblem, units: int, cost_s: float) -> tuple[LevelPart, ...]:
-    """The preferred stages within the cost; inside each, those of V^{k-1} with the devices behind it."""
+    """The preferred stages within the cost; inside each, those of V^{k-1} with the devices downstream."""
     space, parts, behind = problem.tables.space, [], units
     for start, stop, taken in problem.preferred(units, cost_s):
         behind -= taken

@@ -118,10 +118,10 @@ def _least_of_many(load: FloatArray, weights: FloatArray | None) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """R by position among the states that may be cut, and the position at which the first stage from there ends.
+    """R at every state that may be cut (`least`), and where the first stage from there ends (`after`).
 
-    R may be too large at states that no pipeline on the units there are can pass. `replicated`, where it was needed:
-    R of pipelines of which at least one stage has two units or more.
+    R may be too large at a state that no pipeline on the given units passes. `replicated` is R of pipelines with a
+    stage on two units or more; None where it was not needed.
     """
 
     states: IntArray
@@ -140,7 +140,7 @@ def least_units(needs: UnitsNeeded, states: IntArray, units: int) -> Table:
     before = units_before(needs, states)
     alive = np.array([last])
     for stop in range(last, 0, -_BLOCK):
-        # step 4, for a block of first states: stages to the states behind the block that are alive, then inside it
+        # step 4, for a block of first states: stages to the states after the block that are alive, then inside it
         start = max(stop - _BLOCK, 0)
         rows = states[start:stop]
         need = needs.least(rows, states[alive])
@@ -167,7 +167,7 @@ def _least_by_count(needs: UnitsNeeded, states: IntArray, units: int) -> Table:
     """R where a stage inside another never needs more: how far back from the end p units reach, for p = 1, 2...
 
     Wherever a stage of r units ends, it reaches back as far as its compute and its exchange allow. The other
-    p - r units do what is behind its end, so p units reach as far back as the best of these splits.
+    p - r units do what comes after its end, so p units reach as far back as the best of these splits.
     """
     space, within_s = needs.space, needs.bottleneck_s * (1 + ROUNDING)
     compute_s, weight_bytes = space.compute_s[states], space.weight_bytes[states]

@@ -52,7 +52,7 @@ _SMALL = 1_000_000
 
 
 def bare_recurrence(stage_s: FloatArray, cut_s: FloatArray) -> FloatArray:
-    """PipeDream's recurrence as the papers print it: A(j, all units) for every state j behind the first, on a chain.
+    """PipeDream's recurrence as the papers print it: A(j, all units) for every state j after the first, on a chain.
 
         A(j, m) = T(0..j, m)                                                              case 1
         A(j, m) = min over i < j, m' < m of max(A(i, m - m'), 2 C_i, T(i..j, m'))         case 2

@@ -1,6 +1,6 @@
 """States: where a model can be cut, and what lies before every cut.
 
-A chain of n blocks has n + 1 states, one before every block and one behind the last. A model that is a graph has one
+A chain of n blocks has n + 1 states, one before every block and one after the last. A model that is a graph has one
 for every set of blocks that holds all that its members read: the blocks that are done where a stage ends. PipeDream's
 optimizer has the same states as antichains (SOSP 2019). A stage is what lies between two states, and its sums are
 differences. `CutStates` also has the order of the blocks in which those of each stage stand together.
@@ -59,7 +59,7 @@ class States:
 
 
 def chain_states(profile: Profile, microbatch_size: int) -> States:
-    """The states of a chain: one before every block and one behind the last."""
+    """The states of a chain: one before every block and one after the last."""
     blocks = profile.at(microbatch_size)
     outputs = [block.output_bytes for block in blocks]
     workspace = [block.workspace_bytes for block in blocks]
@@ -138,7 +138,7 @@ def cut_states(
 
     A graph has one for every set of blocks that holds all that its members read, with one exception: a block that costs
     nothing (no time, no bytes) and reads only such blocks stands with the first block that reads it, as anywhere
-    earlier would be the same. What crosses a cut is the output of every block before it that a block behind it reads;
+    earlier would be the same. What crosses a cut is the output of every block before it that a block after it reads;
     a stage in between forwards what it does not read itself (SOSP 2019; the antichains of PipeDream's optimizer are
     these sets). `cuts="single-tensor"` keeps the cuts that one output alone crosses. If a graph has more than `at_most`
     cuts, the answer is the places of one order (`graph.line_of`): incomplete unless the graph is a path.

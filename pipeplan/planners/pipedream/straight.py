@@ -1,6 +1,6 @@
 """Straight: PipeDream's recurrence (2018, section 3.2) without replication: one device a stage, all devices used.
 
-The stages are counted from the end. A stage with j - 1 behind it keeps j minibatches in flight, and the cut before it
+The stages are counted from the end. A stage with j - 1 downstream keeps j minibatches in flight, and the cut before it
 crosses the level whose units j stages fill. So everything is known, and the plain recurrence gives the optimum. By the
 numbers of `space`, with m' = 1:
 
@@ -72,7 +72,7 @@ class Straight:
             yield here, window, cost if space.before is None else np.where(space.before[here, window], cost, np.inf)
 
     def _cuts_s(self, stages: int) -> FloatArray:
-        """What a cut takes at each state, by the number of stages behind it: 2 a / B of the level that it crosses."""
+        """What a cut takes at each state, by the number of stages downstream: 2 a / B of the level that it crosses."""
         if self.of_bytes:
             return np.zeros((stages + 1, len(self.space)))
         behind = np.arange(stages + 1)

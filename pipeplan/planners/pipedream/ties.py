@@ -191,7 +191,7 @@ def _sent(
     over = np.arange(table.shape[1]) + shift.astype(np.int64)[:, None]
     inside = (over >= 0) & (over < table.shape[1]) & ((extra == 0) | (units >= edges.two))[:, None]
 
-    # of a stage: its exchange, a worker's share a minibatch, and the boundary behind it both ways
+    # of a stage: its exchange, a worker's share a minibatch, and the boundary after it both ways
     space, stop = level.space, edges.states[edges.stop]
     weight_bytes = space.weight_bytes[stop] - space.weight_bytes[edges.states[edges.start]]
     behind = np.where(edges.stop < len(edges.states) - 1, 2.0 * space.boundary_bytes[stop], 0.0)

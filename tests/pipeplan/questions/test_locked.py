@@ -1,4 +1,4 @@
-"""A locked plan: nothing that stays is told as changed, and whatever changes is told, by its own name."""
+"""A locked plan: what stays is not reported as changed, and whatever changes is reported by its own name."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ TIMES = ("forward_s", "backward_s")
 
 @settings(deadline=None)
 @given(block=st.integers(0, 3), size=st.integers(0, 1), field=st.sampled_from(COUNTED + TIMES), more=st.floats(0.06, 3))
-def test_every_change_of_a_block_is_told_by_its_name(block: int, size: int, field: str, more: float) -> None:
+def test_every_change_of_a_block_is_reported_by_its_name(block: int, size: int, field: str, more: float) -> None:
     blocks = list(ASKED.profile.blocks)
     measurements = list(blocks[block].measurements)
     before = getattr(measurements[size], field)
@@ -84,7 +84,7 @@ def test_times_count_from_the_tolerance_on(change: float, tolerance: float) -> N
     assert finding.holds == (abs(change) < tolerance)
 
 
-def test_blocks_that_come_and_go_are_told_and_equal_neighbours_share_a_line() -> None:
+def test_blocks_that_come_and_go_are_reported_and_equal_neighbours_share_a_line() -> None:
     first, *others = ASKED.profile.blocks
     finding = found(with_blocks((replace(first, name="new"), *others)))["blocks"]
     assert finding.changes == (f"- {first.name}: 8 weight_bytes", "+ new: 8 weight_bytes")
@@ -104,12 +104,12 @@ def test_blocks_that_come_and_go_are_told_and_equal_neighbours_share_a_line() ->
         (replace(ASKED.profile, estimated=True), "~ estimated: False -> True"),
     ],
 )
-def test_what_else_a_profile_says_is_told(changed: Profile, line: str) -> None:
+def test_what_else_a_profile_says_is_reported(changed: Profile, line: str) -> None:
     finding = found(replace(ASKED, profile=changed))["blocks"]
     assert any(one.startswith(line) for one in finding.changes)
 
 
-def test_another_cluster_is_told() -> None:
+def test_another_cluster_is_reported() -> None:
     devices = found(replace(ASKED, cluster=cluster((4, 1e9))))["cluster"]
     assert devices.changes == ("~ levels.0.size: 2 -> 4 (+100.0 %)",)
     slower = found(replace(ASKED, cluster=cluster((2, 0.97e9))))["cluster"]
@@ -117,7 +117,7 @@ def test_another_cluster_is_told() -> None:
     assert not found(replace(ASKED, cluster=cluster((2, 0.97e9))), tolerance=0.01)["cluster"].holds
 
 
-def test_a_better_plan_is_told_and_the_locked_one_is_priced_with_todays_costs() -> None:
+def test_a_better_plan_is_reported_and_the_locked_one_is_priced_with_todays_costs() -> None:
     faster = replace(ASKED, cluster=cluster((2, 1.04e9)))
     same = found(faster, gain=0.0)["better plan"]
     assert same.holds and "with today's costs" in same.detail
@@ -128,13 +128,13 @@ def test_a_better_plan_is_told_and_the_locked_one_is_priced_with_todays_costs() 
     assert {one.what: one for one in moved_on(LOCK, worse, Thresholds(gain=100.0))}["better plan"].holds
 
 
-def test_that_no_plan_fits_any_more_is_told() -> None:
+def test_that_no_plan_fits_any_more_is_reported() -> None:
     tiny = found(replace(ASKED, cluster=cluster((2, 1e9), memory_bytes=1)))["better plan"]
     assert (tiny.holds, tiny.detail) == (False, "no plan fits any more")
     assert tiny.changes
 
 
-def test_documents_that_do_not_go_together_are_told() -> None:
+def test_documents_that_do_not_go_together_are_reported() -> None:
     h100 = replace(ASKED.cluster, device=replace(ASKED.cluster.device, name="H100-SXM5-80GB"))
     a100 = replace(ASKED.profile, device=replace(ASKED.profile.device, name="A100-SXM4-80GB"))
     finding = found(replace(ASKED, cluster=h100, profile=a100))["better plan"]
