@@ -54,7 +54,7 @@ def test_summaries_of_profiles_and_plans_say_it(http: TestClient, context: Conte
 def test_the_pages_say_it_of_the_estimated_plan_alone(http: TestClient, context: Context) -> None:
     measured, estimated = _stored(context)
     marked = "computed from a datasheet, not measured"
-    assert http.get("/").text.count(marked) == 1
+    assert http.get("/plans").text.count(marked) == 1
     assert marked in http.get(f"/plans/{estimated}").text
     assert marked not in http.get(f"/plans/{measured}").text
 
