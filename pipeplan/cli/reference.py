@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from importlib.metadata import distribution
 from typing import Any
 
-import typer
 from typer.main import get_command
 
 from pipeplan.cli.app import build_app
@@ -27,22 +26,20 @@ same for all commands. Terms: [glossary](glossary.md).
 def written() -> str:
     """The whole reference."""
     parts = [_OPENING]
-    for name, app in _apps():
-        root = get_command(app)
-        commands = list(_commands(name, root, root.make_context(name, [], resilient_parsing=True)))
-        parts.append(f"## {name}\n\n{_help(root)}\n")
-        parts.append("\n".join(f"- [`{path}`](#{path.replace(' ', '-')}): {_first(one)}" for path, one, _ in commands))
-        parts.append("")
-        parts += [_section(path, command, context) for path, command, context in commands]
-    return "\n".join(parts)
-
-
-def _apps() -> Iterator[tuple[str, typer.Typer]]:
-    yield "pipeplan", build_app()
+    apps = {"pipeplan": build_app()}
     for entry in distribution("pipeplan").entry_points:
         if entry.group == "console_scripts" and entry.name == "pipeplan-agent":
             entry.load()
-            yield entry.name, sys.modules[entry.module].app
+            apps[entry.name] = sys.modules[entry.module].app
+    for name, app in apps.items():
+        root = get_command(app)
+        commands = list(_commands(name, root, root.make_context(name, [], resilient_parsing=True)))
+        parts.append(f"## {name}\n\n{_help(root)}\n")
+        heads = [(path, _help(command).partition("\n")[0]) for path, command, _ in commands]
+        parts.append("\n".join(f"- [`{path}`](#{path.replace(' ', '-')}): {head}" for path, head in heads))
+        parts.append("")
+        parts += [_section(path, command, context) for path, command, context in commands]
+    return "\n".join(parts)
 
 
 def _commands(path: str, group: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -68,11 +65,6 @@ def _section(path: str, command: Any, context: Any) -> str:
 
 def _help(command: Any) -> str:
     return str(command.help or "").partition("\f")[0].strip()
-
-
-def _first(command: Any) -> str:
-    """The first sentence's line of a command's help."""
-    return _help(command).partition("\n")[0]
 
 
 def _cell(text: str) -> str:

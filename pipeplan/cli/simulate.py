@@ -50,7 +50,10 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
-    laws = _schedule(schedule)
+    if ":" not in schedule:
+        names = [name for name in schedule_names() if not schedule_named(name).single_stage]
+        require(schedule in names, "schedule", f"must be one of {', '.join(names)}", schedule)
+    laws = schedule_asked(schedule)
     if laws.chunked:
         chunks = 2 if chunks is None else chunks
         require_count("chunks", chunks)
@@ -81,14 +84,6 @@ def simulate(
     else:
         typer.echo(draw(timeline, columns=COLUMNS))
         typer.echo(f"bubble {100 * timeline.bubble_fraction:.2f} %, makespan {timeline.makespan_s:g} s")
-
-
-def _schedule(asked: str) -> Schedule:
-    """All but those that have no stages."""
-    if ":" not in asked:
-        names = [name for name in schedule_names() if not schedule_named(name).single_stage]
-        require(asked in names, "schedule", f"must be one of {', '.join(names)}", asked)
-    return schedule_asked(asked)
 
 
 def _program(schedule: Schedule, stages: int, microbatches: int, batches: int, chunks: int) -> Program:

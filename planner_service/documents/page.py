@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from pipeplan.documents.alike import alike
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
-from pipeplan.documents.profile import Block, Device, Measurement, Method, Model, Profile
+from pipeplan.documents.profile import Device, Measurement, Method, Model, Profile
 from pipeplan.errors import require
 from pipeplan.protocol.documents import ClusterQuery, ProfileQuery
 from planner_service.documents.drawings import BlockChart, BlockColumn, cluster_drawing, memory_chart, time_chart
@@ -125,28 +125,35 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
             for start, stop, name in shown
         ),
         hidden_rows=len(measured) - shown[-1][1],
-        times=time_chart([_times(block, at) for block, at in measured]),
-        memory=memory_chart([_memory(block, at) for block, at in measured]),
+        times=time_chart(
+            [
+                BlockColumn(
+                    name=block.name,
+                    parts=(("forward", at.forward_s), ("backward", at.backward_s)),
+                    spread=(at.forward_spread_s or 0.0) + (at.backward_spread_s or 0.0),
+                )
+                for block, at in measured
+            ]
+        ),
+        memory=memory_chart(
+            [
+                BlockColumn(
+                    name=block.name,
+                    parts=(
+                        ("weights", float(block.weight_bytes)),
+                        ("activations", float(at.activation_bytes)),
+                        ("transient", float(at.workspace_bytes)),
+                    ),
+                )
+                for block, at in measured
+            ]
+        ),
         forward_s=sum(at.forward_s for _, at in measured),
         backward_s=sum(at.backward_s for _, at in measured),
         weight_bytes=sum(block.weight_bytes for block, _ in measured),
         activation_bytes=sum(at.activation_bytes for _, at in measured),
         spread=sum(spreads) / compute_s if spreads and compute_s > 0 else None,
     )
-
-
-def _times(block: Block, at: Measurement) -> BlockColumn:
-    spread_s = (at.forward_spread_s or 0.0) + (at.backward_spread_s or 0.0)
-    return BlockColumn(name=block.name, parts=(("forward", at.forward_s), ("backward", at.backward_s)), spread=spread_s)
-
-
-def _memory(block: Block, at: Measurement) -> BlockColumn:
-    parts = (
-        ("weights", float(block.weight_bytes)),
-        ("activations", float(at.activation_bytes)),
-        ("transient", float(at.workspace_bytes)),
-    )
-    return BlockColumn(name=block.name, parts=parts)
 
 
 @router.get("/profiles")

@@ -66,9 +66,9 @@ def pair_of(wanted: str, contents: tuple[str, str]) -> ProfilePair:
     require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
     microbatch_size = int(wanted) if wanted else sizes[-1]
 
-    pairs = _paired(first, second, microbatch_size)
-    both = [(a, b) for _, a, b in pairs if a is not None and b is not None]
-    sums = [_sum(side) for side in zip(*both, strict=True)]
+    a, b = ({block.name: _quantities(block, microbatch_size) for block in each.blocks} for each in (first, second))
+    pairs = [(name, a.get(name), b.get(name)) for name in a | b]
+    sums = [_sum([each[name] for name in a.keys() & b.keys()]) for each in (a, b)] if a.keys() & b.keys() else []
     runs = list(alike([name for name, _, _ in pairs], [(a, b) for _, a, b in pairs]))
     rows = [
         PairedRow(
@@ -88,15 +88,6 @@ def pair_of(wanted: str, contents: tuple[str, str]) -> ProfilePair:
         rows=tuple(rows[:MOST_ROWS]),
         hidden_rows=max(0, len(rows) - MOST_ROWS),
     )
-
-
-def _paired(
-    first: Profile, second: Profile, microbatch_size: int
-) -> list[tuple[str, Quantities | None, Quantities | None]]:
-    """By name, what each has: in the first profile's order, then what the second alone has."""
-    a = {block.name: _quantities(block, microbatch_size) for block in first.blocks}
-    b = {block.name: _quantities(block, microbatch_size) for block in second.blocks}
-    return [(name, a.get(name), b.get(name)) for name in a | b]
 
 
 def _sum(blocks: Sequence[Quantities]) -> Quantities:

@@ -55,9 +55,13 @@ def surplus(work_dir: Path, state_of: StateOf, kept: Bounds, now_s: float) -> li
     Raises ServiceError where the service does not answer: then nothing is known to have ended.
     """
     ended = []
-    for path, job_id in _job_folders(work_dir):
-        if _is_over(state_of, job_id, abandons=kept.abandons) and not lives(work_dir, job_id):
-            ended.append(_measured(path))
+    for path in work_dir.glob("*"):
+        named = _FOLDER.fullmatch(path.name)
+        if named is None or path.is_symlink() or not path.is_dir() or lives(work_dir, named[1]):
+            continue
+        if _is_over(state_of, named[1], abandons=kept.abandons):
+            written_s = max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
+            ended.append(JobFolder(path=path, bytes=folder_bytes(path), written_s=written_s))
     ended.sort(key=lambda folder: (-folder.written_s, folder.path))
     left_bytes, surplus = 0, list[JobFolder]()
     for place, folder in enumerate(ended):
@@ -87,20 +91,9 @@ def finish(work_dir: Path) -> int:
     return len(left)
 
 
-def _job_folders(work_dir: Path) -> list[tuple[Path, str]]:
-    """The folders that are named as jobs are, no links among them, and the jobs' ids."""
-    named = ((path, _FOLDER.fullmatch(path.name)) for path in work_dir.glob("*"))
-    return [(path, name[1]) for path, name in named if name and path.is_dir() and not path.is_symlink()]
-
-
 def _is_over(state_of: StateOf, job_id: str, *, abandons: bool) -> bool:
     try:
         state = state_of(job_id)
     except NotFoundError:
         return abandons
     return state == "succeeded" or (abandons and state not in _LIVE)
-
-
-def _measured(path: Path) -> JobFolder:
-    written_s = max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
-    return JobFolder(path=path, bytes=folder_bytes(path), written_s=written_s)

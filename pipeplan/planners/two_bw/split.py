@@ -263,18 +263,13 @@ def _fold(
             some = slice(first, min(first + BAND, begins.stop))
             stops = ends
             if limits is not None and ends.stop - ends.start > BAND:
-                stops = _within_reach(limits[stage], some, ends)
+                stop = max(min(ends.stop, _last_stop(limits[stage], some.stop - 1) + 1), ends.start)
+                stops = slice(min(max(ends.start, first + 1), stop), stop)
             after = suffixes[-1][stops.start - ends.start : stops.stop - ends.start]
             table = combine(costs(stage, some, stops), after)
             best.append(np.minimum.reduce(table, axis=1, initial=inf))
         suffixes.append(np.concatenate(best))
     return suffixes[::-1]
-
-
-def _within_reach(ways: Sequence[Way], begins: slice, ends: slice) -> slice:
-    """Those of the ends that a stage from one of the starts can reach."""
-    stop = max(min(ends.stop, _last_stop(ways, begins.stop - 1) + 1), ends.start)
-    return slice(min(max(ends.start, begins.start + 1), stop), stop)
 
 
 def _fold_back(costs: Costs, starts: Starts) -> list[FloatArray]:
