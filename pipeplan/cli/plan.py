@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -22,9 +22,6 @@ from pipeplan.errors import require
 from pipeplan.planners.problem import Options
 from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, is_short_id
-
-if TYPE_CHECKING:
-    from pipeplan.client.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Plans, asked for and read through a service.")
 
@@ -61,7 +58,14 @@ def create(
 
     asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype)
     with service_at(url, token) as service:
-        profile_ids = [_profile_id(service, each) for each in profile or ()]
+        profile_ids = [
+            service.create_profile(read(Profile, Path(each))).id
+            if is_file(each)
+            else service.profile_id(each)
+            if is_short_id(each)
+            else each
+            for each in profile or ()
+        ]
         if is_file(cluster):
             cluster = service.create_cluster(read(Cluster, Path(cluster))).id
         elif is_short_id(cluster):
@@ -243,9 +247,3 @@ def _write(output: Path | None, text: str) -> None:
         typer.echo(text, nl=not text.endswith("\n"))
     else:
         write_document(output, text.removesuffix("\n"))
-
-
-def _profile_id(service: "Client", given: str) -> str:
-    if is_file(given):
-        return service.create_profile(read(Profile, Path(given))).id
-    return service.profile_id(given) if is_short_id(given) else given

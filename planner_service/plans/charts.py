@@ -210,9 +210,12 @@ def front_chart(plan: Plan) -> FrontChart | None:
         text = f"{each.schedule} {shape(each.depth, each.width)}, {each.microbatch_size}" if labelled else ""
         came_to = f"{rate:.4g} samples/s {price}, {size(held)} a device; {each.reason}"
         start = x - LETTER_WIDTH * len(text) if x > (LEFT + RIGHT) / 2 else x
-        label_y = next((y + by for by in OFFSETS if _free(boxes, start, len(text), y + by)), y + OFFSETS[0])
+        end = start + LETTER_WIDTH * len(text)
+        beside = [at for low, high, at in boxes if low < end and start < high]
+        inside = (y + by for by in OFFSETS if TOP <= y + by <= BOTTOM - 4)
+        label_y = next((at for at in inside if all(abs(other - at) >= 13 for other in beside)), y + OFFSETS[0])
         if text:
-            boxes.append((start, start + LETTER_WIDTH * len(text), label_y))
+            boxes.append((start, end, label_y))
         dots.append(
             Dot(
                 x=x,
@@ -260,13 +263,6 @@ def _front(known: Sequence[tuple[Alternative, int, float]]) -> set[int]:
             front.add(index)
             fastest = known[index][2]
     return front
-
-
-def _free(boxes: Sequence[tuple[float, float, float]], start: float, letters: int, y: float) -> bool:
-    """Whether a label fits there, inside the chart and over no other."""
-    end = start + LETTER_WIDTH * letters
-    over = (low < end and start < high and abs(at - y) < 13 for low, high, at in boxes)
-    return TOP <= y <= BOTTOM - 4 and not any(over)
 
 
 DEGREES: dict[str, Callable[[Alternative], str | int]] = {
