@@ -33,7 +33,7 @@ from planner_service.platform.requests import limit_of, size_of
 
 MIB = 2**20
 DEVICE = Device(name="A100-40GB", memory_bytes=40 * 2**30)
-MODEL = "hf:gpt2?n_layer=4&n_embd=256"
+MODEL = "hf:gpt2?n_layer=4&n_embd=256&n_head=8"
 DATA = "worker_agent.models.text:random_tokens?vocab_size=50257"
 TOKEN = "the token of the lease"
 

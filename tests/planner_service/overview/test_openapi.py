@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from planner_service.overview import openapi
+from worker_agent.models.chain import build_model
+
 EXAMPLES_IN_ORDER = ("/v1/profiles", "/v1/clusters", "/v1/plans", "/v1/jobs")
 
 
@@ -89,3 +92,7 @@ def _references(node: Any) -> list[str]:
     if isinstance(node, list):
         return [reference for value in node for reference in _references(value)]
     return []
+
+
+def test_the_model_of_the_examples_can_be_built() -> None:
+    assert len(build_model(openapi.MODEL, seed=0, empty=True).blocks) == 6
