@@ -21,6 +21,9 @@ from planner_service.app import create_app
 from planner_service.platform.settings import Settings
 from tests.planner_service.examples import profile_document, request_document
 
+MODEL = {"name": "gpt2-small-4", "spec": "hf:gpt2?n_layer=4&n_embd=256"}
+"""What the examples profiled when the releases stored theirs."""
+
 
 def use_documents(folder: Path) -> None:
     """The files have the ids that the plan and the calibration call them by."""
@@ -68,9 +71,10 @@ def use_database(url: str, ids: Mapping[str, Any]) -> None:
         )
         for page in (*pages, f"/clusters/{ids['cluster']}", "/runs", f"/runs/{run['id']}"):
             assert "Internal Server Error" not in got(page)
-        assert posted("/v1/profiles", profile_document()) == ids["profile"]
+        assert posted("/v1/profiles", profile_document(model=MODEL)) == ids["profile"]
         assert posted("/v1/clusters", json.loads(got(f"/v1/clusters/{ids['cluster']}"))) == ids["cluster"]
-        asked = [request_document(planner=planner) for planner in ("pipedream-2bw", "gpipe")]
+        named = {"profile_id": ids["profile"]}
+        asked = [request_document(planner=planner, **named) for planner in ("pipedream-2bw", "gpipe")]
         if all(solvers.VERSIONS[request["planner"]] == ids["planner_version"] for request in asked):
             assert [posted("/v1/plans", request) for request in asked] == [first, second]
             by_job = http.post("/v1/plans", json=asked[0], headers={"Prefer": "respond-async, wait=60"})
