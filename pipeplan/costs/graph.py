@@ -1,10 +1,11 @@
-"""Graph: a model whose blocks read one another's outputs in any pattern, where it can be cut, and what crosses a cut.
+"""Graph: a model whose blocks read each other's outputs in any pattern, where it can be cut, and what crosses a cut.
 
-A cut is a set of blocks that holds all that its members read (a down-set, or ideal; the antichains of PipeDream's
-optimizer, SOSP 2019, are their maximal blocks): what is done before the cut. Sets are whole numbers, bit v for block v.
+A cut is the set of the blocks before it. The set holds every block that its members read: it is a down-set, or ideal.
+(The antichains of PipeDream's optimizer, SOSP 2019, are the maximal blocks of such sets.) Sets are whole numbers, bit v
+for block v.
 
-At a stage's ends there is one tensor in a chain, and in a graph all that cross the cut: a stage passes on what it does
-not read.
+In a chain one tensor crosses a stage's end. In a graph all tensors that cross the cut do: a stage passes on what it
+does not read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,8 @@
-"""Graph order: a graph's blocks in one line, of which every place may be cut, with as few bytes crossing as can be.
+"""Graph order: a graph's blocks in one line that may be cut at every place, with as few bytes crossing as possible.
 
-A line of n blocks has n + 1 of the graph's cuts, of which there may be many more. Which ones are lost is a choice. Here
-the sum of what crosses all places is the least: a branch, once begun, is finished before the next, the one with the
-smallest output first, and a block from the side comes as late as possible.
+A line of n blocks has n + 1 cuts. The graph may have many more, and the line's order decides which of them are lost.
+The order here minimises the sum of what crosses all places. A branch, once begun, is finished before the next. The
+branch with the smallest output comes first. A block from the side comes as late as possible.
 
         a -+- b (4 bytes) - c (1 byte) -+- f        a b c d e f: after c and after e little crosses
            +- d (4 bytes) - e (1 byte) -+           a b d c e f: after d 8 bytes

@@ -1,8 +1,8 @@
-"""Groups: devices that share the blocks of a stage, as one device of a smaller cluster; and what they exchange.
+"""Groups: devices that share the blocks of a stage, seen as one device of a smaller cluster; and what they exchange.
 
-A form's axes are laid out from the inside: the devices of a tensor group are neighbours, those of a context group stand
-a tensor group apart. The devices of a form hold one copy of a stage together. For everything around them they are one
-device: its messages are as large as those of its members together, and pass their links side by side.
+A form's axes are laid out from the inside: the devices of a tensor group are neighbours, and those of a context group
+are one tensor group apart. The devices of a form together hold one copy of a stage. To everything else they are one
+device. Its messages are as large as those of its members together, and pass the members' links side by side.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
-"""Ledger: the bytes that an engine keeps of each parameter, and what it exchanges of it, by sharding.
+"""Ledger: the bytes that an engine keeps and exchanges of each parameter, by sharding.
 
-With Adam in mixed precision, of d replicas:
+With Adam in mixed precision and d replicas:
 
     engine      none     optimizer        gradients        weights
     pipeplan    18
@@ -10,12 +10,13 @@ With Adam in mixed precision, of d replicas:
 
 Megatron adds gradients up in float32 (its documentation of the distributed optimizer, 2023). DeepSpeed keeps them as
 the weights are (Rajbhandari et al. 2020, "ZeRO", section 3.1). FSDP keeps float32 weights in shares and computes on
-copies of 16 bits (Zhao et al. 2023, section 4.4). Where weights are shares, the whole ones of two blocks are there
-beside them: of the block that computes, and of the next one, which is gathered ahead. In a pipeline all of a stage's
-weights are whole from the first microbatch to the last, and so are their gradients (torchtitan 2024, section 2.1).
+copies of 16 bits (Zhao et al. 2023, section 4.4). A device that keeps shares of the weights also holds the whole
+weights of two blocks: the block that computes, and the next one, which is gathered ahead. In a pipeline all of a
+stage's weights are whole from the first microbatch to the last, and so are their gradients (torchtitan 2024, section
+2.1).
 
-With the optimizer on the host, a float32 copy of a share of the weights, its gradients and its states are there: 16 / d
-with Adam. What is left on the device of a single stage:
+With the optimizer on the host, the host holds a share of the weights as a float32 copy, with its gradients and its
+states: 16 / d with Adam. The device of a single stage keeps:
 
     megatron            6
     deepspeed           4                2                2 / d

@@ -1,9 +1,9 @@
 """The memory term: what a worker of a stage holds at its peak, as counts of a few quantities.
 
-`paper` is the law of PipeDream-2BW, appendix A.1.2, to the byte: weight versions, activations and inputs, nothing
-else. `training` is what a user's device holds: besides the versions the gradients, the float32 master weights and the
-optimizer's states, the activations that are really in flight on this stage, the largest transient of one block, and
-the buffers of what is being sent and received.
+`paper` is the law of PipeDream-2BW, appendix A.1.2, to the byte: weight versions, activations and inputs, nothing else.
+`training` is what a user's device holds: the weight versions, the gradients, the float32 master weights, the
+optimizer's states, the activations that are actually in flight on this stage, the largest transient of one block, and
+the buffers of sends and receives.
 """
 
 from dataclasses import dataclass

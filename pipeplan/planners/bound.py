@@ -29,6 +29,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.memory import chunked_pipeline, held_by, stages_by_rank
 from pipeplan.costs.transfer import ranks_by_stage
+from pipeplan.documents.engines import engine_named
 from pipeplan.documents.plan import Plan, Worker
 from pipeplan.programs.instructions import Backward, Forward
 from pipeplan.programs.schedule import Schedule
@@ -73,7 +74,8 @@ def least_batch_s(plan: Plan) -> float:
     exchanges = max(plan.replicas) > 1
     by_rank = stages_by_rank(plan)
     ends_s = [_end_s(plan, stages) for stages in by_rank]
-    last_s = _end_s(plan, by_rank[0][:1])  # updates of a rank's other stages may come before the last gradient
+    overlaps = engine_named(plan.engine).overlaps
+    last_s = _end_s(plan, by_rank[0][: 1 if overlaps else None])  # beside the compute other stages may be earlier
     before_s = [0.0, *accumulate(passage.there_and_back_s for passage in passages)]
     least_s = 0.0
     for rank, stages in enumerate(by_rank):
@@ -107,11 +109,16 @@ def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, i
 
 
 def _end_s(plan: Plan, stages: Sequence[int]) -> float:
-    """What a rank has left when its last backward is over: its updates, and the rest of one exchange with a flush."""
+    """What a rank has left when its last backward is over: its updates, and the rest of one exchange with a flush.
+
+    An engine that overlaps nothing exchanges for one stage after the other.
+    """
     laws = schedule_named(plan.schedule)
     updates_s = sum(plan.costs[stage].update_s for stage in stages)
     if max(plan.replicas) == 1 or not laws.flushes:
         return updates_s
+    if not engine_named(plan.engine).overlaps:
+        return updates_s + sum(plan.costs[stage].reduce_s for stage in stages)
     split = plan.split_backward or laws.splits_backward
     tails_s = (plan.costs[stage].exchange_tail_s(split=split) + plan.costs[stage].update_s for stage in stages)
     return max(updates_s, min(tails_s))

@@ -11,6 +11,7 @@ from math import lcm
 from pipeplan.costs.estimate import estimate
 from pipeplan.costs.memory import keeps_master_weights
 from pipeplan.costs.transfer import ranks_by_stage
+from pipeplan.documents.engines import engine_named
 from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
@@ -30,7 +31,7 @@ SIMULATED_INSTRUCTIONS = 250_000
 
 _FLUSHED_BATCHES = 3
 """What is played of a schedule with a flush. Its batches are alike, but for the first, which fills, and the last, of
-which the exchange has nothing to overlap with.
+which the exchange has nothing to overlap with. An engine that exchanges after the backward needs no last one.
 """
 
 _BATCHES = 4
@@ -235,7 +236,8 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
     """The batches wanted; without a flush fewer, but at least `_BATCHES`, where those are too long; 0 where all are."""
     affordable = limit // _instructions(plan)
     if _laws(plan).flushes:
-        return _FLUSHED_BATCHES if affordable >= _FLUSHED_BATCHES else 0
+        wanted = _FLUSHED_BATCHES if engine_named(plan.engine).overlaps else _FLUSHED_BATCHES - 1
+        return wanted if affordable >= wanted else 0
     replicas = plan.stages[0].replicas if plan.width is None else 1
     wanted = max(_BATCHES + 1, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
     return min(wanted, affordable) if affordable >= _BATCHES else 0

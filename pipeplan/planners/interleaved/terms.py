@@ -182,6 +182,10 @@ class ChunkedTerms:
         exchange_s = weights * min(self.exchange_s_per_byte(rank) for rank in range(ranks))
         return max((float(sums_s[-1]) + sum(together_s)) / ranks, block_s, exchange_s) * (1 - 1e-12)
 
+    def weights_fit(self) -> bool:
+        """False where not even the weights, with what belongs to them, fit all ranks together."""
+        return self.weight_copies * float(self.chain.weight_bytes[-1]) <= self.shape.ranks * self.device_bytes
+
     def may_fit(self) -> bool:
         """False where no stages fit, by all ranks together.
 

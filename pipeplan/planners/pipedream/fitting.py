@@ -180,11 +180,14 @@ def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float
     most, low = _largest(memory, stages), 0.0
     while most - 1 > low:
         limit = most - 1 if most - low < 2 else (most + low) // 2
+        if not low < limit < most:
+            break  # from 2**53 bytes on there is not a number for every byte
         found = needed.stages(limit)
-        if found is None:
+        largest = most if found is None else _largest(memory, found)
+        if found is None or largest >= most:
             low = limit
         else:
-            most, stages = _largest(memory, found), found
+            most, stages = largest, found
     return most, stages
 
 

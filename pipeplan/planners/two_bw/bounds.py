@@ -107,9 +107,12 @@ class RateBounds:
             deepest=rows.deepest,
         )
 
-    def least_s(self, found: Configurations) -> FloatArray:
-        """Seconds a microbatch, the flush included, that no split goes below on the better orientation."""
-        least_s = np.minimum(*(self._step_s(found, pipelines) for pipelines in (True, False)))
+    def least_s(self, found: Configurations, computes_s: FloatArray | float = 0.0) -> FloatArray:
+        """Seconds a microbatch, the flush included, that no split goes below on the better orientation.
+
+        `computes_s`: what the longest stage is known to compute at least.
+        """
+        least_s = np.minimum(*(self._step_s(found, pipelines, computes_s) for pipelines in (True, False)))
         return np.asarray(least_s * self._slots(found.microbatches, found.depth) * (1 - ROUNDING))
 
     def rates(self, found: Configurations, least_s: FloatArray) -> FloatArray:
@@ -154,7 +157,7 @@ class RateBounds:
             return np.asarray((microbatches + depth - 1) / microbatches)
         return np.ones(len(depth))
 
-    def _step_s(self, found: Configurations, pipelines: bool) -> FloatArray:
+    def _step_s(self, found: Configurations, pipelines: bool, computes_s: FloatArray | float) -> FloatArray:
         """Of one orientation, seconds of the slowest stage a microbatch, or without pipelining of all stages."""
         width, depth, size = found.width, found.depth, found.size
 
@@ -182,7 +185,7 @@ class RateBounds:
 
         # Of whole blocks; the counts in flight are those of a batch that fills the pipeline.
         whole_s = np.where(depth <= found.microbatches, self._whole.least_s[size, depth], 0.0)
-        longest_s = np.maximum(whole_s, self._block_s.max(axis=1)[size])
+        longest_s = np.maximum(np.maximum(whole_s, computes_s), self._block_s.max(axis=1)[size])
         first_edge_s = self._crossing[size, np.minimum(depth - 1, 1)] / self._bandwidths.of_levels(edge_level)
         exchanged = np.maximum(weights.sum() / depth, weights.max())
         return np.asarray(np.maximum(np.maximum(busy_s / depth, longest_s + first_edge_s), exchange_s * exchanged))

@@ -1,7 +1,7 @@
 """Candidate: a shape with its best split into stages, by time, or by memory where none fits."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
@@ -11,7 +11,9 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import Decision
 from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower, unpriced
+from pipeplan.planners.two_bw.capacity import StageCapacity
 from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
+from pipeplan.planners.two_bw.chosen import chosen
 from pipeplan.planners.two_bw.fewest import FewestStages
 from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links, orientations
@@ -57,6 +59,7 @@ class Evaluator:
     _links: dict[tuple[int, int], tuple[Links, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, int, bool, int, int], tuple[MemoryCounts, ...]] = field(default_factory=dict)
     _fewest: dict[tuple[str, bool | None, int, int], FewestStages] = field(default_factory=dict)
+    _capacities: dict[tuple[str, bool | None, int], StageCapacity] = field(default_factory=dict)
     _least_depths: dict[tuple[str, bool | None, int, int], tuple[float, float]] = field(default_factory=dict)
 
     @property
@@ -168,6 +171,15 @@ class Evaluator:
             self._least_depths[key] = step_s, least_depth
         return shape.depth >= least_depth and self._some_terms(shape).possible(step_s)
 
+    def capacity(self, shape: PipelineShape) -> StageCapacity:
+        """What stages can compute together, for the shape's schedule and size, where a batch fills the pipeline."""
+        key = (shape.schedule, shape.recompute, shape.microbatch_size)
+        if key not in self._capacities:
+            deepest = min(self.problem.cluster.devices, self.measured.blocks)
+            filled = replace(shape, microbatches=self.measured.blocks)
+            self._capacities[key] = StageCapacity(count=self._fewest_stages(filled), deepest=deepest)
+        return self._capacities[key]
+
     def _fewest_stages(self, shape: PipelineShape) -> FewestStages:
         """The count for the shape's schedule and size. How long a batch is matters only under a flush."""
         laws = shape.laws
@@ -184,17 +196,17 @@ class Evaluator:
             )
         return self._fewest[key]
 
-    def stops(self, chosen: Candidate) -> tuple[int, ...]:
+    def stops(self, best: Candidate) -> tuple[int, ...]:
         """Where the stages of its best split end.
 
         Without pipelining many splits are as fast. Of these the worst stage holds least, then compute is most even.
         """
-        terms = chosen.terms
-        if chosen.found is not None:
-            return terms.fastest(terms.every_start, 0.0).stops(chosen.found)
+        terms = best.terms
+        if best.found is not None:
+            return terms.fastest(terms.every_start, 0.0).stops(best.found)
         starts = terms.fitting_starts()
         if starts is None:
-            raise InvalidInputError("stages", "must be so many that a split exists", chosen.shape.depth)
+            raise InvalidInputError("stages", "must be so many that a split exists", best.shape.depth)
         return even_min_sum(terms.within(starts, 0.0), starts, held=terms.memory_bytes, squares=terms.squares)
 
     def nearest(self, shape: PipelineShape, ceiling_bytes: float = inf) -> Miss | None:
@@ -204,7 +216,7 @@ class Evaluator:
         found = search.least_max(ceiling_bytes)
         if found is None:
             return None
-        held_bytes = [int(terms.memory_bytes(*place)[0, 0]) for place in terms.slices(search.any_stops(found))]
+        held_bytes = [each.held_bytes for each in chosen(terms, search.any_stops(found))]
         stage = held_bytes.index(max(held_bytes))
         return Miss(
             shape=shape,
@@ -232,18 +244,15 @@ def candidate(shape: PipelineShape, terms: PipelineTerms, found: Found | None, s
 
 def stages(terms: PipelineTerms, stops: tuple[int, ...]) -> Iterator[Stage]:
     """The stages of a split, each in the mode that is best for it."""
-    for stage, start, stop in terms.places(stops):
-        recompute = terms.recomputes(stage, start, stop)
-        counts = terms.unit_counts(recompute, stage, start, stop)
-        memory = memory_items(terms, counts, stage, start, stop)
-        place = stage, slice(start, start + 1), slice(stop, stop + 1)
+    for stage, each in enumerate(chosen(terms, stops)):
+        memory = memory_items(terms, each.counts, stage, each.start, each.stop)
         yield Stage(
-            start=start,
-            stop=stop,
+            start=each.start,
+            stop=each.stop,
             replicas=terms.shape.width,
-            recompute=recompute,
-            recompute_unit=counts.unit if recompute else RECOMPUTE_UNITS[0],
-            time_s=float(terms.mode_s(recompute, *place)[0, 0]),
+            recompute=each.recompute,
+            recompute_unit=each.counts.unit if each.recompute else RECOMPUTE_UNITS[0],
+            time_s=each.time_s,
             memory_bytes=memory.total,
             memory=memory,
         )
@@ -275,7 +284,7 @@ def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: 
 def decision(
     planner: str,
     cost_model: str,
-    chosen: Candidate,
+    best: Candidate,
     stops: tuple[int, ...],
     *,
     considered: int,
@@ -283,19 +292,19 @@ def decision(
     certificate: Certificate | None = None,
 ) -> Decision:
     """What the planner says of the candidate that it chose."""
-    shape = chosen.shape
+    shape = best.shape
     return Decision(
         planner=planner,
         cost_model=cost_model,
-        stages=tuple(stages(chosen.terms, stops)),
-        placement=chosen.terms.links.place((shape.width,) * shape.depth),
+        stages=tuple(stages(best.terms, stops)),
+        placement=best.terms.links.place((shape.width,) * shape.depth),
         schedule=shape.schedule,
         microbatch_size=shape.microbatch_size,
         microbatches=shape.microbatches,
         batch_size=shape.batch_size,
         closed_form=ClosedForm(
-            time_per_microbatch_s=chosen.time_per_microbatch_s,
-            throughput_samples_per_s=chosen.throughput_samples_per_s,
+            time_per_microbatch_s=best.time_per_microbatch_s,
+            throughput_samples_per_s=best.throughput_samples_per_s,
             bubble_fraction=shape.bubble_fraction,
         ),
         optimal_in_flight=shape.laws.in_flight(depth=shape.depth, stage=0, microbatches=shape.microbatches),
@@ -305,16 +314,16 @@ def decision(
     )
 
 
-def lost(found: Candidate, stops: tuple[int, ...], chosen: Candidate) -> Alternative:
-    """It fits, but the chosen one is faster, or as fast and preferred."""
+def lost(found: Candidate, stops: tuple[int, ...], best: Candidate) -> Alternative:
+    """It fits, but the best one is faster, or as fast and preferred."""
     rate = found.throughput_samples_per_s
-    split = list(stages(found.terms, stops))
+    split = chosen(found.terms, stops)
     return unpriced(
         found.shape,
-        slower(rate) if rate < chosen.throughput_samples_per_s else as_fast(rate),
+        slower(rate) if rate < best.throughput_samples_per_s else as_fast(rate),
         recompute=any(stage.recompute for stage in split),
         closed_form_samples_per_s=rate,
-        memory_bytes=max(stage.memory_bytes for stage in split),
+        memory_bytes=max(stage.held_bytes for stage in split),
     )
 
 

@@ -17,7 +17,7 @@ from math import frexp
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray
+from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require
@@ -149,7 +149,8 @@ class ProfileChain:
     source: MeasuredBlocks
     recompute_factor: float | None = None
     _lists: dict[bool, list[float]] = field(default_factory=dict)
-    _held: dict[tuple[float, float, float], list[float]] = field(default_factory=dict)
+    _held: dict[tuple[float, float, float], FloatArray] = field(default_factory=dict)
+    _held_lists: dict[tuple[float, float, float], list[float]] = field(default_factory=dict)
     _transfers: dict[float, FloatArray] = field(default_factory=dict)
     _edges: dict[tuple[float | None, bool, bool], FloatArray] = field(default_factory=dict)
 
@@ -197,13 +198,20 @@ class ProfileChain:
     def boundary_bytes(self) -> FloatArray:
         return boundary_bytes(1.0) * self.output_bytes
 
-    def held(self, weights: float, activations: float, inputs: float = 0.0) -> Sequence[float]:
-        """The sums of so many copies of the weights, of the activations and of all blocks' inputs, as a list."""
+    def held(self, weights: float, activations: float, inputs: float = 0.0) -> FloatArray:
+        """The sums of so many copies of the weights, of the activations and of all blocks' inputs."""
         key = (weights, activations, inputs)
         if key not in self._held:
-            sums = weights * self.weight_bytes + activations * self.activation_bytes + inputs * self.inputs_bytes
-            self._held[key] = sums.tolist()
+            sums = weights * self.weight_bytes + activations * self.activation_bytes
+            self._held[key] = sums + inputs * self.inputs_bytes if inputs else sums
         return self._held[key]
+
+    def listed_bytes(self, weights: float, activations: float, inputs: float = 0.0) -> list[float]:
+        """The same as a list."""
+        key = (weights, activations, inputs)
+        if key not in self._held_lists:
+            self._held_lists[key] = self.held(*key).tolist()
+        return self._held_lists[key]
 
     def listed_s(self, *, recompute: bool) -> list[float]:
         """The sums of compute as a list."""
@@ -234,10 +242,18 @@ class ProfileChain:
 
     def workspace_bytes(self, starts: slice, stops: slice) -> FloatArray:
         """The largest workspace of a block, for the stages that begin and end in these ranges; 0 for none."""
+        return self.largest_workspaces(*_grid(starts, stops))
+
+    def largest_workspaces(self, starts: IntArray, stops: IntArray) -> FloatArray:
+        """The same for starts and stops that broadcast."""
         return self._largest(self._workspaces, starts, stops)
 
     def block_activation_bytes(self, starts: slice, stops: slice) -> FloatArray:
         """The activations of the block that has most, for the stages that begin and end in these ranges."""
+        return self.largest_block_activations(*_grid(starts, stops))
+
+    def largest_block_activations(self, starts: IntArray, stops: IntArray) -> FloatArray:
+        """The same for starts and stops that broadcast."""
         return self._largest(self._block_activations, starts, stops)
 
     @cached_property
@@ -253,13 +269,16 @@ class ProfileChain:
         """What a microbatch keeps of all blocks at least, of each its activations or its input."""
         return float(self.source.least_kept[self.row].sum())
 
-    def _largest(self, doubled: FloatArray, starts: slice, stops: slice) -> FloatArray:
-        first = np.arange(starts.start, starts.stop)[:, None]
-        last = np.arange(stops.start, stops.stop)
-        length = np.maximum(last - first, 1)
-        power = np.frexp(length)[1] - 1
-        last = np.maximum(last - (1 << power), first)
-        return np.asarray(np.maximum(doubled[power, first], doubled[power, np.minimum(last, self.blocks - 1)]))
+    def _largest(self, doubled: FloatArray, starts: IntArray, stops: IntArray) -> FloatArray:
+        power = self._powers[np.maximum(stops - starts, 0)]
+        first = np.minimum(starts, self.blocks - 1)
+        last = np.clip(stops - (1 << power), first, self.blocks - 1)
+        return np.asarray(np.maximum(doubled[power, first], doubled[power, last]))
+
+    @cached_property
+    def _powers(self) -> IntArray:
+        """By length, the logarithm of the largest power of two within it."""
+        return np.asarray(np.frexp(np.maximum(np.arange(self.blocks + 1), 1))[1] - 1, dtype=np.int64)
 
     @cached_property
     def _workspaces(self) -> FloatArray:
@@ -309,6 +328,10 @@ class ProfileChain:
             float(self.source.recomputed_s(self.recompute_factor)[self.row].sum()),
         )
         return float(2.0 ** (frexp(longest)[1] - 52))
+
+
+def _grid(starts: slice, stops: slice) -> tuple[IntArray, IntArray]:
+    return np.arange(starts.start, starts.stop)[:, None], np.arange(stops.start, stops.stop)
 
 
 def no_stage(blocks: int) -> FloatArray:

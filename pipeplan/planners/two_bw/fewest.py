@@ -5,12 +5,11 @@ each begins as early as it may: where a stage keeps its limits, any part of it d
 does not depend on the depth. One count rules out all smaller depths at once.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
+from pipeplan.arrays import FloatArray
 from pipeplan.costs.memory import Copies, paper_copies, training_copies
 from pipeplan.errors import LARGEST_AMOUNT
 from pipeplan.planners.problem import PlanningProblem, recompute_units
@@ -18,10 +17,17 @@ from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.split import ROUNDING
 from pipeplan.programs.schedule import Schedule
 
-_Limit = tuple[Sequence[float], Sequence[float], float, float]
-"""Sums over the blocks [0, i) of their compute and of what a stage holds of them at least, and how many bytes of that
-the device has room for: if it is the first stage, and if another one sends it its inputs.
-"""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageLimit:
+    """Sums over the blocks [0, i) of their compute and of what a stage holds of them at least, and how many bytes of
+    that the device has room for: if it is the first stage, and if another one sends it its inputs.
+    """
+
+    sums_s: FloatArray
+    held: FloatArray
+    first_room: float
+    room: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +44,7 @@ class FewestStages:
     modes: tuple[bool, ...]
     microbatches: int
     master_weights: bool
-    _memory: list[list[_Limit]] = field(default_factory=list)
+    _limits: dict[int, list[StageLimit]] = field(default_factory=dict)
 
     def within(self, limit_s: float, most: int) -> float:
         """How few stages compute no longer than the limit each, transfers left out; infinite where `most` do not."""
@@ -48,36 +54,47 @@ class FewestStages:
             if left_s[stop] > (most + 1 - place) * most_s:  # too much for all stages that are left
                 break
             start = stop
-            if len(self._memory) < place:
-                self._memory.append([self._limit(mode, unit, place) for mode, unit in self._ways])
-            for sums_s, held, first_room, room in self._memory[place - 1]:
-                begin = bisect_left(sums_s, sums_s[stop] - most_s)
-                if begin == 0 and held[stop] <= first_room:
+            for limit in self.limits(place):
+                sums_s, held = limit.sums_s, limit.held
+                begin = int(sums_s.searchsorted(sums_s[stop] - most_s))
+                if begin == 0 and held[stop] <= limit.first_room:
                     return place
-                if held[stop] - held[begin] > room:
-                    begin = bisect_left(held, held[stop] - room, begin, stop + 1)
+                if held[stop] - held[begin] > limit.room:
+                    begin = max(begin, int(held.searchsorted(held[stop] - limit.room)))
                 start = min(start, max(begin, 1))
             if start == stop:
                 break
             stop = start
         return inf
 
+    def limits(self, place: int) -> list[StageLimit]:
+        """By way, of the stage at this place, the last one's being 1."""
+        if place not in self._limits:
+            self._limits[place] = [self._limit(mode, unit, place) for mode, unit in self.ways]
+        return self._limits[place]
+
     @cached_property
-    def _ways(self) -> list[tuple[bool, str]]:
+    def ways(self) -> list[tuple[bool, str]]:
+        """Whether a stage recomputes, and by which unit."""
         units = recompute_units(self.problem, self.laws)
         return [(mode, unit) for mode in self.modes for unit in (units if mode else units[:1])]
 
-    def _limit(self, recompute: bool, unit: str, place: int) -> _Limit:
+    def _limit(self, recompute: bool, unit: str, place: int) -> StageLimit:
         held, (first_input, least_input, least_output) = self._copies(recompute, unit, place), self._messages
         device_bytes = self.problem.cluster.device.usable_bytes * (1 + 2 * ROUNDING)
         room = device_bytes - (held.output_buffers * least_output if place > 1 else 0.0)
         room -= held.block_activations * self.chain.least_activations
         inner = room - (held.inputs + held.input_buffers) * least_input
         sums = self.chain.held(held.weights, held.activations, held.block_inputs)
-        return self.chain.listed_s(recompute=recompute), sums, room - held.inputs * first_input, inner
+        return StageLimit(
+            sums_s=self.chain.recomputed_s if recompute else self.chain.compute_s,
+            held=sums,
+            first_room=room - held.inputs * first_input,
+            room=inner,
+        )
 
     def _copies(self, recompute: bool, unit: str, place: int) -> Copies:
-        """What the stage at this place, the last one's being 1, holds at least."""
+        """What the stage at this place holds at least."""
         options = self.problem.options
         if options.memory == "paper":
             return paper_copies(self.laws, recompute=recompute, depth=place, microbatches=self.microbatches)

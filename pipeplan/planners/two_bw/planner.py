@@ -107,7 +107,7 @@ def _certificate(search: BestFirstSearch, best: Candidate) -> Certificate:
 
 def _alternatives(search: BestFirstSearch, best: Candidate) -> Iterator[Alternative]:
     # Some of the other pairs of schedule, width and depth, each at the size of the highest bound, that first.
-    seen = sorted((*search.looked_at, *search.waiting), key=lambda seen: (-seen[0], search.preference(seen[1])))
+    seen = sorted(search.seen, key=lambda seen: (-seen[0], search.preference(seen[1])))
     chosen: dict[tuple[str, int, int], tuple[float, PipelineShape]] = {}
     for rate, shape in seen:
         if len(chosen) < ALTERNATIVES["slower"] and _class(shape) != _class(best.shape):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import FloatArray
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds, expand
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator
 from pipeplan.planners.two_bw.shapes import ShapeRows, ShapeSpace
@@ -33,8 +33,8 @@ FIRST_CONFIGURATIONS = 2_000
 MOST_CONFIGURATIONS = 200_000
 """How many are bounded at a time after that."""
 
-WAITING = 20
-"""How many configurations of a chunk are remembered of those that are not split."""
+REMEMBERED = 21
+"""How many pairs of width and depth of a chunk are remembered as alternatives: those that a plan keeps, and its own."""
 
 Preference = tuple[bool, int, int, int, tuple[int, str]]
 
@@ -51,16 +51,14 @@ class SearchCounts:
 class BestFirstSearch:
     """The fastest configuration that fits, with what was seen on the way.
 
-    `looked_at` holds all that were split, with the rate that bounds them; `waiting` the best of those that were not,
-    with theirs; `examined` all that were bounded.
+    `seen` holds the best by their bounds, each with the rate that bounds it; `examined` all that were bounded.
     """
 
     space: ShapeSpace
     evaluator: Evaluator
     best: Candidate | None = None
-    looked_at: list[tuple[float, PipelineShape]] = field(default_factory=list)
+    seen: list[tuple[float, PipelineShape]] = field(default_factory=list)
     counts: SearchCounts = field(default_factory=SearchCounts)
-    waiting: list[tuple[float, PipelineShape]] = field(default_factory=list)
     examined: list[Configurations] = field(default_factory=list)
     _hopeless: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     bounds: list[RateBounds] = field(default_factory=list)
@@ -85,22 +83,43 @@ class BestFirstSearch:
             self.counts.memory += (len(found) - len(fits)) * found.execution.ways
             found = found.some(fits)
 
-            # Step 3, by a bound on the time of all splits: the highest rate first, of equal ones what is preferred.
-            least_s = bounds.least_s(found)
+            # Step 3, by a bound on the time of all splits, and for those that it leaves by a closer one.
+            rates = bounds.rates(found, bounds.least_s(found))
+            self._remember(found, rates)
+            found = found.some(np.flatnonzero(rates >= self.rate * (1 - TIE)))
+            least_s = bounds.least_s(found, self._computes_s(found))
             rates = bounds.rates(found, least_s)
-            able: IntArray = np.flatnonzero(rates >= self.rate * (1 - TIE)).astype(np.int64)
-            keys = (found.size[able], found.depth[able], found.width[able] * found.depth[able], -rates[able])
-            looked_at = np.zeros(len(found), dtype=bool)
-            for index in able[np.lexsort(keys)].tolist():
-                if rates[index] < self.rate * (1 - TIE):
+
+            # The highest rate first, of equal ones what is preferred.
+            keys = (found.size, found.depth, found.width * found.depth, -rates)
+            for index in np.lexsort(keys).tolist():
+                if rates[index] <= 0.0 or rates[index] < self.rate * (1 - TIE):
                     break
-                looked_at[index] = True
                 self._look_at(self.shape(found, index), float(least_s[index]), float(rates[index]))
 
-            # The best of the rest are remembered as alternatives.
-            rates = np.where(looked_at, 0.0, rates)
-            best = np.argpartition(-rates, WAITING)[:WAITING] if len(rates) > WAITING else np.arange(len(rates))
-            self.waiting += [(float(rates[i]), self.shape(found, i)) for i in best.tolist() if rates[i] > 0]
+    def _computes_s(self, found: Configurations) -> FloatArray:
+        """What the longest stage computes at least, by what all stages can compute together within their memory."""
+        computes_s, laws = np.zeros(len(found)), found.execution.laws
+        if laws.pipelined and not laws.keeps_batch:
+            for size in np.unique(found.size).tolist():
+                at = np.flatnonzero((found.size == size) & (found.depth <= found.microbatches))
+                if len(at):
+                    capacity = self.evaluator.capacity(self.shape(found, int(at[0])))
+                    computes_s[at] = capacity.least_s[found.depth[at]]
+        return computes_s
+
+    def _remember(self, found: Configurations, rates: FloatArray) -> None:
+        """The best pairs of width and depth, each at its best size, are remembered as alternatives."""
+        sizes = np.asarray(self.space.measured.sizes)
+        best, most = np.flatnonzero(rates > 0), REMEMBERED * len(sizes)
+        if len(best) > most:
+            best = best[np.argpartition(-rates[best], most)[:most]]
+        size, depth, devices = found.size[best], found.depth[best], (found.width * found.depth)[best]
+        interpolated = ~np.isin(sizes[size], self.space.profiled_sizes)
+        best = best[np.lexsort((size, depth, devices, interpolated, -rates[best]))]
+        pairs = found.width[best] * (int(found.depth.max(initial=0)) + 1) + found.depth[best]
+        _, first = np.unique(pairs, return_index=True)
+        self.seen += [(float(rates[i]), self.shape(found, i)) for i in best[np.sort(first)[:REMEMBERED]].tolist()]
 
     @property
     def rate(self) -> float:
@@ -144,7 +163,6 @@ class BestFirstSearch:
         if step_s <= self._hopeless.get(key, 0.0):
             return
         self.counts.split += 2 if shape.recompute is None else 1
-        self.looked_at.append((rate, shape))
         if not self.evaluator.possible(shape, step_s):
             self._hopeless[key] = step_s
             return

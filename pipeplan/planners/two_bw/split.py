@@ -11,13 +11,14 @@ and the work before a stage is near its even share.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.planners.two_bw.places import Bands, windows
 
 ROUNDING = 1e-9
 """By how much sums in different orders may differ: a bound is trusted no further."""
@@ -29,7 +30,13 @@ NEAR = 1 / 64
 """The limit of a search is brought as near as this to the least that leaves any starts, as a share of it."""
 
 BAND = 64
-"""So many starts of a stage are folded together, over the stops that the last of them reaches."""
+"""So many starts of a stage are folded together."""
+
+CELLS = 2**15
+"""So many places of stages are computed together: their tables stay in the processor's cache."""
+
+NARROW = 32
+"""How far a stage reaches is looked up where it could be farther."""
 
 HALVINGS = 12
 """How often at most the gap between them is halved for that."""
@@ -37,6 +44,9 @@ HALVINGS = 12
 Costs = Callable[[int, slice, slice], FloatArray]
 """(stage, starts, stops) -> the costs of the stage with the blocks [i, j), for i and j of the two ranges; infinite
 where there may be no such stage."""
+
+BandCosts = Callable[[Bands], FloatArray]
+"""The costs of several stages at once."""
 
 Way = Sequence[tuple[Sequence[float], float]]
 """Pairs of sums over the blocks [0, i), for every i up to n, and how much of such a sum a stage may have."""
@@ -83,47 +93,48 @@ def is_within(limits: Limits, limit: float, among: Starts) -> bool:
 
 def _highest(every: Sequence[Sequence[Way]], among: Starts) -> list[int] | None:
     """The last start of every stage, if all before it are as long as possible; None if one ends too early."""
-    highest = [0]
+    start, highest = 0, [0]
     for ways, may in zip(every, among[1:], strict=True):
-        last = _last_stop(ways, highest[-1])
-        if last < may.start:
+        # The last stop that the stage reaches, in the best of its ways; no farther than it may.
+        reached, farthest = 0, may.stop
+        for way in ways:
+            reach = farthest
+            for sums, most in way:
+                stop = bisect_right(sums, sums[start] + most)
+                if stop < reach:
+                    reach = stop
+            if reach > reached:
+                reached = reach
+                if reached == farthest:
+                    break
+        if reached <= may.start:
             return None
-        highest.append(min(last, may.stop - 1))
+        start = reached - 1
+        highest.append(start)
     return highest
-
-
-def _last_stop(ways: Sequence[Way], start: int) -> int:
-    """The last stop that a stage reaches from a start, in the best of its ways."""
-    last = 0
-    for way in ways:
-        reach = len(way[0][0])
-        for sums, most in way:
-            reach = min(reach, bisect_right(sums, sums[start] + most))
-        last = max(last, reach)
-    return last - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """The least largest cost of a split, and starts among which are those of all splits that reach it.
 
-    `suffixes`: the same of stage s and those after it, by the start of stage s.
+    `best`: by the start of every stage, the first stop of a split of it and those after it whose largest cost is least.
     """
 
     worst: float
     starts: Starts
-    suffixes: Sequence[FloatArray]
+    best: Sequence[IntArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSearch:
     """What is split: the stages' costs, their limits, where stages may start, and about how large the largest cost is.
 
-    `costs` makes the costs among some starts. `about` is no more than the least largest cost: costs below it may be
+    `bands` makes the costs among some starts. `about` is no more than the least largest cost: costs below it may be
     given as anything below it.
     """
 
-    costs: Callable[[Starts, float], Costs]
+    bands: Callable[[Starts, float], BandCosts]
     limits: Limits
     starts: Starts
     about: float
@@ -137,10 +148,12 @@ class SplitSearch:
         if not is_within(self.limits, ceiling, self.starts):
             return None
 
-        # Quadruple the limit until it leaves starts, then halve the gap to those that leave none.
-        low, high = self.about, min(self.about * 2, ceiling)
+        # Raise the limit, four times as far each time, until it leaves starts; then halve the gap to what leaves none.
+        low, more = self.about, 4 * NEAR
+        high = min(self.about * (1 + more), ceiling)
         while high < ceiling and not is_within(self.limits, high, self.starts):
-            low, high = high, min(high * 4, ceiling) if high > 0 else ceiling
+            low, more = high, 4 * more
+            high = min(high * (1 + more), ceiling) if high > 0 else ceiling
         for _ in range(HALVINGS):
             if high > low * (1 + NEAR) and isfinite(high):
                 middle = (low + high) / 2
@@ -152,10 +165,10 @@ class SplitSearch:
             starts = starts_within(self.limits, limit, self.starts)
             if starts is None:
                 return None
-            suffixes = _fold(self.costs(starts, self.about), starts, np.maximum, self.limits(limit))
-            worst = max(suffixes[0].item(0), self.about)
+            least, best = _fold_bands(self.bands(starts, self.about), starts, np.maximum, self.limits(limit))
+            worst = max(least, self.about)
             if worst <= limit:
-                return Found(worst, starts, suffixes) if isfinite(worst) else None
+                return Found(worst, starts, best) if isfinite(worst) else None
             if limit >= ceiling:
                 return None
             if isfinite(worst):  # some split reaches it, and so does the best one
@@ -165,17 +178,18 @@ class SplitSearch:
 
     def stops(self, found: Found) -> tuple[int, ...]:
         """The stops of the split found, of several that of the least sum of squares."""
-        costs = self.costs(found.starts, 0.0)
+        costs = self.bands(found.starts, 0.0)
 
-        def squares(stage: int, starts: slice, stops: slice) -> FloatArray:
-            table = costs(stage, starts, stops)
-            return np.where(table <= found.worst * (1 + TIE), np.square(table), np.inf)
+        def squares(at: Bands) -> FloatArray:
+            tables = costs(at)
+            return np.where(tables <= found.worst * (1 + TIE), np.square(tables), np.inf)
 
-        return min_sum(squares, found.starts)
+        limits = self.limits(found.worst * (1 + ROUNDING))
+        return _followed(found.starts, _fold_bands(squares, found.starts, np.add, limits)[1])
 
     def any_stops(self, found: Found) -> tuple[int, ...]:
         """The stops of any split found: less work than `stops` where it does not matter which."""
-        return _walk(self.costs(found.starts, self.about), found.starts, np.maximum, found.suffixes)
+        return _followed(found.starts, found.best)
 
 
 def least_sum(costs: Costs, starts: Starts) -> float:
@@ -248,28 +262,109 @@ def _walk(costs: Costs, starts: Starts, combine: np.ufunc, suffixes: Sequence[Fl
     return tuple(stops[1:])
 
 
-def _fold(
-    costs: Costs, starts: Starts, combine: np.ufunc, limits: Sequence[Sequence[Way]] | None = None
-) -> list[FloatArray]:
-    """The best cost of stage s and those after it by the start of stage s, for every s; 0 after the last stage.
-
-    With limits, stages that cost more than those allow may count as infinite.
-    """
+def _fold(costs: Costs, starts: Starts, combine: np.ufunc) -> list[FloatArray]:
+    """The best cost of stage s and those after it by the start of stage s, for every s; 0 after the last stage."""
     suffixes = [np.zeros(1)]
     for stage in reversed(range(len(starts) - 1)):
-        begins, ends = starts[stage], starts[stage + 1]
-        best = []
+        begins, best = starts[stage], []
         for first in range(begins.start, begins.stop, BAND):
             some = slice(first, min(first + BAND, begins.stop))
-            stops = ends
-            if limits is not None and ends.stop - ends.start > BAND:
-                stop = max(min(ends.stop, _last_stop(limits[stage], some.stop - 1) + 1), ends.start)
-                stops = slice(min(max(ends.start, first + 1), stop), stop)
-            after = suffixes[-1][stops.start - ends.start : stops.stop - ends.start]
-            table = combine(costs(stage, some, stops), after)
+            table = combine(costs(stage, some, starts[stage + 1]), suffixes[-1])
             best.append(np.minimum.reduce(table, axis=1, initial=inf))
         suffixes.append(np.concatenate(best))
     return suffixes[::-1]
+
+
+def _fold_bands(
+    costs: BandCosts, starts: Starts, combine: np.ufunc, limits: Sequence[Sequence[Way]]
+) -> tuple[float, list[IntArray]]:
+    """The best cost, and by start of every stage its first best stop; what costs more than the limits is no stage."""
+    suffix, choices = np.zeros(1), list[IntArray]()
+    parts, chosen = list[FloatArray](), list[IntArray]()
+    for bands in _bands(starts, limits):
+        tables = costs(bands)
+        for place in reversed(range(len(tables))):
+            stage = bands.stages.start + place
+            begins, ends = starts[stage], starts[stage + 1]
+            first, shortest = int(bands.lows[place]), int(bands.shortest[place])
+            rows = min(begins.stop - first, bands.rows)
+
+            # What follows, by start and length: infinite outside the starts of the next stage.
+            after = np.full(bands.rows + bands.reach - 1, inf)
+            shift = first + shortest - ends.start
+            low, high = max(shift, 0), min(shift + len(after), ends.stop - ends.start)
+            if low < high:
+                after[low - shift : high - shift] = suffix[low:high]
+            table = combine(tables[place, :rows], windows(after, bands.reach)[:rows])
+            best = table.argmin(axis=1)
+            own = np.arange(rows)
+            parts.append(table[own, best])
+            chosen.append(best + own + (first + shortest))
+            if first + rows == begins.stop:
+                suffix, choice = np.concatenate(parts), np.concatenate(chosen)
+                choices.append(choice)
+                parts.clear()
+                chosen.clear()
+    return suffix.item(0), choices[::-1]
+
+
+def _followed(starts: Starts, best: Sequence[IntArray]) -> tuple[int, ...]:
+    """The stops that the choices of stage after stage lead to."""
+    stops, start = [], 0
+    for begins, choice in zip(starts, best, strict=False):
+        start = int(choice[start - begins.start])
+        stops.append(start)
+    return tuple(stops)
+
+
+def _bands(starts: Starts, limits: Sequence[Sequence[Way]]) -> Iterator[Bands]:
+    """All places that the limits leave, from the last stage on: several stages together, or some starts of one."""
+    blocks, arrays = starts[-1].start, dict[int, FloatArray]()
+    together = list[tuple[int, int, int, int]]()
+    rows = reach = 0
+
+    def bands(several: list[tuple[int, int, int, int]], rows: int, reach: int) -> Bands:
+        several = several[::-1]
+        _, lows, shortest, _ = zip(*several, strict=True)
+        stages = slice(several[0][0], several[-1][0] + 1)
+        return Bands(stages, np.asarray(lows), np.asarray(shortest), rows, reach, blocks)
+
+    for stage in reversed(range(len(starts) - 1)):
+        begins, ends = starts[stage], starts[stage + 1]
+        shortest = max(ends.start - begins.stop + 1, 1)
+        longest = ends.stop - 1 - begins.start
+        if longest - shortest >= NARROW:
+            longest = min(longest, _longest(limits[stage], begins, arrays))
+        own_rows, own_reach = begins.stop - begins.start, max(longest - shortest + 1, 1)
+        most_rows, most_reach = max(rows, own_rows), max(reach, own_reach)
+        if together and (len(together) + 1) * most_rows * most_reach > CELLS:
+            yield bands(together, rows, reach)
+            together, most_rows, most_reach = [], own_rows, own_reach
+        if own_rows * own_reach <= CELLS:
+            together.append((stage, begins.start, shortest, longest))
+            rows, reach = most_rows, most_reach
+            continue
+        step = max(CELLS // own_reach, 1)
+        for first in range(begins.start, begins.stop, step):
+            yield bands([(stage, first, shortest, longest)], min(step, begins.stop - first), own_reach)
+        rows = reach = 0
+    if together:
+        yield bands(together, rows, reach)
+
+
+def _longest(ways: Sequence[Way], begins: slice, arrays: dict[int, FloatArray]) -> int:
+    """The most blocks that a stage has from any of these starts, in the best of its ways."""
+    longest = 0
+    for way in ways:
+        reached = []
+        for sums, most in way:
+            if id(sums) not in arrays:
+                arrays[id(sums)] = np.asarray(sums)
+            values = arrays[id(sums)]
+            reached.append(values.searchsorted(values[begins] + most, side="right"))
+        lengths = np.minimum.reduce(reached) - np.arange(begins.start, begins.stop)
+        longest = max(longest, int(lengths.max()) - 1)
+    return longest
 
 
 def _fold_back(costs: Costs, starts: Starts) -> list[FloatArray]:

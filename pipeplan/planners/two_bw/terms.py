@@ -24,7 +24,6 @@ All tables are those of `split.Costs`.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
@@ -34,8 +33,10 @@ from pipeplan.errors import LARGEST_AMOUNT
 from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links
+from pipeplan.planners.two_bw.places import Bands, Places, StageTable
 from pipeplan.planners.two_bw.split import (
     ROUNDING,
+    BandCosts,
     Costs,
     SplitSearch,
     Starts,
@@ -120,103 +121,104 @@ class PipelineTerms:
     counts: dict[bool, tuple[MemoryCounts, ...]]
     device_bytes: int
 
-    def mode_s(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
+    def mode_s(self, recompute: bool, at: Places) -> FloatArray:
         """A stage's time a microbatch, with or without recomputation: step 1 of the throughput formula."""
-        busy_s = self._busy_s(recompute, stage, starts, stops)
+        busy_s = self._busy_s(recompute, at)
         if self.shape.width == 1:
             return busy_s
         weights = self.chain.weight_bytes
-        return np.asarray(np.maximum(busy_s, self._exchange[stage] * (weights[stops] - weights[starts][:, None])))
+        exchanged_s = at.of_stages(self._exchange)[..., None] * at.between(at.starts(weights), at.stops(weights))
+        return np.asarray(np.maximum(busy_s, exchanged_s))
 
-    def mode_bytes(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
+    def mode_bytes(self, recompute: bool, at: Places) -> FloatArray:
         """What a worker of a stage holds, with or without recomputation, by the unit that holds least."""
-        held = [self.unit_bytes(counts, stage, starts, stops) for counts in self.counts[recompute]]
+        held = [self.unit_bytes(counts, at) for counts in self.counts[recompute]]
         return held[0] if len(held) == 1 else np.minimum.reduce(held)
 
-    def mode_fits(self, recompute: bool, stage: int, starts: slice, stops: slice) -> BoolArray:
+    def mode_fits(self, recompute: bool, at: Places) -> BoolArray:
         """Whether a stage fits, with or without recomputation. Where all fit by one unit, no other is looked at."""
-        fits = np.zeros((starts.stop - starts.start, stops.stop - stops.start), dtype=bool)
+        fits = at.none
         for counts in self.counts[recompute]:
-            fits |= self.unit_bytes(counts, stage, starts, stops) <= self.device_bytes
+            fits |= self.unit_bytes(counts, at) <= self.device_bytes
             if fits.all():
                 break
         return fits
 
-    def unit_counts(self, recompute: bool, stage: int, start: int, stop: int) -> MemoryCounts:
-        """How a stage keeps microbatches: by the first unit that fits, or (if none does) the one that holds least."""
-        ways, place = self.counts[recompute], (stage, slice(start, start + 1), slice(stop, stop + 1))
-        if len(ways) == 1:
-            return ways[0]
-        held = [float(self.unit_bytes(counts, *place)[0, 0]) for counts in ways]
-        fitting = (counts for counts, size in zip(ways, held, strict=True) if size <= self.device_bytes)
-        return next(fitting, ways[held.index(min(held))])
-
-    def unit_bytes(self, counts: MemoryCounts, stage: int, starts: slice, stops: slice) -> FloatArray:
+    def unit_bytes(self, counts: MemoryCounts, at: Places) -> FloatArray:
         """What a worker of a stage holds by one way to keep microbatches: step 2 of the memory formula."""
         chain = self.chain
-        weights, activations, inputs = counts.weights[stage], counts.activations[stage], counts.block_inputs[stage]
+        weights, activations = at.of_stages(counts.weights), at.of_stages(counts.activations)
         # Sums up to the stops, and up to the starts: bytes are whole numbers, and their differences exact.
-        until = weights * chain.weight_bytes[stops] + activations * chain.activation_bytes[stops]
-        before = weights * chain.weight_bytes[starts] + activations * chain.activation_bytes[starts]
-        if counts.inputs[stage]:
-            before -= counts.inputs[stage] * chain.input_bytes[starts]
-        if counts.outputs[stage]:
-            until += counts.outputs[stage] * chain.output_bytes[stops]
-        held: FloatArray = until - before[:, None]
-        if counts.transients[stage] and chain.has_workspaces:
-            held += counts.transients[stage] * chain.workspace_bytes(starts, stops)
-        if inputs:
-            held += inputs * (chain.inputs_bytes[stops] - chain.inputs_bytes[starts][:, None])
-            held += counts.block_activations[stage] * chain.block_activation_bytes(starts, stops)
+        until = weights * at.stops(chain.weight_bytes) + activations * at.stops(chain.activation_bytes)
+        before = weights * at.starts(chain.weight_bytes) + activations * at.starts(chain.activation_bytes)
+        by_block, inputs, outputs = map(at.of_stages, (counts.block_inputs, counts.inputs, counts.outputs))
+        if by_block.any():
+            until += by_block * at.stops(chain.inputs_bytes)
+            before += by_block * at.starts(chain.inputs_bytes)
+        if inputs.any():
+            before -= inputs * at.starts(chain.input_bytes)
+        if outputs.any():
+            until += outputs * at.stops(chain.output_bytes)
+        held = at.between(before, until)
+        if by_block.any():
+            held += at.of_stages(counts.block_activations)[..., None] * chain.largest_block_activations(*at.ranges)
+        if chain.has_workspaces and (transients := at.of_stages(counts.transients)).any():
+            held += transients[..., None] * chain.largest_workspaces(*at.ranges)
         return held
 
     def time_s(self, stage: int, starts: slice, stops: slice) -> FloatArray:
         """A stage's time a microbatch: the shorter of its modes that fit; infinite where none does."""
-        times_s = [
-            np.where(self.mode_fits(mode, stage, starts, stops), self.mode_s(mode, stage, starts, stops), np.inf)
-            for mode in self.shape.modes
-        ]
-        return self._stages_only(np.minimum(times_s[0], times_s[-1]), starts, stops)
+        return self._stages_only(self._fitting_s(StageTable(stage, starts, stops)), starts, stops)
+
+    def _fitting_s(self, at: Places) -> FloatArray:
+        times_s = [np.where(self.mode_fits(mode, at), self.mode_s(mode, at), np.inf) for mode in self.shape.modes]
+        return np.minimum(times_s[0], times_s[-1])
 
     def memory_bytes(self, stage: int, starts: slice, stops: slice) -> FloatArray:
         """What a worker of a stage holds, in the mode that holds least."""
-        held = [self.mode_bytes(mode, stage, starts, stops) for mode in self.shape.modes]
-        return self._stages_only(np.minimum(held[0], held[-1]), starts, stops)
+        return self._stages_only(self._least_held(StageTable(stage, starts, stops)), starts, stops)
+
+    def _least_held(self, at: Places) -> FloatArray:
+        held = [self.mode_bytes(mode, at) for mode in self.shape.modes]
+        return np.minimum(held[0], held[-1])
 
     def squares(self, stage: int, starts: slice, stops: slice) -> FloatArray:
         """The square of a stage's compute without transfers and recomputation."""
         return np.square(self.chain.compute_s[stops] - self.chain.compute_s[starts][:, None])
-
-    def recomputes(self, stage: int, start: int, stop: int) -> bool:
-        """The mode of a stage: the shorter that fits, or (if none does) the smaller."""
-        place = stage, slice(start, start + 1), slice(stop, stop + 1)
-        fitting = [
-            (float(self.mode_s(mode, *place)[0, 0]), mode)
-            for mode in self.shape.modes
-            if self.mode_bytes(mode, *place)[0, 0] <= self.device_bytes
-        ]
-        if fitting:
-            return min(fitting)[1]
-        return min((float(self.mode_bytes(mode, *place)[0, 0]), mode) for mode in self.shape.modes)[1]
 
     def within(self, starts: Starts, floor_s: float) -> Costs:
         """`time_s` among these starts, with nothing computed that cannot matter there.
 
         Memory is left out where the largest stage of a place fits, a gradient exchange where it is below the floor.
         """
-        lows = np.asarray([may.start for may in starts[:-1]])
-        highs = np.asarray([may.stop - 1 for may in starts[1:]])
-        fits = self._always_fits(lows, highs)
-        exchanged_s = self._exchange * (self.chain.weight_bytes[highs] - self.chain.weight_bytes[lows])
-        silent = (exchanged_s <= floor_s * (1 - ROUNDING)).tolist()
+        fits, silent = self._left_out(starts, floor_s)
 
         def cost(stage: int, starts: slice, stops: slice) -> FloatArray:
             if not fits[stage]:
                 return self.time_s(stage, starts, stops)
             of_stage = self._busy_s if silent[stage] else self.mode_s
-            return self._stages_only(of_stage(self.shape.modes[0], stage, starts, stops), starts, stops)
+            return self._stages_only(of_stage(self.shape.modes[0], StageTable(stage, starts, stops)), starts, stops)
 
         return cost
+
+    def bands_within(self, starts: Starts, floor_s: float) -> BandCosts:
+        """The same, of bands."""
+        fits, silent = self._left_out(starts, floor_s)
+
+        def cost(at: Bands) -> FloatArray:
+            if not all(fits[at.stages]):
+                return self._fitting_s(at)
+            of_stages = self._busy_s if all(silent[at.stages]) else self.mode_s
+            return of_stages(self.shape.modes[0], at)
+
+        return cost
+
+    def _left_out(self, starts: Starts, floor_s: float) -> tuple[list[bool], list[bool]]:
+        """Of which stages memory, and of which the exchange, cannot matter among these starts."""
+        lows = np.asarray([may.start for may in starts[:-1]])
+        highs = np.asarray([may.stop - 1 for may in starts[1:]])
+        exchanged_s = self._exchange * (self.chain.weight_bytes[highs] - self.chain.weight_bytes[lows])
+        return self._always_fits(lows, highs), (exchanged_s <= floor_s * (1 - ROUNDING)).tolist()
 
     def fitting_starts(self) -> Starts | None:
         """Where the stages of splits that fit may start; None if none fits."""
@@ -227,7 +229,7 @@ class PipelineTerms:
 
     def fastest(self, starts: Starts, about_s: float) -> SplitSearch:
         """The search for the fastest split among those that fit."""
-        return SplitSearch(costs=self.within, limits=self._limits, starts=starts, about=about_s)
+        return SplitSearch(bands=self.bands_within, limits=self._limits, starts=starts, about=about_s)
 
     def possible(self, limit_s: float) -> bool:
         """Whether stages could keep the limit if no transfer took time: the same for every width and orientation."""
@@ -236,7 +238,7 @@ class PipelineTerms:
     def smallest(self) -> SplitSearch:
         """The search for the split whose worst stage holds the least."""
         return SplitSearch(
-            costs=lambda *_: self.memory_bytes,
+            bands=lambda *_: self._least_held,
             limits=self._memory_limits,
             starts=self.every_start,
             about=self.least_bytes(),
@@ -270,21 +272,29 @@ class PipelineTerms:
         """The same, as tables are asked for."""
         return ((stage, slice(start, start + 1), slice(stop, stop + 1)) for stage, start, stop in self.places(stops))
 
-    def _busy_s(self, recompute: bool, stage: int, starts: slice, stops: slice) -> FloatArray:
+    def _busy_s(self, recompute: bool, at: Places) -> FloatArray:
         """Compute and transfers."""
-        ends, begins = self._edges_s[recompute][stage]
-        return ends[stops] - begins[starts][:, None]
+        begins, ends = self._edges_s[recompute]
+        before, after = self._links_of_stages
+        return at.between(at.starts(begins, before), at.stops(ends, after))
 
     @cached_property
-    def _edges_s(self) -> dict[bool, list[tuple[FloatArray, FloatArray]]]:
-        edges = [None, *self.links.edges.tolist(), None]
+    def _edges_s(self) -> dict[bool, tuple[FloatArray, FloatArray]]:
+        """By mode, of no link and of each that differs: compute, less the transfers before, and with those after."""
+        links = [None, *np.unique(self.links.edges).tolist()]
         return {
-            mode: [
-                (self.chain.ends_s(after, recompute=mode), self.chain.begins_s(before, recompute=mode))
-                for before, after in pairwise(edges)
-            ]
+            mode: (
+                np.stack([self.chain.begins_s(link, recompute=mode) for link in links]),
+                np.stack([self.chain.ends_s(link, recompute=mode) for link in links]),
+            )
             for mode in self.shape.modes
         }
+
+    @cached_property
+    def _links_of_stages(self) -> tuple[IntArray, IntArray]:
+        """The links before and after every stage, as numbers of those that differ; 0 for none."""
+        numbers = np.unique(self.links.edges, return_inverse=True)[1] + 1
+        return np.append(0, numbers), np.append(numbers, 0)
 
     @cached_property
     def _exchange(self) -> FloatArray:
@@ -357,7 +367,7 @@ class PipelineTerms:
         ways = [(again, counts) for again in self.shape.modes for counts in self.counts[again]]
         for mode, counts in ways:
             columns = (counts.weights.tolist(), counts.activations.tolist(), counts.block_inputs.tolist())
-            sums = [self.chain.held(*copies) for copies in zip(*columns, strict=True)]
+            sums: list[Sequence[float]] = [self.chain.listed_bytes(*copies) for copies in zip(*columns, strict=True)]
             besides = counts.inputs * inputs + counts.outputs * outputs
             besides += counts.block_activations * self.chain.least_activations
             held_least.append((mode, sums, besides.tolist()))

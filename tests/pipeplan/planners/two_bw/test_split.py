@@ -15,9 +15,9 @@ from pipeplan.costs.compute import interval_sums, no_stage
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator
 from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.planners.two_bw.places import Bands
 from pipeplan.planners.two_bw.shapes import ShapeSpace
 from pipeplan.planners.two_bw.split import (
-    BAND,
     Costs,
     SplitSearch,
     Starts,
@@ -28,7 +28,8 @@ from pipeplan.planners.two_bw.split import (
     min_sum,
     starts_within,
 )
-from tests.pipeplan.builders import Cell, cluster, profile
+from pipeplan.planners.two_bw.terms import PipelineShape
+from tests.pipeplan.builders import Cell, cells, cluster, profile
 
 INFINITE = float("inf")
 
@@ -50,13 +51,22 @@ class Chain:
         self.looked_at += table.size
         return np.where(blocks <= self.most_blocks, table, INFINITE)
 
+    def band_costs(self, at: Bands) -> FloatArray:
+        starts, stops = at.ranges
+        sums, added = np.asarray([0.0, *accumulate(self.work)]), np.asarray(self.added)
+        blocks = stops - starts
+        stages = np.arange(at.stages.start, at.stages.stop)[:, None, None]
+        tables = sums[stops] - sums[starts] + added[stages % len(added)]
+        self.looked_at += tables.size
+        return np.where((blocks > 0) & (blocks <= self.most_blocks), tables, INFINITE)
+
     def limits(self, depth: int, limit: float) -> list[list[list[tuple[list[float], float]]]]:
         return [[[([0.0, *accumulate(self.work)], limit)]]] * depth
 
     def search(self, depth: int) -> SplitSearch:
         about = max(sum(self.work) / depth, *self.work)
         return SplitSearch(
-            costs=lambda *_: self.costs,
+            bands=lambda *_: self.band_costs,
             limits=partial(self.limits, depth),
             starts=every_start(len(self.work), depth),
             about=about,
@@ -107,14 +117,14 @@ def least_largest(costs: Costs, starts: Starts) -> float:
 
 long_chains = st.builds(
     Chain,
-    st.lists(st.integers(0, 50).map(float), min_size=BAND + 40, max_size=3 * BAND),
+    st.lists(st.integers(0, 50).map(float), min_size=100, max_size=300),
     st.lists(st.sampled_from([0.0, 30.0, 500.0]), min_size=1, max_size=3),
     st.integers(20, 200),
 )
 
 
 @settings(max_examples=50)
-@given(chain=long_chains, depth=st.integers(2, 12))
+@given(chain=long_chains, depth=st.sampled_from([2, 3, 7, 12, 40]))
 def test_bands_leave_out_no_split_that_could_be_the_best(chain: Chain, depth: int) -> None:
     assert chain.least_max(depth) == least_largest(chain.costs, every_start(len(chain.work), depth))
 
@@ -223,3 +233,31 @@ def test_of_a_thousand_blocks_in_64_stages_few_starts_are_looked_at() -> None:
     chain = Chain([1.0 + i % 7 for i in range(1000)], [0.0, 0.25], 1000)
     assert chain.least_max(64) < 1.1 * sum(chain.work) / 64
     assert chain.looked_at < 64 * 937 * 937 / 50
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(cells(), min_size=2, max_size=9), st.integers(1, 9), st.integers(10, 400), st.data())
+def test_bands_have_the_numbers_of_tables(
+    blocks: list[Cell], depth: int, memory_bytes: int, data: st.DataObject
+) -> None:
+    depth = min(depth, len(blocks))
+    machines = cluster((2, 4.0), (8, 1.0), memory_bytes=memory_bytes)
+    problem = PlanningProblem(profile=profile(blocks, input_bytes=3), cluster=machines, batch_size=32)
+    evaluator = Evaluator(problem=problem, measured=profiled(problem))
+    shape = PipelineShape(
+        schedule="pipedream-2bw", width=2, depth=depth, microbatch_size=1, microbatches=16, recompute=None
+    )
+    terms = evaluator.terms(shape, data.draw(st.sampled_from(evaluator.links(shape))))
+    starts, reach = every_start(len(blocks), depth), len(blocks)
+    lows = np.asarray([may.start for may in starts[:-1]])
+    rows = max(may.stop - may.start for may in starts)
+    at = Bands(slice(0, depth), lows, np.ones(depth, dtype=np.int64), rows, reach, len(blocks))
+    times_s, held = terms.bands_within(starts, 0.0)(at), terms.smallest().bands(starts, 0.0)(at)
+    within = terms.within(starts, 0.0)
+    for stage, (may, ends) in enumerate(pairwise(starts)):
+        for start in range(may.start, may.stop):
+            for stop in range(max(start + 1, ends.start), ends.stop):
+                place = stage, slice(start, start + 1), slice(stop, stop + 1)
+                cell = stage, start - may.start, stop - start - 1
+                assert times_s[cell] == within(*place)[0, 0]
+                assert held[cell] == terms.memory_bytes(*place)[0, 0]
