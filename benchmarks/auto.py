@@ -104,7 +104,7 @@ def _equal_blocks() -> None:
     )
     cases: list[tuple[int, int, float, float]]
     cases = [(1, 64, 0.0, 16), (8, 512, 0.0, 16), (128, 8192, 0.0, 16), (1, 64, 0.35, 16), (8, 512, 0.35, 16)]
-    cases += [(8, 512, 0.35, 2), (8, 512, 0.35, 0.2)]  # memory decides; nothing fits
+    cases += [(8, 512, 0.35, 2), (128, 8192, 0.35, 2), (8, 512, 0.35, 0.2)]  # memory decides, twice; nothing fits
     for servers, batch_size, sigma, gigabytes in cases:
         problem = transformer(48, servers, batch_size, sigma=sigma, gigabytes=gigabytes)
         best, seconds = _timed("auto", problem)

@@ -12,7 +12,7 @@ from pipeplan.errors import require
 from pipeplan.planners.auto.chunks import ChunkedSpace
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.planner import NAME as AUTO
-from pipeplan.planners.auto.planner import fastest, played_spaces, searched_schedules
+from pipeplan.planners.auto.planner import fastest, played_spaces, searched_schedules, with_whole_backwards
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.search import Space
@@ -44,9 +44,10 @@ def searched(name: str, problem: PlanningProblem) -> tuple[Sequence[Space], Rank
     """
     options = problem.options
     if name == AUTO:
-        schedules = searched_schedules(options)
+        asked = with_whole_backwards(problem)
+        schedules = searched_schedules(asked.options)
         only_planners = options.safe_batch or options.synchronisation is not None
-        return [] if only_planners else played_spaces(problem, schedules), Ranking(problem=problem)
+        return [] if only_planners else played_spaces(asked, schedules), Ranking(problem=problem)
     require(name in _SPACES, "planner", f"must be one of {AUTO}, {', '.join(_SPACES)}", name)
     ranking = Ranking(problem=replace(problem, options=replace(options, split_backward=False)), within_batch=False)
     return () if options.safe_batch else _SPACES[name](problem), ranking

@@ -15,7 +15,7 @@ from pipeplan.planners.pipedream.certificate import check_certificate
 from pipeplan.planners.played import searched
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.planner import remade, whole_space
-from pipeplan.schedules.registry import BUILT_IN, schedule_named
+from pipeplan.schedules.registry import with_whole_backward
 
 _COMPUTED = (
     "dtype",
@@ -79,7 +79,7 @@ def _costs(plan: Plan, problem: PlanningProblem) -> Finding:
         detail = "not computed again: the plan does not hold which devices between its own stay idle"
         return Finding(what="costs", holds=True, detail=detail)
     corrected = problem.corrected
-    base = next((name for name in BUILT_IN if schedule_named(name).zero_bubble == plan.schedule), plan.schedule)
+    base = with_whole_backward(plan.schedule)
     decision = Decision(
         planner=plan.planner,
         cost_model=plan.cost_model,

@@ -1,1 +1,1 @@
-"""The questions the other way round: how few devices, how large a model, and what changes with what."""
+"""The inverse questions: how few devices, how large a model, and how the best plan changes with one value."""

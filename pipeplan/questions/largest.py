@@ -1,7 +1,7 @@
 """Largest: how large a model fits, by pipeline depth (PipeDream-2BW 2021, figure 9).
 
-The model grows as the figure's does: consecutive blocks of the profile are repeated. Devices, microbatches and the
-accounting of memory stay.
+The model grows as in the figure: consecutive blocks of the profile are repeated. The devices, the microbatches and the
+accounting of memory do not change.
 """
 
 from collections.abc import Sequence

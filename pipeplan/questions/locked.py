@@ -1,8 +1,7 @@
-"""Locked: a plan that was pinned with everything that it was made from, and whether what it stands on has moved on.
+"""Locked: a plan that is pinned with everything that it was made from, and whether its inputs have changed since.
 
-A `Lock` needs no service: it holds the plan, the question that was asked, and the documents that it was asked about,
-all by their hashes. `moved_on` compares it with the documents of today, which may be the same, and asks the planner
-again.
+A `Lock` needs no service: it holds the plan, the question, and the documents of the question, all with their hashes.
+`moved_on` compares the lock with today's documents, which may be the same, and asks the planner again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from pipeplan.calibration.observed import costs_of
 from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.engines import OUR_RUNTIME
-from pipeplan.documents.identity import content_id
+from pipeplan.documents.identity import canonical_json, content_id, text_id
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
@@ -108,7 +107,9 @@ def ids_of(plan: Plan, asked: LockedQuestion) -> dict[str, str | None]:
     for number, other in enumerate(asked.other_profiles, 1):
         found[f"other_profile_id_{number}"] = content_id(other)
     calibration = asked.calibration
+    question = {"planner": asked.planner, "batch_size": asked.batch_size, "options": asked.options}
     return found | {
+        "question_id": text_id(canonical_json(question)),
         "cluster_id": content_id(asked.cluster),
         "calibration_id": None if calibration is None else content_id(calibration),
     }
@@ -120,6 +121,8 @@ def whole(lock: Lock, derived: Mapping[str, object]) -> LockFinding:
     `derived` is what a document says today beside such a plan. Its price is played again.
     """
     plan, now = lock.plan, ids_of(lock.plan, lock.asked)
+    if "question_id" not in lock.ids:  # of a lock from before there was one
+        del now["question_id"]
     changes = _differences("", lock.ids, now)
     of_plan = {name: getattr(plan, name) for name in ("profile_id", "cluster_id", "calibration_id")}
     changes += _differences("plan.", of_plan, {name: now[name] for name in of_plan})

@@ -1,6 +1,6 @@
 """Smallest: the fewest devices of a cluster on which a model trains at a given throughput.
 
-The question goes through the sub-clusters: the first devices of a cluster that are a cluster themselves.
+The search goes through the sub-clusters: the first devices of a cluster, where these form a cluster.
 """
 
 from collections.abc import Callable, Iterator

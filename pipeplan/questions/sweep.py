@@ -1,4 +1,4 @@
-"""Sweep: the best plan for each of several values of something that a user may vary."""
+"""Sweep: the best plan for each of several values of a quantity that a user may vary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

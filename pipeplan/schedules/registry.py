@@ -101,6 +101,11 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_KNOWN, *(entry.name for entry in installed()))))
 
 
+def with_whole_backward(name: str) -> str:
+    """The schedule of the same order whose backward is whole, of zero bubble's; any other is that itself."""
+    return next((each for each in BUILT_IN if _KNOWN[each].zero_bubble == name), name)
+
+
 def order_of(name: str) -> tuple[int, str]:
     """The rank of a schedule where others are as good: ours in our order, then the others by name."""
     return (BUILT_IN.index(name), "") if name in BUILT_IN else (len(BUILT_IN), name)

@@ -164,13 +164,15 @@ class ChunkedSpace:
     def members(self, family: ChunkedFamily) -> Iterator[ChunkedConfiguration]:
         """Those whose stages fit, on every placement."""
         for shape in family.shapes:
+            wirings = self.model.wirings(shape.width, shape.ranks)
+            chain = self.model.evaluator.chain(shape.microbatch_size)
+            terms = ChunkedTerms(problem=self.problem, shape=shape, links=wirings[0].links, chain=chain)
+            if not terms.weights_fit():
+                continue
             self.counted += 4 * ROUNDS * shape.ranks**2 * shape.chunks
             if self.counted > MOST_COUNTED * (1 if self.problem.options.schedule is None else 10):
                 self.beyond = max(self.beyond, family.most)
                 continue
-            wirings = self.model.wirings(shape.width, shape.ranks)
-            chain = self.model.evaluator.chain(shape.microbatch_size)
-            terms = ChunkedTerms(problem=self.problem, shape=shape, links=wirings[0].links, chain=chain)
             stops = self._stages(terms, family.most)
             if stops is None:
                 continue

@@ -28,7 +28,7 @@ from pipeplan.planners.on_chain import chains
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Options, Planner, PlanningProblem
 from pipeplan.planners.reasons import readable
-from pipeplan.schedules.registry import schedule_named
+from pipeplan.schedules.registry import schedule_named, with_whole_backward
 
 NAME = "auto"
 
@@ -44,19 +44,20 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
 
     A planner that cannot be asked is left out, and an alternative says why. Raises InvalidInputError where none can.
     """
-    if problem.options.split_backward:
-        rule = "needs a profile with backward_input_s and backward_weight_s"
-        require(has_split_backward(problem), "split_backward", rule, True)
-    in_chunks = asks_for_chunks(problem)
-    asked = ask_all(problem, {} if in_chunks else planners)
+    _require_split_backward(problem)
+    searched, in_chunks = with_whole_backwards(problem), asks_for_chunks(problem)
+    asked = ask_all(searched, {} if in_chunks else planners)
     if not asked.answers and not asked.infeasible and not in_chunks:
         errors = [error for _, error in asked.refused]
         unused = [e for e in errors if isinstance(e, InvalidInputError) and e.rule.startswith("is not an option")]
         if len(unused) == len(errors) and len({error.field for error in unused}) == 1:
             rule = "is an option that no planner has a use for here"
             raise InvalidInputError(unused[0].field, rule, unused[0].value)
-        raise errors[0]
-    answer = fastest(NAME, asked, _spaces(problem, asked), Ranking(problem=problem))
+        telling = [
+            e for e in errors if e not in unused and not (isinstance(e, InvalidInputError) and e.field == "schedule")
+        ]
+        raise (telling or errors)[0]  # of a planner that knows the schedule and the options
+    answer = fastest(NAME, asked, _spaces(searched, asked), Ranking(problem=problem))
     if not isinstance(answer, Plan):
         return answer
     others = answer.planner != NAME
@@ -86,6 +87,25 @@ def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: R
         pareto=tuple(_pareto(ranking.fitting)),
         certificate=search.certificate(best) if spaces and best.played else best.plan.certificate,
     )
+
+
+def with_whole_backwards(problem: PlanningProblem) -> PlanningProblem:
+    """The problem that planners and spaces are asked: of ZB-H1 that of 1F1B, whose stages are then played under it."""
+    schedule = problem.options.schedule
+    if schedule is None or with_whole_backward(schedule) == schedule:
+        return problem
+    return replace(problem, options=replace(problem.options, schedule=with_whole_backward(schedule)))
+
+
+def _require_split_backward(problem: PlanningProblem) -> None:
+    """Raises InvalidInputError where a split backward is asked for that the profile lacks, or that is turned off."""
+    options, rule = problem.options, "needs a profile with backward_input_s and backward_weight_s"
+    if options.split_backward:
+        require(has_split_backward(problem), "split_backward", rule, True)
+    if with_whole_backwards(problem) is not problem:
+        require(has_split_backward(problem), "schedule", rule, options.schedule)
+        rule = f"must not be off for {options.schedule}, which splits the backward"
+        require(options.split_backward is not False, "split_backward", rule, False)
 
 
 def searched_schedules(options: Options) -> tuple[str, ...]:

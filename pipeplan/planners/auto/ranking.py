@@ -10,7 +10,7 @@ from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS, length, play
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import shortfall
-from pipeplan.schedules.registry import BUILT_IN, schedule_named
+from pipeplan.schedules.registry import schedule_named, with_whole_backward
 
 PLAYED_INSTRUCTIONS = 600_000
 """Of all proposals together: two seconds or three."""
@@ -77,11 +77,12 @@ class Ranked:
 
 @dataclass(slots=True, kw_only=True)
 class Ranking:
-    """All that was proposed, those that fit and those that do not. `left` instructions may still be played.
+    """All that was proposed, those that fit and those that do not. `left` instructions may still be played; `plays`
+    plans were.
 
     `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may.
-    `longest_answer`: so many instructions a planner's answer may have; as many as `for_front` are played of plans that
-    are slower and hold less, and `for_moves` of plans whose cuts were moved.
+    `longest`: so many instructions a proposal may have, `longest_answer` a planner's answer; as many as `for_front` are
+    played of plans that are slower and hold less, and `for_moves` of plans whose cuts were moved.
     """
 
     problem: PlanningProblem
@@ -89,11 +90,12 @@ class Ranking:
     fitting: list[Ranked] = field(default_factory=list)
     exceeding: list[Ranked] = field(default_factory=list)
     left: int = PLAYED_INSTRUCTIONS
+    plays: int = 0
+    longest: int = LONGEST_PLAY
     longest_answer: int = SIMULATED_INSTRUCTIONS
     for_front: int = FRONT_INSTRUCTIONS
     for_moves: int = MOVES_INSTRUCTIONS
-    _known: dict[object, bool] = field(default_factory=dict)
-    _fused: dict[object, Plan] = field(default_factory=dict)
+    _known: dict[object, Ranked] = field(default_factory=dict)
 
     @property
     def best(self) -> Ranked | None:
@@ -121,10 +123,11 @@ class Ranking:
             for plan in self.variants(each.plan):
                 self.add(replace(each, plan=plan))
 
-    def add(self, proposal: Proposal, *, longest: int = LONGEST_PLAY) -> bool:
+    def add(self, proposal: Proposal, *, longest: int | None = None) -> bool:
         """Plays a proposal, unless the same was tried before; says whether it could be played."""
+        longest = longest or self.longest
         if proposal.configuration in self._known:
-            return self._known[proposal.configuration]
+            return self._known[proposal.configuration].played
         plan, saved = proposal.plan, True
         if plan.split_backward or (schedule_named(plan.schedule).splits_backward and plan.chunks == 1):
             ranked = self._split(proposal)
@@ -143,28 +146,39 @@ class Ranking:
 
         That is 2BP, or its memory-saving variant where that is asked for; and for 1F1B, where the user names neither
         schedule nor variant, ZB-H1, whose stages keep no more microbatches than 1F1B's first one. Plans that recompute
-        for want of memory have none: a split backward holds more. Nor do those that recompute by block.
+        for want of memory have none: a split backward holds more. Nor do those that recompute by block. Where the user
+        names ZB-H1, it is all that there is of 1F1B's plans.
         """
         options, laws = self.problem.options, schedule_named(fused.schedule)
-        yield fused
+        alone = self._stands_for_zero_bubble(fused)
+        if not alone:
+            yield fused
         short = fused.recompute and not (options.recompute or options.split_backward or laws.recomputes)
         short = short or fused.recomputes_by_block
         if options.split_backward is False or not laws.takes_two_bp or not has_split_backward(self.problem) or short:
             return
         free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
         whole = replace(fused, simulated=None)
-        if free and laws.zero_bubble is not None and fused.depth > 1:
+        if (free or alone) and laws.zero_bubble is not None and fused.depth > 1:
             yield replace(whole, schedule=laws.zero_bubble)
-        yield replace(whole, split_backward=True, split_backward_half_way=options.split_backward_half_way)
+        if not alone:
+            yield replace(whole, split_backward=True, split_backward_half_way=options.split_backward_half_way)
 
     def sort(self) -> None:
         """Puts the best first."""
         self.fitting.sort(key=Ranked.preference)
 
     def _keep(self, ranked: Ranked) -> None:
-        if ranked.proposal.configuration not in self._known:
-            self._known[ranked.proposal.configuration] = ranked.played
+        if ranked.proposal.configuration in self._known:
+            return
+        self._known[ranked.proposal.configuration] = ranked
+        if not self._stands_for_zero_bubble(ranked.plan):
             (self.fitting if ranked.over is None else self.exceeding).append(ranked)
+
+    def _stands_for_zero_bubble(self, plan: Plan) -> bool:
+        """Whether it is played only because the same stages are asked for under a zero bubble schedule."""
+        asked = self.problem.options.schedule
+        return asked is not None and schedule_named(plan.schedule).zero_bubble == asked
 
     def _play(self, plan: Plan, longest: int = LONGEST_PLAY) -> Plan:
         """The plan with what its streams give, as far as that may be played."""
@@ -174,6 +188,7 @@ class Ranking:
         simulated = play(plan, instructions=longest)
         if simulated is None:
             return plan
+        self.plays += 1
         self.left -= length(plan, instructions=longest)
         return replace(plan, simulated=simulated)
 
@@ -206,13 +221,20 @@ class Ranking:
     def _split(self, proposal: Proposal) -> Ranked | None:
         """A plan with a split backward, with what its microbatches hold until their p2; None where it is too long.
 
-        That is what its play holds beyond the play of the same stages with a whole backward.
+        That is what its play holds beyond the play of the same stages with a whole backward, which is a proposal
+        itself. Where that does not fit, neither does this one, and it is not played.
         """
         split = proposal.plan
-        fused = self._whole(split)
-        simulated = play(split, instructions=LONGEST_PLAY)
-        if simulated is None or fused.simulated is None:
+        whole = self._whole(proposal)
+        fused = whole.plan
+        if fused.simulated is None:
             return None
+        if whole.over is not None:
+            return replace(whole, proposal=proposal)
+        simulated = play(split, instructions=LONGEST_PLAY)
+        if simulated is None:
+            return None
+        self.plays += 1
         self.left -= length(split, instructions=LONGEST_PLAY)
         more_bytes = [0] * fused.depth
         peaks = zip(fused.placement, simulated.peak_memory_bytes, fused.simulated.peak_memory_bytes, strict=True)
@@ -228,14 +250,14 @@ class Ranking:
         )
         return self._ranked(replace(proposal, plan=replace(split, stages=stages, simulated=simulated)), 1.0)
 
-    def _whole(self, split: Plan) -> Plan:
-        """The same stages with a whole backward, played."""
-        base = next((n for n in BUILT_IN if schedule_named(n).zero_bubble == split.schedule), split.schedule)
+    def _whole(self, proposal: Proposal) -> Ranked:
+        """The same stages with a whole backward, ranked as any proposal."""
+        split = proposal.plan
+        base = with_whole_backward(split.schedule)
         whole = replace(split, schedule=base, split_backward=False, split_backward_half_way=False, simulated=None)
-        key = base, whole.stages, whole.placement, whole.microbatch_size
-        if key not in self._fused:
-            self._fused[key] = self._play(whole)
-        return self._fused[key]
+        asked = replace(proposal, plan=whole)
+        self.add(asked)
+        return self._known[asked.configuration]
 
 
 def has_split_backward(problem: PlanningProblem) -> bool:

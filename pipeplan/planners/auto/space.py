@@ -23,6 +23,7 @@ from pipeplan.planners.problem import CutGraph, PlanningProblem, recompute_units
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, candidate, decision
+from pipeplan.planners.two_bw.chosen import chosen
 from pipeplan.planners.two_bw.shapes import Execution
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import schedule_named
@@ -136,9 +137,9 @@ class PlayedSpace:
             return configuration.most
         way_s = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute).way_s
         least_s = 0.0
-        for stage, start, stop in terms.places(stops):
-            recompute = terms.recomputes(stage, start, stop)
-            own = self.model.sums(shape.schedule, shape.microbatch_size, recompute)
+        for stage in chosen(terms, stops):
+            start, stop = stage.start, stage.stop
+            own = self.model.sums(shape.schedule, shape.microbatch_size, stage.recompute)
             least_s = max(least_s, shape.microbatches * float(own.compute_s[stop] - own.compute_s[start]))
             if shape.laws.flushes:  # what a split backward leaves of its own may be done while the way goes on
                 there_and_back_s = shape.microbatches * float(own.way_s[stop] - own.way_s[start])
@@ -148,9 +149,10 @@ class PlayedSpace:
     def plan(self, configuration: PlacedShape, stops: tuple[int, ...]) -> Plan | None:
         """The configuration's plan with these stages, not played, of the model as it was given; None if too large."""
         shape, terms = configuration.shape, self.evaluator.terms(configuration.shape, configuration.wiring.links)
-        stages_s = [float(terms.time_s(*place)[0, 0]) for place in terms.slices(stops)]
-        if max(stages_s) == inf:
+        stages = chosen(terms, stops)
+        if not all(stage.fits for stage in stages):
             return None
+        stages_s = [stage.time_s for stage in stages]
         found = candidate(shape, terms, None, max(stages_s) if shape.laws.pipelined else sum(stages_s))
         made = decision("pipedream-2bw", "pipedream-2bw-a.1", found, stops, considered=1, alternatives=())
         return complete(self.problem, made)

@@ -15,10 +15,12 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto import ranking
 from pipeplan.planners.auto.chunks import CHUNKED, MOST_SQUEEZED, ChunkedSpace
 from pipeplan.planners.auto.model import SearchedModel
+from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
+from pipeplan.planners.verify import verify
 from pipeplan.programs.check import check
 from pipeplan.programs.instructions import BackwardInput, BackwardWeight
 from pipeplan.simulation.predict import predict, program_of
@@ -231,6 +233,24 @@ def test_2bps_memory_saving_variant_is_taken_where_2bp_alone_does_not_fit() -> N
     assert all(stage.memory_bytes < most_bytes for stage in plan.stages)
 
 
+def test_a_play_with_a_split_backward_ranks_the_same_stages_with_a_whole_one() -> None:
+    """The search spent its plays on splits that did not fit, and never ranked the 1F1B plan that it had played."""
+    whole = Options(schedule="1f1b", stages=4, split_backward=False)
+    problem = replace(transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=whole)
+    problem = replace(problem, profile=split(problem.profile))
+    fused = solve("auto", problem)
+    assert isinstance(fused, Plan)
+    most_bytes = max(stage.memory_bytes for stage in fused.stages)
+    halves = Proposal(plan=replace(fused, split_backward=True, simulated=None), proposer=Proposer("auto"), order=0)
+
+    for memory_bytes, fits, plays in ((most_bytes, True, 3), (most_bytes - 1, False, 1)):
+        found = ranking.Ranking(problem=replace(problem, cluster=cluster((4, 1e6), memory_bytes=memory_bytes)))
+        found.add(halves)
+        assert [rate(each.plan) for each in found.fitting] == [rate(fused)] * fits
+        assert all(each.over for each in found.exceeding)
+        assert found.plays == plays
+
+
 def test_zb_h1_is_chosen_where_its_play_is_fastest_unless_the_user_wants_another_backward() -> None:
     """Two versions of the weights do not fit, so that it is 1F1B or a split of it: a block a stage leaves no chunks."""
     problem = replace(transformer(memory_bytes=10**9, blocks=4), cluster=cluster((4, 1e6)), options=Options(stages=4))
@@ -251,6 +271,38 @@ def test_zb_h1_is_chosen_where_its_play_is_fastest_unless_the_user_wants_another
         assert isinstance(without, Plan)
         assert "zb-h1" not in {without.schedule, *(each.schedule for each in without.alternatives)}
         assert rate(without) < rate(plan)
+
+
+def test_zb_h1_that_is_asked_for_is_the_only_schedule() -> None:
+    """It was refused, as a schedule that the planner pipedream-2bw does not know."""
+    problem = replace(transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=Options(schedule="zb-h1"))
+    problem = replace(problem, profile=split(problem.profile))
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan)
+    assert plan.schedule == "zb-h1"
+    assert {each.schedule for each in plan.alternatives if each.throughput_samples_per_s is not None} <= {"zb-h1"}
+    check(program_of(plan, batches=2))
+    assert all(finding.holds for finding in verify(plan, problem))
+    most_bytes = max(stage.memory_bytes for stage in plan.stages)
+    smaller = solve("auto", replace(problem, cluster=cluster((4, 1e6), memory_bytes=most_bytes - 1)))
+    assert isinstance(smaller, Infeasible) or smaller.schedule == "zb-h1"
+    assert isinstance(solve("auto", replace(problem, cluster=cluster((4, 1e6), memory_bytes=500))), Infeasible)
+
+
+def test_zb_h1_without_a_split_backward_is_refused() -> None:
+    asked = replace(transformer(), options=Options(schedule="zb-h1"))
+    with pytest.raises(InvalidInputError, match="schedule: needs a profile with backward_input_s"):
+        solve("auto", asked)
+    off = replace(asked, profile=split(asked.profile), options=Options(schedule="zb-h1", split_backward=False))
+    with pytest.raises(InvalidInputError, match="split_backward: must not be off for zb-h1"):
+        solve("auto", off)
+
+
+def test_what_no_planner_can_be_asked_is_refused_as_by_the_one_that_knows_the_schedule() -> None:
+    """It said that the planner pipedream-2bw does not know it."""
+    asked = replace(transformer(), options=Options(schedule="pipedream-vertical-sync"))
+    with pytest.raises(InvalidInputError, match="straight: must be planned straight"):
+        solve("auto", asked)
 
 
 def test_2bp_of_a_profile_that_was_not_measured_split_is_refused() -> None:
