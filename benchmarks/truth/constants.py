@@ -32,20 +32,24 @@ class GpuConstants:
 class EngineConstants:
     """Of an engine.
 
-    `host_s`, `gap_s` and `beside` are its EngineTimes. A compiler leaves the share `compiled` of what operations
-    without products take; the allocator holds the share `reserve` on top of what is in use where memory is fullest.
+    `host_s`, `gap_s`, `beside` and `late_s` are its EngineTimes. A compiler leaves the share `compiled` of what
+    operations without products take; the allocator holds the share `reserve` on top of what is in use where memory is
+    fullest.
     """
 
     host_s: float | None = None
     gap_s: float | None = None
     beside: float | None = None
+    late_s: float | None = None
     compiled: float | None = None
     reserve: float | None = None
 
     @property
     def times(self) -> EngineTimes:
         """Those that plans have."""
-        return EngineTimes(host_s=self.host_s or 0.0, gap_s=self.gap_s or 0.0, beside=self.beside or 0.0)
+        each = (self.host_s, self.gap_s, self.beside, self.late_s)
+        host_s, gap_s, beside, late_s = (value or 0.0 for value in each)
+        return EngineTimes(host_s=host_s, gap_s=gap_s, beside=beside, late_s=late_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +109,6 @@ GPUS = {
     ),
 }
 
-NETWORKS = {"vtrain": 100e9}
-"""Bytes a second of a node, by the beginning of a source, where they are not the server's: vTrain's 800 Gb/s."""
-
-ENGINES = {"vtrain": "deepspeed"}
-"""The engine of unsharded rows, by the beginning of a source: vTrain ran Megatron-DeepSpeed, others Megatron-LM."""
-
 
 def require_known(gpu: str, place: str) -> None:
     """Raises InvalidInputError for a GPU that no constants were fitted for."""
@@ -130,12 +128,14 @@ def sheet_of(gpu: str, constants: GpuConstants) -> Datasheet:
 
 
 @lru_cache(maxsize=4096)
-def cluster_of(gpu: str, constants: GpuConstants, source: str, devices: int, nodes_of: int) -> Cluster:
-    """Servers of so many devices, with what exchanges reach of their links."""
+def cluster_of(
+    gpu: str, constants: GpuConstants, network_bytes_per_s: float | None, devices: int, nodes_of: int
+) -> Cluster:
+    """Servers of so many devices, with what exchanges reach of their links; None: the network is the server's."""
     server = SERVERS[GPUS[gpu].server]
     found = server.cluster(max(2, -(-devices // nodes_of)))
     inside, between = found.levels
-    whole = next((each for start, each in NETWORKS.items() if source.startswith(start)), between.bandwidth_bytes_per_s)
+    whole = network_bytes_per_s or between.bandwidth_bytes_per_s
     inside = replace(
         inside, size=nodes_of, bandwidth_bytes_per_s=inside.bandwidth_bytes_per_s * constants.link_efficiency
     )

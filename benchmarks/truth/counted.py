@@ -2,15 +2,19 @@
 
 The program that was measured decides how a model is built. GPT models ran in Megatron: one kernel for a bias and what
 follows it, attention in four kernels, dropout. MPT models have no biases, a tied embedding and attention in one kernel;
-others are built like Llama.
+others are built like Llama. A program with a vocabulary of its own runs one device's share of it at both ends.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from torch import Tensor
+from torch.nn import functional
+
 from benchmarks.truth.rows import Row
 from pipeplan.documents.forms import Collective, Form
+from worker_agent.models.losses import Loss, default_loss
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import FLOAT8
 from worker_agent.profiler.kernels import Kernels
@@ -43,7 +47,7 @@ def family_of(row: Row) -> Family:
     return FAMILIES.get(row.model.split("-")[0].lower(), LLAMA)
 
 
-def spec_of(row: Row) -> str:
+def spec_of(row: Row, vocabulary: int, settings: str) -> str:
     """The model with one layer: the others are equal."""
     sizes = {
         "hidden": row.hidden,
@@ -51,10 +55,10 @@ def spec_of(row: Row) -> str:
         "heads": row.heads,
         "kv_heads": row.kv_heads,
         "ffn": row.ffn,
-        "vocabulary": row.vocab,
+        "vocabulary": vocabulary,
         "sequence_length": row.sequence_length,
     }
-    return "preset:transformer?" + "&".join(f"{k}={v}" for k, v in sizes.items()) + "&" + family_of(row).settings
+    return "preset:transformer?" + "&".join(f"{k}={v}" for k, v in sizes.items()) + "&" + settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,21 +107,28 @@ class RowKey:
     family: Family
     form: Form
     sequence_length: int
+    ends: str | None = None
+    """The spec whose embedding and head one device has to itself; None: the form's own."""
 
 
 def key_of(row: Row) -> RowKey:
     """The row's key."""
-    family = family_of(row)
+    family, vocabulary, ends = family_of(row), row.program.vocabulary, None
     form = Form(
         tensor=row.tensor_parallel,
         sequence_parallel=row.sequence_parallel and row.tensor_parallel > 1,
         context=row.context_parallel,
     )
-    return RowKey(spec_of(row), family, form, row.sequence_length)
+    if vocabulary is not None:
+        ends = spec_of(row, vocabulary // form.tensor, family.settings.replace("tied=true", "tied=false"))
+    return RowKey(spec_of(row, row.vocab, family.settings), family, form, row.sequence_length, ends)
 
 
-Counted = dict[tuple[RowKey, int], tuple[CountedKind, CountedKind, CountedKind]]
-"""By key and microbatch size: embedding, layer, head."""
+Kinds = tuple[CountedKind, CountedKind, CountedKind]
+"""Embedding, layer, head."""
+
+Counted = dict[tuple[RowKey, int], Kinds]
+"""By key and microbatch size."""
 
 
 def count_rows(rows: Sequence[Row]) -> Counted:
@@ -131,20 +142,49 @@ def count_rows(rows: Sequence[Row]) -> Counted:
     models: dict[tuple[str, str], ShapedModel] = {}
     found: Counted = {}
     for key, sizes in wanted.items():
-        name = (key.spec, key.family.dtype)
-        if name not in models:
-            models[name] = shape_model(*name)
-        form = count_form(
-            models[name],
-            key.form,
-            microbatch_sizes=sorted(sizes),
-            sequence_length=key.sequence_length,
-            attention=key.family.attention,
-        )
-        for size in sizes:
-            embedding, layer, head = (_kind(each, each.by_size[size]) for each in form.kinds)
-            found[key, size] = (embedding, layer, head)
+        kinds = _form_kinds(models, key, key.spec, key.form, sizes, default_loss)
+        if key.ends is not None:
+            ends = _form_kinds(models, key, key.ends, Form(), sizes, narrow_loss)
+            kinds = {size: _with_ends(kinds[size], ends[size]) for size in sizes}
+        found.update({(key, size): each for size, each in kinds.items()})
     return found
+
+
+def _form_kinds(
+    models: dict[tuple[str, str], ShapedModel], key: RowKey, spec: str, form: Form, sizes: set[int], loss: Loss
+) -> dict[int, Kinds]:
+    """Embedding, layer and head of a spec in a form, by microbatch size."""
+    name = (spec, key.family.dtype)
+    if name not in models:
+        models[name] = shape_model(*name)
+    counted = count_form(
+        models[name],
+        form,
+        microbatch_sizes=sorted(sizes),
+        sequence_length=key.sequence_length,
+        attention=key.family.attention,
+        loss=loss,
+    )
+    found = {}
+    for size in sizes:
+        embedding, layer, head = (_kind(each, each.by_size[size]) for each in counted.kinds)
+        found[size] = (embedding, layer, head)
+    return found
+
+
+def _with_ends(kinds: Kinds, ends: Kinds) -> Kinds:
+    """The kinds with the operations of other ends: what these exchange stays."""
+
+    def own(kind: CountedKind, end: CountedKind) -> CountedKind:
+        forward = Passage(end.forward.operations, kind.forward.collectives)
+        return replace(end, forward=forward, backward=Passage(end.backward.operations, kind.backward.collectives))
+
+    return own(kinds[0], ends[0]), kinds[1], own(kinds[2], ends[2])
+
+
+def narrow_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of logits as they are, without a copy in float32."""
+    return functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
 
 
 def _kind(kind: KindCounts, counts: BlockCounts) -> CountedKind:

@@ -16,7 +16,7 @@ from ortools.linear_solver import pywraplp
 
 from benchmarks.truth.constants import GPUS, Constants
 from benchmarks.truth.counted import Counted
-from benchmarks.truth.planned import Choice, Planned, engine_of, taken
+from benchmarks.truth.planned import Choice, Planned, taken
 from benchmarks.truth.rows import GIB, Row
 from pipeplan.arrays import FloatArray
 
@@ -80,7 +80,7 @@ def concerns(place: Place, row: Row) -> bool:
     group, name, field = place
     if field == "compiled" and "compile" not in row.precision:
         return False
-    return name == (GPUS[row.gpu].constants if group == "gpus" else engine_of(row))
+    return name == (GPUS[row.gpu].constants if group == "gpus" else row.program.constants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +197,7 @@ def fit(counted: Counted, rows: Sequence[Row], start: Constants, *, rounds: int 
 def _with_reserve(found: Near) -> Constants:
     """With the reserve that the published memory of sharded programs shows at the middle."""
     rows = found.planned.rows
-    published = [n for n, row in enumerate(rows) if row.memory_gib is not None and engine_of(row) == "fsdp"]
+    published = [n for n, row in enumerate(rows) if row.memory_gib is not None and row.program.engine == "fsdp"]
     planned = Planned(found.planned.counted, [rows[n] for n in published])
     plays = planned.plays(found.constants, [[found.choices[n]] for n in published])
     ratios = [

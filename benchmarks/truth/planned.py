@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from benchmarks.truth.constants import ENGINES as UNSHARDED
 from benchmarks.truth.constants import GPUS, Constants, cluster_of, sheet_of
 from benchmarks.truth.counted import Counted, CountedKind, family_of, key_of
+from benchmarks.truth.programs import MeasuredProgram
 from benchmarks.truth.rows import SHARDINGS, Row
 from benchmarks.truth.timed import KindSeconds, Timer
 from pipeplan.documents.engines import ENGINES, TrainingEngine
@@ -36,13 +36,6 @@ PRODUCTS_AGAIN = 0.5
 
 OPTIMIZER = "adam"
 NAMES = ("embedding", "layer", "head")
-
-
-def engine_of(row: Row) -> str:
-    """What ran the row."""
-    if row.sharding != "none":
-        return "fsdp"
-    return next((engine for start, engine in UNSHARDED.items() if row.source.startswith(start)), "megatron")
 
 
 def usable_bytes(row: Row) -> float:
@@ -124,10 +117,11 @@ def plan_of(
     """The row's plan. Its device holds whatever it holds: whether that fits is for the reader to say."""
     size, chunks = choice
     gpu, dtype = constants.gpus[GPUS[row.gpu].constants], family_of(row).dtype
-    cluster = cluster_of(row.gpu, gpu, row.source, row.gpus, row.nodes_of)
+    program = row.program
+    cluster = cluster_of(row.gpu, gpu, program.network_bytes_per_s, row.gpus, row.nodes_of)
     kinds = tuple(map(_Kind(row, size).of, NAMES, counted, seconds))
     model = ModelForm(form=key_of(row).form, kinds=kinds, blocks=(0, *[1] * row.layers, 2))
-    engine = engine_with(engine_of(row), constants)
+    engine = engine_with(program, constants)
     profile = Profile(
         model=Model(name=row.model),
         device=cluster.device,
@@ -139,7 +133,7 @@ def plan_of(
     )
     options = Options(optimizer=OPTIMIZER, engine=engine.name)
     problem = PlanningProblem(profile=profile, cluster=cluster, batch_size=row.batch, options=options)
-    sharding, recompute = SHARDINGS[row.sharding], RECOMPUTES[row.recompute]
+    sharding, recompute = SHARDINGS[row.sharding], RECOMPUTES[program.recompute or row.recompute]
     recipe = Recipe(form=model.form, microbatch_size=size, recompute=recompute, sharding=sharding)
     degrees = Degrees(
         recipe=recipe,
@@ -158,9 +152,9 @@ def plan_of(
     return plan
 
 
-def engine_with(name: str, constants: Constants) -> TrainingEngine:
-    """The engine with the constants' times."""
-    return replace(ENGINES[name], times=constants.engines[name].times)
+def engine_with(program: MeasuredProgram, constants: Constants) -> TrainingEngine:
+    """The program's engine with the constants' times."""
+    return replace(ENGINES[program.engine], times=constants.engines[program.constants].times)
 
 
 def _name_alone(name: str, size: int) -> Block:

@@ -6,7 +6,7 @@ from statistics import mean
 
 from benchmarks.truth.constants import Constants
 from benchmarks.truth.counted import count_rows
-from benchmarks.truth.planned import Choice, Planned, PlayedRow, engine_of, taken, usable_bytes
+from benchmarks.truth.planned import Choice, Planned, PlayedRow, taken, usable_bytes
 from benchmarks.truth.rows import GIB, Row, by_source
 
 
@@ -46,7 +46,7 @@ class Prediction:
         """As JSON has it: the row's columns, then what is predicted."""
         return {
             **asdict(self.row),
-            "engine": engine_of(self.row),
+            "engine": self.row.program.engine,
             "microbatch_taken": self.microbatch,
             "virtual_stages_taken": self.virtual_stages,
             "measured_s": self.row.seconds,
@@ -81,7 +81,7 @@ def predictions(rows: Sequence[Row], constants: Constants, without: dict[str, Co
                 predicted_s=plays[choice].seconds,
                 without_model_s=other[taken(row, other)].seconds,
                 memory_gib=held_bytes / GIB,
-                reserved_gib=held_bytes * (1 + (constants.engines[engine_of(row)].reserve or 0.0)) / GIB,
+                reserved_gib=held_bytes * (1 + (constants.engines[row.program.constants].reserve or 0.0)) / GIB,
                 usable_gib=usable_bytes(row) / GIB,
             )
         )

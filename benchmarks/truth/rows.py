@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.truth.constants import require_known
+from benchmarks.truth.programs import MeasuredProgram, program_of
 from pipeplan.errors import InvalidInputError, require
 
 GIB = 2**30
@@ -101,11 +102,22 @@ class Row:
         return self.model, self.gpus, self.batch, self.sequence_length, self.precision
 
     @property
+    def program(self) -> MeasuredProgram:
+        """What ran it."""
+        return program_of(self.source, self.sharding)
+
+    @property
     def microbatches(self) -> tuple[int, ...]:
-        """The microbatch sizes that may have been taken."""
+        """The microbatch sizes that may have been taken.
+
+        FSDP's pipelines have as many microbatches as ranks unless they are told otherwise (torchtitan 2024,
+        `build_pipeline_schedule`: the degree is the default of `pipeline_parallel_microbatches`).
+        """
         if self.microbatch is not None:
             return (self.microbatch,)
-        each = self.batch // self.data_parallel
+        each, p = self.batch // self.data_parallel, self.pipeline_parallel
+        if self.program.engine == "fsdp" and p > 1 and each % p == 0:
+            return (each // p,)
         return tuple(size for size in (1, 2, 4, 8, 16) if each % size == 0)
 
     @property

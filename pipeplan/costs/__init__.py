@@ -1,1 +1,1 @@
-"""Costs: closed-form models, a term a file, and the costs with which the simulator plays a program."""
+"""Costs: closed-form models, one term in each file, and the costs with which the simulator plays a program."""

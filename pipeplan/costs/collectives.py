@@ -1,4 +1,4 @@
-"""The exchange term: what the replicas of a stage send for one update, and how long that outlasts the backward."""
+"""The exchange term: what the replicas of a stage send for one update, and how long this outlasts the backward."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence

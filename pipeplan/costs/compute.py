@@ -1,7 +1,7 @@
-"""The compute term: seconds of a stage's blocks on one device, for every interval of blocks at once.
+"""The compute term: seconds of a stage's blocks on one device, for all intervals of blocks at once.
 
-Tables over intervals are (n, n) arrays for n blocks. Entry [i, j] is of the blocks i..j, both included: the stage
-[i, j + 1). Entries below the diagonal are no stages; a table of costs holds infinity there.
+Tables over intervals are (n, n) arrays for n blocks. Entry [i, j] is for the blocks i..j, both included: the
+stage [i, j + 1). Entries below the diagonal are not stages; a table of costs holds infinity there.
 """
 
 from collections.abc import Sequence

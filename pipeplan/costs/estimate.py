@@ -1,4 +1,4 @@
-"""Estimate: the costs with which a plan's streams are played, from a profile, a cluster and stages on its devices."""
+"""Estimate: the costs for playing a plan's streams, from a profile, a cluster and stages on its devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""The transfer term: what moves between neighbouring stages, the links that it crosses, and the ports that it shares.
+"""The transfer term: what moves between neighbouring stages, and the links and ports that it passes.
 
-A port is where transfers leave and enter a server or a single device: there they share a level's bandwidth.
+A port is where transfers leave and enter a server or a single device. There they share a level's bandwidth.
 """
 
 from collections import defaultdict

@@ -35,12 +35,14 @@ class EngineTimes:
     """What a block takes in an engine beyond its kernels, fitted to measured iterations (docs/benchmarks.md).
 
     The host needs `host_s` to launch an operation, the device `gap_s` from one kernel to the next. An exchange that
-    goes on beside the compute slows it by the share `beside` of its own time.
+    goes on beside the compute slows it by the share `beside` of its own time. An exchange inside a block begins when
+    the last of its devices is there: each is late by `late_s` in the mean.
     """
 
     host_s: float = 0.0
     gap_s: float = 0.0
     beside: float = 0.0
+    late_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

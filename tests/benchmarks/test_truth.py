@@ -151,6 +151,50 @@ def test_what_is_not_published_is_the_fastest_choice() -> None:
     assert open_s == min(given)
 
 
+def test_an_fsdp_pipeline_has_as_many_microbatches_as_ranks_unless_it_says_so() -> None:
+    row = replace(LLAMA, pipeline_parallel=4, data_parallel=2, batch=64, microbatch=None)
+    assert row.microbatches == (64 // 2 // 4,)
+    assert replace(row, microbatch=2).microbatches == (2,)
+    assert replace(row, pipeline_parallel=1, data_parallel=8).microbatches == (1, 2, 4, 8)
+    assert replace(row, sharding="none").microbatches == (1, 2, 4, 8, 16)
+
+
+def test_layers_that_vtrain_timed_were_run_once_and_had_a_vocabulary_of_their_own() -> None:
+    row = replace(SMALL, source="vtrain-single-node", recompute="full", tensor_parallel=2, data_parallel=4)
+    full_s, none_s, iteration_s = seconds(row, replace(row, recompute="none"), replace(row, source="vtrain-multi-node"))
+    assert full_s == none_s != iteration_s
+    counted = count_rows([row])
+    ((embedding, _, head),) = counted.values()
+    share = 50257 // 2
+    assert embedding.parameters == (share + row.sequence_length) * row.hidden
+    assert head.parameters == share * row.hidden + 2 * row.hidden and head.tied_parameters == 0
+    assert not any(op.dtype == "float32" and op.moved_bytes > share for op in head.forward.operations)
+    assert [each.count for each in head.forward.collectives] == [3]
+
+
+def test_a_second_forward_would_need_all_of_an_a100_at_once() -> None:
+    """Layers 2,048 wide with 4 more sequences of 1,024 tokens take 7.53 ms more in vTrain's rows of one node."""
+    #   (T(20 layers, 8 sequences) - T(12) - T(20, 4) + T(12, 4)) / 8 layers, of tensor = pipeline = 1
+    more_s = ((0.826262 - 0.553300) - (0.456596 - 0.304100)) / 2 / 8
+    row = replace(
+        SMALL, source="vtrain-single-node", hidden=2048, heads=16, kv_heads=16, ffn=8192, sequence_length=1024
+    )
+    eight, four = (next(iter(count_rows([replace(row, microbatch=b)]).values()))[1] for b in (8, 4))
+
+    def least_s(times: int) -> float:
+        """At an A100's peaks: 312 Tflop/s and 2,039 GB/s."""
+        each = [
+            sign * count * (op.flops / 312e12 if op.flops else op.moved_bytes / 2039e9)
+            for layer, sign in ((eight, 1), (four, -1))
+            for passage, count in ((layer.forward, times), (layer.backward, 1))
+            for op in passage.operations
+        ]
+        return sum(each)
+
+    assert 0.97 < least_s(2) / more_s < 1
+    assert 0.7 < least_s(1) / more_s < 0.75
+
+
 def test_sharded_states_and_recomputation_hold_less() -> None:
     rows = tuple(
         replace(LLAMA, sharding=sharding, recompute=recompute)
@@ -176,7 +220,7 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
 def test_stored_constants_cover_every_gpu_and_every_engine() -> None:
     constants, without = stored()
     assert set(constants.gpus) == {gpu.constants for gpu in GPUS.values()}
-    assert set(constants.engines) == {"megatron", "deepspeed", "fsdp"}
+    assert set(constants.engines) == {"megatron", "deepspeed", "fsdp", "vtrain-layers"}
     assert all(Constants.read(each.document()) == each for each in (constants, *without.values()))
 
 

@@ -79,7 +79,8 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
     for size in task.microbatch_sizes:
         on_size(size)
         with foreign_code("data", "must be a factory of microbatches that can be read", feed.data):
-            microbatch = open_data(feed.data, microbatch_size=size, seed=_SEED).microbatch(0)
+            source = open_data(feed.data, microbatch_size=size, seed=_SEED, form=chain.batches)
+            microbatch = source.microbatch(0)
         blocks.append(count_blocks(fake, chain.blocks, loss, microbatch, floating=dtype, gpu=gpu))
     return ModelCounts(
         model=Model(name=chain.name, spec=chain.spec),

@@ -7,7 +7,8 @@ A matrix product is cut into tiles of its result, one for each multiprocessor at
 needed for all tiles, and every wave as long as a full one (NVIDIA, "Matrix Multiplication Background User's Guide",
 2023, "Tile Quantization" and "Wave Quantization"). A small tile reads more for each of its operations. A product of few
 tiles may share the inner dimension out as well, and add the parts up (Osama et al. 2023, "Stream-K", section 2.2). The
-library that a GPU runs chooses among such kernels: the fastest is taken here.
+library that a GPU runs chooses among such kernels: the fastest is taken here. Of 16 bits, matrices with rows of odd
+length are read two bytes at a time, which no kernel hides behind its arithmetic.
 
 Attention in one kernel does what its formula says, half of it where later positions are masked (Dao 2023,
 "FlashAttention-2", section 3.1), at a rate of its own.
@@ -20,7 +21,7 @@ from typing import Self
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.operations import DeviceOperation
 
@@ -38,6 +39,13 @@ TILE_READS = 0.3
 
 PARTIAL_BYTES = 4
 """Parts of a shared inner dimension are float32."""
+
+MISALIGNED = 4.0
+"""So many times as long takes a product whose operands cannot be copied while it computes: as without tensor cores,
+which have four times the rate (NVIDIA V100 whitepaper 2017: 31.4 of 125 Tflop/s in float16; A100 whitepaper 2020, table
+1: 78 of 312). With cuBLAS before 11.0 such products did not use them at all ("Matrix Multiplication Background User's
+Guide", "Tensor Core Requirements").
+"""
 
 BACKWARD_ATTENTION = 1.2
 """Attention's backward is so much slower for each of its operations than its forward (Dao 2023, section 4.1)."""
@@ -76,6 +84,11 @@ class Kernels:
         return np.array(rows, dtype=np.float64).reshape(-1, 4).T
 
     @cached_property
+    def _misaligned(self) -> BoolArray:
+        """Whether an operation is a product of which the operands cannot be copied while it computes."""
+        return np.array([op.misaligned for op in self.operations], dtype=np.bool_)
+
+    @cached_property
     def _dtypes(self) -> tuple[tuple[str, ...], IntArray]:
         """The dtypes in which something is computed, and which of them is each operation's; 0 for those without."""
         names = tuple(sorted({op.dtype for op in self.operations if op.flops}))
@@ -90,6 +103,8 @@ class Kernels:
         names, places = self._dtypes
         peaks = np.array([sheet.peak_flops_per_s(name) for name in names] or [1.0])[places]
         reached = peaks * np.where(self._attention > 0, sheet.attention_efficiency, sheet.compute_efficiency)
+        if sheet.kind == "gpu":
+            reached = reached / np.where(self._misaligned, MISALIGNED, 1.0)
         arithmetic_s = self._flops * np.maximum(self._attention, 1.0) / reached
         if sheet.multiprocessors is not None:
             tiled_s = self._tiled_s(reached, sheet.multiprocessors, sheet.reached_bytes_per_s)

@@ -35,6 +35,11 @@ FLASH_DTYPES = (torch.float16, torch.bfloat16)
 FLASH_HEAD = 256
 """The widest head that the flash kernel takes."""
 
+COPIED_BYTES = 4
+"""The least that a GPU copies from its memory to a multiprocessor's while this computes (NVIDIA, "Parallel Thread
+Execution ISA" 8.0, `cp.async`: 4, 8 or 16 bytes).
+"""
+
 _NOT_WRITTEN = frozenset(
     {
         aten.empty,
@@ -166,7 +171,8 @@ class DeviceOperation:
     """A kernel's name, its floating-point operations, the dtype in which it does them, and the bytes that it moves.
 
     `sizes` are those of its matrix products; None for other kernels. `causal` attention can leave out the scores of
-    later positions: its floating-point operations here are those of all scores.
+    later positions: its floating-point operations here are those of all scores. `misaligned` products read a matrix
+    whose rows do not all start at multiples of COPIED_BYTES.
     """
 
     name: str
@@ -175,6 +181,7 @@ class DeviceOperation:
     moved_bytes: int
     sizes: MatrixSizes | None = None
     causal: bool = False
+    misaligned: bool = False
 
 
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes are untyped
@@ -226,6 +233,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
                 moved_bytes=read_bytes + written_bytes,
                 sizes=_sizes(kernel, args),
                 causal=kernel in _QUERY and _is_causal(func, args, kwargs or {}),
+                misaligned=kernel in _FIRST_OPERAND and any(map(_misaligned, _operands(kernel, args))),
             )
             self.operations.append(operation)
         return result
@@ -251,9 +259,20 @@ def _sizes(kernel: Any, args: Any) -> MatrixSizes | None:
         query, key = args[_QUERY[kernel] :][:2]
         return MatrixSizes(batch=prod(query.shape[:-2]), m=query.shape[-2], n=key.shape[-2], k=query.shape[-1])
     if kernel in _FIRST_OPERAND:
-        left, right = args[_FIRST_OPERAND[kernel] :][:2]
+        left, right = _operands(kernel, args)
         return MatrixSizes(batch=prod(left.shape[:-2]), m=left.shape[-2], n=right.shape[-1], k=left.shape[-1])
     return None
+
+
+def _operands(kernel: Any, args: Any) -> tuple[Tensor, Tensor]:
+    """The two matrices of a product."""
+    left, right = args[_FIRST_OPERAND[kernel] :][:2]
+    return left, right
+
+
+def _misaligned(matrix: Tensor) -> bool:
+    """Whether not all rows (columns, of a transposed matrix) start at multiples of COPIED_BYTES."""
+    return any(stride > 1 and stride * matrix.element_size() % COPIED_BYTES for stride in matrix.stride())
 
 
 def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:

@@ -39,7 +39,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
 
 def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
     """For each degree the values that the answer does not have, with the best plan of each that was found to fit."""
-    chosen = values_of(degrees_of(space, answer))
+    chosen = values_of(Degrees.of(answer))
     rates = answer.throughput_samples_per_s or 0.0, answer.closed_form.throughput_samples_per_s
     found = dict[tuple[str, str], DegreeChoice]()
     values, tries, left = Counter[str](), Counter[tuple[str, str]](), PLAYED_INSTRUCTIONS
@@ -78,16 +78,3 @@ def compared(key: tuple[str, str], value: str, plan: Plan, rates: tuple[float, f
     else:
         reason = f"{100 * (1 - played / rate):.1f} % less" if played < rate else "as fast"
     return DegreeChoice(degree=key[0], value=value, instead=key[1], throughput_samples_per_s=played, reason=reason)
-
-
-def degrees_of(space: WholeSpace, plan: Plan) -> Degrees:
-    """The configuration of a plan of this space."""
-    return next(
-        each.degrees
-        for each in space.likely()
-        if each.degrees.recipe.form == plan.form
-        and (each.degrees.recipe.sharding, each.degrees.recipe.offload) == (plan.sharding, plan.offload)
-        and (each.degrees.pipeline * each.degrees.chunks, each.degrees.chunks) == (plan.depth, plan.chunks)
-        and (each.degrees.microbatch_size, each.degrees.data) == (plan.microbatch_size, plan.width)
-        and each.degrees.recipe.recompute == (plan.stages[0].recompute_unit if plan.stages[0].recompute else "none")
-    )

@@ -10,6 +10,7 @@ from pipeplan.arrays import IntArray
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine, cannot_offload
 from pipeplan.documents.forms import Form, ModelForm
+from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import PlanningProblem
 
 RECOMPUTES = ("none", "attention", "block")
@@ -92,6 +93,25 @@ class Degrees:
         """How many it uses."""
         return self.recipe.form.devices * self.pipeline * self.data
 
+    @classmethod
+    def of(cls, plan: Plan) -> "Degrees":
+        """Those of a plan."""
+        first = plan.stages[0]
+        recipe = Recipe(
+            form=plan.form,
+            microbatch_size=plan.microbatch_size,
+            recompute=first.recompute_unit if first.recompute else "none",
+            sharding=plan.sharding,
+            offload=plan.offload,
+        )
+        return cls(
+            recipe=recipe,
+            pipeline=plan.depth // plan.chunks,
+            chunks=plan.chunks,
+            data=plan.width or 1,
+            microbatches=plan.microbatches,
+        )
+
     @property
     def idle_steps(self) -> float:
         """What a rank idles in a batch, in steps of all its stages (Narayanan et al. 2021, section 2.2)."""
@@ -169,8 +189,13 @@ def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, *, selectiv
             yield way
 
 
-def shapes(problem: PlanningProblem, engine: TrainingEngine, recipe: Recipe, blocks: int) -> Shapes:
-    """The pipelines of a recipe: any number of ranks up to the blocks, as many replicas as divide the batch."""
+def shapes(
+    problem: PlanningProblem, engine: TrainingEngine, recipe: Recipe, blocks: int, *, most_replicas: bool = True
+) -> Shapes:
+    """The pipelines of a recipe: any number of ranks up to the blocks, replicas that divide the batch.
+
+    As many of these as there are devices for, or all smaller numbers of them.
+    """
     options, groups = problem.options, problem.cluster.devices // recipe.form.devices
     samples = problem.batch_size // recipe.microbatch_size
     dividing = np.asarray([n for n in range(1, min(groups, samples) + 1) if samples % n == 0], dtype=np.int64)
@@ -183,6 +208,9 @@ def shapes(problem: PlanningProblem, engine: TrainingEngine, recipe: Recipe, blo
     single, pipelined = (recipe.runs_on(engine, pipelined=several) for several in (False, True))
     ranks = ranks[np.where(ranks > 1, pipelined, single)]
     places = np.searchsorted(dividing, groups // ranks, side="right") - 1
+    if not most_replicas:
+        ranks = np.repeat(ranks, np.maximum(places, 0))
+        places = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(most)[::-1] for most in places)])
     ranks, places = ranks[places >= 0], places[places >= 0]
     data = dividing[places]
     if "none" in engine.shardings and recipe.sharding != "none" and not offloads_optimizer(recipe.offload):

@@ -31,7 +31,8 @@ COST_MODEL = "forms on a cluster of groups"
 def profile_of_groups(terms: ReplicaTerms) -> Profile:
     """The profile of a group of devices: seconds as of one of them, what leaves it as of all together.
 
-    A block's weights are what its replicas exchange, when the devices that share sequences have added theirs up.
+    A block's weights are what its replicas exchange, when the devices that share sequences have added theirs up. Its
+    backward has what is run again in it: an exchange has all of that to run beside.
     """
     own, profile = terms.terms, terms.terms.problem.profile
     together, holding = own.recipe.form.devices, own.recipe.form.tensor
@@ -40,7 +41,7 @@ def profile_of_groups(terms: ReplicaTerms) -> Profile:
     before = [first.input_bytes, *own.edge_bytes[1:-1].tolist()]
     exchanged = [int(after - start) for start, after in pairwise(terms.exchanged_bytes.tolist())]
     forward = [after - start for start, after in pairwise(terms.forward_s.tolist())]
-    backward = [after - start for start, after in pairwise(terms.backward_s.tolist())]
+    backward = [after - start for start, after in pairwise((terms.backward_s + terms.again_s).tolist())]
     blocks = tuple(
         Block(
             name=name,
@@ -179,6 +180,8 @@ class PlanMaker:
         fixed = memory.gradients + memory.master_weights + memory.optimizer_states
         own, inside_s = terms.terms, self._own_exchange_s(start, stop, apart)
         exchanges, tail_s = self.degrees.data > 1, around.reduce_tail_s
+        recompute_s, backward_s = (float(each[stop] - each[start]) for each in (terms.again_s, terms.backward_s))
+        backward_s *= around.backward_s / (backward_s + recompute_s) if around.backward_s else 1.0
         if not self.engine.overlaps:
             tail_s = None
         return replace(
@@ -188,7 +191,9 @@ class PlanMaker:
             reduce_s=around.reduce_s + inside_s,
             reduce_inside_s=around.reduce_inside_s + inside_s,
             reduce_tail_s=None if tail_s is None else tail_s + inside_s,
-            recompute_s=float(terms.again_s[stop] - terms.again_s[start]),
+            recompute_s=recompute_s,
+            backward_s=backward_s,
+            backward_input_s=backward_s,
             update_s=float(terms.update_s[stop] - terms.update_s[start]) + (0.0 if exchanges else inside_s),
             version_bytes=memory.weights,
             fixed_bytes=int(fixed + (0 if stage.recompute else most)),

@@ -9,17 +9,17 @@ from dataclasses import replace
 from itertools import islice, product
 
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
-from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named, require_degrees
+from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named, require_degrees, require_sharding
 from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
-from pipeplan.planners.auto.ranking import LONGEST_PLAY, Ranking
+from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason, readable
 from pipeplan.planners.whole.choices import choices
-from pipeplan.planners.whole.degrees import Degrees, Recipe, recompute_ways
+from pipeplan.planners.whole.degrees import Degrees, recompute_ways
 from pipeplan.planners.whole.space import WholeSpace
 from pipeplan.schedules.registry import schedule_named
 
@@ -48,7 +48,10 @@ MOVED = 20_000
 """Instructions of plans whose cuts were moved."""
 
 PLAYED_INSTRUCTIONS = 300_000
-"""Of all plans together: a second."""
+"""Of all plans together: two seconds."""
+
+LONGEST_PLAYED = 90_000
+"""Of one plan: half a second. Deep pipelines of many microbatches are among the fastest."""
 
 
 def whole(problem: PlanningProblem) -> Answer:
@@ -103,10 +106,16 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         rule = f"must divide the batch ({problem.batch_size} samples)"
         require(problem.batch_size % options.data == 0, "data", rule, options.data)
     forms = forms_for(problem, engine)
-    require_room(problem, len(forms[0].blocks))
+    require_room(problem, forms[0])
+    require_schedule(problem, engine)
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
-        problem=fused, left=PLAYED_INSTRUCTIONS, longest_answer=LONGEST_PLAY, for_front=0, for_moves=MOVED
+        problem=fused,
+        left=PLAYED_INSTRUCTIONS,
+        longest=LONGEST_PLAYED,
+        longest_answer=LONGEST_PLAYED,
+        for_front=0,
+        for_moves=MOVED,
     )
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking
 
@@ -140,21 +149,7 @@ def remade(problem: PlanningProblem, plan: Plan) -> Plan:
     space, _ = whole_space(replace(problem, options=replace(problem.options, engine=plan.engine)))
     known = [each.form for each in space.forms]
     require(plan.form in known, "form", "must be one that the profile has and the options allow", plan.form)
-    first, stops = plan.stages[0], tuple(stage.stop for stage in plan.stages)
-    recompute = first.recompute_unit if first.recompute else "none"
-    degrees = Degrees(
-        recipe=Recipe(
-            form=plan.form,
-            microbatch_size=plan.microbatch_size,
-            recompute=recompute,
-            sharding=plan.sharding,
-            offload=plan.offload,
-        ),
-        pipeline=plan.depth // plan.chunks,
-        chunks=plan.chunks,
-        data=plan.width or 1,
-        microbatches=plan.microbatches,
-    )
+    degrees, stops = Degrees.of(plan), tuple(stage.stop for stage in plan.stages)
     inside = next((at for at, worker in enumerate(plan.placement) if worker.stage > 0), degrees.data)
     made = space.maker(degrees).plan(stops, inside=inside)
     if made is None:
@@ -182,20 +177,54 @@ def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[Mode
     return able
 
 
-def require_room(problem: PlanningProblem, blocks: int) -> None:
-    """Raises InvalidInputError for degrees that are fixed and ask for more blocks or devices than there are."""
-    options, devices = problem.options, problem.cluster.devices
-    ranks, groups = options.stages or 1, (options.tensor or 1) * (options.context or 1)
+def require_room(problem: PlanningProblem, model: ModelForm) -> None:
+    """Raises InvalidInputError for degrees that ask for more blocks, devices or samples than there are."""
+    options, devices, blocks = problem.options, problem.cluster.devices, len(model.blocks)
+    ranks, replicas, groups = options.stages or 1, options.data or 1, (options.tensor or 1) * (options.context or 1)
     require(devices % groups == 0, "context", f"must with tensor divide the cluster's {devices} devices", groups)
     rule = f"must be at most {blocks}, a block for each"
     require(ranks <= blocks, "stages", rule, ranks)
-    rule = f"must be at most {blocks // ranks}: {ranks} ranks share {blocks} blocks"
-    require((options.chunks or 1) * ranks <= blocks, "chunks", rule, options.chunks)
+    chunks, sharing = options.chunks or 1, options.stages or min(2, options.chunks or 1)
+    rule = f"must be at most {blocks // sharing}: {sharing} ranks share {blocks} blocks"
+    require(chunks * sharing <= blocks, "chunks", rule, chunks)
     rule = f"must be at most {devices // groups}: tensor and context leave so many groups of {devices} devices"
     require(ranks * groups <= devices, "stages", rule, ranks)
-    if options.data is not None:
-        expert = options.expert or 1
-        require(options.data % expert == 0, "expert", f"must divide the {options.data} replicas (data)", expert)
+    left = devices // groups // ranks
+    rule = f"must be at most {left}: tensor, context and stages leave so many replicas of {devices} devices"
+    require(replicas <= left, "data", rule, replicas)
+    expert, size = options.expert or 1, options.microbatch_size or 1
+    require(
+        options.data is None or replicas % expert == 0, "expert", f"must divide the {replicas} replicas (data)", expert
+    )
+    rule = f"must be one of {', '.join(map(str, model.microbatch_sizes))}: the profile's forms have these"
+    require(options.microbatch_size is None or size in model.microbatch_sizes, "microbatch_size", rule, size)
+    share = problem.batch_size // replicas
+    rule = f"must divide the {share} samples of a batch that each of the {replicas} replicas has"
+    require(share % size == 0, "microbatch_size", rule, size)
+    if options.data and options.microbatch_size and chunks > 1:
+        rule = f"must be 1 where {ranks} ranks do not divide a replica's {share // size} microbatches"
+        require(share // size % ranks == 0, "chunks", rule, chunks)
+
+
+def require_schedule(problem: PlanningProblem, engine: TrainingEngine) -> None:
+    """Raises InvalidInputError for numbers of stages that the schedule, the sharding or the engine does not have."""
+    options, known = problem.options, engine.schedules
+    chunks, asked = options.chunks or 1, options.schedule
+    interleaves = known is None or "1f1b-interleaved" in known
+    rule = f"must be 1 for the engine {engine.name}, which has no ranks of several stages"
+    require(interleaves or chunks == 1, "chunks", rule, chunks)
+    rule = "must be 1 where one rank holds all blocks"
+    require(options.stages != 1 or chunks == 1, "chunks", rule, chunks)
+    if asked is not None:
+        laws = schedule_named(asked)
+        rule = f"must be 1 for the schedule {laws.name}"
+        require(not laws.single_stage or options.stages in (None, 1), "stages", rule, options.stages)
+        require(laws.chunked or chunks == 1, "chunks", rule, chunks)
+        rule = f"must be above 1 for the schedule {laws.name} on the engine {engine.name}"
+        require(laws.single_stage or options.stages != 1, "stages", rule, options.stages)
+        require(not laws.chunked or options.chunks != 1, "chunks", rule, options.chunks)
+    if options.sharding is not None and options.stages is not None:
+        require_sharding(engine, options.sharding, pipelined=options.stages > 1)
 
 
 def _infeasible(space: WholeSpace) -> Infeasible:

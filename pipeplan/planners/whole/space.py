@@ -5,9 +5,10 @@ replicas, and how many replicas of a stage are neighbours. Its bounds and its li
 for all pipelines of a recipe at once; stages are made for those alone that may win.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import merge
 from math import inf
 
 import numpy as np
@@ -110,19 +111,36 @@ class WholeSpace:
     @cached_property
     def considered(self) -> int:
         """How many configurations there are, where placements are not counted."""
-        return sum(len(each.shapes) for each in self._bounded)
+        return sum(map(len, (*self._shapes, *self._fewer)))
 
     def configurations(self) -> Iterator[PlacedDegrees]:
         """All that memory does not rule out, the highest bound first. They are made as they are needed.
 
         Left out is what offloads without need: the same stages are there with less on the host, and take no longer.
         """
-        every = self._in_order(np.concatenate([np.zeros(0), *(each.most for each in self._bounded)]))
+        ready = self._in_order(self._bounded, "most")
+        every = self._with_fewer(ready)
         yield from (each for each in every if not self._offloads_in_vain(each.degrees))
 
     def likely(self) -> Iterator[PlacedDegrees]:
-        """The same, those first that would be fastest with equal stages."""
-        yield from self._in_order(np.concatenate([np.zeros(0), *(each.likely for each in self._bounded)]))
+        """The same, those first that would be fastest with equal stages; of fewer replicas where one may be as fast."""
+        bounded = [*self._bounded]
+        if self._most_of_fewer > max((float(each.likely.max(initial=0.0)) for each in bounded), default=0.0):
+            bounded += self._bounded_fewer
+        yield from self._in_order(bounded, "likely")
+
+    def _with_fewer(self, ready: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
+        """These, and those with fewer replicas than there are devices for: with slow exchanges they can be faster.
+
+        They are bounded when no bound that is left is above all of theirs.
+        """
+        for placed in ready:
+            if placed.most < self._most_of_fewer:
+                fewer = self._in_order(self._bounded_fewer, "most")
+                yield from merge([placed], ready, fewer, key=lambda each: -each.most)
+                return
+            yield placed
+        yield from self._in_order(self._bounded_fewer, "most")
 
     def nearest_miss(self) -> Shortfall:
         """Of the configurations that hold least on average, the one whose fullest rank exceeds its device by least.
@@ -149,11 +167,13 @@ class WholeSpace:
             misses.append(worst)
         return min(misses, key=lambda miss: miss.missing_bytes)
 
-    def _in_order(self, rates: FloatArray) -> Iterator[PlacedDegrees]:
-        firsts = np.cumsum([0, *(len(each.shapes) for each in self._bounded)])
+    def _in_order(self, every: Sequence[_Bounded], rate: str) -> Iterator[PlacedDegrees]:
+        """By a rate, the highest first."""
+        rates = np.concatenate([np.zeros(0), *(getattr(each, rate) for each in every)])
+        firsts = np.cumsum([0, *(len(each.shapes) for each in every)])
         for index in np.argsort(-rates, kind="stable").tolist():
             part = int(np.searchsorted(firsts, index, side="right")) - 1
-            bounded, place = self._bounded[part], index - int(firsts[part])
+            bounded, place = every[part], index - int(firsts[part])
             if bounded.most[place] <= 0.0:
                 continue
             degrees = bounded.shapes.degrees(place)
@@ -233,7 +253,23 @@ class WholeSpace:
 
     @cached_property
     def _bounded(self) -> list[_Bounded]:
-        found = []
+        return [self._rates(each) for each in self._shapes]
+
+    @cached_property
+    def _bounded_fewer(self) -> list[_Bounded]:
+        return [self._rates(each) for each in self._fewer]
+
+    @cached_property
+    def _shapes(self) -> list[Shapes]:
+        """Of every recipe, with as many replicas as there are devices for."""
+        return list(self._listed(most_replicas=True))
+
+    @cached_property
+    def _fewer(self) -> list[Shapes]:
+        """Of every recipe, with fewer replicas."""
+        return list(self._listed(most_replicas=False))
+
+    def _listed(self, *, most_replicas: bool) -> Iterator[Shapes]:
         kept: dict[object, Shapes] = {}
         whole_groups = {each.form.devices for each in self.forms if lies_well(self.problem.cluster, each.form)}
         for recipe in recipes(self.problem, self.engine, self.forms):
@@ -242,11 +278,28 @@ class WholeSpace:
             ways = tuple(recipe.runs_on(self.engine, pipelined=pipelined) for pipelined in (False, True))
             devices, expert = recipe.form.devices, recipe.form.expert
             alone = recipe.sharding == "none" or offloads_optimizer(recipe.offload)
-            key = recipe.microbatch_size, devices, expert, ways, alone
+            key = recipe.microbatch_size, devices, recipe.form.context > 1, expert, ways, alone
             if key not in kept:
-                kept[key] = shapes(self.problem, self.engine, recipe, len(self.forms[0].blocks))
-            found.append(self._rates(kept[key].of(recipe)))
-        return found
+                blocks = len(self.forms[0].blocks)
+                kept[key] = shapes(self.problem, self.engine, recipe, blocks, most_replicas=most_replicas)
+            yield kept[key].of(recipe)
+
+    @cached_property
+    def _most_of_fewer(self) -> float:
+        """Samples a second that no play with fewer replicas than there are devices for exceeds."""
+        return max((self._most_computed(each) for each in self._fewer if len(each)), default=0.0)
+
+    def _most_computed(self, found: Shapes) -> float:
+        """What no pipeline of a recipe exceeds: it computes alone, and shares states as the most replicas do."""
+        terms, limit = self.terms(found.recipe), self.problem.cluster.device.usable_bytes
+        step_s = float((terms.forward_s + terms.backward_s + terms.again_s).sum())
+        fits = np.zeros(len(found), dtype=bool)
+        for pipelined in (False, True):
+            at = terms.at(int(found.data.max()), pipelined=pipelined)
+            held = least_bytes(found, float(at.fixed_bytes[-1]), float(at.kept_bytes[-1]))
+            fits |= ((found.pipeline > 1) == pipelined) & (held <= limit)
+        ranks = float((found.pipeline * found.data * fits).max())
+        return ranks * found.recipe.microbatch_size / (step_s * (1 - _ROUNDING)) if step_s > 0 else inf
 
     def _rates(self, found: Shapes) -> _Bounded:
         """Bounds by the whole model, and what equal stages would take; 0 for what cannot fit."""

@@ -1,11 +1,11 @@
 """Terms: what the blocks of a recipe take and hold on a device, as sums over [start, stop).
 
 Seconds have the collectives inside a form in them: a device waits for these. The host launches operations while the
-device computes: the slower of the two decides. Where weights are shares, a block takes as long as it computes, or as
-the next block's weights take to be gathered, whichever is longer; the same of the gradients that leave it. An exchange
-slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline shares are gathered once a batch. Likewise
-what goes to the host and what comes from it: two directions of one link, beside the computing. An update on the host
-waits for its gradients, and the next batch for its weights.
+device computes or exchanges: the slower of the two decides. Where weights are shares, a block takes as long as it
+computes, or as the next block's weights take to be gathered, whichever is longer; the same of the gradients that leave
+it. An exchange slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline shares are gathered once a
+batch. Likewise what goes to the host and what comes from it: two directions of one link, beside the computing. An
+update on the host waits for its gradients, and the next batch for its weights.
 
 What is run again are the layers: neither the first block nor the last one, where these are of kinds of their own.
 """
@@ -58,22 +58,12 @@ class RecipeTerms:
     @cached_property
     def forward_s(self) -> FloatArray:
         """Of every block, with its collectives."""
-        return self._by_block(
-            [
-                self._worked_s(m.forward_s, m.forward_operations) + self._exchanged_s(m.forward_collectives)
-                for m in self.measured
-            ]
-        )
+        return self._by_block([self._worked_s(self._forward_s(m), m.forward_operations) for m in self.measured])
 
     @cached_property
     def backward_s(self) -> FloatArray:
         """Of every block, with its collectives."""
-        return self._by_block(
-            [
-                self._worked_s(m.backward_s, m.backward_operations) + self._exchanged_s(m.backward_collectives)
-                for m in self.measured
-            ]
-        )
+        return self._by_block([self._worked_s(self._backward_s(m), m.backward_operations) for m in self.measured])
 
     @cached_property
     def again_s(self) -> FloatArray:
@@ -81,20 +71,24 @@ class RecipeTerms:
         return self._by_block([self._again_s(m, way) for m, way in self._ways])
 
     def _again_s(self, measured: FormMeasurement, way: str) -> float:
-        computing_s, operations, exchanged_s = 0.0, 0, 0.0
+        again_s, operations = 0.0, 0
         if way == "block":
-            computing_s, operations = measured.forward_s, measured.forward_operations
-            exchanged_s = self._exchanged_s(measured.forward_collectives)
+            again_s, operations = self._forward_s(measured), measured.forward_operations
         elif way == "attention" and measured.selective:
-            computing_s, operations = measured.selective.recompute_s, measured.selective.operations
-        own_s, launched = measured.backward_s, measured.backward_operations
-        together_s = self._worked_s(own_s + computing_s, launched + operations)
-        return together_s - self._worked_s(own_s, launched) + exchanged_s
+            again_s, operations = measured.selective.recompute_s, measured.selective.operations
+        own_s, launched = self._backward_s(measured), measured.backward_operations
+        return self._worked_s(own_s + again_s, launched + operations) - self._worked_s(own_s, launched)
 
-    def _worked_s(self, computing_s: float, operations: int) -> float:
-        """What a passage takes: its kernels and what is between them, or the host's launches."""
+    def _forward_s(self, measured: FormMeasurement) -> float:
+        return measured.forward_s + self._exchanged_s(measured.forward_collectives)
+
+    def _backward_s(self, measured: FormMeasurement) -> float:
+        return measured.backward_s + self._exchanged_s(measured.backward_collectives)
+
+    def _worked_s(self, device_s: float, operations: int) -> float:
+        """What a passage takes: its kernels, its exchanges and what is between them, or the host's launches."""
         times = self.engine.times
-        return max(computing_s + operations * times.gap_s, operations * times.host_s)
+        return max(device_s + operations * times.gap_s, operations * times.host_s)
 
     @cached_property
     def _ways(self) -> tuple[tuple[FormMeasurement, str], ...]:
@@ -171,8 +165,26 @@ class RecipeTerms:
         return np.asarray(by_kind, dtype=np.float64)[list(self.model.blocks)]
 
     def _exchanged_s(self, collectives: Sequence[Collective]) -> float:
-        links = axis_links(self.problem.cluster, self.recipe.form)
-        return sum((each.count * links[each.axis].seconds(each.kind, each.size_bytes) for each in collectives), 0.0)
+        """How long collectives take, with what devices wait until the last one of each is there.
+
+        Of n times that are distributed exponentially, the longest is in the mean 1 + 1/2 + ... + 1/n times their mean
+        (Agarwal, Garg and Vishnoi 2005, "The Impact of Noise on the Scaling of Collectives").
+        """
+        form, late_s = self.recipe.form, self.engine.times.late_s
+        links = axis_links(self.problem.cluster, form)
+        return sum(
+            (
+                each.count * (links[each.axis].seconds(each.kind, each.size_bytes) + late_s * _longest(members))
+                for each in collectives
+                if (members := getattr(form, each.axis)) > 1
+            ),
+            0.0,
+        )
+
+
+def _longest(members: int) -> float:
+    """The longest of so many times, in the mean, as a multiple of their mean."""
+    return sum(1 / place for place in range(1, members + 1))
 
 
 def _kept(measured: FormMeasurement, recompute: str) -> int:

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.errors import InvalidInputError
 from worker_agent.profiler.datasheets import DATASHEETS, FLOAT8
 from worker_agent.profiler.kernels import START_DEPTH, Kernels, duration_s
-from worker_agent.profiler.operations import DeviceOperation, MatrixSizes
+from worker_agent.profiler.operations import DeviceOperation, MatrixSizes, OperationRecorder
 
 A100 = DATASHEETS["a100-80gb"]
 QUICK_MEMORY = replace(A100, memory_bandwidth_bytes_per_s=1e24, kernel_s=0.0)
@@ -71,6 +72,32 @@ def test_large_products_come_near_the_share_and_small_ones_do_not() -> None:
     large, small = product(16384, 16384, 16384), product(512, 512, 512)
     assert large.flops / seconds(large) > 0.95 * 312e12 * A100.compute_efficiency
     assert small.flops / duration_s([small], replace(A100, launch_s=0.0)) < 0.2 * 312e12 * A100.compute_efficiency
+
+
+@given(sides, sides, sides, st.integers(1, 64))
+def test_a_misaligned_product_is_slower_by_the_share_of_the_tensor_cores(m: int, n: int, k: int, batch: int) -> None:
+    aligned = product(m, n, k, batch=batch)
+    # NVIDIA A100 whitepaper (2020), table 1: 312 Tflop/s in tensor cores, 78 without
+    assert seconds(replace(aligned, misaligned=True)) == pytest.approx(seconds(aligned) * 312 / 78)
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype", "misaligned"), [
+    #                                 forward, of the logits' gradients: for the input, for the weights
+    (50257, torch.bfloat16, [False, True, True]),
+    (50258, torch.bfloat16, [False, False, False]),
+    (50257, torch.float32, [False, False, False]),
+])  # fmt: skip
+def test_rows_of_odd_length_are_misaligned_where_they_are_read(
+    vocabulary: int, dtype: torch.dtype, misaligned: list[bool]
+) -> None:
+    hidden = torch.empty(8, 64, dtype=dtype, device="meta", requires_grad=True)
+    weights = torch.empty(vocabulary, 64, dtype=dtype, device="meta", requires_grad=True)
+    with OperationRecorder() as recorder:
+        logits = torch.nn.functional.linear(hidden, weights)
+        torch.autograd.grad(logits, (hidden, weights), torch.empty_like(logits))
+    products = [op for op in recorder.operations if op.sizes is not None]
+    assert products[0].misaligned == misaligned[0]
+    assert [op.misaligned for op in products[1:]] == misaligned[1:]
 
 
 def test_attention_has_a_rate_of_its_own_and_skips_later_positions() -> None:

@@ -22,6 +22,7 @@ from tests.pipeplan.model_forms import transformer
 
 LAYERS, OPERATIONS = 6, 40
 MODEL = transformer(layers=LAYERS, hidden=1024, heads=16, sequence=512, vocabulary=4096, tensors=(1, 2), sizes=(1,))
+FOUR = transformer(layers=LAYERS, hidden=1024, heads=16, sequence=512, vocabulary=4096, tensors=(2, 4), sizes=(1,))
 QUICK = EngineTimes()
 """Neither host nor gaps nor exchanges take anything of the compute."""
 
@@ -47,6 +48,10 @@ def terms(
     model = next(each for each in profile.forms if each.form == form)
     recipe = Recipe(form=form, microbatch_size=1, recompute=recompute, sharding=sharding)
     return RecipeTerms(problem=problem, engine=engine, model=model, recipe=recipe)
+
+
+def shared_by(tensor: int, profile: Profile) -> Form:
+    return next(each.form for each in profile.forms if each.form.tensor == tensor)
 
 
 def with_times(name: str, times: EngineTimes) -> TrainingEngine:
@@ -89,6 +94,32 @@ def test_a_host_that_launches_slowly_decides() -> None:
     assert host.backward_s == pytest.approx(np.full(LAYERS + 2, 2 * OPERATIONS * 1e-3))
     assert gaps.forward_s == pytest.approx(device.forward_s + OPERATIONS * 1e-6)
     assert terms(with_times("megatron", QUICK)).forward_s == pytest.approx(device.forward_s)
+
+
+def test_a_host_that_launches_slowly_launches_while_devices_exchange() -> None:
+    host = with_times("megatron", EngineTimes(host_s=1e-3))
+    both = terms(host, profile=launching(MODEL), form=shared_by(2, MODEL))
+    exchanged = [each for m in both.measured for each in m.forward_collectives]
+    assert exchanged
+    assert both.forward_s == pytest.approx(np.full(LAYERS + 2, OPERATIONS * 1e-3))
+
+
+@pytest.mark.parametrize(("tensor", "longest"), [(2, 1 + 1 / 2), (4, 1 + 1 / 2 + 1 / 3 + 1 / 4)])
+def test_an_exchange_waits_for_the_last_of_its_devices(tensor: int, longest: float) -> None:
+    # the longest of n exponentially distributed times is 1 + 1/2 + ... + 1/n of their mean
+    on_time, late = (
+        terms(with_times("megatron", times), profile=FOUR, form=shared_by(tensor, FOUR), recompute="block")
+        for times in (QUICK, EngineTimes(late_s=1e-3))
+    )
+    layer = on_time.measured[on_time.model.blocks[1]]
+    there, back = (
+        sum(each.count for each in collectives)
+        for collectives in (layer.forward_collectives, layer.backward_collectives)
+    )
+    assert there > 0 and back > 0
+    assert late.forward_s[1] - on_time.forward_s[1] == pytest.approx(there * longest * 1e-3)
+    assert late.backward_s[1] - on_time.backward_s[1] == pytest.approx(back * longest * 1e-3)
+    assert late.again_s[1] - on_time.again_s[1] == pytest.approx(there * longest * 1e-3)
 
 
 def test_layers_alone_are_run_again() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto.search import CLOSE
-from pipeplan.planners.bound import most_samples_per_s
-from pipeplan.planners.complete import play
+from pipeplan.planners.bound import least_batch_s, most_samples_per_s
+from pipeplan.planners.complete import one_pipeline, play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
 from pipeplan.planners.whole.planner import whole_space
 from pipeplan.planners.whole.space import PlacedDegrees
+from pipeplan.programs.timeline import flushed_batch_s
 from tests.pipeplan.model_forms import transformer
 
 GIB = 2**30
@@ -119,6 +121,26 @@ def test_no_play_exceeds_its_bounds(asked: PlanningProblem) -> None:
         assert rate <= placed.most
         assert rate <= placed.most_of(stops)
         assert rate <= most_samples_per_s(plan)
+
+
+def test_the_bound_knows_that_a_rank_of_several_stages_exchanges_for_one_after_the_other() -> None:
+    held = model(layers=6)
+    slow = cluster(held, servers=4, inside=2, network=1e9)
+    plan = answered(problem(held, slow, stages=2, chunks=2, data=4, tensor=1, recompute=False, sharding="none"))
+    rank = [plan.costs[stage] for stage in (0, 2)]
+    exchanged_s = sum(each.reduce_s for each in rank)
+    computed_s = plan.microbatches * sum(each.forward_s + each.backward_s for each in rank)
+    assert exchanged_s > computed_s / 10
+    assert least_batch_s(plan) >= (computed_s + exchanged_s) * (1 - 1e-6)
+    assert (plan.throughput_samples_per_s or 0.0) <= most_samples_per_s(plan)
+
+
+@settings(max_examples=4, deadline=None)
+@given(problems)
+def test_two_batches_say_what_three_do_where_exchanges_follow_the_backward(asked: PlanningProblem) -> None:
+    for _, plan in islice(every_plan(asked), 12):
+        two, three = (flushed_batch_s(one_pipeline(plan, batches=batches)) for batches in (2, 3))
+        assert two == pytest.approx(three, rel=1e-9)
 
 
 @settings(max_examples=4, deadline=None)
@@ -224,6 +246,23 @@ def test_a_degree_that_is_fixed_is_kept(fixed: dict[str, Any]) -> None:
         ("chunks", {"stages": 2, "chunks": 12}),
         ("stages", {"tensor": 4, "stages": 4}),
         ("expert", {"expert": 3}),
+        ("data", {"data": 8, "tensor": 2}),
+        ("data", {"data": 4, "stages": 4}),
+        ("stages", {"tensor": 2, "context": 1, "stages": 5}),
+        ("chunks", {"chunks": 4}),
+        ("chunks", {"stages": 1, "chunks": 2}),
+        ("chunks", {"engine": "deepspeed", "chunks": 2}),
+        ("chunks", {"schedule": "1f1b", "chunks": 2}),
+        ("chunks", {"schedule": "1f1b-interleaved", "chunks": 1}),
+        ("chunks", {"data": 2, "stages": 3, "chunks": 2, "microbatch_size": 1}),
+        ("stages", {"schedule": "1f1b", "stages": 1}),
+        ("stages", {"schedule": "data-parallel", "stages": 2}),
+        ("sharding", {"engine": "deepspeed", "stages": 2, "sharding": "weights"}),
+        ("sharding", {"engine": "fsdp", "stages": 1, "sharding": "none"}),
+        ("schedule", {"engine": "deepspeed", "schedule": "1f1b-interleaved"}),
+        ("microbatch_size", {"microbatch_size": 8}),
+        ("microbatch_size", {"data": 8, "microbatch_size": 2, "batch_size": 8}),
+        ("microbatch_size", {"microbatch_size": 3}),
     ],
 )
 def test_what_the_engine_or_the_profile_lacks_is_named(field: str, fixed: dict[str, Any]) -> None:
@@ -259,7 +298,7 @@ def test_what_nothing_fits_by_is_said() -> None:
 
 def test_degrees_that_leave_nothing_are_no_plan() -> None:
     held = model()
-    answer = solve("auto", problem(held, cluster(held), stages=6, data=8))
+    answer = solve("auto", problem(held, cluster(held), stages=3, chunks=2))
     assert isinstance(answer, Infeasible)
     assert answer.reasons[0].rule == "degrees must divide the devices and the batch"
 
