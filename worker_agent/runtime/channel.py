@@ -4,13 +4,14 @@ With gloo all edges share the group of all ranks, and tags tell their messages a
 own connections, and threads that wake up a hundred times a second. NCCL knows no tags: there every edge has a group for
 its tensors.
 
-A notice announces every message: 16 bytes, from processor to processor, with the number of the message's layout. A
+A notice announces every message, from processor to processor: 16 bytes with the number of the message's layout. A
 layout says how many tensors there are, their shapes and types; one that is new on the edge follows its notice. So a
-message may differ from the one before in any way.
+message may differ from the one before in any way. Where tensors are small they ride in the notice, after its 16 bytes,
+until the edge has had a message that is too large for that: what is posted ahead has an end then (`Ahead`).
 
-Receives of notices and of tensors are posted ahead, into memory that is allocated once and used again: as many bytes as
-the largest message so far had. Before a message that does not fit there, the sender fills each receive that is posted
-ahead with one byte.
+Receives of notices and of tensors are posted ahead, into memory that is allocated once and used again: for tensors as
+many bytes as the largest message so far had. Before a message that does not fit there, the sender fills each receive
+that is posted ahead with one byte.
 
     sender     notice 0, layout 0, payload   notice 0, payload   notice 1, layout 1, 1 byte, 1 byte, payload
     receiver   knows nothing, posts payload  2 posted ahead      1 does not fit: empties both, posts payload
@@ -28,13 +29,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from worker_agent.runtime.notice import HEAD_BYTES, Known, Layout, Notice, Sizes
+
 RECEIVES_AHEAD = 2
+
+RIDING_BYTES = 64 * 2**10
+"""Tensors of so many bytes ride in their notice: to copy them takes less than a message of their own."""
 
 PAYLOAD, NOTICE, LAYOUT = range(3)
 """The parts of an edge."""
-
-Sizes = tuple[int, ...]
-"""The bytes of a message's tensors."""
 
 
 class Work(Protocol):
@@ -92,43 +95,18 @@ class ChannelEdge:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """One tensor of a message."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def bytes(self) -> int:
-        """What it takes in memory."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-    def on(self, memory: Tensor) -> Tensor:
-        """The tensor that lies in some bytes of memory; it is no view of them, and has changes counted for itself."""
-        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return empty.set_(memory.untyped_storage(), 0, self.shape)  # type: ignore[call-overload,no-any-return]
-
-
-Layouts = tuple[Layout, ...]
-
-
-def layouts_of(tensors: Iterable[Tensor]) -> Layouts:
-    """The layouts of a message's tensors."""
-    return tuple(Layout(tuple(t.shape), t.dtype) for t in tensors)
-
-
-@dataclass(frozen=True, slots=True)
 class ChannelLines:
     """The wires of an edge: one for its tensors, one for what is said about them, which is on the processor.
 
-    With `through_host` tensors travel from processor to processor as well. `ahead` is how many of them may be posted
-    before it is known how large they are.
+    With `through_host` tensors travel from processor to processor as well, and then up to `riding_bytes` of them in
+    their notice. `ahead` is how many of them may be posted before it is known how large they are.
     """
 
     tensors: Wire
     notices: Wire
     through_host: bool = True
     ahead: int = RECEIVES_AHEAD
+    riding_bytes: int = 0
 
 
 def open_lines(edges: Iterable[ChannelEdge], rank: int) -> dict[ChannelEdge, ChannelLines]:
@@ -139,15 +117,16 @@ def open_lines(edges: Iterable[ChannelEdge], rank: int) -> dict[ChannelEdge, Cha
     """
     if dist.get_backend() != "nccl":
         world = GroupWire(_made(dist.group.WORLD))
-        return {edge: ChannelLines(world, world) for edge in edges if rank in (edge.source, edge.target)}
+        lines = ChannelLines(world, world, riding_bytes=RIDING_BYTES)
+        return {edge: lines for edge in edges if rank in (edge.source, edge.target)}
     notices = GroupWire(_made(dist.new_group(backend="gloo", group_desc="notices")))
-    lines = {}
+    of_edges = {}
     for edge in sorted(edges):
         group = dist.new_group([edge.source, edge.target], group_desc=str(edge))
         if rank in (edge.source, edge.target):
-            lines[edge] = ChannelLines(GroupWire(_made(group)), notices, through_host=False, ahead=0)
-    meet(lines, rank, torch.device("cuda", torch.cuda.current_device()))
-    return lines
+            of_edges[edge] = ChannelLines(GroupWire(_made(group)), notices, through_host=False, ahead=0)
+    meet(of_edges, rank, torch.device("cuda", torch.cuda.current_device()))
+    return of_edges
 
 
 def meet(lines: Mapping[ChannelEdge, ChannelLines], rank: int, device: torch.device) -> None:
@@ -169,11 +148,20 @@ def _made(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 class Ahead:
     """What a receiver has posted ahead: both ends of an edge keep this account, by the same rules, and agree."""
 
-    def __init__(self, messages: int, ahead: int) -> None:
+    def __init__(self, messages: int, lines: ChannelLines) -> None:
         self.sizes: Sizes = ()
         self.posted = 0
         self._left = messages
-        self._ahead = ahead
+        self._ahead = lines.ahead
+        self._riding_bytes = lines.riding_bytes or -1
+
+    def rides(self, riding_bytes: int) -> bool:
+        """Whether a message's tensors, of so many bytes, ride in its notice: if they and all before them are small."""
+        if riding_bytes > self._riding_bytes:
+            self._riding_bytes = -1
+            return False
+        self._left -= 1
+        return True
 
     def fits(self, sizes: Sizes) -> bool:
         """Whether a message's tensors go into what is posted for the next one."""
@@ -207,14 +195,41 @@ class Outbox:
         self._edge = edge
         self._lines = lines
         self._window = window
-        self._announced: dict[tuple[tuple[torch.Size, torch.dtype], ...], tuple[Tensor, Sizes]] = {}
-        self._ahead = Ahead(messages, lines.ahead)
-        self._pending: deque[list[Posted]] = deque()
+        self._known: dict[tuple[tuple[torch.Size, torch.dtype], ...], Known] = {}
+        self._ahead = Ahead(messages, lines)
+        self._pending: deque[tuple[Notice, list[Posted]]] = deque()
+        self._free: list[Notice] = []
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Hands the tensors over, in order."""
-        message, sizes = self._announce(tensors)
+        kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        known, text = self._known.get(kind), None
+        if known is None:
+            layouts = tuple(Layout(tuple(shape), dtype) for shape, dtype in kind)
+            known = self._known[kind] = Known.of(len(self._known), layouts)
+            described = json.dumps([[layout.shape, str(layout.dtype).removeprefix("torch.")] for layout in layouts])
+            text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
+        notice = self._free.pop() if self._free else Notice(self._lines.riding_bytes)
+        notice.head[0], notice.head[1] = known.number, 0 if text is None else text.numel()
+        said = notice.memory[:HEAD_BYTES]
+        rides = self._ahead.rides(known.riding_bytes)
+        if rides:
+            said, riding = notice.places(known)
+            for place, tensor in zip(riding, tensors, strict=True):
+                place.copy_(tensor.detach())
 
+        message = [self._say(said, NOTICE)]
+        if text is not None:
+            message.append(self._say(text, LAYOUT))
+        if not rides:
+            message += self._payload(tensors, known.sizes)
+        self._pending.append((notice, message))
+        while len(self._pending) > self._window:
+            self._finish_oldest()
+
+    def _payload(self, tensors: Sequence[Tensor], sizes: Sizes) -> list[Posted]:
+        """Sends the tensors by themselves."""
+        message: list[Posted] = []
         if not self._ahead.fits(sizes):
             for size in self._ahead.sizes * self._ahead.posted:
                 message += self._post(self._filler(tensors), size)
@@ -231,29 +246,12 @@ class Outbox:
             message += self._post(payload, size)
 
         self._ahead.pass_on()
-        self._pending.append(message)
-        while len(self._pending) > self._window:
-            self._finish_oldest()
+        return message
 
     def flush(self) -> None:
         """Waits until all that was sent is through."""
         while self._pending:
             self._finish_oldest()
-
-    def _announce(self, tensors: Sequence[Tensor]) -> tuple[list[Posted], Sizes]:
-        """Sends a message's notice; returns what it sent, and the bytes of the tensors."""
-        kind = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
-        known = self._announced.get(kind)
-        if known is not None:
-            notice, sizes = known
-            return [self._say(notice, NOTICE)], sizes
-
-        layouts = layouts_of(tensors)
-        described = json.dumps([[list(layout.shape), str(layout.dtype).removeprefix("torch.")] for layout in layouts])
-        text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
-        number, sizes = len(self._announced), _sizes(layouts)
-        self._announced[kind] = (torch.tensor([number, 0]), sizes)
-        return [self._say(torch.tensor([number, text.numel()]), NOTICE), self._say(text, LAYOUT)], sizes
 
     def _say(self, tensor: Tensor, part: int) -> Posted:
         return self._lines.notices.send(tensor, self._edge.target, self._edge.tag(part)), tensor
@@ -269,14 +267,16 @@ class Outbox:
         return torch.zeros(1, dtype=torch.uint8, device=device)
 
     def _finish_oldest(self) -> None:
-        for work, _ in self._pending.popleft():
+        notice, message = self._pending.popleft()
+        for work, _ in message:
             if work is not None:
                 work.wait()
+        self._free.append(notice)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What an inbox received: tensors, in memory that it lends until it is given back."""
+    """What an inbox received: tensors, in memory that it lends until it is given back, or in their own."""
 
     tensors: tuple[Tensor, ...]
     memory: tuple[Tensor, ...]
@@ -290,9 +290,9 @@ class Inbox:
         self._lines = lines
         self._device = device
         self._unannounced = messages
-        self._notices: deque[Posted] = deque()
-        self._layouts: list[tuple[Layouts, Sizes]] = []
-        self._ahead = Ahead(messages, lines.ahead)
+        self._notices: deque[tuple[Work | None, Notice]] = deque()
+        self._known: list[Known] = []
+        self._ahead = Ahead(messages, lines)
         self._posted: deque[list[Posted]] = deque()
         self._free: list[tuple[Tensor, ...]] = []
         self._listen()
@@ -302,7 +302,7 @@ class Inbox:
         work, notice = self._notices.popleft()
         if work is not None:
             work.wait()
-        number, size = notice.tolist()
+        number, size = notice.head
         if size:  # the layout is new on this edge, and follows
             text = torch.empty(size, dtype=torch.uint8)
             work = self._lines.notices.receive(text, self._edge.source, self._edge.tag(LAYOUT))
@@ -310,35 +310,43 @@ class Inbox:
                 work.wait()
             described: list[tuple[list[int], str]] = json.loads(text.numpy().tobytes())
             new = tuple(Layout(tuple(shape), getattr(torch, dtype)) for shape, dtype in described)
-            self._layouts.append((new, _sizes(new)))
-        self._listen()
-        layouts, sizes = self._layouts[int(number)]
+            self._known.append(Known.of(number, new))
+        known = self._known[number]
+        if self._ahead.rides(known.riding_bytes):
+            # copies, with memory and changes counted for themselves: the notice's memory is for other messages too
+            tensors = tuple([tensor.clone() for tensor in notice.places(known)[1]])
+            self._listen(notice)
+            return Message(self._on_device(tensors), ())
+        self._listen(notice)
 
-        if not self._ahead.fits(sizes):
+        if not self._ahead.fits(known.sizes):
             while self._posted:
                 self._arrived()
-            self._ahead.empty(sizes)
+            self._ahead.empty(known.sizes)
             self._free.clear()
             self._post()
 
         memory = self._arrived()
         for _ in range(self._ahead.pass_on()):
             self._post()
-        tensors = tuple(layout.on(m) for layout, m in zip(layouts, memory, strict=True))
-        if self._lines.through_host and self._device.type != "cpu":
-            tensors = tuple(tensor.to(self._device) for tensor in tensors)
-        return Message(tensors, memory)
+        tensors = tuple(layout.on(m) for layout, m in zip(known.layouts, memory, strict=True))
+        return Message(self._on_device(tensors), memory)
 
     def release(self, message: Message) -> None:
         """Takes a message's memory back, to use it again."""
         if tuple(memory.nbytes for memory in message.memory) == self._ahead.sizes:
             self._free.append(message.memory)
 
-    def _listen(self) -> None:
-        """Posts the receives of notices ahead."""
+    def _on_device(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if self._lines.through_host and self._device.type != "cpu":
+            return tuple(tensor.to(self._device) for tensor in tensors)
+        return tensors
+
+    def _listen(self, read: Notice | None = None) -> None:
+        """Posts the receives of notices ahead; of one that was read the memory is used again."""
         while self._unannounced and len(self._notices) < RECEIVES_AHEAD:
-            notice = torch.empty(2, dtype=torch.int64)
-            work = self._lines.notices.receive(notice, self._edge.source, self._edge.tag(NOTICE))
+            notice, read = read or Notice(self._lines.riding_bytes), None
+            work = self._lines.notices.receive(notice.memory, self._edge.source, self._edge.tag(NOTICE))
             self._notices.append((work, notice))
             self._unannounced -= 1
 
@@ -363,7 +371,3 @@ class Inbox:
             if work is not None:
                 work.wait()
         return tuple(memory for _, memory in message)
-
-
-def _sizes(layouts: Layouts) -> Sizes:
-    return tuple(layout.bytes for layout in layouts)

@@ -43,14 +43,12 @@ class Mail:
         chunk: int = 0,
     ) -> None:
         stream = program.stage_streams(program.streams[rank])[chunk]
-        self._rank = rank
-        self._stage = stream.stage
-        self._outboxes: dict[ChannelEdge, Outbox] = {}
-        self._inboxes: dict[ChannelEdge, Inbox] = {}
+        self._outboxes: dict[tuple[int, bool], Outbox] = {}
+        self._inboxes: dict[tuple[int, bool], Inbox] = {}
         self._borrowed: dict[int, list[tuple[Inbox, Message]]] = {}
         for edge, messages in edges_of(stream).items():
             if edge.source != stream.rank:
-                self._inboxes[edge] = Inbox(edge, lines[edge], messages=messages, device=device)
+                self._inboxes[edge.source, edge.gradients] = Inbox(edge, lines[edge], messages=messages, device=device)
                 continue
 
             # The window is the most microbatches that the earlier of the edge's two stages ever has in flight.
@@ -60,23 +58,23 @@ class Mail:
             theirs = short.stage_streams(short.streams[earlier_rank])[place]
             held = footprints(theirs.instructions, recompute=short.pipeline.recomputes(theirs.stage))
             window = max(h.in_flight for h in held)
-            self._outboxes[edge] = Outbox(edge, lines[edge], messages=messages, window=window)
+            self._outboxes[edge.target, edge.gradients] = Outbox(edge, lines[edge], messages=messages, window=window)
 
     def send_activation(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Sends a stage's outputs on."""
-        self._outboxes[ChannelEdge(self._rank, peer, gradients=False, stage=self._stage)].send(tensors)
+        self._outboxes[peer, False].send(tensors)
 
     def send_gradient(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Sends the gradients of a stage's inputs back."""
-        self._outboxes[ChannelEdge(self._rank, peer, gradients=True, stage=self._stage)].send(tensors)
+        self._outboxes[peer, True].send(tensors)
 
     def receive_activation(self, microbatch: int, peer: int) -> tuple[Tensor, ...]:
         """Waits for a stage's inputs; they stay valid until the microbatch is released."""
-        return self._receive(microbatch, ChannelEdge(peer, self._rank, gradients=False, stage=self._stage - 1))
+        return self._receive(microbatch, self._inboxes[peer, False])
 
     def receive_gradient(self, microbatch: int, peer: int) -> tuple[Tensor, ...]:
         """Waits for the gradients of a stage's outputs; they stay valid until the microbatch is released."""
-        return self._receive(microbatch, ChannelEdge(peer, self._rank, gradients=True, stage=self._stage + 1))
+        return self._receive(microbatch, self._inboxes[peer, True])
 
     def release(self, microbatch: int, *, kept: Set[int] = frozenset()) -> None:
         """Gives the microbatch's memory back, to receive other messages; not of messages in memory that is `kept`."""
@@ -94,8 +92,8 @@ class Mail:
         for outbox in self._outboxes.values():
             outbox.flush()
 
-    def _receive(self, microbatch: int, edge: ChannelEdge) -> tuple[Tensor, ...]:
-        inbox = self._inboxes[edge]
+    def _receive(self, microbatch: int, inbox: Inbox) -> tuple[Tensor, ...]:
         message = inbox.receive()
-        self._borrowed.setdefault(microbatch, []).append((inbox, message))
+        if message.memory:
+            self._borrowed.setdefault(microbatch, []).append((inbox, message))
         return message.tensors

@@ -14,7 +14,7 @@ from pipeplan.programs.program import Program
 from pipeplan.simulation.predict import program_of
 from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, chunks_of
 from tests.worker_agent.runtime.plans import make_plan
-from worker_agent.runtime.channel import ChannelEdge, ChannelLines, Inbox, Outbox, meet
+from worker_agent.runtime.channel import NOTICE, PAYLOAD, ChannelEdge, ChannelLines, Inbox, Outbox, meet
 from worker_agent.runtime.mail import Mail, edges_of
 
 CPU = torch.device("cpu")
@@ -211,15 +211,24 @@ def test_ranks_that_meet_in_orders_of_their_own_would_wait_for_each_other(shared
     assert sorted(stuck) == ([] if shared_order else [0, 1])
 
 
-def channel(ahead: int, messages: int) -> tuple[Outbox, Inbox, Switchboard]:
-    board, edge = Switchboard(greets=False), ChannelEdge(0, 1, gradients=False)
-    ends = [ChannelLines(FakeWire(board, edge, rank), FakeWire(board, "world", rank), ahead=ahead) for rank in (0, 1)]
+EDGE = ChannelEdge(0, 1, gradients=False)
+
+
+def channel(ahead: int, messages: int, riding_bytes: int = 0) -> tuple[Outbox, Inbox, Switchboard]:
+    board, edge = Switchboard(greets=False), EDGE
+    ends = [
+        ChannelLines(
+            FakeWire(board, edge, rank), FakeWire(board, "world", rank), ahead=ahead, riding_bytes=riding_bytes
+        )
+        for rank in (0, 1)
+    ]
     outbox = Outbox(edge, ends[0], messages=messages, window=messages)
     return outbox, Inbox(edge, ends[1], messages=messages, device=CPU), board
 
 
+@pytest.mark.parametrize("riding_bytes", [0, 64, 4096])
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_messages_of_any_kind_follow_each_other(ahead: int) -> None:
+def test_messages_of_any_kind_follow_each_other(ahead: int, riding_bytes: int) -> None:
     z = torch.fft.rfft(torch.arange(8.0))
     messages = [
         [torch.arange(6.0).view(2, 3)],
@@ -232,7 +241,7 @@ def test_messages_of_any_kind_follow_each_other(ahead: int) -> None:
         [torch.full((2, 2), 7, dtype=torch.uint8)],
         [torch.arange(6.0).view(2, 3)],
     ]
-    outbox, inbox, board = channel(ahead, len(messages))
+    outbox, inbox, board = channel(ahead, len(messages), riding_bytes)
     for message in messages:
         outbox.send(message)
         received = inbox.receive()
@@ -261,3 +270,42 @@ def test_a_received_tensor_keeps_what_it_holds_until_it_is_released() -> None:
         outbox.send([torch.full((3,), float(k))])
     kept = [inbox.receive() for _ in range(4)]
     assert [float(message.tensors[0][0]) for message in kept] == [0.0, 1.0, 2.0, 3.0]
+
+
+def sent(board: Switchboard) -> tuple[int, int]:
+    """How many notices and how many tensors an edge has carried."""
+    return board.counts["world", 0, 1, EDGE.tag(NOTICE)], board.counts[EDGE, 0, 1, EDGE.tag(PAYLOAD)]
+
+
+def test_small_tensors_ride_in_their_notice_until_one_is_large() -> None:
+    lengths = (3, 9, 3, 16, 17, 3, 40, 1)
+    outbox, inbox, board = channel(2, len(lengths), riding_bytes=64)
+    carried = []
+    for length in lengths:
+        outbox.send([torch.arange(float(length))])
+        received = inbox.receive()
+        assert torch.equal(received.tensors[0], torch.arange(float(length)))
+        inbox.release(received)
+        carried.append(sent(board))
+    #                  ride, up to 64 bytes             and then none any more; 40 empties 2 that were posted
+    assert carried == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 1), (6, 2), (7, 4 + 1), (8, 6)]
+    assert not any(board.sent.values())
+
+
+def test_what_rode_in_a_notice_stays_what_it_was_when_the_notice_is_used_again() -> None:
+    outbox, inbox, _ = channel(2, 9, riding_bytes=4096)
+    kept = []
+    for k in range(9):
+        tensor = torch.full((3,), float(k), requires_grad=True)
+        outbox.send([tensor, torch.tensor(k)])
+        kept.append(inbox.receive())
+        inbox.release(kept[-1])
+    assert [(float(m.tensors[0][2]), int(m.tensors[1])) for m in kept] == [(float(k), k) for k in range(9)]
+    assert all(t.untyped_storage().nbytes() == t.nbytes and not t._is_view() for m in kept for t in m.tensors)
+
+
+def test_a_sender_may_be_ahead_of_the_receiver_by_all_its_messages() -> None:
+    outbox, inbox, _ = channel(2, 6, riding_bytes=64)
+    for length in (1, 16, 17, 2, 90, 5):
+        outbox.send([torch.arange(float(length))])
+    assert [len(inbox.receive().tensors[0]) for _ in range(6)] == [1, 16, 17, 2, 90, 5]
