@@ -32,7 +32,9 @@ MAX_LENGTH = 2000
 """The characters that a SPEC may have."""
 
 FAMILIES = (
+    "bart",
     "bert",
+    "bloom",
     "gemma",
     "gpt2",
     "gpt_neox",
@@ -40,12 +42,16 @@ FAMILIES = (
     "mamba",
     "mistral",
     "mixtral",
+    "mpt",
     "opt",
     "phi",
     "qwen2",
     "qwen3",
     "qwen3_moe",
+    "resnet",
+    "t5",
     "vit",
+    "whisper",
 )
 """The Hugging Face families that the worker is tested with; it builds others as well, where they can be cut."""
 

@@ -78,7 +78,8 @@ class Measurement:
     """One block at one microbatch size. Times are for the whole microbatch, bytes for all its samples.
 
     `backward_s` is the fused backward; `backward_input_s` and `backward_weight_s` are 2BP's p1 and p2, where they
-    were measured, and `weight_gradient_bytes` what stays allocated between them (None: not known).
+    were measured, and `weight_gradient_bytes` what stays allocated between them (None: not known). `deferred_share` is
+    p2's share of both as it was measured, 0 where the block defers nothing.
     `activation_bytes` is what stays allocated from forward to backward, parameters excluded; `workspace_bytes` the
     transient peak above it. The spreads are interquartile ranges.
     """
@@ -95,6 +96,7 @@ class Measurement:
     forward_spread_s: float | None = None
     backward_spread_s: float | None = None
     weight_gradient_bytes: int | None = None
+    deferred_share: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -109,6 +111,11 @@ class Measurement:
                 require_amount(field, getattr(self, field))
         both = (self.backward_input_s is None) == (self.backward_weight_s is None)
         require(both, "backward_input_s", "comes together with backward_weight_s", self.backward_input_s)
+        share = self.deferred_share
+        if share is not None:
+            require(0 <= share <= 1, "deferred_share", "must be from 0 to 1", share)
+            known = share > 0 or not self.backward_weight_s
+            require(known, "deferred_share", "must be more than 0 where backward_weight_s is", share)
 
     @property
     def compute_s(self) -> float:

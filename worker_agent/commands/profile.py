@@ -10,10 +10,10 @@ import typer
 
 from pipeplan.cli.console import require_extra
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import dump, parse
+from pipeplan.documents.files import dump, parse, require_place, write_document
 from pipeplan.documents.forms import Form
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import InvalidInputError, PipeplanError, require
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
 
@@ -87,6 +87,8 @@ def profile(
     require_extra("worker")
     from worker_agent.profiler.job import ProfileJob
 
+    require_place(output)
+    require_place(cluster_output, field="cluster_output")
     try:
         sizes = [int(size) for size in microbatch_sizes.split(",")]
     except ValueError:
@@ -121,9 +123,9 @@ def profile(
             sheet = find_datasheet(analytic)
             cluster = estimate_cluster(sheet, devices) if cluster_output is not None else None
             found = _estimated(job, sheet, context.params, on_progress)
-    _write(output, found)
+    _write(output, found, "output")
     if cluster is not None:
-        _write(cluster_output, cluster)
+        _write(cluster_output, cluster, "cluster_output")
     if as_json:
         typer.echo(dump(asdict(found)))
     else:
@@ -183,13 +185,9 @@ def _progress_bar() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, message: progress.update(bar, completed=done, total=total, description=message)
 
 
-def _write(path: Path | None, content: Any) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(dump(asdict(content)) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise PipeplanError(f"cannot write {path}: {error.strerror}") from error
+def _write(path: Path | None, content: Any, field: str) -> None:
+    if path is not None:
+        write_document(path, dump(asdict(content)), field=field)
 
 
 def _show(found: Profile, cluster: Cluster | None) -> None:

@@ -7,6 +7,9 @@ these, p2 later computes the gradients of weight and bias. All other parameters 
     forward under the split      y = x W^T         keeps the graph
     backward-p1                  dx = dy W         keeps x, dy and the Parameter W; the graph is gone
     backward-p2                  dW += dy^T x      keeps nothing
+
+A weight that the model computes of its parameters alone (weight norm, a parametrization) becomes a parameter for one
+microbatch. Its gradient is complete in p2, which then takes it on to what it was computed of.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.parametrize import ParametrizationList
 
 from pipeplan.errors import RunFailedError
 from worker_agent.engine.operations import RULES, Call, Operation, Rows
+from worker_agent.engine.recurrent import written_out
 
 Added = Callable[[nn.Parameter], None]
 """Called with a parameter after something has been added to its gradient."""
@@ -37,13 +42,13 @@ class Deferred:
     operation: Operation
     x: Tensor
     gradient: Tensor
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    weight: Tensor
+    bias: Tensor | None
     x_version: int
 
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The parameters to whose gradients it adds."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+        """The model's parameters to whose gradients it adds."""
+        return tuple(own for own in (self.weight, self.bias) if isinstance(own, nn.Parameter))
 
     def storages(self) -> dict[int, int]:
         """The memory that it keeps alive: bytes by address."""
@@ -58,6 +63,24 @@ class Deferred:
                 "gradients are computed: clone it before it is changed"
             )
         return self.operation.rows(self.x, self.gradient)
+
+
+@dataclass(slots=True)
+class Computed:
+    """A weight that the model computed of parameters, with its graph, and the leaf that stood for it."""
+
+    value: Tensor
+    stand_in: "StandIn"
+    sources: tuple[Tensor, ...]
+
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The model's parameters to whose gradients it adds."""
+        return tuple(source for source in self.sources if isinstance(source, nn.Parameter))
+
+    def storages(self) -> dict[int, int]:
+        """The memory that it keeps alive, as far as it is its own: bytes by address."""
+        storage = self.value.untyped_storage()
+        return {storage.data_ptr(): storage.nbytes()}
 
 
 class Waiting(nn.Parameter):
@@ -77,24 +100,48 @@ class Waiting(nn.Parameter):
         named = kwargs or {}
         if func is functional.multi_head_attention_forward and _step_into is not None:
             return _step_into(func, types, args, named)
+        # without a graph, or inside functorch's transforms, there is nothing to split
+        splits = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
+        instead = written_out(func, args) if splits and not named else None
+        if instead is not None and not torch.is_autocast_enabled("cpu"):
+            return instead(*args)
         with torch._C.DisableTorchFunctionSubclass():
             rule, call = RULES.get(func), None
-            # without a graph, or inside functorch's transforms, there is nothing to split
-            if rule is not None and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+            if rule is not None and splits:
                 call = rule(*args, **named)
+            elif func is torch._weight_norm and type(args[0]) in _WAITING:
+                return args[0].active_split.stand_in_for(func(*args, **named))
+            elif func is torch.autograd.grad:
+                require_not_computed_of(args, named)
             if call is None or not _can_wait(call):
                 return func(*args, **named)
             split = call.weight.active_split  # type: ignore[attr-defined]
             return _Deferring.apply(split, call.operation, call.x, call.weight, call.bias)  # type: ignore[no-untyped-call]
 
 
+class StandIn(Tensor):
+    """A leaf for a weight that the model computed. It is no parameter: modules that are given one would register it."""
+
+    active_split: "Split"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """As a waiting parameter."""
+        return Waiting.__torch_function__(func, types, args, kwargs)
+
+
+_WAITING = (Waiting, StandIn)
+
+
 def _can_wait(call: Call) -> bool:
     """Whether the gradients of weight and bias may wait, and the formulas hold for the call's tensors."""
     bias = call.bias
     return (
-        type(call.weight) is Waiting
-        and (bias is None or not bias.requires_grad or type(bias) is Waiting)
-        and type(call.x) in (Tensor, nn.Parameter, Waiting)
+        type(call.weight) in _WAITING
+        and (bias is None or not bias.requires_grad or type(bias) in _WAITING)
+        and type(call.x) in (Tensor, nn.Parameter, *_WAITING)
         and call.x.layout is torch.strided
         and not call.x.is_complex()
         and call.x.numel() > 0
@@ -105,13 +152,18 @@ def _can_wait(call: Call) -> bool:
 class Split:
     """The split of one microbatch's backward, for those of the given parameters that have no hooks.
 
+    What `parametrizations` compute of such parameters alone is split as a parameter is.
+
     A hook needs the gradient at once. The split must be active in the microbatch's forward, and with `deferring` in its
     p1: only that backward may leave gradients out, not one that a model runs inside its forward.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.deferred: list[Deferred] = []
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], parametrizations: Sequence[ParametrizationList] = ()
+    ) -> None:
+        self.deferred: list[Deferred | Computed] = []
         self.deferring = False
+        self._parametrizations = tuple(parametrizations)
         self._parameters = [
             parameter
             for parameter in parameters
@@ -129,13 +181,64 @@ class Split:
         for parameter in self._parameters:
             parameter.__class__ = Waiting
             parameter.active_split = self  # type: ignore[attr-defined]
+        hooks = [
+            each.register_forward_hook(lambda _m, _i, out: self.stand_in_for(out)) for each in self._parametrizations
+        ]
         try:
             yield
         finally:
             self.deferring = False
+            for hook in hooks:
+                hook.remove()
             for parameter in self._parameters:
                 parameter.__class__ = nn.Parameter
                 del parameter.active_split  # type: ignore[attr-defined]
+
+    def stand_in_for(self, value: Any) -> Any:
+        """A leaf in place of what was computed of waiting parameters alone, or the value itself."""
+        if type(value) is not Tensor or value.grad_fn is None or torch._C._are_functorch_transforms_active():
+            return value
+        sources = leaves_of(value)
+        if not sources or any(type(source) not in _WAITING for source in sources):
+            return value
+        stand_in: StandIn = value.detach().as_subclass(StandIn)
+        stand_in.requires_grad_().active_split = self  # type: ignore[attr-defined]
+        self.deferred.append(Computed(value, stand_in, sources))
+        return stand_in
+
+
+def parametrizations_of(blocks: Iterable[nn.Module]) -> tuple[ParametrizationList, ...]:
+    """What computes weights in some blocks, each once."""
+    modules = dict.fromkeys(module for block in blocks for module in block.modules())
+    return tuple(module for module in modules if isinstance(module, ParametrizationList))
+
+
+def leaves_of(value: Tensor) -> tuple[Tensor, ...]:
+    """The leaves of a tensor's graph, each once."""
+    found: dict[int, Tensor] = {}
+    seen, nodes = set[Any](), [value.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found[id(node.variable)] = node.variable
+        nodes += [following for following, _ in node.next_functions]
+    return tuple(found.values())
+
+
+def require_not_computed_of(args: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raises RunFailedError where a forward differentiates by what a weight was computed of: no path leads there."""
+    inputs = named.get("inputs", args[1] if len(args) > 1 else ())
+    for source in (inputs,) if isinstance(inputs, Tensor) else tuple(inputs):
+        split = getattr(source, "active_split", None)
+        computed = [each for each in split.deferred if isinstance(each, Computed)] if split is not None else []
+        if any(source is each for one in computed for each in one.sources):
+            raise RunFailedError(
+                "the model differentiates by a parameter of a parametrization in its own forward; 2BP cannot split "
+                "that: choose a schedule without 2BP"
+            )
 
 
 class _Deferring(torch.autograd.Function):
@@ -172,7 +275,7 @@ class _Deferring(torch.autograd.Function):
 
 @torch.no_grad()
 def add_weight_gradients(
-    microbatches: Iterable[list[Deferred]], *, concatenate: bool = False, added: Added = lambda _: None
+    microbatches: Iterable[list[Deferred | Computed]], *, concatenate: bool = False, added: Added = lambda _: None
 ) -> None:
     """Backward-p2: adds to `.grad` what the microbatches deferred, and empties their lists.
 
@@ -181,21 +284,27 @@ def add_weight_gradients(
     are equal bit for bit, except for the order in which a parameter's uses in p1 and in p2 are added up.
     `added` is called with each parameter of a call once the call's part is in the parameter's gradient.
     """
-    if concatenate:
-        _add_all([call for deferred in microbatches for call in _taken(deferred)], added, joined=True)
-        return
-    for deferred in microbatches:
-        _add_all(_taken(deferred), added, joined=False)
+    lists = [[part for deferred in microbatches for part in _taken(deferred)]] if concatenate else None
+    for parts in lists or map(_taken, microbatches):
+        weights = [part for part in parts if isinstance(part, Computed)]
+        calls = [part for part in parts if isinstance(part, Deferred)]
+        parts.clear()
+        _add_all(calls, added, joined=concatenate)
+        for computed in reversed(weights):  # one may be computed of another
+            if computed.stand_in.grad is not None:
+                torch.autograd.backward(computed.value, computed.stand_in.grad)
+            for parameter in computed.parameters():
+                added(parameter)
 
 
-def _taken(deferred: list[Deferred]) -> list[Deferred]:
-    calls = deferred.copy()
+def _taken(deferred: list[Deferred | Computed]) -> list[Deferred | Computed]:
+    parts = deferred.copy()
     deferred.clear()
-    return calls
+    return parts
 
 
 def _add_all(calls: list[Deferred], added: Added, *, joined: bool) -> None:
-    by_weight: dict[nn.Parameter, list[Deferred]] = {}
+    by_weight: dict[Tensor, list[Deferred]] = {}
     for call in calls:
         by_weight.setdefault(call.weight, []).append(call)
     calls.clear()
@@ -228,7 +337,7 @@ def _join(uses: list[Deferred]) -> Iterator[tuple[Deferred, Rows]]:
         yield first, rows
 
 
-def _add(parameter: nn.Parameter, gradient: Tensor, *others: Tensor) -> None:
+def _add(parameter: Tensor, gradient: Tensor, *others: Tensor) -> None:
     """Adds the sum to a parameter's gradient, which has the parameter's memory layout."""
     for other in others:
         gradient = gradient + other

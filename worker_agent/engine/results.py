@@ -21,7 +21,8 @@ class RankResult:
 
     The lane of a long run holds only the first and the last batches. `first_instructions` is the index at which the
     last ones begin; 0 where all batches are there. `busy_s` are seconds of compute, `processor_s` the processor time in
-    them (None: not known). The figures of each batch are in a file of their own (`batches`).
+    them (None: not known). `deferred_share` is p2's share of the split backwards in the lane (None: there are none).
+    The figures of each batch are in a file of their own (`batches`).
     """
 
     lane: LaneDocument
@@ -31,6 +32,7 @@ class RankResult:
     peak_resident_bytes: int
     device_memory: DeviceMemory | None = None
     processor_s: float | None = None
+    deferred_share: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeplan.errors import require
+from worker_agent.models.batches import BatchForm
 from worker_agent.models.hugging_face import TokenInputs, build_family
 from worker_agent.models.materialise import Contents
 from worker_agent.models.sharding import Sharding, joined
@@ -20,8 +21,9 @@ class Chain:
 
     `spec` names the model without a path where that is possible. `root` is the module that names parameters and
     buffers: the Hugging Face model, or an nn.Sequential of the blocks. `tokens` says what a language model takes; it is
-    None for other models. `sharding` says how devices can share the blocks; it is None for a model that does not.
-    `contents` is what the blocks' tensors are filled from where they were built empty; None where all have contents.
+    None for other models. `batches` says what the model takes by name, if it does. `sharding` says how devices can
+    share the blocks; it is None for a model that does not. `contents` is what the blocks' tensors are filled from where
+    they were built empty; None where all have contents.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Chain:
     block_names: tuple[str, ...]
     root: nn.Module
     tokens: TokenInputs | None = None
+    batches: BatchForm | None = None
     sharding: Sharding | None = None
     contents: Contents | None = None
 
@@ -71,6 +74,9 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
         family = build_family(parsed)
         _require_trainable(family.root)
         _cast(family.root.parameters(), dtype)
+        if dtype is torch.float64:  # rotary frequencies stay as they are; batch norm takes no statistics of fewer bits
+            norms = (m for m in family.root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+            _cast((buffer for norm in norms for buffer in norm.buffers()), dtype)
         chain = Chain(
             name=family.name,
             spec=family.spec,
@@ -78,6 +84,7 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
             block_names=family.block_names,
             root=family.root,
             tokens=family.tokens,
+            batches=family.batches,
             sharding=family.sharding,
             contents=Contents(root=family.root, seed=seed, dtype=dtype, files=family.files),
         )

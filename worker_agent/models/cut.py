@@ -24,12 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.flow import FACTORY
 from worker_agent.models.layers import Cuts, LayerCall, Made, causal_mask, replaced, tensor_of
-
-FACTORY = (
-    "or be cut by a factory of your own: --model yours:blocks, where `def blocks()` in yours.py returns modules from "
-    "tensors to tensors, as [First(model), *(Layer(part) for part in model.layers), Last(model)]"
-)
 
 _MADE = "have arguments that its layers' blocks can make"
 

@@ -1,16 +1,18 @@
 """Data: numbered microbatches from what a user's factory returns, and defaults for a model that comes without data."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, require, require_count
+from worker_agent.models.batches import BatchForm
 from worker_agent.models.chain import Chain
 from worker_agent.models.random_data import RandomData
-from worker_agent.models.spec import call_factory, parse_spec
+from worker_agent.models.spec import call_factory, load_factory, parse_spec
 from worker_agent.models.values import Value, matching_dtype
 
 Microbatch = tuple[Value, Value]
@@ -29,10 +31,16 @@ class MicrobatchSource:
 
     An object with a length and items is read at i modulo its length. Anything else is iterated up to microbatch i; at
     its end, and for a microbatch before the newest, it starts again. An iterable that cannot start again, such as a
-    generator, is made anew by its factory.
+    generator, is made anew by its factory. Items are pairs of inputs
+    and targets, or mappings as `form` takes them; in a pair the inputs alone may be a mapping.
     """
 
-    def __init__(self, make: Callable[[], Any], *, microbatch_size: int, name: str) -> None:
+    def __init__(
+        self, make: Callable[[], Any], *, microbatch_size: int, name: str, form: BatchForm | None = None
+    ) -> None:
+        self.labels_tokens = False
+        """Whether the newest microbatch had inputs by name, and a label for every token."""
+        self._form = form
         self._make = make
         self._microbatch_size = microbatch_size
         self._name = name
@@ -86,9 +94,27 @@ class MicrobatchSource:
         return item
 
     def _checked(self, index: int, item: Any) -> Microbatch:
+        field = f"data.{index}"
+        if isinstance(item, Mapping):
+            form = self._named(field, item)
+            self.labels_tokens = form.labels != "class"
+            return form.pair(field, item, self._microbatch_size)
         pair = isinstance(item, tuple | list) and len(item) == 2
-        require(pair, f"data.{index}", "must be a pair of inputs and targets", type(item).__name__)
-        return self._tensors(f"data.{index}.inputs", item[0]), self._tensors(f"data.{index}.targets", item[1])
+        require(pair, field, "must be a pair of inputs and targets", type(item).__name__)
+        targets = self._tensors(f"{field}.targets", item[1])
+        if isinstance(item[0], Mapping):
+            form = self._named(field, item[0])
+            self.labels_tokens = form.labels != "class" and isinstance(targets, Tensor) and targets.dim() > 1
+            return form.given(field, item[0], self._microbatch_size), targets
+        self.labels_tokens = False
+        return self._tensors(f"{field}.inputs", item[0]), targets
+
+    def _named(self, field: str, given: Mapping[Any, Any]) -> BatchForm:
+        """What the model takes by name. Raises InvalidInputError for a model that takes nothing so."""
+        if self._form is None:
+            rule = "must be a pair of inputs and targets, of tensors: this model takes no inputs by name"
+            raise InvalidInputError(field, rule, sorted(map(str, given)))
+        return self._form
 
     def _tensors(self, field: str, value: Any) -> Value:
         tensors = (value,) if isinstance(value, Tensor) else value
@@ -101,18 +127,22 @@ class MicrobatchSource:
         return value if isinstance(value, Tensor) else tuple(tensors)
 
 
-def open_data(spec: str, *, microbatch_size: int, seed: int) -> MicrobatchSource:
-    """The microbatches that a SPEC names.
+def open_data(spec: str, *, microbatch_size: int, seed: int, form: BatchForm | None = None) -> MicrobatchSource:
+    """The microbatches that a SPEC names, for a model that takes inputs by name as `form` says.
 
-    Its factory gets its own options, and `microbatch_size` and `seed` if it takes them. Raises InvalidInputError if
+    Its factory gets its own options, and `microbatch_size`, `seed` and `named_inputs` (whether the model takes inputs
+    and masks by name) if it takes them. Raises InvalidInputError if
     there is no such factory, its options do not fit, or its result cannot be iterated.
     """
     parsed = parse_spec(spec, field="data")
 
     def make() -> Any:
-        return call_factory(parsed, field="data", microbatch_size=microbatch_size, seed=seed)
+        offered: dict[str, object] = {"microbatch_size": microbatch_size, "seed": seed}
+        if "named_inputs" in signature(load_factory(parsed, field="data")).parameters:  # not as one of **options
+            offered["named_inputs"] = form is not None and "attention_mask" in form.inputs
+        return call_factory(parsed, field="data", **offered)
 
-    return MicrobatchSource(make, microbatch_size=microbatch_size, name=spec)
+    return MicrobatchSource(make, microbatch_size=microbatch_size, name=spec, form=form)
 
 
 def moved(value: Value, device: torch.device, dtype: torch.dtype, *, pinned: bool = False) -> Value:
@@ -168,6 +198,15 @@ def default_feed(chain: Chain, sequence_length: int | None = None) -> DefaultFee
             data=f"worker_agent.models.text:random_tokens?{query}",
             loss=None,
             description=f"random tokens, {length} a sequence",
+        )
+    form, taken = chain.batches, getattr(chain.root, "config", None)
+    if form is not None and form.decodes and form.main == "input_ids":
+        length = min(form.positions, SEQUENCE_LENGTH) if sequence_length is None else sequence_length
+        rule = f"must be at most the {form.positions} positions of the model's config"
+        require(length <= form.positions, "sequence_length", rule, length)
+        query = f"vocabulary={getattr(taken, 'vocab_size', 2)}&length={length}"
+        return DefaultFeed(
+            data=f"preset:random_translations?{query}", loss=None, description=f"random sentences, {length} tokens each"
         )
     rule = "is for language models, which take sequences of tokens"
     require(sequence_length is None, "sequence_length", rule, sequence_length)

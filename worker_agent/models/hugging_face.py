@@ -8,8 +8,9 @@ import json
 import os
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pipeplan.documents.names import FAMILIES, MAX_LENGTH, Spec, query_of
 from pipeplan.errors import InvalidInputError, MissingDependencyError, require
-from worker_agent.models.cut import FACTORY, find_cuts
+from worker_agent.models.batches import KNOWN, BatchForm, probes
+from worker_agent.models.cut import find_cuts
+from worker_agent.models.flow import FACTORY, LAYER_DROPS
+from worker_agent.models.layers import Cuts
 from worker_agent.models.materialise import build_empty, weight_files
+from worker_agent.models.segments import Flows, part_names, segments
 from worker_agent.models.sharding import Sharding
 
 ATTENTION = ("sdpa", "eager")
@@ -29,8 +34,20 @@ MOST_POSITIONS = 2**31 - 1
 IMAGE_SIZE = 224
 """Of images, where a model takes any."""
 
-_TASKS = ("MaskedLM", "CausalLM", "ImageClassification")
-"""What a family's model is for: the first of these that it has. Models of masked language can decode as well."""
+_TASKS: dict[str, Literal["next", "same", "class"]] = {
+    "Seq2SeqLM": "same",
+    "SpeechSeq2Seq": "same",
+    "MaskedLM": "same",
+    "CausalLM": "next",
+    "ImageClassification": "class",
+}
+"""What a family's model is for: the first of these that it has; and where its labels are (`BatchForm`).
+
+Models of masked language can decode as well, and so can parts of those with an encoder.
+"""
+
+_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
+"""Keys of configs whose layers see less than longer sequences."""
 
 _NOT_OPTIONS = frozenset(
     {
@@ -82,14 +99,11 @@ class Family:
     spec: str
     root: nn.Module
     blocks: tuple[nn.Module, ...]
+    block_names: tuple[str, ...]
     tokens: TokenInputs | None
+    batches: BatchForm
     sharding: Sharding | None
     files: tuple[Path, ...] = ()
-
-    @property
-    def block_names(self) -> tuple[str, ...]:
-        """embedding, layer.0, layer.1, ..., head."""
-        return ("embedding", *(f"layer.{i}" for i in range(len(self.blocks) - 2)), "head")
 
 
 class Gpt2Embedding(nn.Module):
@@ -127,34 +141,97 @@ def build_family(spec: Spec) -> Family:
     make = partial(_build, name, found, options, attention, spec.text)
     root = build_empty(make)
     config: Any = root.config
+    form = _batch_form(name, root)
+    drops = _without_drops(root)
+
+    def empty() -> Any:
+        made = build_empty(make)
+        _without_drops(made)
+        return made
+
     with unset_fake_temporarily():  # what is watched needs the values of positions
-        cuts = find_cuts(root if next(root.parameters()).is_meta else build_empty(make), _inputs(root))
-    blocks = cuts.blocks(root)
-    if name == "gpt2":  # its embeddings can be shared among devices, which those of the model's own forward cannot
+        sizes = {size for tensor in root.state_dict().values() for size in tensor.shape}
+        sizes |= {value for value in config.to_dict().values() if type(value) is int}
+        flows = Flows(root, empty, form, probes(form, _sample(root), sizes), drops)
+        quick = None if drops or form.decodes else _quick(root if next(root.parameters()).is_meta else empty(), form)
+    blocks: tuple[nn.Module, ...] | None = quick.blocks(root) if quick else None
+    if blocks and name == "gpt2":  # its embeddings can be shared among devices, which the model's own forward cannot
         body: Any = root.transformer
         blocks = (Gpt2Embedding(body.wte, body.wpe, body.drop), *blocks[1:])
-    takes_tokens = root.main_input_name == "input_ids"
-    positions = getattr(config, "max_position_embeddings", None) or MOST_POSITIONS
+    takes_tokens = form.inputs[0] == "input_ids" and not form.decodes
     return Family(
         name=name,
         spec=spec.text if files else _without_path(spec, name, found),
         root=root,
-        blocks=blocks,
-        tokens=TokenInputs(vocab_size=config.vocab_size, positions=positions) if takes_tokens else None,
-        sharding=_sharding(name, root) if config._attn_implementation == "sdpa" else None,
+        blocks=segments(flows, blocks),
+        block_names=part_names(flows.of(frozenset(form.required))),
+        tokens=TokenInputs(vocab_size=config.vocab_size, positions=form.positions) if takes_tokens else None,
+        batches=form,
+        sharding=_sharding(name, root) if quick and config._attn_implementation == "sdpa" else None,
         files=files,
     )
 
 
-def _inputs(root: Any) -> dict[str, Tensor]:
-    """A model's input, of two short samples, by its name."""
-    if root.main_input_name == "input_ids":
-        return {"input_ids": torch.zeros(2, 5, dtype=torch.int64)}
-    rule = f"must take input_ids or pixel_values, {FACTORY}"
-    require(root.main_input_name == "pixel_values", "model", rule, root.main_input_name)
-    size = getattr(root.config, "image_size", IMAGE_SIZE)
-    height, width = (size, size) if isinstance(size, int) else size
-    return {"pixel_values": torch.zeros(2, root.config.num_channels, height, width)}
+def _quick(root: Any, form: BatchForm) -> Cuts | None:
+    """Blocks that make masks and positions themselves, where nothing but one tensor is to cross a cut."""
+    for key in _WINDOWS:
+        window = getattr(root.config, key, None)
+        if isinstance(window, int) and window and window < form.positions:
+            return None
+    main = form.inputs[0]
+    given = torch.zeros(2, 5, dtype=torch.int64) if main == "input_ids" else torch.zeros(2, *_sample(root))
+    try:
+        return find_cuts(root, {main: given})
+    except InvalidInputError:
+        return None
+
+
+def _batch_form(name: str, root: Any) -> BatchForm:
+    """What a model takes by name."""
+    main, config = root.main_input_name, root.config
+    rule = f"must take input_ids, pixel_values or input_features, {FACTORY}"
+    require(main in ("input_ids", "pixel_values", "input_features"), "model", rule, main)
+    decodes = bool(getattr(config, "is_encoder_decoder", False))
+    positions = getattr(config, "max_position_embeddings", None) or MOST_POSITIONS
+    if decodes and main != "input_ids":
+        positions = getattr(config, "max_target_positions", None) or positions
+    task = next(task for task in _TASKS if type(root) in _kinds(task, type(config)))
+    return BatchForm(
+        model=name,
+        inputs=(main, *(key for key in KNOWN if key in signature(root.forward).parameters)),
+        required=(main, "decoder_input_ids") if decodes else (main,),
+        labels=_TASKS[task],
+        positions=positions,
+        start=getattr(config, "decoder_start_token_id", None),
+        pad=getattr(config, "pad_token_id", None),
+    )
+
+
+def _sample(root: Any) -> tuple[int, ...]:
+    """The shape of one sample of a model's main input; of tokens any."""
+    config = root.config
+    if root.main_input_name == "input_features":
+        length = config.max_source_positions * 2  # its two convolutions halve it
+        return config.num_mel_bins, length
+    if root.main_input_name == "pixel_values":
+        size = getattr(config, "image_size", IMAGE_SIZE)
+        height, width = (size, size) if isinstance(size, int) else size
+        return config.num_channels, height, width
+    return ()
+
+
+def _without_drops(root: Any) -> dict[str, float]:
+    """Has a model skip no layers itself; returns how probable each layer's block is to skip it, by name."""
+    drops: dict[str, float] = {}
+    for prefix, module in root.named_modules():
+        probability = next((p for p in (getattr(module, key, 0.0) for key in LAYER_DROPS) if isinstance(p, float)), 0.0)
+        rows = [(key, row) for key, row in module.named_children() if isinstance(row, nn.ModuleList)]
+        if probability and rows:
+            for key in LAYER_DROPS:
+                if hasattr(module, key):
+                    setattr(module, key, 0.0)
+            drops |= {f"{prefix}.{key}.{i}".lstrip("."): probability for key, row in rows for i in range(len(row))}
+    return drops
 
 
 def _sharding(name: str, root: Any) -> Sharding | None:
@@ -221,15 +298,9 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
 
     try:
         config = _config(name, found, options)
-        rule = f"must be one row of layers, not an encoder beside a decoder, {FACTORY}"
-        require(not getattr(config, "is_encoder_decoder", False), "model", rule, name)
-        window, positions = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", 0)
-        rule = f"must be null, or not below the {positions} positions: layers look at whole sequences"
-        require(not window or window >= positions, "model.sliding_window", rule, window)
-        tasks = [getattr(transformers, f"AutoModelFor{task}")._model_mapping for task in _TASKS]
-        kinds = [task[type(config)] for task in tasks if type(config) in task]
+        kinds = [kind for task in _TASKS for kind in _kinds(task, type(config))]
         require(bool(kinds), "model", f"must be a model for one of {', '.join(_TASKS)}, {FACTORY}", name)
-        kind = kinds[0][0] if isinstance(kinds[0], tuple) else kinds[0]
+        kind: Any = kinds[0]
         usual = "sdpa" if kind._supports_sdpa else "eager"
         return kind._from_config(config, attn_implementation=attention or usual)  # type: ignore[no-any-return]
     except InvalidInputError:
@@ -237,6 +308,15 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     except (StrictDataclassError, ValueError, TypeError, RuntimeError) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
         raise InvalidInputError("model", f"must be possible for {name} ({sentence})", text) from error
+
+
+def _kinds(task: str, config: type) -> tuple[type, ...]:
+    """The library's models of a config for a task: none, or several of which the first is meant."""
+    import transformers
+
+    found = getattr(transformers, f"AutoModelFor{task}")._model_mapping
+    kinds: Any = found.get(config, ())
+    return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
 def _config(name: str, found: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -266,4 +346,7 @@ def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
 
 def _known(config: Any) -> set[str]:
     """The keys of a family's config that a SPEC can set."""
-    return (set(config.to_dict()) | set(config.attribute_map) | {"num_labels", "tie_word_embeddings"}) - _NOT_OPTIONS
+    others = {"num_labels", "tie_word_embeddings"}
+    if getattr(config, "is_encoder_decoder", False):
+        others |= {"decoder_start_token_id"}
+    return (set(config.to_dict()) | set(config.attribute_map) | others) - _NOT_OPTIONS

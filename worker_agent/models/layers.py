@@ -100,12 +100,12 @@ class BeforeLayers(nn.Module):
 
         def stop(*positional: Any, **named: Any) -> None:
             reached.append(_hidden_of(first, positional, named))
-            raise _ReachedError
+            raise ReachedError
 
         try:
             with replaced({root.get_submodule(first.module): stop}):
                 root(**{self._cuts.inputs[0]: inputs})
-        except _ReachedError:
+        except ReachedError:
             return reached[0]
         raise InvalidInputError("model", "must call its first layer in every forward", type(root).__name__)
 
@@ -140,8 +140,8 @@ class AfterLayers(nn.Module):
         return outputs
 
 
-class _ReachedError(Exception):
-    """A forward has come to the first layer."""
+class ReachedError(Exception):
+    """A forward has come as far as it is to."""
 
 
 @contextmanager

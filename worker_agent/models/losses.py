@@ -39,8 +39,13 @@ def default_loss(outputs: Any, targets: Any) -> Tensor:
     """Cross entropy where targets are whole numbers, the mean squared error where they are not.
 
     Cross entropy takes logits (..., classes) and targets (...), a mean over all that is not -100; types of 16 bits are
-    computed in float32. Raises InvalidInputError for several outputs or shapes that do not fit.
+    computed in float32. Targets (tokens, labels, microbatches) make it the microbatch's part of the mean over a batch
+    that has so many labels in so many microbatches: the mean of the parts is the mean over the batch. Raises
+    InvalidInputError for several outputs or shapes that do not fit.
     """
+    whole = None
+    if isinstance(targets, tuple) and len(targets) == 3 and targets[1].dim() == targets[2].dim() == 0:
+        targets, *whole = targets
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
         kind = type(targets if isinstance(outputs, Tensor) else outputs).__name__
         raise InvalidInputError("loss", "must be named where outputs or targets are not one tensor", kind)
@@ -50,7 +55,11 @@ def default_loss(outputs: Any, targets: Any) -> Tensor:
         _require_shape("the outputs", tuple(outputs.shape), targets)
         return functional.mse_loss(outputs, targets.to(outputs.dtype))
     _require_shape("the logits without their last dimension", tuple(outputs.shape[:-1]), targets)
-    return functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1).long())
+    logits, labels = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1).long()
+    if whole is None:
+        return functional.cross_entropy(logits, labels)
+    part: Tensor = functional.cross_entropy(logits, labels, reduction="sum") * whole[1] / whole[0]
+    return part
 
 
 def mean_of_squares(outputs: Any, targets: Any) -> Tensor:

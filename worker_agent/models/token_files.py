@@ -22,15 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeplan.errors import InvalidInputError, require, require_count
+from worker_agent.models.batches import IGNORED
 from worker_agent.models.samples import Samples
 
 DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
 """Of the tokens in a .bin, which are little-endian."""
 
 SUFFIXES = (".bin", ".npy", ".jsonl")
-
-IGNORED = -100
-"""The target of a place that holds no token: the default loss leaves it out."""
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _INDEX_HEADER = np.dtype([("version", "<u8"), ("dtype", "u1"), ("sequences", "<u8"), ("documents", "<u8")])
@@ -49,13 +47,14 @@ def tokens(
     field: str = "input_ids",
     padded: bool = False,
     pad: int = 0,
+    named_inputs: bool = False,
 ) -> Samples:
     """Inputs (B, S) and the tokens that follow them (B, S), from a file or from all token files of a folder.
 
     Packed (the default), a file's documents are one row of tokens, and a sample is a window of it; what is left at a
     file's end is too short for one. With `padded` a window ends where its document ends: `pad` fills its inputs and
-    IGNORED its targets. Windows do not overlap but for the token that one predicts and the next one reads. The seed
-    gives their order, which is the same in every pass.
+    IGNORED its targets, and with `named_inputs` an attention mask says where tokens are. Windows do not overlap but for
+    the token that one predicts and the next one reads. The seed gives their order, which is the same in every pass.
 
     Raises InvalidInputError for a path, a file or a token that breaks a rule, and for a file that has changed since.
     """
@@ -71,7 +70,7 @@ def tokens(
     require(ends[-1] > 0, "data.path", "must hold a document of at least 2 tokens" if padded else rule, path)
     order = torch.randperm(ends[-1], generator=torch.Generator().manual_seed(seed)).numpy()
 
-    def read(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def read(numbers: Tensor) -> tuple[Any, Tensor]:
         inputs = np.full((len(numbers), sequence_length), pad, dtype=np.int64)
         targets = np.full((len(numbers), sequence_length), IGNORED, dtype=np.int64)
         for row, number in enumerate(order[numbers.numpy()].tolist()):
@@ -79,6 +78,9 @@ def tokens(
             window = parts[part].window(number - (ends[part - 1] if part else 0), vocabulary)
             inputs[row, : len(window) - 1] = window[:-1]
             targets[row, : len(window) - 1] = window[1:]
+        if padded and named_inputs:
+            mask = torch.from_numpy(targets != IGNORED).long()
+            return {"input_ids": torch.from_numpy(inputs), "attention_mask": mask}, torch.from_numpy(targets)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     return Samples(read, count=ends[-1], microbatch_size=microbatch_size)

@@ -103,7 +103,7 @@ class ProfilingRank:
 
     def _size(self, microbatch_size: int) -> tuple[BlockFigures, ...]:
         """Every block's figures at one microbatch size. Adds an entry to `without_graph`."""
-        source = open_data(self.feed.data, microbatch_size=microbatch_size, seed=_SEED)
+        source = self._open(microbatch_size)
         microbatch = partial(self._microbatch, source)
         rounds = self.job.task.rounds
         all_rounds = self.job.task.warm_up_rounds + rounds
@@ -129,6 +129,9 @@ class ProfilingRank:
         columns = zip(times, split, memory, strict=True)
         return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
 
+    def _open(self, microbatch_size: int) -> MicrobatchSource:
+        return open_data(self.feed.data, microbatch_size=microbatch_size, seed=_SEED, form=self.chain.batches)
+
     def _microbatch(self, source: MicrobatchSource, index: int) -> Microbatch:
         with user_code(f"microbatch {index + 1} of the data {self.feed.data}"):
             inputs, targets = source.microbatch(index)
@@ -140,7 +143,7 @@ class ProfilingRank:
         Each step and copy comes after a passage of the smallest microbatch.
         """
         parameters, rounds = prepare_gradients(self.blocks), self.job.task.rounds
-        source = open_data(self.feed.data, microbatch_size=min(self.job.task.microbatch_sizes), seed=_SEED)
+        source = self._open(min(self.job.task.microbatch_sizes))
 
         def pass_one(number: int) -> None:
             crossings = pass_forward(self.blocks, self.loss, *self._microbatch(source, number), nothing_around)

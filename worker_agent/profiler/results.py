@@ -15,12 +15,16 @@ from worker_agent.profiler.job import ProfileJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFigures:
-    """One block at one microbatch size on one device: seconds of each round, and bytes."""
+    """One block at one microbatch size on one device: seconds of each round, and bytes.
+
+    `defers`: whether anything of its backward was left to p2.
+    """
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     backward_input_s: tuple[float, ...]
     backward_weight_s: tuple[float, ...]
+    defers: bool = True
     weight_gradient_bytes: int
     input_bytes: int
     output_bytes: int
@@ -145,12 +149,17 @@ def device_of(ranks: Sequence[RankFigures]) -> Device:
 def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measurement:
     forward_s = [seconds for block in figures for seconds in block.forward_s]
     backward_s = [seconds for block in figures for seconds in block.backward_s]
+    input_s = median(seconds for block in figures for seconds in block.backward_input_s)
+    weight_s = median(seconds for block in figures for seconds in block.backward_weight_s)
+    if not any(block.defers for block in figures):
+        weight_s = 0.0  # what the clock took: a plan must not think that there is something to move
     return Measurement(
         microbatch_size=microbatch_size,
         forward_s=median(forward_s),
         backward_s=median(backward_s),
-        backward_input_s=median(seconds for block in figures for seconds in block.backward_input_s),
-        backward_weight_s=median(seconds for block in figures for seconds in block.backward_weight_s),
+        backward_input_s=input_s,
+        backward_weight_s=weight_s,
+        deferred_share=weight_s / (input_s + weight_s) if weight_s else 0.0,
         weight_gradient_bytes=max(block.weight_gradient_bytes for block in figures),
         input_bytes=max(block.input_bytes for block in figures),
         output_bytes=max(block.output_bytes for block in figures),

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from worker_agent.engine.backward import Split, add_weight_gradients
+from worker_agent.engine.backward import Split, add_weight_gradients, parametrizations_of
 from worker_agent.engine.clocks import Clock
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
@@ -176,10 +176,14 @@ def prepare_gradients(blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitTimes:
-    """One block's seconds for a microbatch, one entry for each round, and the bytes that it keeps from p1 to p2."""
+    """One block's seconds for a microbatch, one entry for each round, and the bytes that it keeps from p1 to p2.
+
+    `defers`: whether p2 has anything to do.
+    """
 
     backward_input_s: tuple[float, ...]
     backward_weight_s: tuple[float, ...]
+    defers: bool
     weight_gradient_bytes: int
 
 
@@ -198,6 +202,7 @@ def measure_split(
         SplitTimes(
             backward_input_s=tuple(one.input_s[index] for one in measured),
             backward_weight_s=tuple(one.weight_s[index] for one in measured),
+            defers=any(one.defers[index] for one in measured),
             weight_gradient_bytes=int(median(one.kept_bytes[index] for one in measured)),
         )
         for index in range(len(blocks))
@@ -210,12 +215,13 @@ class _SplitRound:
 
     input_s: tuple[float, ...]
     weight_s: tuple[float, ...]
+    defers: tuple[bool, ...]
     kept_bytes: tuple[int, ...]
 
 
 def _split_round(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, clock: Clock) -> _SplitRound:
     """Runs p1 of all blocks, then p2 of all blocks, both last to first."""
-    splits = [Split(block.parameters()) for block in blocks]
+    splits = [Split(block.parameters(), parametrizations_of([block])) for block in blocks]
 
     @contextmanager
     def split(direction: Direction, index: int) -> Iterator[None]:
@@ -234,6 +240,7 @@ def _split_round(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch
         storages = {address: size for call in one.deferred for address, size in call.storages().items()}
         kept_bytes.append(sum(size for address, size in storages.items() if address not in owned))
 
+    defers = tuple(bool(one.deferred) for one in splits)
     for one in reversed(splits):
         clock.mark()
         add_weight_gradients([one.deferred])
@@ -242,6 +249,7 @@ def _split_round(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch
     return _SplitRound(
         input_s=tuple(reversed(seconds[: len(blocks)])),
         weight_s=tuple(reversed(seconds[len(blocks) :])),
+        defers=defers,
         kept_bytes=tuple(kept_bytes),
     )
 

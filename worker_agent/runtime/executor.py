@@ -27,6 +27,7 @@ from pipeplan.programs.instructions import (
     SendGradient,
     StartReduce,
     Update,
+    is_transfer,
 )
 from pipeplan.programs.program import Stream
 from pipeplan.programs.repeating import retirements
@@ -246,7 +247,7 @@ class Executor:
         """Bytes of weight versions, gradients, optimizer states, and of microbatches kept whole, by input, or for p2.
 
         p2 is the second half of a split backward (`BackwardWeight`). After a backward by block it is what was held at
-        most while it ran; to be asked after every instruction.
+        most while it ran; to be asked after every instruction but transfers.
         """
         most_bytes, self._most_bytes = self._most_bytes, 0
         return max(most_bytes, self._held_now())
@@ -265,9 +266,12 @@ def run_together(executors: Sequence[Executor], instructions: Sequence[Instructi
     What was sent last may still be on its way when it returns: `Mail.flush` waits for it.
     """
     hooks, recorder = executors[0]._hooks, executors[0]._recorder
+    held_bytes = 0
     with keeping_casts() if any(executor._stage.autocasts for executor in executors) else nullcontext():
         for index, instruction in enumerate(instructions):
             hooks.on_instruction(index, instruction)
             recorder.begin()
             executors[instruction.chunk].step(instruction)
-            recorder.end(instruction, sum(executor.held_bytes() for executor in executors))
+            if index == 0 or not is_transfer(instruction):  # which changes nothing of what is held
+                held_bytes = sum(executor.held_bytes() for executor in executors)
+            recorder.end(instruction, held_bytes)

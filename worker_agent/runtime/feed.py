@@ -8,7 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker_agent.models.data import Microbatch, moved
+from pipeplan.errors import require
+from worker_agent.models.batches import IGNORED
+from worker_agent.models.data import Microbatch, MicrobatchSource, moved
 from worker_agent.models.spec import user_code
 from worker_agent.models.values import Value
 from worker_agent.runtime.status import Activity
@@ -19,6 +21,38 @@ class FeedSource(Protocol):
 
     def microbatch(self, index: int) -> Microbatch:
         """Inputs and targets."""
+
+
+class TokenMeans:
+    """Microbatches whose token labels are parts of a batch's mean (`losses.default_loss`), as a whole batch's loss is.
+
+    A batch has so many microbatches, of all replicas: their labels are counted before the first one is given, and what
+    was read is kept until the batch ends. Items that are no mappings with a label for every token pass as they are.
+    """
+
+    def __init__(self, source: MicrobatchSource, microbatches: int) -> None:
+        self._source = source
+        self._microbatches = microbatches
+        self._first = -1
+        self._read: list[Microbatch] = []
+        self._labels = 0
+
+    def microbatch(self, index: int) -> Microbatch:
+        """Inputs and targets."""
+        first = index - index % self._microbatches
+        if first != self._first or not self._read:
+            inputs, targets = self._source.microbatch(index)
+            if not self._source.labels_tokens:
+                return inputs, targets
+            self._read, self._first = [], first
+            self._read = [self._source.microbatch(first + i) for i in range(self._microbatches)]
+            tokens = [each for _, each in self._read if isinstance(each, Tensor)]
+            self._labels = sum(int((each != IGNORED).sum()) for each in tokens)
+            last = first + self._microbatches - 1
+            rule = f"must have labels that are not {IGNORED} in a batch, and microbatches {first} to {last} have none"
+            require(self._labels > 0, f"data.{first}.labels", rule, IGNORED)
+        inputs, targets = self._read[index - first]
+        return inputs, (targets, torch.tensor(self._labels), torch.tensor(self._microbatches))  # type: ignore[return-value]
 
 
 class Busy(Protocol):

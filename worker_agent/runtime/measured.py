@@ -15,7 +15,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.programs.timeline import LaneSummary, Summary, Timeline
+from pipeplan.programs.instructions import BackwardInput, BackwardWeight
+from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
 from worker_agent.engine.results import RankResult
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.recorder import Spent
@@ -74,6 +75,19 @@ class BatchLog:
     def peak_memory_bytes(self) -> int:
         """The most that was held in any batch."""
         return self._peak_memory_bytes
+
+
+def deferred_share(lane: Lane, *, defers: bool) -> float | None:
+    """How much of the time of a lane's split backwards is p2's; None where none is split."""
+    input_s = weight_s = 0.0
+    for instruction, start_s, end_s in zip(lane.instructions, lane.start_s, lane.end_s, strict=True):
+        if isinstance(instruction, BackwardInput):
+            input_s += end_s - start_s
+        elif isinstance(instruction, BackwardWeight):
+            weight_s += end_s - start_s
+    if not input_s:
+        return None
+    return weight_s / (input_s + weight_s) if defers else 0.0
 
 
 def read_batches(path: Path) -> Rows:

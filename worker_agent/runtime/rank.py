@@ -39,10 +39,10 @@ from worker_agent.runtime import checkpoint
 from worker_agent.runtime.among_stages import Late, Stages, StagesTogether, open_tied_groups, stages_of, tied_groups
 from worker_agent.runtime.channel import open_lines
 from worker_agent.runtime.executor import Executor, Hooks, run_together
-from worker_agent.runtime.feed import MicrobatchFeed
+from worker_agent.runtime.feed import FeedSource, MicrobatchFeed, TokenMeans
 from worker_agent.runtime.job import LossScale, RunJob, live_in, read_job, write_job
 from worker_agent.runtime.mail import Mail, edges_of
-from worker_agent.runtime.measured import BatchLog
+from worker_agent.runtime.measured import BatchLog, deferred_share
 from worker_agent.runtime.module_state import Noted
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks
@@ -66,6 +66,7 @@ class RankPart:
         chain.materialise(plan_stage.start, plan_stage.stop)
         homes = stages_of(job.plan, chain)
         self.blocks = [block.to(device) for block in chain.blocks[plan_stage.start : plan_stage.stop]]
+        self.takes = chain.batches
         self.first = stream.stage == 0
         self.last = stream.stage == job.plan.depth - 1
         whole = partial(
@@ -176,6 +177,7 @@ class Rank:
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             device_memory=device_memory(self.device, self.processes),
             processor_s=recorder.processor_s,
+            deferred_share=deferred_share(lane, defers=any(part.stage.defers for part in self.parts)),
         )
 
     def _executors(
@@ -273,8 +275,16 @@ class Rank:
         """
         if not (part.first or part.last):
             return None
+        size = self.job.plan.microbatch_size
+        source: FeedSource = (
+            opened := open_data(self.job.data, microbatch_size=size, seed=self.job.seed, form=part.takes)
+        )
+        if part.last and self.job.loss is None:
+            pipeline = self.program.pipeline
+            updates = (self.program.schedule.updates_a_batch(pipeline, stage) for stage in range(pipeline.depth))
+            source = TokenMeans(opened, pipeline.batch_microbatches if all(n == 1 for n in updates) else 1)
         return MicrobatchFeed(
-            open_data(self.job.data, microbatch_size=self.job.plan.microbatch_size, seed=self.job.seed),
+            source,
             self.job.data,
             (i.microbatch for i in part.stream.instructions if isinstance(i, Forward)),
             device=self.device,

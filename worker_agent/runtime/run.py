@@ -64,6 +64,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
             peak_resident_bytes=result.peak_resident_bytes,
             device_memory=result.device_memory,
             off_processor_fraction=result.off_processor_fraction,
+            deferred_share=result.deferred_share,
         )
         for result in results
     )

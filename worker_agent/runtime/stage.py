@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from pipeplan.errors import PipeplanError, RunFailedError
-from worker_agent.engine.backward import Added, Deferred, Split, add_weight_gradients
+from worker_agent.engine.backward import Added, Computed, Deferred, Split, add_weight_gradients, parametrizations_of
 from worker_agent.models.spec import UserCodeError, user_code
 from worker_agent.models.values import as_values, carries_gradient
-from worker_agent.runtime.channel import Layouts, layouts_of
 from worker_agent.runtime.module_state import Buffers, MinibatchStatistics, Snapshot
+from worker_agent.runtime.notice import Layouts, layouts_of
 from worker_agent.runtime.weights import Casts
 
 Tensors = tuple[Tensor, ...]
@@ -85,8 +85,9 @@ class StageBlocks:
         self.criterion = criterion
         self.recompute = recompute
         self.kept: dict[int, Kept] = {}
-        self.deferred: dict[int, list[Deferred]] = {}
+        self.deferred: dict[int, list[Deferred | Computed]] = {}
         self.deferred_bytes: dict[int, int] = {}
+        self.defers = False
         self._split_backward = split_backward
         self._concatenate = concatenate
         self._statistics = MinibatchStatistics(self.blocks) if minibatch_statistics else None
@@ -103,6 +104,7 @@ class StageBlocks:
         names = block_names or [type(block).__name__ for block in self.blocks]
         self._titles = tuple(f"block {number} ({name})" for number, name in zip(numbers, names, strict=True))
         self._places = [(m._parameters, name) for block in blocks for m in block.modules() for name in m._parameters]
+        self._parametrizations = parametrizations_of(self.blocks)
         self._first_block = first_block
         self._seed = seed
         on_gpu = device.type == "cuda"
@@ -155,6 +157,7 @@ class StageBlocks:
         if kept.split:
             deferred, layouts = kept.split.deferred, layouts_of(kept.inputs)
             self.deferred[microbatch] = deferred
+            self.defers = self.defers or bool(deferred)
             if layouts not in self._left_out_bytes:
                 storages = {address: size for call in deferred for address, size in call.storages().items()}
                 owned = self._owned_storages()
@@ -280,7 +283,7 @@ class StageBlocks:
         return outputs
 
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
-        kept.split = Split(self._parameters()) if self._split_backward else None
+        kept.split = Split(self._parameters(), self._parametrizations) if self._split_backward else None
         layouts = layouts_of(kept.inputs)
         with kept.splitting(deferring=False):
             if layouts in self._kept_bytes:

@@ -1,5 +1,6 @@
 """2BP's split equals the fused backward: bit for bit in float64, on modules of every awkward kind."""
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pipeplan.errors import RunFailedError
-from worker_agent.engine.backward import Split, add_weight_gradients
+from worker_agent.engine.backward import Computed, Deferred, Split, add_weight_gradients, parametrizations_of
 from worker_agent.models.chain import build_model
 
 Inputs = tuple[Tensor, ...]
@@ -72,6 +73,38 @@ def forces(m: Any, x: Tensor) -> Tensor:
 def frozen(module: nn.Module, name: str) -> nn.Module:
     module.get_parameter(name).requires_grad_(False)
     return module
+
+
+class Squared(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + weight.square()
+
+
+def parametrized(module: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        nn.utils.parametrize.register_parametrization(module, name, Squared())
+    return module
+
+
+def kept_parametrization(m: Any, x: Tensor) -> Tensor:
+    with nn.utils.parametrize.cached():
+        out: Tensor = m.a(torch.tanh(m.a(x)))
+    return out
+
+
+def old_weight_norm(module: nn.Module, **options: Any) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(module, **options)
+
+
+def sum_of(outputs: Any) -> Tensor:
+    """Of a recurrent network: what it gives, and each of its last states."""
+    output, state = outputs
+    states = (state,) if isinstance(state, Tensor) else state
+    return torch.cat([output.flatten(), *(s.flatten() for s in states)])
 
 
 def blocks_of(spec: str) -> nn.Module:
@@ -150,6 +183,39 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Inputs]]] = {
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)),
         lambda: (real(3, 6),),
     ),
+    "a weight that is computed, as it once was": (
+        lambda: nn.Sequential(old_weight_norm(nn.Linear(6, 5)), nn.Tanh(), old_weight_norm(nn.Linear(5, 4), dim=None)),
+        lambda: (real(3, 6),),
+    ),
+    "a weight of spectral norm 1": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 4)),
+        lambda: (real(3, 6),),
+    ),
+    "an orthogonal weight": (
+        lambda: nn.utils.parametrizations.orthogonal(nn.Linear(5, 5)),
+        lambda: (real(3, 5),),
+    ),
+    "parametrizations of parametrizations": (
+        lambda: parametrized(nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 3, 2)), "weight", "bias"),
+        lambda: (real(2, 4, 6),),
+    ),
+    "a parametrization that is used again": (
+        lambda: Calls(
+            lambda m, x: m.a(torch.tanh(m.a(x))) + x @ m.a.weight.t().tanh(), a=parametrized(nn.Linear(6, 6), "weight")
+        ),
+        lambda: (real(3, 6),),
+    ),
+    "a parametrization that is kept": (
+        lambda: Calls(kept_parametrization, a=parametrized(nn.Linear(6, 6), "weight")),
+        lambda: (real(3, 6),),
+    ),
+    "a parametrization with a frozen source": (
+        lambda: Calls(
+            lambda m, x: m.a(x),
+            a=frozen(nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), "parametrizations.weight.original0"),
+        ),
+        lambda: (real(3, 6),),
+    ),
     "a frozen weight": (
         lambda: nn.Sequential(frozen(nn.Linear(6, 6), "weight"), nn.Linear(6, 6)),
         lambda: (real(3, 6),),
@@ -214,6 +280,52 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Inputs]]] = {
         lambda: Calls(lambda m, x: m.b(m.a(x)[0]), a=nn.LSTM(6, 5), b=nn.Linear(5, 5)),
         lambda: (real(3, 2, 6),),
     ),
+    "LSTM with everything": (
+        lambda: Calls(
+            lambda m, x, h, c: sum_of(m.a(x, (h, c))),
+            a=nn.LSTM(6, 5, 3, dropout=0.3, bidirectional=True, batch_first=True, proj_size=3),
+        ),
+        lambda: (real(2, 7, 6), real(6, 2, 3), real(6, 2, 5)),
+    ),
+    "LSTM of one sample": (lambda: Calls(lambda m, x: m.a(x)[0], a=nn.LSTM(6, 5, bias=False)), lambda: (real(4, 6),)),
+    "LSTM of packed sequences": (
+        lambda: Calls(
+            lambda m, x: m.a(nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2])))[0].data, a=nn.LSTM(6, 5)
+        ),
+        lambda: (real(4, 2, 6),),
+    ),
+    "LSTM whose weights are computed": (
+        lambda: Calls(
+            lambda m, x: m.a(x)[0],
+            a=nn.utils.parametrizations.weight_norm(
+                nn.utils.parametrizations.weight_norm(nn.LSTM(6, 5), "weight_hh_l0"), "weight_ih_l0"
+            ),
+        ),
+        lambda: (real(4, 2, 6),),
+    ),
+    "GRU": (
+        lambda: Calls(lambda m, x: sum_of(m.a(x)), a=nn.GRU(6, 5, 2, dropout=0.3, bidirectional=True)),
+        lambda: (real(7, 2, 6),),
+    ),
+    "GRU with a state": (
+        lambda: Calls(lambda m, x, h: m.a(x, h)[0], a=nn.GRU(6, 5, batch_first=True)),
+        lambda: (real(2, 7, 6), real(1, 2, 5)),
+    ),
+    "plain recurrent": (
+        lambda: Calls(
+            lambda m, x: m.b(m.a(x)[0])[0], a=nn.RNN(6, 5, bidirectional=True), b=nn.RNN(10, 4, nonlinearity="relu")
+        ),
+        lambda: (real(5, 2, 6),),
+    ),
+    "cells": (
+        lambda: Calls(
+            lambda m, x, h: m.c(m.b(m.a(x, (h, h))[0], h), h),
+            a=nn.LSTMCell(6, 5),
+            b=nn.GRUCell(5, 5),
+            c=nn.RNNCell(5, 5),
+        ),
+        lambda: (real(3, 6), real(3, 5)),
+    ),
     "a product of two inputs": (
         lambda: Calls(lambda m, x, y: m.a(x) @ y.t() + functional.linear(x, y), a=nn.Linear(6, 6)),
         lambda: (real(3, 6), real(4, 6)),
@@ -269,6 +381,7 @@ REASSOCIATED = {
     "a bias that two layers share",
     "other products",
     "a gradient inside the forward",
+    "a parametrization that is used again",
 }
 """A gradient with parts from p1 and from p2, or from p2 of two weights, is added up in another order. Some processors
 round a product only after it is added to what is there, others before.
@@ -298,7 +411,7 @@ def fused(name: str, microbatches: int) -> list[Tensor | None]:
 
 def split(name: str, microbatches: int, *, concatenate: bool = False) -> list[Tensor | None]:
     module, inputs = make(name)
-    splits = [Split(module.parameters()) for _ in range(microbatches)]
+    splits = [Split(module.parameters(), parametrizations_of([module])) for _ in range(microbatches)]
     for seed, active in enumerate(splits):
         with active.active(deferring=False):
             roots = roots_of(module, inputs, seed)
@@ -354,17 +467,31 @@ def test_over_several_microbatches_a_loop_or_concatenated_they_are_equal_to_roun
         ("a product of two inputs", {"a.weight", "a.bias"}),
         ("checkpointed inside", {"a.0.weight", "a.0.bias", "a.2.weight", "a.2.bias"}),
         ("vectorised over samples", {"b.weight", "b.bias"}),
+        ("recurrent", {f"a.{kind}_{of}h_l0" for kind in ("weight", "bias") for of in "ih"} | {"b.weight", "b.bias"}),
+        ("GRU with a state", {f"a.{kind}_{of}h_l0" for kind in ("weight", "bias") for of in "ih"}),
+        ("LSTM of packed sequences", set()),
+        ("cells", {f"{m}.{kind}_{of}h" for m in "abc" for kind in ("weight", "bias") for of in "ih"}),
+        ("a weight that is computed", {"bias", *(f"parametrizations.weight.original{i}" for i in "01")}),
+        (
+            "a weight that is computed, as it once was",
+            {f"{i}.{n}" for i in "02" for n in ("weight_g", "weight_v", "bias")},
+        ),
+        ("an orthogonal weight", {"bias", "parametrizations.weight.original"}),
+        (
+            "parametrizations of parametrizations",
+            {f"parametrizations.{name}" for name in ("weight.original0", "weight.original1", "bias.original")},
+        ),
     ],
 )
 def test_weights_of_linear_and_convolution_layers_wait_for_p2(name: str, waiting: set[str]) -> None:
     module, inputs = make(name)
-    split = Split(module.parameters())
+    split = Split(module.parameters(), parametrizations_of([module]))
     with split.active(deferring=False):
         roots = roots_of(module, inputs, 0)
     with split.active(deferring=True):
         torch.autograd.backward(*roots)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    deferred = {id(p) for call in split.deferred for p in (call.weight, call.bias)}
+    deferred = {id(p) for call in split.deferred for p in call.parameters()}
     assert {name for name, p in trained.items() if id(p) in deferred} == waiting
     assert waiting == {name for name, p in trained.items() if p.grad is None}
 
@@ -382,8 +509,9 @@ def test_between_p1_and_p2_nothing_but_inputs_and_output_gradients_of_layers_is_
         torch.autograd.backward([edge], [real(3, 6)])
     del edge
     assert all(out() is None for out in seen.values())
-    assert [call.x.shape for call in split.deferred] == [(3, 6), (3, 6)]
-    assert all(call.x.grad_fn is None and call.gradient.grad_fn is None for call in split.deferred)
+    calls = [call for call in split.deferred if isinstance(call, Deferred)]
+    assert [call.x.shape for call in calls] == [(3, 6), (3, 6)]
+    assert all(call.x.grad_fn is None and call.gradient.grad_fn is None for call in calls)
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
@@ -430,6 +558,31 @@ def test_an_input_that_changes_before_p1_is_refused_by_autograd() -> None:
     x.zero_()
     with split.active(deferring=True), pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.backward(out, real(3, 6))
+
+
+def test_a_forward_that_differentiates_by_what_a_weight_is_computed_of_is_refused() -> None:
+    """Nothing leads there: with `allow_unused` there would be no gradient where there should be one."""
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)).double()
+    split = Split(module.parameters())
+    with split.active(deferring=False):
+        out = module(real(3, 6)).sum()
+        with pytest.raises(RunFailedError, match="differentiates by a parameter of a parametrization"):
+            torch.autograd.grad(out, module.parametrizations.weight.original0, allow_unused=True)
+        (of_bias,) = torch.autograd.grad(out, module.bias)
+    assert torch.equal(of_bias, torch.full((5,), 3.0).double())
+
+
+def test_a_weight_that_is_computed_of_more_than_waiting_parameters_is_left_to_autograd() -> None:
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)).double()
+    seen: list[Tensor] = []
+    module.parametrizations.weight.original1.register_hook(seen.append)
+    split = Split(module.parameters(), parametrizations_of([module]))
+    with split.active(deferring=False):
+        out = module(real(3, 6))
+    with split.active(deferring=True):
+        torch.autograd.backward(out, real(3, 5))
+    assert len(seen) == 1
+    assert not any(isinstance(part, Computed) for part in split.deferred)
 
 
 def test_outside_a_split_parameters_are_what_they_were() -> None:

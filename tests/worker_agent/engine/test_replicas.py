@@ -29,7 +29,7 @@ from tests.worker_agent.runtime.test_executor import (
     distance,
     job_of,
 )
-from worker_agent.engine.backward import Deferred, Split, add_weight_gradients
+from worker_agent.engine.backward import Computed, Deferred, Split, add_weight_gradients
 from worker_agent.engine.replicas import ExchangeError, Replicas, buckets_of
 from worker_agent.runtime.stage import StageBlocks
 
@@ -149,7 +149,7 @@ def test_gradients_are_on_their_way_while_weight_gradients_are_added(
     gain = nn.Parameter(torch.ones(WIDE, dtype=torch.float64))
     leaves = [*layers.parameters(), gain]
     xs = [torch.randn(3, WIDE, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    deferred: list[list[Deferred]] = []
+    deferred: list[list[Deferred | Computed]] = []
     for x in xs:
         split = Split(leaves)
         with split.active(deferring=False):

@@ -94,7 +94,6 @@ def test_rotary_frequencies_stay_exact_in_a_model_of_16_bits() -> None:
             "hf:gpt5",
             f"model: must be of a known family: {', '.join(sorted(FAMILIES))}, or another one of transformers",
         ),
-        ("hf:mistral?sliding_window=8", "model.sliding_window: must be null, or not below the 131072 positions"),
         ("hf:gpt2?tie_word_embeddings=1", "model.tie_word_embeddings: must be true or false, got 1"),
         ("hf:gpt2?attn_implementation=fast", "model.attn_implementation: must be one of sdpa, eager, got 'fast'"),
         ("hf:gpt2?n_head=5", "model: must be possible for gpt2 (`embed_dim` must be divisible by num_heads"),

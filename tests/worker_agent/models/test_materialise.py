@@ -73,7 +73,7 @@ def test_weights_have_the_spread_that_the_library_gives_them() -> None:
         else:
             assert torch.equal(parameter, torch.full_like(parameter, float("ln" in name and "weight" in name))), name
     blocks = [dict(block.named_parameters()) for block in chain.blocks[1:3]]
-    assert not torch.equal(blocks[0]["layer.mlp.c_fc.weight"], blocks[1]["layer.mlp.c_fc.weight"])
+    assert not torch.equal(blocks[0]["quick.layer.mlp.c_fc.weight"], blocks[1]["quick.layer.mlp.c_fc.weight"])
 
 
 @pytest.mark.each_case
@@ -129,8 +129,8 @@ def test_tied_weights_are_read_by_both_stages_and_are_one_in_a_whole_model(tmp_p
     assert torch.equal(in_order(_evaluating(whole), TOKENS), model.eval()(TOKENS).logits)
     last = build_model(f"hf:{tmp_path}", seed=0, empty=True)
     assert "transformer.wte.weight" in last.materialise(3, 4)
-    assert torch.equal(last.blocks[3].get_parameter("1.weight"), model.get_parameter("lm_head.weight"))
-    assert last.blocks[3].get_parameter("1.weight") is last.blocks[0].get_parameter("tokens.weight")
+    assert torch.equal(last.blocks[3].get_parameter("quick.1.weight"), model.get_parameter("lm_head.weight"))
+    assert last.blocks[3].get_parameter("quick.1.weight") is last.blocks[0].get_parameter("quick.tokens.weight")
 
 
 def test_tied_weights_that_differ_in_the_file_are_refused(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_balanced_experts_compute_what_the_librarys_do_where_tokens_are_balanced
     chain = build_model(f"{spec}&intermediate_size=24&num_local_experts=4&sliding_window=null", seed=0)
     region = Region(form=Form(), peers=ThreadPeers(Meeting(1), 0))
     layers = chain.blocks[1], shard(chain.blocks[1], module_styles(chain.sharding, chain.root), region)
-    routed, balanced = (layer.get_submodule("layer.mlp.experts") for layer in layers)
+    routed, balanced = (layer.get_submodule("quick.layer.mlp.experts") for layer in layers)
     generator = torch.Generator().manual_seed(0)
     hidden, weights = torch.randn(6, 16, generator=generator), torch.rand(6, 2, generator=generator)
     chosen = torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2], [2, 0], [3, 1]])  # every expert three times

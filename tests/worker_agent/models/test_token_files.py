@@ -24,9 +24,11 @@ from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import train
 from tests.worker_agent.runtime.test_executor import RATE, SEED, STEPS, checkpoint_weights, distance
 from worker_agent.agent.settings import BUILT_IN
+from worker_agent.models.batches import IGNORED
+from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.samples import Samples
-from worker_agent.models.token_files import IGNORED, INDEX_MAGIC, tokens
+from worker_agent.models.token_files import INDEX_MAGIC, tokens
 from worker_agent.runtime.job import RunJob
 
 VOCABULARY = 1000
@@ -275,3 +277,16 @@ def test_replicas_train_on_a_file_as_one_process_does(tmp_path: Path) -> None:
     run_ranks(job)
     expected = train(plan, model, data, steps=STEPS, seed=SEED, learning_rate=RATE)
     assert distance(checkpoint_weights(tmp_path / "out", STEPS), expected) < 1e-11
+
+
+def test_padded_windows_bring_a_mask_to_a_model_that_takes_it_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input_ids": [5, 6, 7]}\n{"input_ids": [8, 9, 10, 11, 12]}\n')
+    data = f"worker_agent.models.token_files:tokens?path={path}&vocabulary=50&sequence_length=4&padded=true"
+    form = build_model("hf:gpt2?n_layer=1&n_embd=8&n_head=2&vocab_size=50", seed=0, empty=True).batches
+    given: Any = open_data(data, microbatch_size=2, seed=0, form=form).microbatch(0)
+    (numbers, mask, *_), targets = given
+    assert mask.tolist() == (targets != IGNORED).long().tolist() and 0 < int(mask.sum()) < mask.numel()
+    plain, same = open_data(data, microbatch_size=2, seed=0).microbatch(0)
+    assert isinstance(plain, Tensor) and isinstance(same, Tensor)
+    assert torch.equal(plain, numbers) and torch.equal(same, targets)

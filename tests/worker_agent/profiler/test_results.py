@@ -144,3 +144,16 @@ def test_a_job_that_cannot_be_is_refused(change: dict[str, str], sentence: str) 
 def test_a_microbatch_size_is_not_measured_twice() -> None:
     with pytest.raises(InvalidInputError, match="microbatch_sizes: must not name a size twice, got 2"):
         ProfileJob(task=ProfileTask(model="a:b", microbatch_sizes=(2, 4, 2)))
+
+
+def test_the_deferred_share_is_that_of_p2_and_a_block_that_defers_nothing_has_no_p2() -> None:
+    """A clock sees some microseconds where nothing is done: a plan with 2BP once thought that it could move them."""
+    (found,) = profile_of(JOB, RANKS).blocks[0].measurements
+    assert found.deferred_share == pytest.approx(0.9 / 2.1)
+
+    still = [
+        dataclasses.replace(rank, sizes=((dataclasses.replace(rank.sizes[0][0], defers=False),),)) for rank in RANKS
+    ]
+    (found,) = profile_of(JOB, still).blocks[0].measurements
+    assert (found.deferred_share, found.backward_weight_s) == (0.0, 0.0)
+    assert found.backward_input_s is not None

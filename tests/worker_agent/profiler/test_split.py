@@ -42,6 +42,7 @@ def test_every_block_has_a_p1_and_a_p2_a_round_and_keeps_its_layers_inputs_and_o
     assert [(len(block.backward_input_s), len(block.backward_weight_s)) for block in times] == [(2, 2)] * 3
     assert {s for block in times for s in (*block.backward_input_s, *block.backward_weight_s)} == {1.0}
     assert [block.weight_gradient_bytes for block in times] == [2 * TENSOR_BYTES, 0, 2 * TENSOR_BYTES]
+    assert [block.defers for block in times] == [True, False, True]
 
 
 def test_what_is_measured_is_the_whole_backward() -> None:

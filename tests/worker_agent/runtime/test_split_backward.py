@@ -32,6 +32,7 @@ from worker_agent.runtime.weights import Weights as Versions
 from worker_agent.runtime.weights import find_slots
 
 MODEL = "tests.worker_agent.runtime.awkward:awkward?width=8"
+VARIED = "tests.worker_agent.runtime.varied"
 DATA = "worker_agent.models.presets:regression?width=8&samples=64"
 STEPS, SEED, RATE = 4, 3, 0.2
 SCHEDULES = {"naive": ("naive", 1), "gpipe": ("gpipe", 4), "1f1b-1": ("1f1b", 1), "1f1b-2": ("1f1b", 2)}
@@ -239,3 +240,15 @@ def test_the_command_runs_a_plan_with_a_split_backward(tmp_path: Path) -> None:
     assert distance(checkpoint_weights(tmp_path / "out", STEPS), reference(plan)) < 1e-13
     trace = (tmp_path / "out" / "trace.json").read_text()
     assert '"W1,2"' in trace
+
+
+@pytest.mark.parametrize(
+    ("model", "defers"), [(MODEL, True), (f"{VARIED}:packed", False), (f"{VARIED}:recurrent", True)]
+)
+def test_a_run_says_how_much_of_its_backward_was_deferred(model: str, defers: bool, tmp_path: Path) -> None:
+    """Measured, and 0 where p2 had nothing to do."""
+    _, results = execute(plan_of("1f1b-1", 2), tmp_path / "split", model=model)
+    shares = [result.deferred_share for result in results]
+    assert all(share is not None and (0.0 < share < 1.0 if defers else share == 0.0) for share in shares)
+    _, fused = execute(make_plan("1f1b", CUTS[2]), tmp_path / "fused", model=model)
+    assert [result.deferred_share for result in fused] == [None, None]

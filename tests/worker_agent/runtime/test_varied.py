@@ -131,3 +131,17 @@ def test_a_checkpoint_holds_the_buffers_that_modules_have_put_in_place_of_others
     early = load_file(tmp_path / "checkpoints" / "step-2" / "stage-0.safetensors")
     assert not torch.equal(early["0.mean"], torch.ones(8).double())
     assert distance(execute(plan, tmp_path, model, first_step=2), whole) == 0.0
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [("1f1b", {}), ("1f1b", {"replicas": 2}), ("1f1b", {"recompute": True}), ("gpipe", {}), ("zb-v", {})],
+)
+def test_recurrent_networks_and_weights_that_are_computed_train_to_the_same_with_2bp(
+    schedule: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = f"{HERE}:recurrent"
+    depth = 4 if schedule == "zb-v" else 2
+    plan = planned(schedule, depth, split_backward=schedule != "zb-v", **options)
+    assert distance(trained(execute(plan, tmp_path, model), model), expected(plan, model)) < 1e-12

@@ -104,6 +104,8 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "one long": [(3,), (3,), (3,), (300,), (3,)],
     "as many numbers": [(6, 6), (4, 9), (36,), (2, 3, 6)],
     "with none at all": [(4,), (4,), (4,)],
+    "small until one is large": [(3,), (3,), (600,), (3,), (1300,)],
+    "too large to ride": [(600,), (520,), (1300,), (600,)],
 }
 
 
@@ -178,6 +180,41 @@ def tied_and_idle() -> list[nn.Module]:
 def spectral() -> list[nn.Module]:
     """Four blocks whose weights are scaled by buffers that every forward changes."""
     return [nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()) for _ in "1234"]
+
+
+class Recurrent(nn.Module):
+    """A recurrent network over (B, 8) as 4 steps of 2 numbers, with the states of all steps one after the other."""
+
+    def __init__(self, kind: type[nn.LSTM | nn.GRU], **options: Any) -> None:
+        super().__init__()
+        self.network = kind(2, 2, batch_first=True, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.network(x.view(len(x), 4, 2))[0]).flatten(1) + x
+
+
+def recurrent() -> list[nn.Module]:
+    """Four blocks (B, 8) -> (B, 8): recurrent ones, and some whose weights are computed of parameters."""
+    parametrize = nn.utils.parametrizations
+    return [
+        nn.Sequential(parametrize.weight_norm(nn.Linear(WIDTH, WIDTH)), Recurrent(nn.LSTM, num_layers=2)),
+        nn.Sequential(Recurrent(nn.GRU), nn.Tanh(), parametrize.weight_norm(nn.Linear(WIDTH, WIDTH))),
+        Recurrent(nn.LSTM),
+        nn.Sequential(parametrize.orthogonal(nn.Linear(WIDTH, WIDTH)), nn.Tanh(), nn.Linear(WIDTH, WIDTH)),
+    ]
+
+
+class Packed(Recurrent):
+    """The same on packed sequences, whose backward is not split."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x.view(len(x), 4, 2), torch.full((len(x),), 4), batch_first=True)
+        return torch.as_tensor(nn.utils.rnn.pad_packed_sequence(self.network(packed)[0], True)[0]).flatten(1) + x
+
+
+def packed() -> list[nn.Module]:
+    """Four blocks (B, 8) -> (B, 8)."""
+    return [Packed(nn.LSTM) for _ in range(4)]
 
 
 class Moving(nn.Module):

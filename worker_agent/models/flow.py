@@ -1,0 +1,335 @@
+"""Flow: what goes from one part of a Hugging Face model to the next, found by watching one forward.
+
+The forward is a row of calls of units: its layers, and the largest modules without one. Where it is cut, the results
+of earlier calls that a later one uses are carried across, whatever lies between. Autograd says which these are: in the
+watched forward every result is a leaf of the graph, and what a later call gets leads back to the leaves that it is
+made of.
+
+    calls     [embedding] [rotary] [layer 0] [layer 1] [norm] [head]
+    parts     |-------------------||--------||--------||-----------|
+    carried                embedding's   0's       1's
+
+A part (`segments`) then runs the model's own forward with what was carried in the place of the earlier calls' results.
+So masks, positions, biases and what else the model makes between its calls are made by the model itself, in every part.
+
+A maker is a call whose result depends on no other call's, and that has no parameters, as that of rotary embeddings.
+What it makes is not carried: it is called again where it is used.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.layers import replaced
+
+FACTORY = (
+    "or be cut by a factory of your own: --model yours:blocks, where `def blocks()` in yours.py returns modules from "
+    "tensors to tensors, as [First(model), *(Layer(part) for part in model.layers), Last(model)]"
+)
+
+Key = tuple[int, int]
+"""A tensor that a call gave: the number of the call, and that of the tensor in its result."""
+
+LAYER_DROPS = ("layerdrop", "decoder_layerdrop", "encoder_layerdrop")
+"""What modules and configs call the probability to skip a layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCall:
+    """A call of a unit, as it was seen: `result` has its tensors' shapes in their places."""
+
+    module: str
+    result: Any
+    maker: bool
+    uses: frozenset[Key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A tensor of a watched result: its place, its shape there, and its type."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """The calls of a forward with these inputs, and where parts begin: part i has the calls [starts[i], starts[i + 1]).
+
+    `rows` are the names of the layers, a tuple for each row of them. `held` are tensors that modules around the layers
+    use themselves, as (module, name), by the part that uses them; `result_uses` is what the result is made of.
+    """
+
+    calls: tuple[UnitCall, ...]
+    starts: tuple[int, ...]
+    rows: tuple[tuple[str, ...], ...]
+    inputs: Mapping[str, tuple[int, ...]]
+    held: tuple[frozenset[str], ...]
+    result_uses: frozenset[Key]
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Where parts end."""
+        return (*self.starts[1:], len(self.calls))
+
+    def carried(self, start: int) -> tuple[Key, ...]:
+        """What goes into the part that begins with this call, in the order in which it was made."""
+        later = self.result_uses.union(*(call.uses for call in self.calls[start:]))
+        return tuple(sorted(key for key in later if key[0] < start and not self.calls[key[0]].maker))
+
+    def used(self, part: int) -> frozenset[Key]:
+        """What the calls of a part, or the result after the last of them, are made of."""
+        start, stop = self.starts[part], self.stops[part]
+        own = frozenset[Key]().union(*(call.uses for call in self.calls[start:stop]))
+        return own | self.result_uses if stop == len(self.calls) else own
+
+    def made_again(self, part: int) -> frozenset[int]:
+        """The makers that a part calls."""
+        left = {call for call, _ in self.used(part) if self.calls[call].maker}
+        found: set[int] = set()
+        while left:
+            found |= left
+            left = {n for call in left for n, _ in self.calls[call].uses if self.calls[n].maker} - found
+        return frozenset(found)
+
+    def units(self, part: int) -> tuple[str, ...]:
+        """The modules that a part calls, each once."""
+        own = [n for n in range(self.starts[part], self.stops[part]) if not self.calls[n].maker]
+        return tuple(dict.fromkeys(self.calls[n].module for n in sorted({*own, *self.made_again(part)})))
+
+
+def rows_of(root: Any) -> tuple[tuple[str, ...], ...]:
+    """The names of a model's layers, a tuple for each row: by `_no_split_modules`, else the outermost lists."""
+    kinds = set(getattr(root, "_no_split_modules", None) or ())
+    lists = {name: row for name, row in root.named_modules() if isinstance(row, nn.ModuleList) and len(row) > 0}
+
+    def outermost(names: Sequence[str]) -> list[str]:
+        return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
+
+    by_kind = [name for name, row in lists.items() if {type(layer).__name__ for layer in row} <= kinds]
+    names = outermost(by_kind) or outermost(list(lists))
+    return tuple(tuple(f"{name}.{i}" for i in range(len(lists[name]))) for name in names)
+
+
+def find_flow(root: Any, inputs: Mapping[str, Tensor]) -> Flow:
+    """The flow through a model on the meta device, for inputs on the CPU.
+
+    Raises InvalidInputError for a model that cannot be cut so, with the place and the reason.
+    """
+    rows = rows_of(root)
+    place = type(root).__name__
+    refuse_unless(len(rows) > 0, "have its layers in a ModuleList", place)
+    layers = [name for row in rows for name in row]
+    watch = _Watch(root, units_of(root, layers), frozenset(layers))
+    result = watch.run(inputs)
+    names = [call.module for call in watch.calls]
+    at = [number for number, name in enumerate(names) if name in set(layers)]
+    order = [names[number] for number in at]
+    twice = next((name for name in layers if order.count(name) != 1), None)
+    refuse_unless(twice is None, "call every layer once", str(twice))
+    rows = tuple(sorted(rows, key=lambda row: order.index(row[0])))
+    layers = [name for row in rows for name in row]
+    wrong = next((seen for seen, due in zip(order, layers, strict=True) if seen != due), None)
+    refuse_unless(wrong is None, "call its layers one after the other, row by row", str(wrong))
+
+    starts = [0] if at[0] > 0 else []
+    position = 0
+    for row in rows:
+        numbers = at[position : position + len(row)]
+        position += len(row)
+        starts += numbers
+        if numbers[-1] + 1 < len(names):
+            starts.append(numbers[-1] + 1)
+    starts = sorted(set(starts))
+    result_uses, held_by_result = watch.made_of(result, "its result")
+    flow = Flow(
+        calls=tuple(watch.calls),
+        starts=tuple(starts),
+        rows=rows,
+        inputs={name: tuple(tensor.shape) for name, tensor in inputs.items()},
+        held=watch.held_by_part(tuple(starts), held_by_result),
+        result_uses=result_uses,
+    )
+    for start in flow.starts[1:]:
+        refuse_unless(bool(flow.carried(start)), "hand a tensor from layer to layer", names[start])
+    return flow
+
+
+class _Watch:
+    """One forward, whose units run on the meta device."""
+
+    def __init__(self, root: Any, units: Mapping[str, nn.Module], layers: frozenset[str]) -> None:
+        self.calls: list[UnitCall] = []
+        self._root = root
+        self._units = units
+        self._layers = layers
+        self._leaves: dict[int, Key] = {}
+        self._kept: list[Tensor] = []  # the leaves are known by their ids
+        self._held: dict[int, str] = {}
+        self._held_by_call: list[frozenset[str]] = []
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The model's result."""
+        forwards = {module: self._forward(name, module) for name, module in self._units.items()}
+        try:
+            with torch.enable_grad(), self._own_tensors(), replaced(forwards):
+                found: Any = self._root(**inputs)
+                result: Tensor = tensor_in(found)
+        except InvalidInputError:
+            raise
+        except Exception as error:  # the library's code may raise anything
+            last = self.calls[-1].module if self.calls else "its start"
+            reason = f"run without weights, and fails after {last} ({type(error).__name__}: {error})"
+            raise InvalidInputError("model", f"must {reason}, {FACTORY}", type(self._root).__name__) from error
+        return result
+
+    def made_of(self, value: Any, place: str) -> tuple[frozenset[Key], frozenset[str]]:
+        """The calls' results that tensors are made of, and the tensors that modules around the layers hold."""
+        found: set[int] = set()
+        for tensor in tensors_in(value):
+            leaves = leaves_of(tensor)
+            hidden = tensor.is_floating_point() and not leaves and bool(tensor.isnan().any())
+            refuse_unless(not hidden, "use what its modules give in ways that autograd follows", place)
+            found |= {id(leaf) for leaf in leaves} or {id(tensor)}
+        keys = frozenset(self._leaves[leaf] for leaf in found if leaf in self._leaves)
+        return keys, frozenset(self._held[leaf] for leaf in found if leaf in self._held)
+
+    def held_by_part(self, starts: tuple[int, ...], last: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Which tensors of the modules around the layers each part uses."""
+        stops = (*starts[1:], len(self.calls))
+        parts = [frozenset[str]().union(*self._held_by_call[a:b]) for a, b in zip(starts, stops, strict=True)]
+        return (*parts[:-1], parts[-1] | last)
+
+    @contextmanager
+    def _own_tensors(self) -> Iterator[None]:
+        """While it is active, tensors of the modules around the units are on the CPU, and leaves."""
+        inside = {part for unit in self._units.values() for part in unit.modules()}
+        with ExitStack() as stack:
+            for prefix, module in self._root.named_modules():
+                for held in (module._parameters, module._buffers) if module not in inside else ():
+                    for name, tensor in held.items():
+                        if tensor is None or not tensor.is_meta:
+                            continue
+                        leaf: Tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
+                        leaf = nn.Parameter(leaf, requires_grad=leaf.is_floating_point())
+                        self._held[id(leaf)] = prefix
+                        stack.callback(held.__setitem__, name, tensor)
+                        held[name] = leaf
+            yield
+
+    def _forward(self, name: str, module: nn.Module) -> Callable[..., Any]:
+        own = module.forward
+
+        def forward(*positional: Any, **named: Any) -> Any:
+            given = (positional, named)
+            uses, held = self.made_of(given, name)
+            stand_in = module.__dict__.pop("forward")
+            try:
+                on_meta = mapped(given, _to_meta)
+                found = own(*on_meta[0], **on_meta[1])
+            except Exception:  # the library's code may raise anything; a layer's result is known all the same
+                if name not in self._layers:
+                    raise
+                found = _to_meta(next(t for t in tensors_in(given) if t.is_floating_point()))
+            finally:
+                module.__dict__["forward"] = stand_in
+            given_gradient = any(t.requires_grad for t in tensors_in(found))
+            maker = not given_gradient and next(module.parameters(), None) is None
+            number = len(self.calls)
+
+            def leaf(tensor: Tensor) -> Tensor:
+                value = 0.0 if maker or not tensor.is_floating_point() else torch.nan
+                made = torch.full(tensor.shape, value, dtype=tensor.dtype)
+                self._leaves[id(made)] = (number, len(shapes))
+                self._kept.append(made)
+                shapes.append(Shape(number=len(shapes), shape=tuple(tensor.shape), dtype=tensor.dtype))
+                return made.requires_grad_(made.is_floating_point())
+
+            shapes: list[Shape] = []
+            output = mapped(found, leaf)
+            shape = iter(shapes)
+            result = mapped(found, lambda _: next(shape))
+            self.calls.append(UnitCall(module=name, result=result, maker=maker, uses=uses))
+            self._held_by_call.append(held)
+            return output
+
+        return forward
+
+
+def units_of(root: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
+    """The layers and the largest modules that hold none of them, by name; one that has several has its first."""
+    found: dict[nn.Module, str] = {}
+
+    def visit(prefix: str, module: nn.Module) -> None:
+        for key, part in module.named_children():
+            name = f"{prefix}{key}"
+            if any(layer.startswith(f"{name}.") for layer in layers):
+                visit(f"{name}.", part)
+            else:
+                found.setdefault(part, name)
+
+    visit("", root)
+    return {name: module for module, name in found.items()}
+
+
+def leaves_of(tensor: Tensor) -> set[Tensor]:
+    """The leaves of autograd's graph that a tensor is made of; it may be one itself."""
+    if tensor.grad_fn is None:
+        return {tensor} if tensor.requires_grad else set()
+    leaves: set[Tensor] = set()
+    seen, left = set(), [tensor.grad_fn]
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.add(node.variable)
+        left += [following for following, _ in node.next_functions if following is not None]
+    return leaves
+
+
+def tensor_in(found: Any) -> Tensor:
+    """The first tensor of a model's result: its logits."""
+    value: Tensor = found if isinstance(found, Tensor) else found[0]
+    return value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in tuples, lists and mappings, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with its tensors, or the shapes in their places, changed, in tuples, lists and mappings as well."""
+    if isinstance(value, Tensor | Shape):
+        return change(value)
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        return type(value)(mapped(part, change) for part in value)
+    if isinstance(value, dict):  # the library's results are dictionaries too, which take their items by name
+        items = {key: mapped(part, change) for key, part in value.items()}
+        return items if type(value) is dict else type(value)(**items)
+    return value
+
+
+def refuse_unless(condition: bool, rule: str, place: str) -> None:
+    """Raises InvalidInputError that names the place, and shows what to write instead."""
+    require(condition, "model", f"must {rule}, {FACTORY}", place)
+
+
+def _to_meta(tensor: Tensor) -> Tensor:
+    made = tensor.detach().to("meta")
+    return made.requires_grad_(made.is_floating_point())
