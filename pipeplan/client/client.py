@@ -102,7 +102,9 @@ class Client:
 
     A request that hears nothing for `timeout_s` is given up. What is safe to send again is, for `patience_s`: after a
     broken connection, and after an answer that asks to come back, not before its Retry-After. Every POST has an
-    idempotency key. Answers with an entity tag are kept, and not sent again while they are the same.
+    idempotency key. Answers with an entity tag are kept, and not sent again while they are the same. What is no answer
+    of the service, such as a proxy's page, is a ServiceError; so is a certificate that is not trusted, at once.
+    `SSL_CERT_FILE` names the authorities that are. A client may be used by several threads. Closed, it asks no more.
     """
 
     def __init__(
@@ -173,9 +175,11 @@ class Client:
     run = _blocking(Operations.run)
     runs = _listed(Operations.runs)
     run_timeline = _blocking(Operations.run_timeline)
+    calibration = _blocking(Operations.calibration)
     run_trace = _blocking(Operations.run_trace)
     follow_run = _followed(Operations.follow_run)
     agents = _listed(Operations.agents)
+    audit = _listed(Operations.audit)
 
 
 class AsyncClient:
@@ -252,9 +256,11 @@ class AsyncClient:
     run = _awaited(Operations.run)
     runs = _listed_async(Operations.runs)
     run_timeline = _awaited(Operations.run_timeline)
+    calibration = _awaited(Operations.calibration)
     run_trace = _awaited(Operations.run_trace)
     follow_run = _followed_async(Operations.follow_run)
     agents = _listed_async(Operations.agents)
+    audit = _listed_async(Operations.audit)
 
 
 def _url(given: str | None) -> str:

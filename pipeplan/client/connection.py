@@ -6,6 +6,8 @@ Both kinds perform the same operations (`client.exchange`), and know nothing els
 import asyncio
 import ipaddress
 import logging
+import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -88,6 +90,7 @@ class Connection:
     @contextmanager
     def lines(self, path: str, headers: Mapping[str, str], *, silence_s: float) -> Iterator[Iterator[str]]:
         """The lines of an answer as they come. Raises ServiceError if nothing comes for so long, or it breaks off."""
+        _require_open(self._client.is_closed, self.url)
         timeout = httpx.Timeout(self.timeout_s, read=silence_s)
         try:
             with self._client.stream("GET", path, headers=headers, timeout=timeout) as answer:
@@ -95,7 +98,7 @@ class Connection:
                     answer.read()
                     raise self.exchange.error_of(_received(answer, 0.0))
                 yield answer.iter_lines()
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise self.exchange.error_of(_unreached(error, 0.0)) from error
 
     def close(self) -> None:
@@ -106,10 +109,11 @@ class Connection:
         if isinstance(step, Pause):
             self.clock.sleep(step.duration_s)
             return None
+        _require_open(self._client.is_closed, self.url)
         started_s = self.clock.now_s()
         try:
             answer = self._client.send(self._client.build_request(**_request(step)))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return _unreached(error, self.clock.now_s() - started_s)
         return _received(answer, self.clock.now_s() - started_s)
 
@@ -151,6 +155,7 @@ class AsyncConnection:
         self, path: str, headers: Mapping[str, str], *, silence_s: float
     ) -> AsyncIterator[AsyncIterator[str]]:
         """The lines of an answer as they come. Raises ServiceError if nothing comes for so long, or it breaks off."""
+        _require_open(self._client.is_closed, self.url)
         timeout = httpx.Timeout(self.timeout_s, read=silence_s)
         try:
             async with self._client.stream("GET", path, headers=headers, timeout=timeout) as answer:
@@ -158,7 +163,7 @@ class AsyncConnection:
                     await answer.aread()
                     raise self.exchange.error_of(_received(answer, 0.0))
                 yield answer.aiter_lines()
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise self.exchange.error_of(_unreached(error, 0.0)) from error
 
     async def close(self) -> None:
@@ -169,10 +174,11 @@ class AsyncConnection:
         if isinstance(step, Pause):
             await self.clock.sleep_async(step.duration_s)
             return None
+        _require_open(self._client.is_closed, self.url)
         started_s = self.clock.now_s()
         try:
             answer = await self._client.send(self._client.build_request(**_request(step)))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return _unreached(error, self.clock.now_s() - started_s)
         return _received(answer, self.clock.now_s() - started_s)
 
@@ -205,7 +211,18 @@ def _settings(url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
         if base_url.scheme == "http" and not is_loopback(base_url.host):
             LOG.warning("the token goes to %s unencrypted: who listens on the way has it; use https", base_url.host)
     here = is_loopback(base_url.host)
-    return {"base_url": base_url, "headers": headers, "timeout": timeout_s, "trust_env": not here}
+    settings = {"base_url": base_url, "headers": headers, "timeout": timeout_s, "trust_env": not here}
+    authorities = os.environ.get("SSL_CERT_FILE")
+    if base_url.scheme == "https" and authorities:
+        try:
+            settings["verify"] = ssl.create_default_context(cafile=authorities)
+        except OSError as error:
+            raise InvalidInputError("SSL_CERT_FILE", "must name a file of certificates", authorities) from error
+    return settings
+
+
+def _require_open(closed: bool, url: str) -> None:
+    require(not closed, "client", "must be open; it was closed", url)
 
 
 def _request(send: Send) -> dict[str, Any]:
@@ -225,6 +242,10 @@ def _received(answer: httpx.Response, took_s: float) -> Received:
     return Received(status=answer.status_code, reason=reason, headers=headers, content=content, url=url, took_s=took_s)
 
 
-def _unreached(error: httpx.TransportError, took_s: float) -> Unreached:
+def _unreached(error: httpx.RequestError, took_s: float) -> Unreached:
     before = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
-    return Unreached(cause=error, taken=not isinstance(error, before), took_s=took_s)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    taken, passing = not isinstance(error, before), not isinstance(error, before) or cause is None
+    return Unreached(cause=error, taken=taken, took_s=took_s, passing=passing)

@@ -10,13 +10,15 @@ DELETE, and what depends on an entity tag, only where it surely was not done; a 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
+from pipeplan.documents.files import parse
 from pipeplan.errors import (
     InFlightError,
     PipeplanError,
@@ -73,14 +75,23 @@ class Received:
     url: str
     took_s: float = 0.0
 
+    def answers(self, send: Send) -> bool:
+        """Whether it is a success. The service never answers with a page: that comes from something in between."""
+        if self.status == HTTPStatus.NOT_MODIFIED:
+            return "If-None-Match" in send.headers
+        return self.status < 300 and not self.headers.get("content-type", "").lower().startswith("text/html")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreached:
-    """No answer came, for this cause. `taken`: the request may have reached the service all the same."""
+    """No answer came, for this cause. `taken`: the request may have reached the service all the same. `passing`: it may
+    be another time; a certificate that is not trusted will not.
+    """
 
     cause: Exception
     taken: bool
     took_s: float = 0.0
+    passing: bool = True
 
 
 Outcome = Received | Unreached
@@ -176,7 +187,10 @@ class ServiceExchange:
         if isinstance(outcome, Received):
             return _error_in(outcome)
         cause = str(outcome.cause) or type(outcome.cause).__name__
-        error = ServiceError(f"the service at {self.url} cannot be reached ({cause}); is `pipeplan serve` running?")
+        advice = "is `pipeplan serve` running?"
+        if not outcome.passing:
+            advice = "does the URL begin as it should? SSL_CERT_FILE names the authorities that are trusted"
+        error = ServiceError(f"the service at {self.url} cannot be reached ({cause}); {advice}")
         error.__cause__ = outcome.cause
         return error
 
@@ -185,7 +199,7 @@ class ServiceExchange:
         pause_s = FIRST_PAUSE_S
         while True:
             outcome: Outcome = yield send
-            if isinstance(outcome, Received) and (outcome.status < 300 or outcome.status == HTTPStatus.NOT_MODIFIED):
+            if isinstance(outcome, Received) and outcome.answers(send):
                 return outcome
             error = self.error_of(outcome)
             if isinstance(outcome, Received):
@@ -193,12 +207,30 @@ class ServiceExchange:
                 may_again = comes_back and again != "never"
             else:
                 may_again = again == "always" or (again == "unless taken" and not outcome.taken)
+                may_again = may_again and outcome.passing
             wait_s = max(pause_s, _retry_after_s(outcome))
             left_s -= outcome.took_s + wait_s
             if not may_again or left_s < 0:
                 raise error
             yield Pause(duration_s=wait_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+@contextmanager
+def promised(what: str) -> Iterator[None]:
+    """Raises ServiceError where the block finds that an answer is not what the service promises."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:  # InvalidInputError is a ValueError
+        advice = "does something else answer at its address, or another version of it?"
+        cause = " ".join(str(error).split())
+        raise ServiceError(f"the service's answer is no {what} ({cause}); {advice}") from error
+
+
+def answered(kind: type[T], content: bytes) -> T:
+    """What an answer describes. Raises ServiceError where it is something else."""
+    with promised(kind.__name__):
+        return parse(kind, content)
 
 
 def _retry_after_s(outcome: Outcome) -> float:
@@ -211,7 +243,9 @@ def _error_in(answer: Received) -> PipeplanError:
     try:
         error = error_of(Problem.model_validate_json(answer.content))
     except ValidationError:
-        return ServiceError(f"{answer.url} answered {answer.status} {answer.reason}")
+        kind = answer.headers.get("content-type", "").partition(";")[0]
+        what = f" ({kind}, which pipeplan does not send: is a proxy in between?)" if kind == "text/html" else ""
+        return ServiceError(f"{answer.url} answered {answer.status} {answer.reason}{what}")
     if isinstance(error, TooManyRequestsError | UnavailableError | InFlightError):
         error.retry_after_s = _retry_after_s(answer) or error.retry_after_s
     return error

@@ -10,11 +10,12 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from pipeplan.client.exchange import Pause, ServiceExchange, Steps
+from pipeplan.client.exchange import Pause, ServiceExchange, Steps, answered, promised
 from pipeplan.client.reading import Following, Pages
+from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, parse, parse_plan
 from pipeplan.documents.plan import Answer, Infeasible, Plan
@@ -23,6 +24,7 @@ from pipeplan.errors import InvalidInputError, NotFoundError, ServiceError, requ
 from pipeplan.programs.timeline import Timeline
 from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.agents import Agent, AgentQuery
+from pipeplan.protocol.audit import AuditEntry, AuditQuery
 from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQuery, ProfileSummary
 from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.jobs import Job, JobQuery, Task
@@ -62,6 +64,15 @@ class PlanAnswer:
     plan_id: str | None
     solve_time_s: float
 
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> "PlanAnswer":
+        """The answer in a service's document."""
+        solve_time_s = float(document["solve_time_s"])
+        if document["feasible"]:
+            return cls(answer=parse_plan(document), plan_id=document["id"], solve_time_s=solve_time_s)
+        reasons = {key: value for key, value in document.items() if key not in ("feasible", "solve_time_s")}
+        return cls(answer=parse(Infeasible, reasons), plan_id=None, solve_time_s=solve_time_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Operations:
@@ -75,15 +86,15 @@ class Operations:
 
     def whoami(self) -> Steps[Whoami]:
         """Who the caller is by its token, and what it may do."""
-        return parse(Whoami, (yield from self.exchange.get("/v1/tokens/self")))
+        return answered(Whoami, (yield from self.exchange.get("/v1/tokens/self")))
 
     def create_profile(self, profile: Profile) -> Steps[ProfileSummary]:
         """Stores a profile; one with the same content is stored once."""
-        return parse(ProfileSummary, (yield from self._post("/v1/profiles", dump(profile))))
+        return answered(ProfileSummary, (yield from self._post("/v1/profiles", dump(profile))))
 
     def profile(self, profile_id: str) -> Steps[Profile]:
         """A stored profile."""
-        return parse(Profile, (yield from self.exchange.get(f"/v1/profiles/{_part(profile_id)}")))
+        return answered(Profile, (yield from self.exchange.get(f"/v1/profiles/{_part(profile_id)}")))
 
     def profile_id(self, name: str) -> Steps[str]:
         """The id of a profile by the head of it. Raises NotFoundError, InvalidInputError where several begin so."""
@@ -97,11 +108,11 @@ class Operations:
 
     def create_cluster(self, cluster: Cluster) -> Steps[ClusterSummary]:
         """Stores a cluster; one with the same content is stored once."""
-        return parse(ClusterSummary, (yield from self._post("/v1/clusters", dump(cluster))))
+        return answered(ClusterSummary, (yield from self._post("/v1/clusters", dump(cluster))))
 
     def cluster(self, cluster_id: str) -> Steps[Cluster]:
         """A stored cluster."""
-        return parse(Cluster, (yield from self.exchange.get(f"/v1/clusters/{_part(cluster_id)}")))
+        return answered(Cluster, (yield from self.exchange.get(f"/v1/clusters/{_part(cluster_id)}")))
 
     def cluster_id(self, name: str) -> Steps[str]:
         """The id of a cluster by the head of it. Raises NotFoundError, InvalidInputError where several begin so."""
@@ -130,31 +141,30 @@ class Operations:
         """
         prefer = {} if wait_s is None else {"Prefer": f"respond-async, wait={wait_s}"}
         content = yield from self._post("/v1/plans", dump(request), headers=prefer, key=idempotency_key)
-        document = json.loads(content)
-        if "feasible" in document:  # the answer, and no job
-            feasible, solve_time_s = document["feasible"], float(document["solve_time_s"])
-            if feasible:
-                return PlanAnswer(answer=parse_plan(document), plan_id=document["id"], solve_time_s=solve_time_s)
-            reasons = {key: value for key, value in document.items() if key not in ("feasible", "solve_time_s")}
-            return PlanAnswer(answer=parse(Infeasible, reasons), plan_id=None, solve_time_s=solve_time_s)
-
+        with promised("plan or job"):
+            document = json.loads(content)
+            if "feasible" in document:  # the answer, and no job
+                return PlanAnswer.of(document)
+            job_id = str(document["id"])
         try:
-            job = yield from self.wait_for_job(document["id"], on_progress=on_progress)
+            job = yield from self.wait_for_job(job_id, on_progress=on_progress)
             answer = (yield from self.plan(job.plan_id)) if job.plan_id is not None else job.infeasible
             if answer is None:
                 raise ServiceError(f"no plan was made, the job {job.id} is {job.state}: {job.error}")
             return PlanAnswer(answer=answer, plan_id=job.plan_id, solve_time_s=job.solve_time_s or 0.0)
         except (KeyboardInterrupt, asyncio.CancelledError):
-            yield from self.cancel_job(document["id"])
+            yield from self.cancel_job(job_id)
             raise
 
     def plan(self, plan_id: str) -> Steps[Plan]:
         """A stored plan."""
-        return parse_plan((yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}")))
+        content = yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}")
+        with promised("plan"):
+            return parse_plan(content)
 
     def plan_request(self, plan_id: str) -> Steps[PlanRequest]:
         """What was asked for when the plan was stored first: planner, batch, options, calibration."""
-        return parse(PlanRequest, (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/request")))
+        return answered(PlanRequest, (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/request")))
 
     def plans(
         self, query: PlanQuery | None = None, *, limit: int | None = None, cursor: str | None = None
@@ -180,11 +190,11 @@ class Operations:
 
     def compare_plans(self, plan_ids: list[str]) -> Steps[Comparison]:
         """Plans side by side: what differs, and what makes each faster or slower than the first."""
-        return parse(Comparison, (yield from self.exchange.get("/v1/plans/compare", {"id": plan_ids})))
+        return answered(Comparison, (yield from self.exchange.get("/v1/plans/compare", {"id": plan_ids})))
 
     def plan_alternatives(self, plan_id: str) -> Steps[Alternatives]:
         """What a plan was chosen over, and why."""
-        return parse(Alternatives, (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/alternatives")))
+        return answered(Alternatives, (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/alternatives")))
 
     def export_plan(self, plan_id: str, format_name: str, target_version: str | None = None) -> Steps[str]:
         """A plan for another system, of a version where that matters."""
@@ -197,11 +207,11 @@ class Operations:
         """Points an alias at a plan; with a version, only if it has that still. Raises PreconditionFailedError."""
         headers = _matching(if_version) | ({"If-None-Match": "*"} if only_new else {})
         body = AliasTarget(plan_id=plan_id).model_dump_json()
-        return parse(Alias, (yield from self.exchange.put(_alias_path(name), body, headers=headers)))
+        return answered(Alias, (yield from self.exchange.put(_alias_path(name), body, headers=headers)))
 
     def alias(self, name: str) -> Steps[Alias]:
         """Where an alias points."""
-        return parse(Alias, (yield from self.exchange.get(_alias_path(name))))
+        return answered(Alias, (yield from self.exchange.get(_alias_path(name))))
 
     def aliases(
         self, query: AliasQuery | None = None, *, limit: int | None = None, cursor: str | None = None
@@ -220,12 +230,12 @@ class Operations:
     def plan_streams(self, plan_id: str, *, batches: int = 1) -> Steps[Streams]:
         """What every worker executes."""
         path = f"/v1/plans/{_part(plan_id)}/streams"
-        return parse(Streams, (yield from self.exchange.get(path, {"batches": batches})))
+        return answered(Streams, (yield from self.exchange.get(path, {"batches": batches})))
 
     def plan_timeline(self, plan_id: str, *, batches: int = 2) -> Steps[Timeline]:
         """The predicted timeline."""
         path = f"/v1/plans/{_part(plan_id)}/timeline"
-        return parse(TimelineDocument, (yield from self.exchange.get(path, {"batches": batches}))).timeline()
+        return answered(TimelineDocument, (yield from self.exchange.get(path, {"batches": batches}))).timeline()
 
     def plan_trace(self, plan_id: str, *, batches: int = 2) -> Steps[str]:
         """The predicted timeline as a Chrome trace."""
@@ -233,11 +243,11 @@ class Operations:
 
     def enqueue_job(self, task: Task, *, idempotency_key: str | None = None) -> Steps[Job]:
         """Enqueues a job for an agent. With a key, the same call again gives the same job."""
-        return parse(Job, (yield from self._post("/v1/jobs", dump(task), key=idempotency_key)))
+        return answered(Job, (yield from self._post("/v1/jobs", dump(task), key=idempotency_key)))
 
     def job(self, job_id: str) -> Steps[Job]:
         """A job."""
-        return parse(Job, (yield from self.exchange.get(f"/v1/jobs/{_part(job_id)}")))
+        return answered(Job, (yield from self.exchange.get(f"/v1/jobs/{_part(job_id)}")))
 
     def jobs(self, query: JobQuery | None = None, *, limit: int | None = None, cursor: str | None = None) -> Pages[Job]:
         """The jobs that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
@@ -245,17 +255,23 @@ class Operations:
 
     def cancel_job(self, job_id: str) -> Steps[Job]:
         """Cancels a job that has not ended."""
-        return parse(Job, (yield from self._post(f"/v1/jobs/{_part(job_id)}/cancel")))
+        return answered(Job, (yield from self._post(f"/v1/jobs/{_part(job_id)}/cancel")))
 
     def retry_job(self, job_id: str) -> Steps[Job]:
         """Puts a job back that has failed, died or been cancelled."""
-        return parse(Job, (yield from self._post(f"/v1/jobs/{_part(job_id)}/retry")))
+        return answered(Job, (yield from self._post(f"/v1/jobs/{_part(job_id)}/retry")))
 
     def agents(
         self, query: AgentQuery | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[Agent]:
         """The agents that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
         return self._pages(Agent, "/v1/agents", query or AgentQuery(), limit, cursor)
+
+    def audit(
+        self, query: AuditQuery | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> Pages[AuditEntry]:
+        """Who did what, for admins: the entries that the query asks for, or all; `limit` of them at most."""
+        return self._pages(AuditEntry, "/v1/audit", query or AuditQuery(), limit, cursor)
 
     def wait_for_job(
         self,
@@ -300,7 +316,7 @@ class Operations:
 
     def run(self, run_id: str) -> Steps[Run]:
         """A run, with its report once it has succeeded."""
-        return parse(Run, (yield from self.exchange.get(f"/v1/runs/{_part(run_id)}")))
+        return answered(Run, (yield from self.exchange.get(f"/v1/runs/{_part(run_id)}")))
 
     def runs(
         self, query: RunQuery | None = None, *, limit: int | None = None, cursor: str | None = None
@@ -311,7 +327,11 @@ class Operations:
     def run_timeline(self, run_id: str) -> Steps[Timeline]:
         """The measured timeline."""
         content = yield from self.exchange.get(f"/v1/runs/{_part(run_id)}/timeline")
-        return parse(TimelineDocument, content).timeline()
+        return answered(TimelineDocument, content).timeline()
+
+    def calibration(self, run_ids: list[str]) -> Steps[Calibration]:
+        """What measured runs correct of the profile and the cluster of their plans; for a request's `calibration`."""
+        return parse(Calibration, (yield from self.exchange.get("/v1/runs/calibration", {"id": run_ids})))
 
     def run_trace(self, run_id: str) -> Steps[str]:
         """The predicted and the measured timeline as one Chrome trace."""
@@ -332,7 +352,7 @@ class Operations:
 
         def fetch(most: int, following: str | None) -> Steps[Page[T]]:
             content = yield from self.exchange.get(path, asked | {"limit": most, "cursor": following})
-            page: Page[T] = parse(Page[item], content)  # type: ignore[valid-type]  # pydantic's, made at run time
+            page: Page[T] = answered(Page[item], content)  # type: ignore[valid-type]  # pydantic's, made at run time
             return page
 
         return Pages(fetch=fetch, limit=limit, next_cursor=cursor or query.cursor)
@@ -342,7 +362,7 @@ class Operations:
             return name
         if not is_short_id(name):
             raise NotFoundError(f"there is no {noun} {name}")
-        found = parse(Matches, (yield from self.exchange.get("/v1/ids", {"noun": noun, "prefix": name})))
+        found = answered(Matches, (yield from self.exchange.get("/v1/ids", {"noun": noun, "prefix": name})))
         if not found.ids:
             raise NotFoundError(f"there is no {noun} {name}, nor one whose id begins so")
         if len(found.ids) > 1:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pipeplan.client.connection import AsyncConnection, Connection
-from pipeplan.client.exchange import Steps
+from pipeplan.client.exchange import Steps, promised
 from pipeplan.errors import ServiceError
 from pipeplan.protocol.listing import MAX_LIMIT, Page
 from pipeplan.protocol.runs import Event, events_in
@@ -122,7 +122,8 @@ def follow(connection: Connection, following: Following) -> Iterator[Event]:
             with connection.lines(following.path, following.headers, silence_s=SILENCE_S) as lines:
                 if next(lines, None) is None:
                     return  # an empty answer: it had ended before
-                for event in events_in(lines):
+                events = events_in(lines)
+                while (event := _next_of(events)) is not None:
                     following.heard(event)
                     yield event
         except ServiceError as error:
@@ -142,7 +143,8 @@ async def follow_async(connection: AsyncConnection, following: Following) -> Asy
                 block: list[str] = []
                 async for line in lines:  # an empty line ends an event
                     block.append(line)
-                    for event in events_in(block if not line else ()):
+                    event = _next_of(events_in(block)) if not line else None
+                    if event is not None:
                         following.heard(event)
                         yield event
                     block = block if line else []
@@ -150,3 +152,9 @@ async def follow_async(connection: AsyncConnection, following: Following) -> Asy
             following.broke(error)
         if not following.ended:
             await asyncio.sleep(AGAIN_S)
+
+
+def _next_of(events: Iterator[Event]) -> Event | None:
+    """The next event; None where there are no more. Raises ServiceError for what is none."""
+    with promised("event"):
+        return next(events, None)

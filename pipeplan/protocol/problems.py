@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pipeplan.documents.names import on_one_line
 from pipeplan.errors import (
     ConflictError,
     DeadlineError,
@@ -105,16 +106,16 @@ def headers_of(error: PipeplanError) -> dict[str, str]:
 
 
 def error_of(problem: Problem) -> PipeplanError:
-    """The error that the document carries; a ServiceError where it is none of ours."""
+    """The error that the document carries, in printable words; a ServiceError where it is none of ours."""
     for error, kind in KINDS.items():
         if problem.type != TYPE_PREFIX + kind.slug:
             continue
         if error is InvalidInputError and problem.errors:
             first = problem.errors[0]
-            return InvalidInputError(first.field, first.rule, first.value)
+            return InvalidInputError(on_one_line(first.field), on_one_line(first.rule), first.value)
         if error not in (InvalidInputError, PipeplanError):
-            return error(problem.detail)
-    return ServiceError(f"the service answered {problem.status}: {problem.detail}")
+            return error(on_one_line(problem.detail))
+    return ServiceError(f"the service answered {problem.status}: {on_one_line(problem.detail)}")
 
 
 def shown(value: object) -> object:
